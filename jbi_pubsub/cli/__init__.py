@@ -1,0 +1,1 @@
+"""jbi_pubsub/cli."""

@@ -1,0 +1,223 @@
+"""The errors of jbi-pubsub. Each says what is wrong, where, and how to mend it.
+
+JbiError
+ +- ConfigurationError        (ValueError)       a setting that is unknown, malformed or unsafe
+ +- AdapterStateError         (RuntimeError)     an adapter used when it can't be: closed, forked, a second SA
+ +- AccessDeniedError         (PermissionError)  the access hook refused the call
+ +- PortInUseError            (OSError)          the address to listen on is taken
+ +- OversizeError             (ValueError)       something is larger than its bound
+ +- SchemaError               (ValueError)       a metadata schema, marks file or stylesheet can't be used
+ |   +- TypeConflictError                        a second, different schema for one information object type
+ +- MetadataError             (ValueError)       a metadata, template or invariant document is malformed or invalid
+ |   +- InvariantError                           a publication changes what its registration declared invariant
+ +- PredicateError            (ValueError)       an XPath predicate or payload filter can't be used
+ +- AddressError              (ValueError)       not exactly one e-mail address
+ +- UnknownUidError           (LookupError)      no such delegate, registration or subscription here
+ +- DelegateNotFoundError     (LookupError)      no delegate has the wanted characteristics
+ +- LookupNotFoundError       (LookupError)      no lookup service could be reached
+ +- LeaseError
+ |   +- LeaseDeniedError      (ValueError)       the lease was asked for with a bad duration, or is refused
+ |   +- UnknownLeaseError     (LookupError)      the lease is expired, cancelled, or was never granted
+ +- EntryError                (ValueError)       an entry or template can't be matched
+ |   +- IncompatibleEntryError                   same entry class name, different fields
+ +- WireError                 (ConnectionError)  the other side is gone, slow, or breaks the protocol
+     +- ProtocolError                            the peer sent what the protocol does not allow
+     +- WireTimeoutError      (TimeoutError)     the other side did not answer in time
+     +- BackPressureError     (TimeoutError)     a bounded queue stayed full for the whole timeout
+
+Whoever does not know this family can still catch the builtin in brackets. Errors cross the wire as
+`ErrorReport` values and are rebuilt as the same class on the other side.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+Fact = str | int | float | bool | None
+
+
+class JbiError(Exception):
+    """Base of all errors raised by this package.
+
+    `message` says what is wrong and where, `hint` how to mend it, `facts` carries the same as plain values
+    (for example `expression`, `position`, `path`).
+    """
+
+    code = "error"
+
+    def __init__(self, message: str, *, hint: str = "", **facts: Fact) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.facts = facts
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+class ConfigurationError(JbiError, ValueError):
+    """A setting is unknown, malformed or unsafe."""
+
+    code = "configuration"
+
+
+class AdapterStateError(JbiError, RuntimeError):
+    """An adapter was used when it can't be: closed, forked, or a second SubscriberAdapter in one process."""
+
+    code = "adapter_state"
+
+
+class AccessDeniedError(JbiError, PermissionError):
+    """The access hook refused the call."""
+
+    code = "access_denied"
+
+
+class PortInUseError(JbiError, OSError):
+    """The address to listen on is taken or can't be bound."""
+
+    code = "port_in_use"
+
+
+class OversizeError(JbiError, ValueError):
+    """Something is larger than its bound."""
+
+    code = "oversize"
+
+
+class SchemaError(JbiError, ValueError):
+    """A metadata schema, marks file or stylesheet can't be used."""
+
+    code = "schema"
+
+
+class TypeConflictError(SchemaError):
+    """A second, different schema for one information object type (paper section 2.1: exactly one)."""
+
+    code = "type_conflict"
+
+
+class MetadataError(JbiError, ValueError):
+    """A metadata, template or invariant document is malformed or invalid; fact `path` names the element."""
+
+    code = "metadata"
+
+
+class InvariantError(MetadataError):
+    """A publication changes what its registration declared invariant (paper section 1)."""
+
+    code = "invariant"
+
+
+class PredicateError(JbiError, ValueError):
+    """An XPath predicate or payload filter can't be used; facts `argument`, `expression`, `position`."""
+
+    code = "predicate"
+
+
+class AddressError(JbiError, ValueError):
+    """Not exactly one e-mail address."""
+
+    code = "address"
+
+
+class UnknownUidError(JbiError, LookupError):
+    """No such delegate, registration or subscription here."""
+
+    code = "unknown_uid"
+
+
+class DelegateNotFoundError(JbiError, LookupError):
+    """No delegate has the wanted characteristics; the message lists those that exist."""
+
+    code = "delegate_not_found"
+
+
+class LookupNotFoundError(JbiError, LookupError):
+    """No lookup service could be reached."""
+
+    code = "lookup_not_found"
+
+
+class LeaseError(JbiError):
+    """Base of the lease errors."""
+
+    code = "lease"
+
+
+class LeaseDeniedError(LeaseError, ValueError):
+    """The lease was asked for with a bad duration, or is refused."""
+
+    code = "lease_denied"
+
+
+class UnknownLeaseError(LeaseError, LookupError):
+    """The lease is expired, cancelled, or was never granted."""
+
+    code = "unknown_lease"
+
+
+class EntryError(JbiError, ValueError):
+    """An entry or template can't be matched."""
+
+    code = "entry"
+
+
+class IncompatibleEntryError(EntryError):
+    """Same entry class name, different fields: the two sides were generated from different schemas."""
+
+    code = "incompatible_entry"
+
+
+class WireError(JbiError, ConnectionError):
+    """The other side is gone, slow, or breaks the protocol."""
+
+    code = "wire"
+
+
+class ProtocolError(WireError):
+    """The peer sent what the protocol does not allow."""
+
+    code = "protocol"
+
+
+class WireTimeoutError(WireError, TimeoutError):
+    """The other side did not answer in time."""
+
+    code = "wire_timeout"
+
+
+class BackPressureError(WireError, TimeoutError):
+    """A bounded queue stayed full for the whole timeout."""
+
+    code = "back_pressure"
+
+
+class ErrorReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An error as plain data, for the wire and for reports."""
+
+    code: str
+    message: str
+    hint: str = ""
+    facts: dict[str, Fact] = {}
+
+
+def report(error: JbiError) -> ErrorReport:
+    """The error as plain data."""
+    return ErrorReport(error.code, error.message, error.hint, error.facts)
+
+
+def rebuild(received: ErrorReport) -> JbiError:
+    """The error a report stands for; an unknown code becomes a plain JbiError."""
+    facts = {k: v for k, v in received.facts.items() if k not in ("message", "hint", "self")}
+    return _by_code().get(received.code, JbiError)(received.message, hint=received.hint, **facts)
+
+
+def _by_code() -> dict[str, type[JbiError]]:
+    found: dict[str, type[JbiError]] = {}
+    waiting = [JbiError]
+    while waiting:
+        kind = waiting.pop()
+        found[kind.code] = kind
+        waiting.extend(kind.__subclasses__())
+    return found

@@ -1,0 +1,121 @@
+"""The only set-up of lxml's parsers: safe and bounded.
+
+Rules: no external entities, no DTD, no network, no DOCTYPE at all (an unresolved entity would cut text
+short), size and depth limits. lxml's own exceptions do not leave this module.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lxml import etree
+
+from .errors import MetadataError, OversizeError
+
+MAX_METADATA_BYTES: Final = 1 << 20
+"""Metadata describe an object; 1 MiB is two hundred times the largest CAP alert seen. Protects parse time."""
+
+MAX_XML_PAYLOAD_BYTES: Final = 64 << 20
+"""Above this a payload is not parsed for filtering: a tree takes about ten times the bytes."""
+
+MAX_DEPTH: Final = 200
+"""Below libxml2's own 256, so that our message is the one that is seen."""
+
+Element = etree._Element
+
+
+def parser() -> etree.XMLParser:
+    """A new safe parser (lxml parsers are cheap, and not shared between threads)."""
+    return etree.XMLParser(
+        resolve_entities=False,
+        no_network=True,
+        load_dtd=False,
+        dtd_validation=False,
+        attribute_defaults=False,
+        huge_tree=False,
+        strip_cdata=False,
+    )
+
+
+def parse_metadata(data: bytes, *, what: str = "metadata", limit: int = MAX_METADATA_BYTES) -> Element:
+    """The document element of `data`.
+
+    Raises MetadataError (malformed, DOCTYPE, too deep; facts `line`, `column`) or OversizeError. `what` names
+    the document in the message.
+    """
+    if len(data) > limit:
+        raise OversizeError(f"{what} has {len(data)} bytes, the limit is {limit}", size=len(data), limit=limit)
+    try:
+        root = etree.fromstring(data, parser())
+    except (etree.XMLSyntaxError, ValueError) as exc:
+        line, column = getattr(exc, "position", (0, 0))
+        raise MetadataError(
+            f"{what} is not well-formed XML: {exc}",
+            hint="Check the document with an XML editor or xmllint",
+            line=line,
+            column=column,
+        ) from exc
+    problem = _refused(root)
+    if problem:
+        raise MetadataError(f"{what} {problem}", hint="Remove it: entities and DTDs are never resolved")
+    return root
+
+
+def parse_payload(data: bytes) -> Element | None:
+    """The document element if `data` is well-formed, harmless XML within the limits, else None.
+
+    Paper section 2.4(5): the dissemination node itself determines whether a payload is XML.
+    """
+    if len(data) > MAX_XML_PAYLOAD_BYTES or not looks_like_xml(data):
+        return None
+    try:
+        root = etree.fromstring(data, parser())
+    except (etree.XMLSyntaxError, ValueError):
+        return None  # not XML: the caller passes the payload on unchanged, nothing is lost
+    return None if _refused(root) else root
+
+
+def looks_like_xml(data: bytes) -> bool:
+    """A cheap first look: the first byte is '<' after a byte order mark and white space, or a UTF-16/32 one."""
+    head = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n\x00")
+    return head[:1] == b"<" or data[:2] in (b"\xff\xfe", b"\xfe\xff")
+
+
+def to_bytes(document: bytes | str | Element) -> bytes:
+    """Metadata as applications give it (bytes, text or an lxml element) as UTF-8 or original bytes."""
+    if isinstance(document, bytes):
+        return document
+    if isinstance(document, str):
+        # lxml refuses text with an encoding declaration; bytes of it must agree with the declaration.
+        return _without_encoding(document).encode()
+    return etree.tostring(document, encoding="UTF-8")
+
+
+def path_of(node: Element) -> str:
+    """A readable path: /metadata/RequiredMetadata/keywords[2]."""
+    return str(node.getroottree().getpath(node))
+
+
+def _without_encoding(text: str) -> str:
+    head, mark, rest = text.partition("?>")
+    if mark and head.lstrip("\ufeff \t\r\n").startswith("<?xml"):
+        return rest.lstrip()
+    return text
+
+
+def _refused(root: Element) -> str:
+    info = root.getroottree().docinfo
+    if info.doctype or info.internalDTD is not None:
+        return "has a DOCTYPE"
+    if _depth_exceeds(root, MAX_DEPTH):
+        return f"is nested deeper than {MAX_DEPTH} elements"
+    return ""
+
+
+def _depth_exceeds(root: Element, limit: int) -> bool:
+    depth = 0
+    for event, _ in etree.iterwalk(root, events=("start", "end")):
+        depth += 1 if event == "start" else -1
+        if depth > limit:
+            return True
+    return False
