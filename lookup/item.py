@@ -8,7 +8,7 @@ import msgspec
 
 from jbi_pubsub.core.wire import ServiceRef
 
-from .entry import EntryRep, matches
+from jbi_pubsub.lookup.entry import EntryRep, matches
 
 
 class ServiceItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

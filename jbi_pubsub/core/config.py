@@ -1,0 +1,220 @@
+"""Configuration: defaults, one TOML file, JBI_* variables, flags, in rising order. Knows where each value is from.
+
+The file is the one named by JBI_CONFIG or --config, else ./jbi.toml, else ~/.config/jbi/jbi.toml, if there is one.
+A variable is JBI_<SECTION>_<KEY>, for example JBI_LEASE_SUBSCRIBER=2.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from .errors import ConfigurationError
+from .wire.endpoint import Security
+from .wire.tls import TlsIdentity
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of the sections."""
+
+
+class LookupSection(_Section, frozen=True):
+    """Where lookup services listen and how they are found."""
+
+    host: str = "127.0.0.1"
+    port: int = 4160
+    """Jini's own port (Discovery and Join specification DJ.2.1.4)."""
+    groups: tuple[str, ...] = ("",)
+    """Groups to join and to look in; "" is the public one."""
+    locators: tuple[str, ...] = ("127.0.0.1:4160",)
+    """host:port of lookup services to ask beside discovery."""
+    multicast: bool = True
+    """Announce and discover by mDNS."""
+    interfaces: tuple[str, ...] = ("127.0.0.1",)
+    """Addresses of the interfaces used for mDNS."""
+    timeout: float = 10.0
+    """Seconds to wait for a lookup service, or for a delegate to be found."""
+    probe: float = 5.0
+    """Seconds between two probes of a lookup service."""
+    state: str = ""
+    """File in which a lookup service keeps its registrations over restarts; "" keeps nothing."""
+
+
+class PadSection(_Section, frozen=True):
+    """Where delegates and peer publishers listen, and their bounds."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes a free port: delegates are found through the lookup service."""
+    advertise: str = ""
+    """Host name or address that others connect to, when it differs from `host`."""
+    max_registrations: int = 10_000
+    max_subscriptions: int = 200_000
+
+
+class LeaseSection(_Section, frozen=True):
+    """Seconds of the leases that clients ask for; renewed at 7/8 of the term."""
+
+    publisher: float = 60.0
+    """Publisher at its delegate."""
+    subscriber: float = 60.0
+    """Subscriber at a delegate or peer publisher."""
+    lookup: float = 60.0
+    """Delegates and peer publishers at the lookup service."""
+    mail: float = 86_400.0
+    """E-mail subscriptions."""
+    maximum: float = 604_800.0
+    """The longest a delegate grants: a week."""
+
+
+class QueueSection(_Section, frozen=True):
+    """Subscriber queues and publishing."""
+
+    bound: int = 10_000
+    """Objects that may wait for one subscription at one delegate, and again as many in the subscriber."""
+    policy: Literal["drop_oldest", "drop_newest", "block"] = "drop_oldest"
+    block_seconds: float = 5.0
+    """How long `block` holds the publisher up before the object counts as lost."""
+    publish_seconds: float = 10.0
+    """How long publish() waits for room before it raises BackPressureError."""
+
+
+class MailSection(_Section, frozen=True):
+    """The SMTP server that delegates hand e-mail to."""
+
+    host: str = "127.0.0.1"
+    port: int = 25
+    sender: str = "jbi-pubsub@localhost"
+    start_tls: Literal["never", "required"] = "never"
+    username: str = ""
+    password: str = ""
+    timeout: float = 15.0
+    retries: int = 5
+    retry_seconds: float = 2.0
+    """Wait before the first retry; doubles each time, up to a minute."""
+    max_bytes: int = 20 << 20
+    """Largest mail; a larger one counts as lost (oversize)."""
+    queue_bound: int = 1000
+
+
+class TlsSection(_Section, frozen=True):
+    """PEM files; all three or none."""
+
+    certificate: str = ""
+    key: str = ""
+    ca: str = ""
+    insecure: bool = False
+    """Allow to listen beyond loopback without TLS."""
+
+
+class Config(_Section, frozen=True):
+    """All settings of a process."""
+
+    lookup: LookupSection = LookupSection()
+    pad: PadSection = PadSection()
+    lease: LeaseSection = LeaseSection()
+    queue: QueueSection = QueueSection()
+    mail: MailSection = MailSection()
+    tls: TlsSection = TlsSection()
+
+    def security(self) -> Security:
+        """How to listen and connect. Raises ConfigurationError when only some TLS files are named."""
+        files = (self.tls.certificate, self.tls.key, self.tls.ca)
+        if not any(files):
+            return Security(insecure=self.tls.insecure)
+        if not all(files):
+            raise ConfigurationError("[tls] needs certificate, key and ca", hint="Set all three or none")
+        return Security(TlsIdentity(*(Path(f) for f in files)), self.tls.insecure)
+
+
+Origins = dict[str, str]
+"""section.key -> where the value comes from, for those that are not defaults."""
+
+_SECTIONS: Mapping[str, type[_Section]] = {f.name: type(f.default) for f in msgspec.structs.fields(Config)}
+
+
+def load(
+    *, file: Path | None, environment: Mapping[str, str], flags: Mapping[str, object] | None = None
+) -> tuple[Config, Origins]:
+    """The effective configuration and its origins. `flags` maps "section.key" to a value.
+
+    Raises ConfigurationError for a file that can't be read, an unknown key (naming the nearest), a bad value.
+    """
+    values: dict[str, dict[str, object]] = {}
+    origins: Origins = {}
+    for key, value, origin in (*_from_file(file), *_from_environment(environment), *_from_flags(flags or {})):
+        section, name = _known(key, origin)
+        values.setdefault(section, {})[name] = _convert(section, name, value, origin)
+        origins[f"{section}.{name}"] = origin
+    return Config(**{s: _SECTIONS[s](**v) for s, v in values.items()}), origins  # type: ignore[arg-type]  # one type a section, checked by _convert
+
+
+def default_file(environment: Mapping[str, str], cwd: Path, home: Path) -> Path | None:
+    """The configuration file to use when none is named by a flag, or None."""
+    if environment.get("JBI_CONFIG"):
+        return Path(environment["JBI_CONFIG"])
+    return next((p for p in (cwd / "jbi.toml", home / ".config" / "jbi" / "jbi.toml") if p.is_file()), None)
+
+
+def entries(config: Config) -> Iterator[tuple[str, object]]:
+    """("section.key", value) of every setting; the mail password is hidden."""
+    for section in _SECTIONS:
+        for name, value in msgspec.structs.asdict(getattr(config, section)).items():
+            hidden = (section, name) == ("mail", "password") and value
+            yield f"{section}.{name}", "***" if hidden else value
+
+
+def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
+    if file is None:
+        return
+    try:
+        document = tomllib.loads(file.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        raise ConfigurationError(f"configuration file {file}: {exc}", hint="See docs/configuration.md") from exc
+    for section, table in document.items():
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"{file}: {section} stands outside a section", hint=_sections_hint())
+        for name, value in table.items():
+            yield f"{section}.{name}", value, str(file)
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, object, str]]:
+    for variable, value in sorted(environment.items()):
+        if variable.startswith("JBI_") and variable != "JBI_CONFIG":
+            section, _, name = variable[4:].lower().partition("_")
+            yield f"{section}.{name}", value, f"${variable}"
+
+
+def _from_flags(flags: Mapping[str, object]) -> Iterator[tuple[str, object, str]]:
+    for key, value in flags.items():
+        if value is not None:
+            yield key, value, "flag"
+
+
+def _known(key: str, origin: str) -> tuple[str, str]:
+    section, _, name = key.partition(".")
+    if section in _SECTIONS and name in _SECTIONS[section].__struct_fields__:
+        return section, name
+    everything = [f"{s}.{n}" for s, kind in _SECTIONS.items() for n in kind.__struct_fields__]
+    near = difflib.get_close_matches(key, everything, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]}?" if near else _sections_hint()
+    raise ConfigurationError(f"unknown setting {key} ({origin})", hint=hint, key=key, nearest=near[0] if near else "")
+
+
+def _convert(section: str, name: str, value: object, origin: str) -> Any:
+    field = next(f for f in msgspec.structs.fields(_SECTIONS[section]) if f.name == name)
+    if isinstance(value, str) and isinstance(field.default, tuple):
+        value = [part.strip() for part in value.split(",")] if value else []
+    try:
+        return msgspec.convert(value, field.type, strict=not isinstance(value, str))
+    except msgspec.ValidationError as exc:
+        raise ConfigurationError(f"{section}.{name} = {value!r} ({origin}): {exc}", key=f"{section}.{name}") from exc
+
+
+def _sections_hint() -> str:
+    return f"Sections are {', '.join(_SECTIONS)}; `jbi config` lists every setting"

@@ -1,0 +1,308 @@
+"""The control plane: restricted rpyc. The only module that knows rpyc.
+
+Rules, each from a failing run of stock rpyc with an untrusted peer:
+- Handlers are PING, CLOSE and CALLATTR only; CALLATTR takes the name of an exported object and of one of its
+  `@exported` methods. No attribute access, no references to objects, no callbacks, no exceptions by class.
+- Arguments and results are one bytes value each (msgpack, decoded against the method's annotations, unknown
+  fields refused). Nothing is ever unpickled.
+- Frames are capped and compression is refused; a half-sent frame ends with its deadline.
+- Errors cross as `ErrorReport` and are rebuilt as our own classes.
+- One thread at a time uses a connection; a connection whose call timed out is thrown away.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import socket
+import threading
+import typing
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+from rpyc.core import brine, consts
+from rpyc.core.channel import Channel
+from rpyc.core.protocol import Connection
+from rpyc.core.service import VoidService
+from rpyc.core.stream import SocketStream
+
+from jbi_pubsub.core.errors import (
+    ErrorReport,
+    JbiError,
+    OversizeError,
+    ProtocolError,
+    WireError,
+    WireTimeoutError,
+    rebuild,
+    report,
+)
+
+from .endpoint import CONTROL, Caller, Security, dial, readable, recv_exactly
+from .ref import ServiceRef
+
+log = logging.getLogger("jbi_pubsub.wire")
+
+MAX_CONTROL_FRAME: Final = 8 << 20
+"""A schema bundle of 50 files is the largest request seen (about 1 MB); rpyc itself would take 4 GiB."""
+
+FRAME_SECONDS: Final = 30.0
+"""For one frame once its first byte is there: 8 KB over a 7,200 bps link take 9 s."""
+
+DEFAULT_TIMEOUT: Final = 10.0
+"""Seconds a caller waits for an answer unless it says otherwise."""
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def exported(method: F) -> F:
+    """Mark a method as callable over the wire: `def method(self, caller: Caller, ...) -> ...`, fully annotated."""
+    method.__exported__ = True  # type: ignore[attr-defined]  # a mark on the function, read by _signature alone
+    return method
+
+
+class ControlServer:
+    """Serves the exported methods of named objects on the sockets an Endpoint hands over.
+
+    The objects' methods run in the connection's thread, several at once: they lock for themselves.
+    """
+
+    def __init__(self, exports: Mapping[str, object]) -> None:
+        self._exports = dict(exports)
+        self.calls = 0
+
+    def serve(self, sock: socket.socket, caller: Caller) -> None:
+        """Answer calls until the peer leaves or the socket is shut."""
+        connection = _Connection(_Root(self, caller), _Channel(_Stream(sock), compress=False), _CONFIG)
+        try:
+            while not connection.closed:
+                connection.serve(timeout=3600.0)
+        except (EOFError, OSError, JbiError) as exc:
+            log.debug("control connection of %s ended: %s", caller.address, exc)
+        except Exception as exc:  # noqa: BLE001  # garbage from an untrusted peer may raise anything in rpyc's decoder
+            log.warning("control connection of %s dropped: %s: %s", caller.address, type(exc).__name__, exc)
+        finally:
+            connection.close()
+
+    def answer(self, caller: Caller, name: object, method: object, request: object) -> tuple[bool, bytes]:
+        """(True, result) or (False, ErrorReport), both encoded."""
+        self.calls += 1
+        try:
+            return True, self._call(caller, name, method, request)
+        except JbiError as exc:
+            return False, msgspec.msgpack.encode(report(exc))
+        except Exception:  # a bug of ours must not become the peer's traceback
+            log.exception("%s.%s for %s failed", name, method, caller.address)
+            return False, msgspec.msgpack.encode(ErrorReport("error", f"internal error in {name}.{method}"))
+
+    def _call(self, caller: Caller, name: object, method: object, request: object) -> bytes:
+        target = self._exports.get(name) if isinstance(name, str) else None
+        function = getattr(type(target), method, None) if target is not None and isinstance(method, str) else None
+        if function is None or not getattr(function, "__exported__", False) or not isinstance(request, bytes):
+            raise ProtocolError(f"no exported method {name}.{method}")
+        try:
+            arguments = _decoder(function).decode(request)
+        except (msgspec.DecodeError, RecursionError) as exc:
+            raise ProtocolError(f"bad arguments for {name}.{method}: {exc}") from exc
+        return msgspec.msgpack.encode(function(target, caller, *arguments))
+
+
+class ControlClient:
+    """Calls exported methods of one service. Safe for several threads: one call at a time uses the connection."""
+
+    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+        self.ref = ref
+        self._security = security
+        self._timeout = timeout
+        self._lock = threading.Lock()  # covers _connection; held for a whole call, whose length the timeout bounds
+        self._connection: _Connection | None = None
+        self._closed = False
+
+    def call(self, method: str, result: type[T] | Any, *arguments: object, timeout: float | None = None) -> T:
+        """The decoded result. Raises the service's own JbiError, WireError or WireTimeoutError."""
+        if self.ref.methods and method not in self.ref.methods:
+            raise ProtocolError(f"{self.ref.exported} has no method {method}")
+        request = msgspec.msgpack.encode(arguments)
+        if len(request) > MAX_CONTROL_FRAME - 1024:
+            raise OversizeError(f"{method}: request of {len(request)} bytes, the limit is {MAX_CONTROL_FRAME - 1024}")
+        seconds = self._timeout if timeout is None else timeout
+        good, answer = self._exchange(method, request, seconds)
+        if not good:
+            raise rebuild(msgspec.msgpack.decode(answer, type=ErrorReport))
+        try:
+            return msgspec.msgpack.decode(answer, type=result)
+        except msgspec.DecodeError as exc:
+            raise ProtocolError(f"bad answer from {self.ref.exported}.{method}: {exc}") from exc
+
+    def close(self) -> None:
+        """Close the connection; a call under way ends with WireError. Calls after this are refused."""
+        self._closed = True
+        connection = self._connection
+        if connection is not None:
+            connection.close()
+
+    def _exchange(self, method: str, request: bytes, seconds: float) -> tuple[bool, bytes]:
+        if not self._lock.acquire(timeout=seconds):
+            raise WireTimeoutError(f"{method}: earlier calls to {self.ref.endpoints} took over {seconds:g} s")
+        try:
+            if self._closed:
+                raise WireError(f"connection to {self.ref.exported} is closed")
+            connection = self._connected(seconds)
+            try:
+                answer = connection.async_request(
+                    consts.HANDLE_CALLATTR, self.ref.exported, method, (request,), timeout=seconds
+                ).value
+            except TimeoutError as exc:
+                raise WireTimeoutError(
+                    f"{self.ref.exported}.{method} at {', '.join(self.ref.endpoints)}: no answer within {seconds:g} s"
+                ) from exc
+            except (EOFError, OSError, ValueError, AttributeError) as exc:
+                # AttributeError: rpyc's state is taken apart when another thread closes the connection
+                raise WireError(f"{self.ref.exported} at {', '.join(self.ref.endpoints)} is gone: {exc}") from exc
+            if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], bytes)):
+                raise ProtocolError(f"bad answer from {self.ref.exported}.{method}")
+            return bool(answer[0]), answer[1]
+        except WireError:
+            self._drop()
+            raise
+        finally:
+            self._lock.release()
+
+    def _connected(self, seconds: float) -> _Connection:
+        connection = self._connection
+        if connection is not None and (connection.closed or connection.is_stale()):
+            self._drop()
+            connection = None
+        if connection is None:
+            sock = dial(self.ref, CONTROL, self._security, seconds)
+            connection = _Connection(_Root(None, Caller("")), _Channel(_Stream(sock), compress=False), _CONFIG)
+            self._connection = connection
+        return connection
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+@lru_cache(maxsize=512)  # one for each exported method; there are a few dozen
+def _decoder(function: Callable[..., Any]) -> msgspec.msgpack.Decoder[Any]:
+    hints = typing.get_type_hints(function)
+    names = list(inspect.signature(function).parameters)[2:]  # without self and caller
+    arguments: Any = tuple.__class_getitem__(tuple(hints[n] for n in names))
+    return msgspec.msgpack.Decoder(arguments)
+
+
+_CONFIG: Final = {
+    "allow_safe_attrs": False,  # else 7 .__pow__(6000000) stalls everyone
+    "allow_exposed_attrs": False,
+    "allow_public_attrs": False,
+    "allow_all_attrs": False,
+    "allow_getattr": False,
+    "allow_setattr": False,
+    "allow_delattr": False,
+    "allow_pickle": False,
+    "include_local_traceback": False,
+    "include_local_version": False,
+    "instantiate_custom_exceptions": False,
+    "import_custom_exceptions": False,
+    "propagate_KeyboardInterrupt_locally": False,
+    "sync_request_timeout": DEFAULT_TIMEOUT,
+    "bind_threads": False,
+}
+
+
+class _Root(VoidService):  # type: ignore[misc]  # rpyc is not annotated
+    """What a connection is about: the server and who calls."""
+
+    def __init__(self, server: ControlServer | None, caller: Caller) -> None:
+        super().__init__()
+        self.server = server
+        self.caller = caller
+
+
+class _Stream(SocketStream):  # type: ignore[misc]  # rpyc is not annotated
+    """A socket whose reads end with a deadline; rpyc's own would wait for a half-sent frame forever."""
+
+    def read(self, count: int) -> bytes:
+        try:
+            return bytes(recv_exactly(self.sock, count, FRAME_SECONDS))
+        except WireError as exc:
+            self.close()
+            raise EOFError(str(exc)) from exc
+
+    def write(self, data: bytes) -> None:
+        try:
+            self.sock.settimeout(FRAME_SECONDS)
+            self.sock.sendall(data)
+        except (OSError, ValueError) as exc:
+            self.close()
+            raise EOFError(str(exc)) from exc
+
+    def poll(self, timeout: Any) -> bool:
+        left = timeout.timeleft() if hasattr(timeout, "timeleft") else timeout
+        try:
+            return readable(self.sock, 3600.0 if left is None else max(0.0, left))
+        except WireError as exc:
+            raise EOFError(str(exc)) from exc
+
+
+class _Channel(Channel):  # type: ignore[misc]  # rpyc is not annotated
+    """rpyc's frames, with a limit and without compression (29 kB became 330 MB)."""
+
+    def recv(self) -> bytes:
+        header = self.stream.read(self.FRAME_HEADER.size)
+        length, compressed = self.FRAME_HEADER.unpack(header)
+        if compressed or length > MAX_CONTROL_FRAME:
+            self.stream.close()
+            raise EOFError(f"refused frame: {length} bytes, compressed={compressed}")
+        return bytes(self.stream.read(length + 1)[:-1])
+
+
+class _Connection(Connection):  # type: ignore[misc]  # rpyc is not annotated
+    """rpyc's connection with all that refers to objects taken out."""
+
+    @classmethod
+    def _request_handlers(cls) -> dict[int, Callable[..., Any]]:
+        return {
+            consts.HANDLE_PING: cls._handle_ping,
+            consts.HANDLE_CLOSE: cls._handle_close,
+            consts.HANDLE_CALLATTR: cls._handle_callattr,
+        }
+
+    def _handle_callattr(self, obj: object, name: object, args: object, kwargs: object = ()) -> tuple[bool, bytes]:
+        root: _Root = self._local_root
+        if root.server is None or not isinstance(args, tuple) or len(args) != 1 or kwargs:
+            raise ProtocolError("not a server, or not one argument")
+        return root.server.answer(root.caller, obj, name, args[0])
+
+    def _box(self, obj: object) -> tuple[int, object]:
+        if not brine.dumpable(obj):
+            raise ProtocolError(f"{type(obj).__name__} is no plain value")
+        return consts.LABEL_VALUE, obj
+
+    def _unbox(self, package: Any) -> Any:
+        label, value = package
+        if label != consts.LABEL_VALUE:
+            raise ProtocolError("the peer sent a reference to an object")
+        return value
+
+    def _box_exc(self, typ: Any, val: Any, _tb: Any) -> Any:
+        return f"{typ.__name__}: {val}"[:500]
+
+    def _unbox_exc(self, raw: Any) -> Exception:
+        return ProtocolError(f"the peer refused: {raw}"[:600])
+
+    def close(self) -> None:
+        """Close at once; rpyc's own would wait for an answer from a silent peer."""
+        if not self._closed:
+            self._cleanup()
+
+    def is_stale(self) -> bool:
+        """Whether the idle connection has something to read: the peer has closed it."""
+        try:
+            return bool(self._channel.poll(0))
+        except (EOFError, OSError):
+            return True

@@ -1,0 +1,286 @@
+"""Sockets: one listening port a process, for both planes. A preamble says which plane and which protocol.
+
+Rules: TCP_NODELAY, keepalive and TCP_USER_TIMEOUT on both sides (a half-open peer is noticed in 8-10 s, not
+never); every read has a deadline; connections are capped; a full file table slows accepting, it never ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import select
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from jbi_pubsub.core.errors import ConfigurationError, PortInUseError, ProtocolError, WireError, WireTimeoutError
+
+from .ref import PROTOCOL, ServiceRef
+from .tls import TlsIdentity, peer_fingerprint, peer_name
+
+log = logging.getLogger("jbi_pubsub.wire")
+
+PREAMBLE: Final = struct.Struct("!4sBc")
+MAGIC: Final = b"JBI\n"
+CONTROL: Final = b"C"
+DATA: Final = b"D"
+
+HANDSHAKE_SECONDS: Final = 10.0
+"""TLS and preamble together. Longer than a round trip of a 7,200 bps link; bounds what a silent client holds."""
+
+MAX_CONNECTIONS: Final = 2048
+"""Below the usual 4,096 of file descriptors a process may open after raising its soft limit."""
+
+LOOPBACK: Final = ("127.", "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is at the other end: address, and the identity of its certificate ("" without TLS)."""
+
+    address: str
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How a process listens and connects. Without `tls` only loopback may be bound, unless `insecure`."""
+
+    tls: TlsIdentity | None = None
+    insecure: bool = False
+
+    def check(self, host: str) -> None:
+        """Refuse to listen in clear beyond loopback. Raises ConfigurationError."""
+        if self.tls is None and not self.insecure and not host.startswith(LOOPBACK):
+            raise ConfigurationError(
+                f"refusing to listen on {host} without TLS",
+                hint="Set [tls] certificate, key and ca, or pass --insecure on a network you trust",
+                host=host,
+            )
+
+
+def split_endpoint(text: str, *, default_port: int = 0) -> tuple[str, int]:
+    """host:port -> (host, port); [::1]:port works as well. Raises ConfigurationError."""
+    host, _, port = text.rpartition(":") if not text.endswith("]") and ":" in text else (text, "", "")
+    try:
+        number = int(port) if port else default_port
+    except ValueError:
+        number = -1
+    if not host or not 0 < number < 65536:
+        raise ConfigurationError(f"{text!r} is no host:port", hint="For example 127.0.0.1:4160", endpoint=text)
+    return host.strip("[]"), number
+
+
+def dial(ref: ServiceRef, plane: bytes, security: Security, timeout: float) -> socket.socket:
+    """A socket to the first endpoint that answers, preamble sent. Raises the last WireTimeoutError or WireError."""
+    failure = WireError(f"{ref.exported} has no endpoint")
+    for endpoint in ref.endpoints:
+        try:
+            return _dial(endpoint, plane, security, ref.certificate, timeout)
+        except WireError as exc:
+            failure = exc
+    raise failure
+
+
+def _dial(endpoint: str, plane: bytes, security: Security, certificate: str, timeout: float) -> socket.socket:
+    host, port = split_endpoint(endpoint)
+    try:
+        sock = socket.create_connection((host, port), timeout=timeout)
+    except TimeoutError as exc:
+        raise WireTimeoutError(f"no answer from {endpoint} within {timeout:g} s", endpoint=endpoint) from exc
+    except OSError as exc:
+        raise WireError(f"can't reach {endpoint}: {exc.strerror or exc}", endpoint=endpoint) from exc
+    try:
+        _tune(sock)
+        if security.tls:
+            secured = security.tls.client_context().wrap_socket(sock)
+            sock = secured
+            if certificate and peer_fingerprint(secured) != certificate:
+                raise ProtocolError(f"{endpoint} shows another certificate than its service reference promises")
+        sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, plane))
+    except WireError:
+        sock.close()
+        raise
+    except OSError as exc:
+        sock.close()
+        raise WireError(f"{endpoint}: {exc}", endpoint=endpoint) from exc
+    return sock
+
+
+def recv_exactly(sock: socket.socket, count: int, timeout: float) -> bytearray:
+    """`count` bytes within `timeout` seconds in all. Raises WireError (closed) or WireTimeoutError."""
+    data = bytearray(count)
+    view = memoryview(data)
+    deadline = time.monotonic() + timeout
+    got = 0
+    while got < count:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise WireTimeoutError(f"peer sent {got} of {count} bytes within {timeout:g} s")
+        try:
+            sock.settimeout(left)
+            read = sock.recv_into(view[got:])
+        except TimeoutError:
+            continue
+        except (OSError, ValueError) as exc:
+            raise WireError(f"connection lost: {exc}") from exc
+        if not read:
+            raise WireError("connection closed by the peer")
+        got += read
+    return data
+
+
+def readable(sock: socket.socket, timeout: float) -> bool:
+    """Whether there is something to read (or the end) within `timeout` seconds."""
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        return True
+    try:
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        return bool(poller.poll(timeout * 1000))
+    except (OSError, ValueError) as exc:
+        raise WireError(f"connection lost: {exc}") from exc
+
+
+class Endpoint:
+    """A listening port. Each accepted connection gets a named thread of its own, which runs `control` or `data`.
+
+    Handlers get (socket, caller) and own the socket until they return; it is closed behind them.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        name: str,
+        security: Security,
+        control: Callable[[socket.socket, Caller], None],
+        data: Callable[[socket.socket, Caller], None],
+        advertise: str = "",
+        max_connections: int = MAX_CONNECTIONS,
+    ) -> None:
+        security.check(host)
+        self.name = name
+        self._handlers = {CONTROL: control, DATA: data}
+        self._context = security.tls.server_context() if security.tls else None
+        self.certificate = security.tls.fingerprint() if security.tls else ""
+        self._listener = _listen(host, port)
+        self.port = int(self._listener.getsockname()[1])
+        self.address = f"{advertise or host}:{self.port}"
+        self._max = max_connections
+        self._open: dict[socket.socket, threading.Thread] = {}
+        self._lock = threading.Lock()  # covers _open and _stopping
+        self._stopping = False
+        self.refused = 0
+        self._thread = threading.Thread(target=self._accept_all, name=f"{name}-accept", daemon=True)
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Stop accepting, close every connection, join the threads within `timeout` seconds."""
+        with self._lock:
+            self._stopping = True
+            connections = dict(self._open)
+        with contextlib.suppress(OSError):  # not connected: the shutdown is only there to wake accept()
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for sock in connections:
+            _shut(sock)
+        deadline = time.monotonic() + timeout
+        for thread in [self._thread, *connections.values()]:
+            if thread is not threading.current_thread() and thread.is_alive():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._open)
+
+    def _accept_all(self) -> None:
+        while not self._stopping:
+            try:
+                sock, address = self._listener.accept()
+            except OSError as exc:
+                if self._stopping or exc.errno in (errno.EBADF, errno.EINVAL):
+                    return
+                log.warning("%s: accept failed, trying again: %s", self.name, exc)
+                time.sleep(0.2)  # EMFILE and friends: give others the time to close
+                continue
+            self._admit(sock, f"{address[0]}:{address[1]}")
+
+    def _admit(self, sock: socket.socket, address: str) -> None:
+        with self._lock:
+            full = self._stopping or len(self._open) >= self._max
+            if not full:
+                thread = threading.Thread(
+                    target=self._serve, args=(sock, address), name=f"{self.name}-{address}", daemon=True
+                )
+                self._open[sock] = thread
+        if full:
+            self.refused += 1
+            sock.close()
+        else:
+            thread.start()
+
+    def _serve(self, raw: socket.socket, address: str) -> None:
+        sock = raw
+        try:
+            _tune(raw)
+            raw.settimeout(HANDSHAKE_SECONDS)
+            identity = ""
+            if self._context:
+                secured = self._context.wrap_socket(raw, server_side=True)
+                sock, identity = secured, peer_name(secured)
+                with self._lock:
+                    self._open[sock] = self._open.pop(raw, threading.current_thread())
+            magic, protocol, plane = PREAMBLE.unpack(recv_exactly(sock, PREAMBLE.size, HANDSHAKE_SECONDS))
+            if magic != MAGIC or protocol != PROTOCOL or plane not in self._handlers:
+                raise ProtocolError(f"{address} speaks another protocol ({magic!r} {protocol})")
+            self._handlers[plane](sock, Caller(address, identity))
+        except (WireError, OSError) as exc:
+            log.debug("%s: %s: %s", self.name, address, exc)
+        finally:
+            with self._lock:
+                self._open.pop(sock, None)
+                self._open.pop(raw, None)
+            sock.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(512)
+    except OSError as exc:
+        listener.close()
+        raise PortInUseError(
+            f"can't listen on {host}:{port}: {exc.strerror or exc}",
+            hint="Choose another port with --port (0 takes a free one), or stop what uses it",
+            host=host,
+            port=port,
+        ) from exc
+    return listener
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 10_000)):
+        if hasattr(socket, name):  # Linux; elsewhere the lease alone ends a half-open peer
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _shut(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # already gone: that is what was wanted
+        sock.shutdown(socket.SHUT_RDWR)
