@@ -1,0 +1,490 @@
+"""The delegate's state and decisions: who publishes, who subscribes, who gets what. No network here.
+
+One code for the publisher-adapter delegate (behind `server`) and the peer publisher (inside the application).
+
+Rules:
+- A registration is matched with the waiting subscriptions, a subscription with the standing registrations, once,
+  when the later of the two comes (paper section 1); publishing asks predicates only.
+- Leases are the only clean-up path: a publisher's covers its registrations, a subscriber's its direct
+  subscriptions; an e-mail-only subscription has a lease of its own and outlives its subscriber's process.
+- `_lock` covers all tables. Dissemination reads snapshots without it; announcing and closing happen behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+from uuid import uuid4
+
+import msgspec
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import MetadataError, OversizeError, UnknownUidError
+from jbi_pubsub.core.info_object import Cause, InfoObject, SchemaBundle, TypeName
+from jbi_pubsub.core.lease import FixedLeasePeriodPolicy, Landlord, Lease
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
+from jbi_pubsub.lookup.item import ServiceItem
+from jbi_pubsub.pad.delivery import SubscriberSession
+from jbi_pubsub.pad.dissemination import InformationTypeGate, MatchTable, Selected, check, disseminate
+from jbi_pubsub.pad.mail import MailDispatcher, compose
+from jbi_pubsub.pad.subscription import (
+    PEER_TYPE,
+    PUBLISHER_TYPE,
+    InformationType,
+    PublisherRequest,
+    Subscription,
+    SubscriptionRequest,
+    compile_subscription,
+)
+
+log = logging.getLogger("jbi_pubsub.pad")
+
+Entries = tuple[EntryRep, ...]
+
+
+class TypeRepository(Protocol):
+    """The type repository as a delegate sees it: nobody else opens a schema."""
+
+    def open(self, bundle: SchemaBundle) -> InformationTypeGate:
+        """Raises SchemaError, or TypeConflictError for a second, different schema of a type."""
+        ...
+
+    def forget(self, type: TypeName) -> None:  # noqa: A002  # the field's word
+        """The last registration of the type is gone."""
+        ...
+
+
+class Announcer(Protocol):
+    """Makes registrations known to the lookup services."""
+
+    def join(self, item: ServiceItem) -> None:
+        """Keep the item registered from now on."""
+        ...
+
+    def leave(self, service_id: str) -> None:
+        """Cancel it."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Topic:
+    """All registrations with equal entries share one match table."""
+
+    key: str
+    entries: Entries
+    table: MatchTable
+    registrations: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Registration:
+    """A publisher registration at a delegate. `sequence` is that of the last object taken."""
+
+    uid: str
+    number: int
+    connection: str
+    gate: InformationTypeGate
+    entries: Entries
+    validate: bool
+    topic: _Topic
+    sequence: int = 0
+    published: int = 0
+    refused: int = 0
+    unmatched: int = 0
+
+    def status(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "uid": self.uid,
+            "type": str(self.gate.type),
+            "published": self.published,
+            "refused": self.refused,
+            "unmatched": self.unmatched,
+            "subscriptions": len(self.topic.table),
+            **self.topic.table.stats(),
+        }
+
+
+@dataclass(eq=False, slots=True)
+class PublisherConnection:
+    """A publishing application connected under a lease."""
+
+    connection_id: str
+    name: str
+    lease_id: str
+    registrations: dict[int, Registration] = field(default_factory=dict)
+
+
+class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Result of a subscription: its number on the session's delivery connection; a lease if it is e-mail-only."""
+
+    number: int
+    lease: Lease | None = None
+
+
+class Delegate:
+    """See the module's rules. Methods raise our errors and are safe from several threads."""
+
+    def __init__(
+        self,
+        delegate_id: str,
+        *,
+        config: Config,
+        types: TypeRepository,
+        announcer: Announcer,
+        subscriptions_ref: ServiceRef,
+        clock: Callable[[], float],
+        peer: bool = False,
+    ) -> None:
+        """`subscriptions_ref` is the proxy handed to subscribers; `peer`: inside a publishing application."""
+        self.delegate_id = delegate_id
+        self._config = config
+        self._types = types
+        self._announcer = announcer
+        self._ref = subscriptions_ref
+        self._clock = clock
+        self._item_types = (PEER_TYPE, PUBLISHER_TYPE) if peer else (PUBLISHER_TYPE,)
+        self._lock = threading.RLock()
+        self._landlord: Landlord[Callable[[], None]] = Landlord(
+            FixedLeasePeriodPolicy(config.lease.maximum, min(300.0, config.lease.maximum))
+        )
+        self._connections: dict[str, PublisherConnection] = {}
+        self._registrations: dict[str, Registration] = {}
+        self._sessions: dict[str, tuple[SubscriberSession, str]] = {}
+        self._subscriptions: dict[tuple[str, str], Subscription] = {}
+        self._topics: dict[str, _Topic] = {}
+        self._topic_keys: dict[Entries, str] = {}
+        self._published: EntryIndex[str] = EntryIndex()
+        self._waiting: TemplateIndex[tuple[str, str]] = TemplateIndex()
+        self._next_number = 0
+        self._closed_lost: Counter[str] = Counter()
+        self._closed_delivered = 0
+        self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost)
+
+    # -- publishers ---------------------------------------------------------------------------------------------
+
+    def connect(self, name: str, duration: float) -> tuple[PublisherConnection, Lease]:
+        """A publishing application comes (paper section 2.4(1)). Raises LeaseDeniedError."""
+        connection_id = f"connection-{uuid4().hex}"
+        with self._lock:
+            lease = self._landlord.grant(lambda: self._drop_connection(connection_id), duration, self._clock())
+            connection = PublisherConnection(connection_id, name, lease.lease_id)
+            self._connections[connection_id] = connection
+        return connection, lease
+
+    def connect_own(self) -> PublisherConnection:
+        """The application that this peer publisher lives in: no lease, it ends with its process."""
+        connection = PublisherConnection(f"connection-{uuid4().hex}", "own", "")
+        with self._lock:
+            self._connections[connection.connection_id] = connection
+        return connection
+
+    def disconnect(self, connection_id: str) -> None:
+        """It leaves, with all its registrations. Raises UnknownUidError."""
+        with self._lock:
+            self._landlord.drop(self.connection(connection_id).lease_id)
+        self._drop_connection(connection_id)
+
+    def connection(self, connection_id: str) -> PublisherConnection:
+        """Raises UnknownUidError: expired, disconnected, or never connected here."""
+        with self._lock:
+            found = self._connections.get(connection_id)
+        if found is None:
+            raise UnknownUidError(
+                f"no publisher connection {connection_id} here", hint="Connect again", uid=connection_id
+            )
+        return found
+
+    def open_type(self, bundle: SchemaBundle) -> InformationTypeGate:
+        """The type a schema stands for. Raises SchemaError or TypeConflictError."""
+        return self._types.open(bundle)
+
+    def register_publisher(
+        self, connection_id: str, request: PublisherRequest, *, uid: str, number: int
+    ) -> Registration:
+        """Register what will be published (paper section 2.4(3)-(4)).
+
+        The publisher chooses `uid`, which it keeps over failures, and `number`, which its publications start with.
+        Raises UnknownUidError, SchemaError, TypeConflictError, MetadataError, OversizeError.
+        """
+        connection = self.connection(connection_id)
+        gate = self._types.open(request.schema)
+        described = InformationType(name=gate.type.name, version=gate.type.version, schema=gate.digest).rep()
+        entries = (described, *request.entries)
+        with self._lock:
+            if uid in self._registrations:
+                known = self._registrations[uid]
+                if known.connection == connection_id:
+                    return known
+                raise UnknownUidError(f"registration {uid} belongs to another publisher", uid=uid)
+            if number in connection.registrations or not uid.startswith("registration-") or len(uid) > 64:
+                raise UnknownUidError(f"registration {uid!r} number {number} can't be made", uid=uid)
+            if len(self._registrations) >= self._config.pad.max_registrations:
+                raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
+            registration = Registration(
+                uid,
+                number,
+                connection_id,
+                gate,
+                request.entries,
+                request.validate,
+                self._topic_for(entries),
+            )
+            connection.registrations[registration.number] = registration
+            self._registrations[registration.uid] = registration
+        self._announcer.join(ServiceItem(registration.uid, self._item_types, self._ref, entries))
+        return registration
+
+    def unregister_publisher(self, connection_id: str, uid: str) -> None:
+        """Take a registration back. Raises UnknownUidError for one that is not this publisher's."""
+        connection = self.connection(connection_id)
+        with self._lock:
+            registration = self._registrations.get(uid)
+            if registration is None or registration.connection != connection_id:
+                raise UnknownUidError(f"no registration {uid} of this publisher", uid=uid)
+            del connection.registrations[registration.number]
+        self._drop_registrations([registration])
+
+    def publish(self, registration: Registration, obj: InfoObject) -> int:
+        """Disseminate an object; how many subscriptions it matched. An object seen before is passed over (0).
+
+        Raises MetadataError, InvariantError or OversizeError: nothing is delivered then. One thread at a time
+        publishes for one registration, which keeps its order.
+        """
+        if obj.platform.sequence <= registration.sequence:
+            return 0
+        registration.sequence = obj.platform.sequence
+        try:
+            if obj.type != registration.gate.type or obj.platform.registration != registration.uid:
+                raise MetadataError(f"object {obj.object_id} is not of registration {registration.uid}")
+            root = check(obj, registration.gate, registration.entries, validate=registration.validate)
+        except (MetadataError, OversizeError):
+            registration.refused += 1
+            raise
+        result = disseminate(obj, root, registration.topic.table)
+        registration.published += 1
+        registration.unmatched += not (result.selected or result.suppressed)
+        for subscription in result.suppressed:
+            subscription.matched += 1
+            subscription.suppressed += 1
+        for selected in result.selected:
+            self._deliver(obj, selected)
+        return len(result.selected)
+
+    def _deliver(self, obj: InfoObject, selected: Selected) -> None:
+        subscription = selected.subscription
+        subscription.matched += 1
+        subscription.unfiltered += not selected.filtered
+        if subscription.request.direct:
+            session = self._sessions.get(subscription.owner)
+            if session is not None:  # else the session has just ended, and counted what it held
+                session[0].offer(subscription, selected.parts, sum(map(len, selected.parts)))
+        if subscription.request.recipients:
+            mail = compose(obj, selected.payload, subscription.uid, self._config.mail.sender)
+            refused = self._mail.offer(subscription, mail, obj.object_id)
+            if refused is not None:
+                self._mail_lost(subscription, refused, len(subscription.request.recipients), "")
+
+    # -- subscribers --------------------------------------------------------------------------------------------
+
+    def open_session(self, name: str, duration: float) -> tuple[str, Lease]:
+        """A subscriber process comes: its session id and lease. Raises LeaseDeniedError."""
+        session_id = f"session-{uuid4().hex}"
+        session = SubscriberSession(session_id, name=name)
+        with self._lock:
+            lease = self._landlord.grant(
+                lambda: self._drop_session(session_id, Cause.SUBSCRIBER_DEAD), duration, self._clock()
+            )
+            self._sessions[session_id] = (session, lease.lease_id)
+        return session_id, lease
+
+    def close_session(self, session_id: str) -> None:
+        """The subscriber leaves. Raises UnknownUidError."""
+        self.session(session_id)
+        with self._lock:
+            self._landlord.drop(self._sessions[session_id][1])
+        self._drop_session(session_id, Cause.CANCELLED)
+
+    def session(self, session_id: str) -> SubscriberSession:
+        """Raises UnknownUidError: expired, closed, or never opened here."""
+        with self._lock:
+            found = self._sessions.get(session_id)
+        if found is None:
+            raise UnknownUidError(f"no subscriber session {session_id} here", hint="Open it again", uid=session_id)
+        return found[0]
+
+    def subscribe(self, session_id: str, request: SubscriptionRequest, duration: float) -> Granted:
+        """Register a subscription (paper section 2.4(7)); `duration` is for the lease of an e-mail-only one.
+
+        The same request again is the same subscription. Raises UnknownUidError, PredicateError, AddressError,
+        ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError; no state is left then.
+        """
+        session = self.session(session_id) if request.direct else None
+        owner = session_id if session else "mail"
+        key = (owner, request.uid)
+        with self._lock:
+            known = self._subscriptions.get(key)
+            if known is not None:
+                self._forget_subscription(key)
+        with self._lock:
+            if len(self._subscriptions) >= self._config.pad.max_subscriptions:
+                raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
+            self._next_number += 1
+            subscription = compile_subscription(request, owner=owner, number=self._next_number)
+            topics = [self._topics[key] for key in self._published.find(request.entries)]
+            lease = None
+            if session is None:
+                lease = self._landlord.grant(lambda: self._forget_subscription(key), duration, self._clock())
+            else:
+                session.add(subscription)
+            self._subscriptions[key] = subscription
+            self._waiting.add(key, request.entries)
+            for topic in topics:
+                topic.table.add(subscription)
+        return Granted(subscription.number, lease)
+
+    def unsubscribe(self, session_id: str, uid: str) -> None:
+        """Cancel a subscription: nothing is delivered to it once this has returned. Raises UnknownUidError."""
+        with self._lock:
+            key = next((k for k in ((session_id, uid), ("mail", uid)) if k in self._subscriptions), None)
+        if key is None:
+            raise UnknownUidError(f"no subscription {uid} here", uid=uid)
+        self._forget_subscription(key)
+
+    def mail_subscriptions(self) -> list[dict[str, object]]:
+        """The e-mail-only subscriptions, as plain data."""
+        with self._lock:
+            return [s.status() for (owner, _), s in self._subscriptions.items() if owner == "mail"]
+
+    # -- leases and life ----------------------------------------------------------------------------------------
+
+    def renew(self, lease_id: str, duration: float) -> Lease:
+        """Renew the lease of a publisher, subscriber or e-mail subscription. Raises UnknownLeaseError."""
+        with self._lock:
+            return self._landlord.renew(lease_id, duration, self._clock())
+
+    def expire(self) -> int:
+        """Clean up whose lease has run out; how many there were."""
+        with self._lock:
+            gone = self._landlord.expire(self._clock())
+        for drop in gone:
+            drop()
+        return len(gone)
+
+    def drain(self, timeout: float) -> int:
+        """Wait for deliveries and mails to go out; how many objects are left after `timeout` seconds."""
+        with self._lock:
+            sessions = [s for s, _ in self._sessions.values()]
+        deadline = self._clock() + timeout
+        left = sum(s.drain(max(0.0, deadline - self._clock())) for s in sessions if s.connected)
+        return left + self._mail.drain(max(0.0, deadline - self._clock()))
+
+    def close(self) -> None:
+        """End everything: registrations leave the lookup services, what still waits is lost (shutdown)."""
+        with self._lock:
+            connections, sessions = list(self._connections), list(self._sessions)
+        for connection_id in connections:
+            self._drop_connection(connection_id)
+        for session_id in sessions:
+            self._drop_session(session_id, Cause.SHUTDOWN)
+        self._mail.stop()
+
+    def status(self) -> dict[str, object]:
+        """Everything a status page shows, as plain data."""
+        with self._lock:
+            subscriptions = list(self._subscriptions.values())
+            lost = Counter(self._closed_lost)
+            for s in subscriptions:
+                lost.update(s.lost)
+            return {
+                "publishers": [
+                    {"id": c.connection_id, "name": c.name, "registrations": len(c.registrations)}
+                    for c in self._connections.values()
+                ],
+                "registrations": [r.status() for r in self._registrations.values()],
+                "sessions": [s.status() for s, _ in self._sessions.values()],
+                "subscriptions": [s.status() for s in subscriptions],
+                "published": sum(r.published for r in self._registrations.values()),
+                "delivered": self._closed_delivered + sum(s.delivered for s in subscriptions),
+                "lost": dict(lost),
+                "leases": len(self._landlord),
+                "mail": self._mail.status(),
+            }
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _topic_for(self, entries: Entries) -> _Topic:
+        key = self._topic_keys.get(entries)
+        if key is None:
+            key = self._topic_keys[entries] = uuid4().hex
+            topic = self._topics[key] = _Topic(key, entries, MatchTable())
+            for subscription in self._waiting.find(entries):
+                topic.table.add(self._subscriptions[subscription])
+            self._published.add(key, entries)
+        self._topics[key].registrations += 1
+        return self._topics[key]
+
+    def _drop_connection(self, connection_id: str) -> None:
+        with self._lock:
+            connection = self._connections.pop(connection_id, None)
+            registrations = list(connection.registrations.values()) if connection else []
+        self._drop_registrations(registrations)
+
+    def _drop_registrations(self, registrations: list[Registration]) -> None:
+        with self._lock:
+            for registration in registrations:
+                self._registrations.pop(registration.uid, None)
+                topic = registration.topic
+                topic.registrations -= 1
+                if topic.registrations == 0:
+                    del self._topics[topic.key], self._topic_keys[topic.entries]
+                    self._published.remove(topic.key)
+            used = {r.gate.type for r in self._registrations.values()}
+            idle = [t for t in {r.gate.type for r in registrations} if t not in used]
+        for registration in registrations:
+            self._announcer.leave(registration.uid)
+        for unused in idle:
+            self._types.forget(unused)
+
+    def _drop_session(self, session_id: str, cause: Cause) -> None:
+        with self._lock:
+            found = self._sessions.pop(session_id, None)
+            keys = [key for key in self._subscriptions if key[0] == session_id]
+        if found is None:
+            return
+        found[0].close(cause)
+        for key in keys:
+            self._forget_subscription(key)
+
+    def _forget_subscription(self, key: tuple[str, str]) -> None:
+        with self._lock:
+            subscription = self._subscriptions.pop(key, None)
+            if subscription is None:
+                return
+            self._waiting.remove(key)
+            for topic in self._topics.values():
+                topic.table.remove(subscription)
+            session = self._sessions.get(key[0])
+        if session is not None:
+            subscription.lost[Cause.CANCELLED] += session[0].remove(subscription, tell=False)
+        dropped = self._mail.cancel(subscription) if subscription.request.recipients else 0
+        if dropped:
+            subscription.lost[Cause.CANCELLED] += dropped
+        with self._lock:
+            self._closed_lost.update(+subscription.lost)
+            self._closed_delivered += subscription.delivered
+
+    def _mail_lost(self, subscription: Subscription, cause: Cause, count: int, why: str) -> None:
+        if why:
+            log.warning("subscription %s: %d mails lost (%s): %s", subscription.uid, count, cause, why)
+        session = self._sessions.get(subscription.owner)
+        if session is not None:
+            session[0].lose(subscription, cause, count)
+        else:
+            subscription.lost[cause] += count

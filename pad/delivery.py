@@ -1,0 +1,274 @@
+"""Delivery to subscribers: one session a subscriber process, one bounded queue a subscription.
+
+Rules:
+- Order is kept per subscription; ready subscriptions of a session take turns.
+- Credits end to end: a subscription has at most `bound` objects with its subscriber that the application has not
+  consumed; beyond that they wait here, again at most `bound`; beyond that the policy decides.
+- Each loss is counted under one cause and told in band, before the next object.
+- A session without a connection keeps its queues while its lease lives.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import msgspec
+
+from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.info_object import Cause, LossNotice
+from jbi_pubsub.core.wire.stream import Line, Part, Sender
+from jbi_pubsub.pad.subscription import Subscription
+
+ITEM: Final = struct.Struct("!BI")
+OBJECT, LOSS, ENDED = 1, 2, 3
+"""Kinds of items on a delivery connection, each with a subscription number."""
+
+Consumed = dict[int, int]
+"""Note of the subscriber's acknowledgements: subscription number -> objects its application has taken in all."""
+
+Parts = tuple[Part, ...]
+
+
+class DeliveryQueue(Protocol):
+    """What holds objects back for one subscription. QoS brings others than first-in first-out."""
+
+    def put(self, parts: Parts, cost: int) -> None:
+        """Add; `cost` is the size in bytes."""
+        ...
+
+    def take(self) -> Parts:
+        """Remove the next one."""
+        ...
+
+    def drop_oldest(self) -> None:
+        """Remove what has waited longest."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class FifoQueue:
+    """First in, first out."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Parts] = deque()
+
+    def put(self, parts: Parts, cost: int) -> None:  # noqa: ARG002  # the cost is for queues that schedule by it
+        """Add."""
+        self._waiting.append(parts)
+
+    def take(self) -> Parts:
+        """Remove the next one."""
+        return self._waiting.popleft()
+
+    def drop_oldest(self) -> None:
+        """Remove what has waited longest."""
+        self._waiting.popleft()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+
+@dataclass(slots=True)
+class _Outlet:
+    """What one subscription has waiting and under way."""
+
+    subscription: Subscription
+    queue: DeliveryQueue = field(default_factory=FifoQueue)
+    sent: int = 0
+    consumed: int = 0
+    untold: Counter[str] = field(default_factory=Counter)
+    ready: bool = False
+
+    def may_send(self) -> bool:
+        return bool(self.untold) or (
+            len(self.queue) > 0 and self.sent - self.consumed < self.subscription.request.bound
+        )
+
+
+class SubscriberSession:
+    """Everything that goes to one subscriber process. Any thread may offer; `_changed` covers all state."""
+
+    def __init__(self, session_id: str, *, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self.session_id = session_id
+        self.name = name
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._outlets: dict[int, _Outlet] = {}
+        self._ready: deque[_Outlet] = deque()
+        self._flying: deque[Subscription | None] = deque()
+        self._closed = False
+        self._sender = Sender(self, name=f"deliver-{name}", acked=self._acked)
+        self._sender.start()
+
+    def add(self, subscription: Subscription) -> None:
+        """Open the subscription's outlet."""
+        with self._changed:
+            self._outlets[subscription.number] = _Outlet(subscription)
+
+    def remove(self, subscription: Subscription, *, tell: bool) -> int:
+        """Close the outlet; how many objects waited in it. `tell` the subscriber that no more will come."""
+        with self._changed:
+            outlet = self._outlets.pop(subscription.number, None)
+            if outlet is None:
+                return 0
+            waiting = len(outlet.queue)
+            if tell:
+                self._outlets[subscription.number] = _Outlet(subscription, untold=Counter({"": 1}))
+                self._make_ready(self._outlets[subscription.number])
+            self._changed.notify_all()
+            return waiting
+
+    def offer(self, subscription: Subscription, parts: Parts, cost: int) -> None:
+        """Queue an object, by the subscription's policy; may wait up to its `block_seconds` under `block`."""
+        request = subscription.request
+        with self._changed:
+            outlet = self._outlets.get(subscription.number)
+            if outlet is None:
+                return  # cancelled between match and delivery: after the cancel returned nothing may come
+            if len(outlet.queue) >= request.bound:
+                if request.policy == "block" and not self._wait_for_room(outlet, request.block_seconds):
+                    self._lose(outlet, Cause.BLOCK_TIMEOUT)
+                    return
+                if request.policy == "drop_newest":
+                    self._lose(outlet, Cause.QUEUE_OVERFLOW)
+                    return
+                if request.policy == "drop_oldest":
+                    outlet.queue.drop_oldest()
+                    self._lose(outlet, Cause.QUEUE_OVERFLOW)
+            outlet.queue.put((ITEM.pack(OBJECT, subscription.number), *parts), cost)
+            self._make_ready(outlet)
+
+    def lose(self, subscription: Subscription, cause: Cause, count: int = 1) -> None:
+        """Count a loss that happened elsewhere (e-mail, size) and tell the subscriber."""
+        with self._changed:
+            outlet = self._outlets.get(subscription.number)
+            if outlet is None:
+                subscription.lost[cause] += count
+            else:
+                self._lose(outlet, cause, count)
+
+    def take(self, max_items: int, max_bytes: int, timeout: float) -> list[Parts]:
+        """What goes out next: ready subscriptions take turns (Source)."""
+        items: list[Parts] = []
+        size = 0
+        with self._changed:
+            if not self._ready:
+                self._changed.wait(timeout)
+            while self._ready and len(items) < max_items and size < max_bytes:
+                outlet = self._ready.popleft()
+                outlet.ready = False
+                item = self._next(outlet)
+                if item is not None:
+                    items.append(item)
+                    size += sum(map(len, item))
+                    self._make_ready(outlet)
+            self._changed.notify_all()  # room for those who wait under `block`
+        return items
+
+    def run(self, line: Line, position: int) -> None:
+        """Serve a delivery connection until it fails; always ends with WireError."""
+        self._sender.run(line, position)
+
+    def close(self, cause: Cause) -> None:
+        """The session is over: whatever waits is lost under `cause`."""
+        with self._changed:
+            self._closed = True
+            for outlet in self._outlets.values():
+                outlet.subscription.lost[cause] += len(outlet.queue)
+            for subscription in self._flying:
+                if subscription is not None:
+                    subscription.lost[cause] += 1
+            self._outlets.clear()
+            self._ready.clear()
+            self._flying.clear()
+            self._changed.notify_all()
+        self._sender.stop()
+
+    def drain(self, timeout: float) -> int:
+        """Wait until everything is delivered; how many objects are left after `timeout` seconds."""
+        deadline = self._clock() + timeout
+        with self._changed:
+            while (left := self._left()) and self._clock() < deadline:
+                self._changed.wait(min(0.1, max(0.0, deadline - self._clock())))
+        return left
+
+    @property
+    def connected(self) -> bool:
+        """Whether the subscriber is connected now."""
+        return self._sender.connected
+
+    def status(self) -> dict[str, object]:
+        """Plain data: connection, queue lengths."""
+        with self._changed:
+            return {
+                "session": self.session_id,
+                "name": self.name,
+                "connected": self.connected,
+                "in_flight": len(self._flying),
+                "queued": {o.subscription.uid: len(o.queue) for o in self._outlets.values()},
+            }
+
+    def _left(self) -> int:
+        return sum(len(o.queue) for o in self._outlets.values()) + sum(s is not None for s in self._flying)
+
+    def _next(self, outlet: _Outlet) -> Parts | None:
+        number = outlet.subscription.number
+        if outlet.untold:
+            cause, count = outlet.untold.popitem()
+            self._flying.append(None)
+            if not cause:
+                self._outlets.pop(number, None)
+                return (ITEM.pack(ENDED, number),)
+            notice = LossNotice(outlet.subscription.uid, Cause(cause), count)
+            return ITEM.pack(LOSS, number), msgspec.msgpack.encode(notice)
+        if not outlet.may_send():
+            return None
+        outlet.sent += 1
+        self._flying.append(outlet.subscription)
+        return outlet.queue.take()
+
+    def _make_ready(self, outlet: _Outlet) -> None:
+        if not outlet.ready and outlet.may_send():
+            outlet.ready = True
+            self._ready.append(outlet)
+            if len(self._ready) == 1:
+                self._changed.notify_all()
+
+    def _lose(self, outlet: _Outlet, cause: Cause, count: int = 1) -> None:
+        outlet.subscription.lost[cause] += count
+        outlet.untold[cause] += count
+        self._make_ready(outlet)
+
+    def _wait_for_room(self, outlet: _Outlet, seconds: float) -> bool:
+        bound = outlet.subscription.request.bound
+        deadline = self._clock() + seconds
+        while len(outlet.queue) >= bound:
+            left = deadline - self._clock()
+            if left <= 0 or self._closed or self._outlets.get(outlet.subscription.number) is not outlet:
+                return False
+            self._changed.wait(left)
+        return True
+
+    def _acked(self, count: int, note: memoryview) -> None:
+        try:
+            consumed = msgspec.msgpack.decode(note, type=Consumed) if note else {}
+        except msgspec.DecodeError as exc:
+            raise ProtocolError(f"bad acknowledgement: {exc}") from exc
+        with self._changed:
+            for _ in range(min(count, len(self._flying))):
+                subscription = self._flying.popleft()
+                if subscription is not None:
+                    subscription.delivered += 1
+            for number, total in consumed.items():
+                outlet = self._outlets.get(number)
+                if outlet is not None and outlet.consumed < total <= outlet.sent:
+                    outlet.consumed = total
+                    self._make_ready(outlet)
+            self._changed.notify_all()

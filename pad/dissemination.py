@@ -1,0 +1,163 @@
+"""What happens to one information object: validate, match, filter, encode. Pure: no network, thread or clock.
+
+Rules:
+- First level was decided at registration; here only predicates of subscriptions that matched it are asked
+  (paper section 1). Metadata are parsed once, and only if somebody needs them parsed.
+- A predicate or filter that fails for an object is false for it and disturbs nobody else.
+- A filter is computed once per distinct filter and object, the object encoded once per distinct payload; the
+  bytes are shared by all who get them. Metadata are never modified (paper section 2.3.2).
+- A payload that is not well-formed XML passes every filter unchanged (paper section 2.4(5)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from jbi_pubsub.core.info_object import InfoObject, TypeName, encode
+from jbi_pubsub.core.wire.stream import Part
+from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
+from jbi_pubsub.core.xpath import PayloadFilter, PredicateIndex
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.pad.subscription import Subscription
+
+
+class InformationTypeGate(Protocol):
+    """The type of a registration, as the type repository opens it: all that a delegate knows of schemas."""
+
+    @property
+    def type(self) -> TypeName:
+        """Name and version."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Digest of the schema and its marks."""
+        ...
+
+    def validate(self, root: Element) -> None:
+        """Raises MetadataError with the path of the element."""
+        ...
+
+    def check_invariants(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
+        """Raises InvariantError naming path, registered and found value."""
+        ...
+
+
+class MatchTable:
+    """The subscriptions whose template matched one set of invariants, with their predicates indexed.
+
+    One writer at a time (the delegate's lock); readers need none: the index swaps snapshots, and a key whose
+    subscription is gone is passed over.
+    """
+
+    def __init__(self) -> None:
+        self._index: PredicateIndex[int] = PredicateIndex()
+        self._by_key: dict[int, Subscription] = {}
+        self._keys: dict[int, int] = {}
+        self._next_key = 0
+        self.predicates = 0
+        """How many of the subscriptions have a predicate: without any the metadata need not be parsed."""
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def subscriptions(self) -> list[Subscription]:
+        """All of them."""
+        return list(self._by_key.values())
+
+    def add(self, subscription: Subscription) -> None:
+        """Add a subscription that matched at the first level; twice counts once."""
+        if id(subscription) in self._keys:
+            return
+        self._next_key += 1
+        self._by_key[self._next_key] = subscription
+        self._keys[id(subscription)] = self._next_key
+        self._index.add(self._next_key, subscription.predicate)
+        self.predicates += subscription.predicate is not None
+
+    def remove(self, subscription: Subscription) -> None:
+        """Take it out; unknown ones are ignored."""
+        key = self._keys.pop(id(subscription), None)
+        if key is not None:
+            self._index.remove(key)
+            del self._by_key[key]
+            self.predicates -= subscription.predicate is not None
+
+    def match(self, root: Element | None) -> list[Subscription]:
+        """Those whose predicate is true. `root` may be None when there are no predicates."""
+        if root is None:
+            return list(self._by_key.values())
+        by_key = self._by_key
+        return [s for key in self._index.match(root) if (s := by_key.get(key)) is not None]
+
+    def stats(self) -> dict[str, int]:
+        """Counters of the predicate index (J-08: `evaluations`)."""
+        return self._index.stats()
+
+
+class Selected(NamedTuple):
+    """One object for one subscription. `filtered` False: there is a filter, but the payload is not XML."""
+
+    subscription: Subscription
+    payload: bytes
+    parts: tuple[Part, ...]
+    filtered: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Disseminated:
+    """What becomes of an object: deliveries, and those whose filter selected nothing and who asked for silence."""
+
+    selected: Sequence[Selected]
+    suppressed: Sequence[Subscription] = ()
+
+
+def check(obj: InfoObject, gate: InformationTypeGate, entries: tuple[EntryRep, ...], *, validate: bool) -> Element:
+    """The parsed metadata of an object about to be published, if they are what was registered.
+
+    Raises MetadataError, InvariantError or OversizeError.
+    """
+    root = parse_metadata(obj.metadata)
+    if validate:
+        gate.validate(root)
+    gate.check_invariants(root, entries)
+    return root
+
+
+def disseminate(obj: InfoObject, root: Element | None, table: MatchTable) -> Disseminated:
+    """Match and filter `obj`. `root` None: not parsed yet (then it is here, if a predicate needs it)."""
+    if root is None and table.predicates:
+        root = parse_metadata(obj.metadata)
+    matched = table.match(root if table.predicates else None)
+    if not matched:
+        return Disseminated(())
+    if all(s.payload_filter is None for s in matched):
+        parts = encode(obj)
+        return Disseminated([Selected(s, obj.payload, parts) for s in matched])
+    return _filtered(obj, matched)
+
+
+def _filtered(obj: InfoObject, matched: list[Subscription]) -> Disseminated:
+    payload = parse_payload(obj.payload)
+    unchanged = encode(obj)
+    cuts: dict[PayloadFilter, tuple[int, bytes, tuple[Part, ...]]] = {}
+    selected: list[Selected] = []
+    suppressed: list[Subscription] = []
+    for subscription in matched:
+        wanted = subscription.payload_filter
+        if wanted is None or payload is None:
+            selected.append(Selected(subscription, obj.payload, unchanged, filtered=wanted is None))
+            continue
+        if wanted not in cuts:
+            cut = wanted.apply(payload)
+            cuts[wanted] = (cut.count, cut.payload, encode(msgspec.structs.replace(obj, payload=cut.payload)))
+        count, data, parts = cuts[wanted]
+        if count == 0 and subscription.request.suppress_empty:
+            suppressed.append(subscription)
+        else:
+            selected.append(Selected(subscription, data, parts))
+    return Disseminated(selected, suppressed)

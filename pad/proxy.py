@@ -1,0 +1,125 @@
+"""The delegate's proxies: what publishers and subscribers may call, each its own exported object (paper 2.3.1).
+
+A subscriber gets `SubscriptionsProxy` through the lookup service; publisher calls can't be reached through it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from jbi_pubsub.core.errors import ErrorReport
+from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.pad.delegate import Granted
+from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest
+
+DELEGATE: Final = "delegate"
+SUBSCRIPTIONS: Final = "subscriptions"
+STATUS: Final = "status"
+
+DELEGATE_METHODS: Final = ("connect", "renew", "disconnect", "register", "unregister", "open_publications")
+SUBSCRIPTIONS_METHODS: Final = (
+    "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions",
+)  # fmt: skip
+
+NUMBER_BYTES: Final = 4
+"""A publication starts with the number of its registration on the connection, big-endian."""
+
+Refusals = tuple[tuple[str, ErrorReport], ...]
+"""Note of a delegate's acknowledgements: (object id, why it was refused)."""
+
+
+class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A connection or session with its lease."""
+
+    uid: str
+    lease: Lease
+
+
+class DelegateProxy:
+    """Calls of a publishing application. Each raises the delegate's errors, WireError or WireTimeoutError."""
+
+    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
+        self.ref = ref
+        self._client = ControlClient(ref, security, timeout=timeout)
+
+    def connect(self, name: str, duration: float) -> Opened:
+        """Connect under a lease (paper section 2.4(1))."""
+        return self._client.call("connect", Opened, name, duration)
+
+    def renew(self, lease_id: str, duration: float) -> Lease:
+        """Renew the connection's lease."""
+        return self._client.call("renew", Lease, lease_id, duration)
+
+    def disconnect(self, connection_id: str) -> None:
+        """Leave, with all registrations."""
+        self._client.call("disconnect", None, connection_id)
+
+    def register(self, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
+        """Register what will be published, under an id and a number of the publisher's choice."""
+        self._client.call("register", None, connection_id, request, uid, number)
+
+    def unregister(self, connection_id: str, uid: str) -> None:
+        """Take a registration back."""
+        self._client.call("unregister", None, connection_id, uid)
+
+    def open_publications(self, connection_id: str) -> str:
+        """A token for the data connection on which objects are published."""
+        return self._client.call("open_publications", str, connection_id)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+class SubscriptionsProxy:
+    """Calls of a subscribing application. Each raises the delegate's errors, WireError or WireTimeoutError."""
+
+    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
+        self.ref = ref
+        self._client = ControlClient(ref, security, timeout=timeout)
+
+    def open(self, name: str, duration: float) -> Opened:
+        """Open a session for this process under a lease."""
+        return self._client.call("open", Opened, name, duration)
+
+    def renew(self, lease_id: str, duration: float) -> Lease:
+        """Renew the lease of a session or of an e-mail subscription."""
+        return self._client.call("renew", Lease, lease_id, duration)
+
+    def close_session(self, session_id: str) -> None:
+        """End the session and its subscriptions."""
+        self._client.call("close", None, session_id)
+
+    def subscribe(self, session_id: str, request: SubscriptionRequest, duration: float) -> Granted:
+        """Register a subscription; `duration` is for the lease of an e-mail-only one."""
+        return self._client.call("subscribe", Granted, session_id, request, duration)
+
+    def unsubscribe(self, session_id: str, uid: str) -> None:
+        """Cancel it."""
+        self._client.call("unsubscribe", None, session_id, uid)
+
+    def open_deliveries(self, session_id: str) -> str:
+        """A token for the data connection on which objects are delivered."""
+        return self._client.call("open_deliveries", str, session_id)
+
+    def mail_subscriptions(self) -> list[dict[str, Any]]:
+        """The e-mail-only subscriptions that live there."""
+        return self._client.call("mail_subscriptions", list[dict[str, Any]])
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+
+def fetch_status(ref: ServiceRef, security: Security, *, timeout: float) -> dict[str, Any]:
+    """The status of any server of ours, as plain data. Raises WireError."""
+    client = ControlClient(msgspec.structs.replace(ref, exported=STATUS, methods=()), security, timeout=timeout)
+    try:
+        return client.call("status", dict[str, Any])
+    finally:
+        client.close()

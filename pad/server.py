@@ -1,0 +1,386 @@
+"""A delegate as a server: endpoint, exported calls, data connections, lease reaper, presence in the lookup services.
+
+The peer publisher runs the same server without the publishers' calls. Stopping has an order: leave the lookup
+services, refuse publishers, flush what waits, end sessions, close the port.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+from uuid import uuid4
+
+import msgspec
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import (
+    AccessDeniedError,
+    ErrorReport,
+    JbiError,
+    ProtocolError,
+    TypeConflictError,
+    UnknownUidError,
+    WireError,
+    report,
+)
+from jbi_pubsub.core.info_object import decode, decode_head
+from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.control import ControlServer, exported
+from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
+from jbi_pubsub.core.wire.stream import Line, Receiver, Tokens, listen, refuse, welcome
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.join import JoinManager
+from jbi_pubsub.pad.delegate import Delegate, Granted, Registration, TypeRepository
+from jbi_pubsub.pad.delivery import SubscriberSession
+from jbi_pubsub.pad.proxy import (
+    DELEGATE,
+    DELEGATE_METHODS,
+    NUMBER_BYTES,
+    STATUS,
+    SUBSCRIPTIONS,
+    SUBSCRIPTIONS_METHODS,
+    Opened,
+)
+from jbi_pubsub.pad.subscription import (
+    PAD_TYPE,
+    PUBLISHER_TYPE,
+    InformationType,
+    PublisherAdapterDelegate,
+    PublisherRequest,
+    SubscriptionRequest,
+)
+
+log = logging.getLogger("jbi_pubsub.pad")
+
+REAP_SECONDS: Final = 0.2
+"""How often leases are looked at: the grace within which an expired one is cleaned up."""
+
+
+class AccessPolicy(Protocol):
+    """The one decision point for connect, publish, subscribe and administer."""
+
+    def allow(self, caller: Caller, action: str, type_name: str) -> bool:
+        """Whether `caller` may do `action` with information objects of that type ("" for none in particular)."""
+        ...
+
+
+class AllowAll:
+    """Everybody may do everything."""
+
+    def allow(self, caller: Caller, action: str, type_name: str) -> bool:  # noqa: ARG002  # the protocol's parameters
+        """True."""
+        return True
+
+
+class DisseminationServer:
+    """A delegate (`characteristics` given) or the serving side of a peer publisher (None)."""
+
+    def __init__(
+        self,
+        config: Config,
+        types: TypeRepository,
+        *,
+        characteristics: tuple[str, str] | None,
+        access: AccessPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Binds the port: raises PortInUseError or ConfigurationError."""
+        self.server_id = uuid4().hex
+        self.characteristics = characteristics
+        self.name = "-".join(("pad", *characteristics)) if characteristics else "peer"
+        self._access = access or AllowAll()
+        self._started = clock()
+        self._clock = clock
+        self._tokens = Tokens(lambda: uuid4().hex)
+        self._publications: dict[str, Receiver] = {}
+        self._refusals: dict[str, list[tuple[str, ErrorReport]]] = {}
+        self._stopping = threading.Event()
+        exports: dict[str, object] = {SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self)}
+        if characteristics:
+            exports[DELEGATE] = _Delegate(self)
+        self._control = ControlServer(exports)
+        self._endpoint = Endpoint(
+            config.pad.host,
+            config.pad.port,
+            name=self.name,
+            security=config.security(),
+            control=self._control.serve,
+            data=self._serve_data,
+            advertise=config.pad.advertise,
+        )
+        self.community = JoinManager(config, name=self.name)
+        self.delegate = Delegate(
+            self.server_id,
+            config=config,
+            types=types,
+            announcer=self.community,
+            subscriptions_ref=self.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS),
+            clock=clock,
+            peer=characteristics is None,
+        )
+        self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """host:port to connect to."""
+        return self._endpoint.address
+
+    def ref(self, exported_name: str, methods: tuple[str, ...]) -> ServiceRef:
+        """A proxy for one of the exported objects."""
+        return ServiceRef(self.server_id, exported_name, (self.address,), methods, self._endpoint.certificate)
+
+    def start(self) -> None:
+        """Begin to serve; a delegate makes itself known."""
+        self._endpoint.start()
+        self._reaper.start()
+        if self.characteristics:
+            name, location = self.characteristics
+            entry = PublisherAdapterDelegate(name=name, location=location).rep()
+            self.community.join(
+                ServiceItem(self.server_id, (PAD_TYPE,), self.ref(DELEGATE, DELEGATE_METHODS), (entry,))
+            )
+
+    def stop(self, drain: float = 5.0) -> int:
+        """Stop in order; how many objects could not be delivered within `drain` seconds."""
+        self.community.close()
+        self._stopping.set()
+        for receiver in list(self._publications.values()):
+            receiver.stop()
+        left = self.delegate.drain(drain)
+        self.delegate.close()
+        self._endpoint.stop()
+        self._reaper.join(5.0)
+        return left
+
+    def allow(self, caller: Caller, action: str, type_name: str = "") -> None:
+        """Raises AccessDeniedError if the access policy says no."""
+        if not self._access.allow(caller, action, type_name):
+            raise AccessDeniedError(f"{caller.identity or caller.address} may not {action} {type_name}".rstrip())
+
+    def refuse_when_stopping(self) -> None:
+        """Raises WireError: the server takes no new work."""
+        if self._stopping.is_set():
+            raise WireError(f"{self.name} is stopping")
+
+    def check_type(self, request: PublisherRequest) -> None:
+        """Exactly one schema per type, also across delegates (J-17). Raises TypeConflictError."""
+        gate = self.delegate.open_type(request.schema)
+        wanted = InformationType(name=gate.type.name, version=gate.type.version).rep()
+        template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted,))
+        try:
+            standing = self.community.lookup(template, limit=1)
+        except JbiError as exc:
+            log.warning("schema of %s not compared with other delegates: %s", gate.type, exc)
+            return
+        for item in standing:
+            entry = next(e for e in item.entries if e.cls.name == wanted.cls.name)
+            if InformationType.from_rep(entry).schema != gate.digest:
+                raise TypeConflictError(
+                    f"information object type {gate.type} is published with another schema already",
+                    hint="Use that schema, or publish under another version",
+                    type=str(gate.type),
+                )
+
+    def wait_announced(self, uid: str, timeout: float) -> None:
+        """Wait until the lookup services hold a registration. Raises LookupNotFoundError after `timeout` seconds."""
+        self.community.wait_joined(uid, timeout)
+
+    def issue_token(self, kind: str, uid: str) -> str:
+        """For a data connection."""
+        return self._tokens.issue((kind, uid))
+
+    def forget_publications(self, connection_id: str) -> None:
+        """End the data connection of a publisher that has left."""
+        receiver = self._publications.pop(connection_id, None)
+        self._refusals.pop(connection_id, None)
+        if receiver:
+            receiver.stop()
+
+    def status(self) -> dict[str, Any]:
+        """Plain data for status pages."""
+        return {
+            "kind": "delegate" if self.characteristics else "peer",
+            "name": self.characteristics[0] if self.characteristics else "",
+            "location": self.characteristics[1] if self.characteristics else "",
+            "id": self.server_id,
+            "pid": os.getpid(),
+            "address": self.address,
+            "uptime": round(self._clock() - self._started, 1),
+            "connections": self._endpoint.connections,
+            "threads": threading.active_count(),
+            "calls": self._control.calls,
+            **self.delegate.status(),
+        }
+
+    # -- data connections ---------------------------------------------------------------------------------------
+
+    def _serve_data(self, sock: socket.socket, _caller: Caller) -> None:
+        line = Line(sock)
+        hello = listen(line)
+        kind, uid = self._tokens.redeem(hello.token) or ("", "")
+        if kind == "deliver":
+            self._deliver(line, self.delegate.session(uid), hello.position)
+        elif kind == "publish":
+            self._take_publications(line, uid)
+        else:
+            refuse(line, "unknown or used token")
+
+    def _deliver(self, line: Line, session: SubscriberSession, position: int) -> None:
+        welcome(line, 0)
+        session.run(line, position)
+
+    def _take_publications(self, line: Line, connection_id: str) -> None:
+        receiver = self._publications.get(connection_id)
+        if receiver is None:
+            refusals = self._refusals.setdefault(connection_id, [])
+            receiver = Receiver(lambda items: self._publish(connection_id, items), lambda: _encode_refusals(refusals))
+            self._publications[connection_id] = receiver
+        welcome(line, receiver.position)
+        receiver.run(line)
+
+    def _publish(self, connection_id: str, items: list[memoryview]) -> None:
+        """Disseminate a batch. A refused object is reported with the acknowledgement; the others go on."""
+        try:
+            registrations = self.delegate.connection(connection_id).registrations
+        except UnknownUidError as exc:
+            raise WireError(str(exc)) from exc
+        for item in items:
+            self.refuse_when_stopping()
+            registration = registrations.get(int.from_bytes(item[:NUMBER_BYTES], "big"))
+            self._publish_one(connection_id, registration, item[NUMBER_BYTES:])
+
+    def _publish_one(self, connection_id: str, registration: Registration | None, data: memoryview) -> None:
+        try:
+            if registration is None:
+                head, _ = decode_head(data)
+                raise UnknownUidError("publication for no registration of this publisher", object_id=head.object_id)
+            obj = decode(data)
+            self.delegate.publish(registration, obj)
+        except ProtocolError:
+            raise
+        except JbiError as exc:
+            object_id = decode_head(data)[0].object_id
+            self._refusals.setdefault(connection_id, []).append((object_id, report(exc)))
+
+    def _reap(self) -> None:
+        while not self._stopping.wait(REAP_SECONDS):
+            if self.delegate.expire():
+                for connection_id in list(self._publications):
+                    try:
+                        self.delegate.connection(connection_id)
+                    except UnknownUidError:
+                        self.forget_publications(connection_id)
+
+
+def _encode_refusals(refusals: list[tuple[str, ErrorReport]]) -> bytes:
+    if not refusals:
+        return b""
+    told, refusals[:] = tuple(refusals), []
+    return msgspec.msgpack.encode(told)
+
+
+class _Delegate:
+    """The publishers' calls."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def connect(self, caller: Caller, name: str, duration: float) -> Opened:
+        self._server.allow(caller, "connect")
+        self._server.refuse_when_stopping()
+        connection, lease = self._server.delegate.connect(name[:200], duration)
+        return Opened(connection.connection_id, lease)
+
+    @exported
+    def renew(self, caller: Caller, lease_id: str, duration: float) -> Lease:  # noqa: ARG002  # the lease id is the right
+        return self._server.delegate.renew(lease_id, duration)
+
+    @exported
+    def disconnect(self, caller: Caller, connection_id: str) -> None:  # noqa: ARG002  # the connection id is the right
+        self._server.delegate.disconnect(connection_id)
+        self._server.forget_publications(connection_id)
+
+    @exported
+    def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
+        self._server.refuse_when_stopping()
+        self._server.allow(caller, "publish", request.schema.type.name)
+        self._server.check_type(request)
+        self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
+
+    @exported
+    def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
+        self._server.delegate.unregister_publisher(connection_id, uid)
+
+    @exported
+    def open_publications(self, caller: Caller, connection_id: str) -> str:  # noqa: ARG002  # the id is the right
+        self._server.delegate.connection(connection_id)
+        return self._server.issue_token("publish", connection_id)
+
+
+class _Subscriptions:
+    """The subscribers' calls: what the proxy in the lookup service offers, nothing else (J-42)."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def open(self, caller: Caller, name: str, duration: float) -> Opened:
+        self._server.allow(caller, "subscribe")
+        self._server.refuse_when_stopping()
+        session_id, lease = self._server.delegate.open_session(name[:200], duration)
+        return Opened(session_id, lease)
+
+    @exported
+    def renew(self, caller: Caller, lease_id: str, duration: float) -> Lease:  # noqa: ARG002  # the lease id is the right
+        return self._server.delegate.renew(lease_id, duration)
+
+    @exported
+    def close(self, caller: Caller, session_id: str) -> None:  # noqa: ARG002  # the session id is the right
+        self._server.delegate.close_session(session_id)
+
+    @exported
+    def subscribe(self, caller: Caller, session_id: str, request: SubscriptionRequest, duration: float) -> Granted:
+        self._server.refuse_when_stopping()
+        self._server.allow(caller, "subscribe", _type_wanted(request.entries))
+        return self._server.delegate.subscribe(session_id, request, duration)
+
+    @exported
+    def unsubscribe(self, caller: Caller, session_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
+        self._server.delegate.unsubscribe(session_id, uid)
+
+    @exported
+    def open_deliveries(self, caller: Caller, session_id: str) -> str:  # noqa: ARG002  # the session id is the right
+        self._server.delegate.session(session_id)
+        return self._server.issue_token("deliver", session_id)
+
+    @exported
+    def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
+        self._server.allow(caller, "administer")
+        return self._server.delegate.mail_subscriptions()
+
+
+class _Status:
+    """What everybody may know."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def status(self, caller: Caller) -> dict[str, Any]:
+        self._server.allow(caller, "status")
+        return self._server.status()
+
+
+def _type_wanted(entries: tuple[EntryRep, ...]) -> str:
+    for entry in entries:
+        if entry.cls.name == InformationType.entry_name:
+            return InformationType.from_rep(entry).name or ""
+    return ""

@@ -1,0 +1,178 @@
+"""Subscriptions and publisher registrations as clients send them and as a delegate keeps them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from email.errors import MessageError
+from email.headerregistry import Address
+from typing import Final, Literal
+
+import msgspec
+
+from jbi_pubsub.core.errors import AddressError, ConfigurationError, OversizeError
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.xpath import PayloadFilter, Predicate, compile_filter, compile_predicate
+from jbi_pubsub.lookup.entry import Entry, EntryRep
+
+MAX_RECIPIENTS: Final = 100
+"""RFC 5321 4.5.3.1.8: a server must take at least 100 recipients of one message."""
+MAX_BOUND: Final = 10_000_000
+
+Policy = Literal["drop_oldest", "drop_newest", "block"]
+
+
+PAD_TYPE: Final = "jbi.PublisherAdapterDelegate"
+"""Service type of a delegate in the lookup service."""
+PUBLISHER_TYPE: Final = "jbi.PublisherRegistration"
+"""Service type of whatever a subscriber can register with: a registration at a delegate or a peer publisher."""
+PEER_TYPE: Final = "jbi.PeerPublisher"
+"""Further service type of a peer publisher's registrations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InformationType(Entry):
+    """What a registration publishes: the information object type and a digest of its schema (paper 2.1)."""
+
+    entry_name = "jbi.InformationType"
+    name: str | None = None
+    version: str | None = None
+    schema: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublisherAdapterDelegate(Entry):
+    """The two arbitrary strings that characterise a delegate (paper 2.4)."""
+
+    entry_name = "jbi.PublisherAdapterDelegate"
+    name: str | None = None
+    location: str | None = None
+
+
+class PublisherRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a publisher registers: the schema of its metadata and its invariant metadata as Entries (paper 2.4(3)).
+
+    `validate` False skips validation of each object; invariants are always checked.
+    """
+
+    schema: SchemaBundle
+    entries: tuple[EntryRep, ...]
+    validate: bool = True
+
+
+class SubscriptionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a subscriber registers with each delegate (paper 2.4(7)): one record of all that it can say.
+
+    `uid` is the subscriber's own; `entries` the template, first level; `predicate` and `payload_filter` "" for
+    none; `direct` asks for delivery to the subscriber's queue, `recipients` for e-mail; `attributes` are resolved
+    once, here (quality of service later).
+    """
+
+    uid: str
+    entries: tuple[EntryRep, ...] = ()
+    predicate: str = ""
+    payload_filter: str = ""
+    namespaces: tuple[tuple[str, str], ...] = ()
+    language: str = "xpath"
+    suppress_empty: bool = False
+    direct: bool = True
+    recipients: tuple[str, ...] = ()
+    bound: int = 10_000
+    policy: Policy = "drop_oldest"
+    block_seconds: float = 5.0
+    attributes: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Subscription:
+    """A subscription at a delegate, compiled. `owner` is the subscriber session's id, or the lease id of e-mail.
+
+    `number` names it on the data plane of its session. Counters are changed under the delegate's lock or by the
+    one dissemination thread that holds the object.
+    """
+
+    request: SubscriptionRequest
+    owner: str
+    number: int
+    predicate: Predicate | None
+    payload_filter: PayloadFilter | None
+    matched: int = 0
+    delivered: int = 0
+    suppressed: int = 0
+    unfiltered: int = 0
+    """Payloads passed on unchanged because they are not XML, although there is a filter."""
+    mailed: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def uid(self) -> str:
+        """The subscriber's id for it."""
+        return self.request.uid
+
+    def status(self) -> dict[str, object]:
+        """Plain data for status pages."""
+        request = self.request
+        return {
+            "uid": self.uid,
+            "owner": self.owner,
+            "template": [f"{e.cls.name}{_shown(e)}" for e in request.entries],
+            "predicate": request.predicate,
+            "filter": request.payload_filter,
+            "recipients": list(request.recipients),
+            "direct": request.direct,
+            "policy": request.policy,
+            "bound": request.bound,
+            "matched": self.matched,
+            "delivered": self.delivered,
+            "mailed": self.mailed,
+            "suppressed": self.suppressed,
+            "unfiltered": self.unfiltered,
+            "lost": dict(self.lost),
+        }
+
+
+def compile_subscription(request: SubscriptionRequest, *, owner: str, number: int) -> Subscription:
+    """Check and compile. Raises PredicateError (naming the argument), AddressError, ConfigurationError."""
+    if not request.direct and not request.recipients:
+        raise ConfigurationError("a subscription needs a queue, e-mail recipients, or both")
+    if not 1 <= request.bound <= MAX_BOUND:
+        raise ConfigurationError(f"queue bound {request.bound} is not in 1..{MAX_BOUND}", bound=request.bound)
+    check_recipients(request.recipients)
+    spaces = dict(request.namespaces)
+    predicate = payload_filter = None
+    if request.predicate:
+        predicate = compile_predicate(request.predicate, namespaces=spaces, language=request.language)
+    if request.payload_filter:
+        payload_filter = compile_filter(request.payload_filter, namespaces=spaces)
+    return Subscription(request, owner, number, predicate, payload_filter)
+
+
+def check_recipients(recipients: Sequence[str]) -> tuple[str, ...]:
+    """The recipients, each exactly one e-mail address. Raises AddressError or OversizeError.
+
+    Envelope strings would be rewritten silently by SMTP libraries, and "a@x, b@x" taken for one (measured).
+    """
+    if len(recipients) > MAX_RECIPIENTS:
+        raise OversizeError(f"{len(recipients)} recipients, the limit is {MAX_RECIPIENTS} (RFC 5321 4.5.3.1.8)")
+    for address in recipients:
+        try:
+            parsed = Address(addr_spec=address)
+        except (ValueError, IndexError, MessageError) as exc:
+            raise AddressError(f"{address!r} is no e-mail address: {exc}", address=address) from exc
+        if not parsed.domain or parsed.addr_spec != address or not _PLAIN.fullmatch(address) or len(address) > 254:
+            raise AddressError(
+                f"{address!r} is not exactly one plain e-mail address",
+                hint="For example ops@example.org",
+                address=address,
+            )
+    return tuple(recipients)
+
+
+_PLAIN: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9.\-\[\]:]+")
+
+
+def _shown(entry: EntryRep) -> str:
+    set_fields = [f"{name}={value}" for name, value in entry.as_dict().items() if value is not None]
+    return f"({', '.join(set_fields)})"
