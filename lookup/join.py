@@ -1,0 +1,175 @@
+"""A process in the community: JoinManager keeps items registered and caches fed at every lookup service found.
+
+Shared by delegates, peer publishers, subscribers and the command line. Each lookup service has a session of its
+own, so that one that hangs holds up nobody else; a new one is joined as it appears.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import LookupNotFoundError, WireError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.discovery import LookupDiscovery
+from jbi_pubsub.lookup.finder import LookupCache, ServiceListener
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.proxy import RegistrarInfo, RegistrarProxy
+from jbi_pubsub.lookup.session import RegistrarSession
+
+
+class JoinManager:
+    """Our side of all lookup services of our groups. `_changed` covers the wanted items, caches and sessions."""
+
+    def __init__(self, config: Config, *, name: str) -> None:
+        self._config = config
+        self._security = config.security()
+        self._name = name
+        self._changed = threading.Condition()
+        self._items: dict[str, ServiceItem] = {}
+        self._caches: dict[int, LookupCache] = {}
+        self._sessions: dict[str, RegistrarSession] = {}
+        self._closed = False
+        self._discovery = LookupDiscovery(
+            groups=config.lookup.groups,
+            locators=config.lookup.locators,
+            multicast=config.lookup.multicast,
+            interfaces=config.lookup.interfaces,
+            security=self._security,
+            interval=min(config.lookup.probe, 1.0),
+            discovered=self._discovered,
+            name=name,
+        )
+        self._discovery.start()
+
+    def close(self) -> None:
+        """Leave: cancel what is registered, end all threads."""
+        with self._changed:
+            self._closed = True
+            sessions = list(self._sessions.values())
+        self._discovery.stop()
+        for session in sessions:
+            session.stop()
+
+    def join(self, item: ServiceItem) -> None:
+        """Keep `item` (which has its service id) registered everywhere, or replace it."""
+        with self._changed:
+            self._items[item.service_id] = item
+        self._push()
+
+    def leave(self, service_id: str) -> None:
+        """Cancel the item's registrations everywhere."""
+        with self._changed:
+            self._items.pop(service_id, None)
+        self._push()
+
+    def watch(self, template: ServiceTemplate, listener: ServiceListener | None = None) -> LookupCache:
+        """A cache of what matches `template`, now and later."""
+        cache = LookupCache(template, listener)
+        with self._changed:
+            self._caches[id(cache)] = cache
+        self._push()
+        return cache
+
+    def unwatch(self, cache: LookupCache) -> None:
+        """Stop feeding the cache."""
+        with self._changed:
+            self._caches.pop(id(cache), None)
+        self._push()
+
+    def wait_joined(self, service_id: str, timeout: float) -> int:
+        """Number of lookup services that hold the item as it is now, as soon as all that are connected do.
+
+        Raises LookupNotFoundError when none does within `timeout` seconds.
+        """
+        with self._changed:
+            item = self._items.get(service_id)
+        return self._wait(lambda session: item is not None and session.holds(item), timeout)
+
+    def wait_watching(self, cache: LookupCache, timeout: float) -> int:
+        """Number of lookup services that feed `cache`, as soon as all that are connected do.
+
+        Raises LookupNotFoundError when none does within `timeout` seconds.
+        """
+        return self._wait(lambda session: session.watches(cache), timeout)
+
+    def lookup(self, template: ServiceTemplate, limit: int = 1000) -> list[ServiceItem]:
+        """Matching items of all reachable lookup services, each service once. Raises LookupNotFoundError."""
+        self._wait(lambda session: session.connected, self._config.lookup.timeout)
+        found: dict[str, ServiceItem] = {}
+        for session in self.sessions():
+            proxy = RegistrarProxy(session.ref, self._security, timeout=self._config.lookup.timeout)
+            try:
+                found |= {item.service_id: item for item in proxy.lookup(template, limit).items}
+            except WireError:
+                continue  # away: another one answers, or the next call finds it again
+            finally:
+                proxy.close()
+        return list(found.values())[:limit]
+
+    def sessions(self) -> list[RegistrarSession]:
+        """One for each lookup service found so far."""
+        with self._changed:
+            return list(self._sessions.values())
+
+    def _discovered(self, ref: ServiceRef, info: RegistrarInfo) -> None:
+        with self._changed:
+            if self._closed or info.service_id in self._sessions:
+                return
+            session = RegistrarSession(
+                ref,
+                self._security,
+                duration=self._config.lease.lookup,
+                probe=self._config.lookup.probe,
+                name=self._name,
+                away=lambda: self._discovery.lost(ref.endpoints[0]),
+            )
+            self._sessions[info.service_id] = session
+            # A restarted lookup service without state has another id: what stood at its endpoint is over.
+            ended = [s for s in self._sessions.values() if s is not session and s.ref.endpoints == ref.endpoints]
+            for old in ended:
+                del self._sessions[old.registrar_id]
+            caches = list(self._caches.values())
+        session.start()
+        self._push()
+        for old in ended:
+            threading.Thread(target=old.stop, name=f"{self._name}-leave", daemon=True).start()
+            for cache in caches:
+                self._hand_over(cache, old, session)
+
+    def _hand_over(self, cache: LookupCache, old: RegistrarSession, new: RegistrarSession) -> None:
+        """Drop what only the ended lookup service listed, once services had the time to join the new one."""
+
+        def forget() -> None:
+            cache.forget(old.registrar_id)
+
+        timer = threading.Timer(2 * self._config.lease.lookup, forget)
+        timer.name, timer.daemon = f"{self._name}-forget-{new.registrar_id[:8]}", True
+        timer.start()
+
+    def _push(self) -> None:
+        with self._changed:
+            for session in self._sessions.values():
+                session.want(self._items, dict(self._caches))
+            self._changed.notify_all()
+
+    def _wait(self, good: Callable[[RegistrarSession], bool], timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while True:
+            sessions = self.sessions()
+            done = sum(good(s) for s in sessions)
+            away = sum(not s.connected for s in sessions)
+            if done and done + away >= len(sessions):
+                return done
+            if time.monotonic() >= deadline:
+                if done:
+                    return done
+                raise LookupNotFoundError(
+                    f"no lookup service of the groups {list(self._config.lookup.groups)} answered within {timeout:g} s"
+                    f" (asked: {', '.join(self._discovery.endpoints()) or 'nobody'})",
+                    hint="Start one with `jbi lookup`, or name its host:port in [lookup] locators",
+                )
+            with self._changed:
+                self._changed.wait(0.02)  # sessions make progress on their own threads

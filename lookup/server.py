@@ -1,0 +1,399 @@
+"""A lookup service as a server: the registrar behind an endpoint, event channels, lease reaper, announcement.
+
+Rules: the registrar decides under `_lock`; what it returns is sent behind it. Events go over the connection the
+client has opened, serially per client, batched; a client that does not keep up loses events, is told so (a gap),
+and looks up again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import AccessDeniedError, OversizeError
+from jbi_pubsub.core.wire.control import ControlServer, exported
+from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
+from jbi_pubsub.core.wire.stream import Line, Part, Sender, Tokens, listen, refuse, welcome
+from jbi_pubsub.lookup.discovery import Announcement
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.item import (
+    EventDiagnostic,
+    EventRegistration,
+    LeaseResult,
+    ServiceEvent,
+    ServiceItem,
+    ServiceMatches,
+    ServiceRegistration,
+    ServiceTemplate,
+)
+from jbi_pubsub.lookup.proxy import DIAGNOSTIC, EVENT, EXPORTED, GAP, RegistrarInfo
+from jbi_pubsub.lookup.registrar import Outcome, Registrar
+
+log = logging.getLogger("jbi_pubsub.lookup")
+
+EVENTS_WAITING: Final = 10_000
+"""Events kept for a client that does not keep up; then it has a gap and looks up again, which is cheaper."""
+
+CHANNELS_MOST: Final = 10_000
+"""Event channels open at once."""
+
+REAP_MOST: Final = 0.5
+"""Longest pause of the reaper in seconds: the grace within which an expiry is announced."""
+
+R = TypeVar("R")
+
+
+class _EventChannel:
+    """What one client is sent. Any thread may offer; `_changed` covers all state."""
+
+    def __init__(self, listener: str) -> None:
+        self.used = time.monotonic()
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[Part, ...]] = deque()
+        self.lost = 0
+        self._sender = Sender(self, name=f"events-{listener[:8]}", acked=lambda _count, _note: None)
+        self._sender.start()
+
+    def offer(self, kind: bytes, message: msgspec.Struct) -> None:
+        with self._changed:
+            if len(self._waiting) >= EVENTS_WAITING:
+                self.lost += len(self._waiting) + 1
+                self._waiting.clear()
+                self._waiting.append((GAP,))
+            else:
+                self._waiting.append((kind, msgspec.msgpack.encode(message)))
+            self._changed.notify()
+
+    def take(self, max_items: int, max_bytes: int, timeout: float) -> list[tuple[Part, ...]]:
+        items: list[tuple[Part, ...]] = []
+        size = 0
+        with self._changed:
+            if not self._waiting:
+                self._changed.wait(timeout)
+            while self._waiting and len(items) < max_items and size < max_bytes:
+                items.append(self._waiting.popleft())
+                size += sum(map(len, items[-1]))
+        return items
+
+    def run(self, line: Line, position: int) -> None:
+        try:
+            self._sender.run(line, position)
+        finally:
+            self.used = time.monotonic()
+
+    @property
+    def connected(self) -> bool:
+        return self._sender.connected
+
+    def stop(self) -> None:
+        self._sender.stop()
+
+
+class LookupServer:
+    """One lookup service. `registrar` may have been restored from a store beforehand."""
+
+    def __init__(
+        self,
+        config: Config,
+        registrar: Registrar,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        is_admin: Callable[[Caller], bool] = lambda caller: True,  # noqa: ARG005  # AllowAll until a policy is given
+        destroyed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Binds the port: raises PortInUseError or ConfigurationError. `destroyed` is called on that admin call."""
+        self._config = config
+        self._registrar = registrar
+        self._clock = clock
+        self._started = clock()
+        self._is_admin = is_admin
+        self._destroyed = destroyed
+        self._lock = threading.Lock()  # covers the registrar
+        self._channels_lock = threading.Lock()
+        self._channels: dict[str, _EventChannel] = {}
+        self._tokens = Tokens(lambda: uuid4().hex)
+        self._stopping = threading.Event()
+        self._control = ControlServer({EXPORTED: _Registrar(self), "status": _Status(self)})
+        self._endpoint = Endpoint(
+            config.lookup.host,
+            config.lookup.port,
+            name="lookup",
+            security=config.security(),
+            control=self._control.serve,
+            data=self._serve_events,
+        )
+        self._announcement: Announcement | None = None
+        self._reaper = threading.Thread(target=self._reap, name="lookup-reaper", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """host:port to connect to."""
+        return self._endpoint.address
+
+    def start(self) -> None:
+        """Serve, and announce."""
+        self._endpoint.start()
+        self._reaper.start()
+        self._announce()
+
+    def stop(self) -> None:
+        """Say good-bye and end all threads; the state stays with the store."""
+        self._stopping.set()
+        if self._announcement:
+            self._announcement.stop()
+        self._endpoint.stop()
+        with self._channels_lock:
+            channels = list(self._channels.values())
+        for channel in channels:
+            channel.stop()
+        self._reaper.join(5.0)
+
+    def info(self) -> RegistrarInfo:
+        """Who we are."""
+        with self._lock:
+            admin = self._registrar.admin()
+        return RegistrarInfo(admin.service_id, admin.groups)
+
+    def decide(self, call: Callable[[Registrar, float], Outcome[R]]) -> R:
+        """Let the registrar decide under the lock; hand what it wants sent to the channels behind it.
+
+        The hand-over is under a lock of its own taken before the first is let go, so that numbers stay in order.
+        """
+        with ExitStack() as locks:
+            with self._lock:
+                outcome = call(self._registrar, self._clock())
+                if outcome.events or outcome.diagnostics:
+                    locks.enter_context(self._channels_lock)
+            for listener, event in outcome.events:
+                self._offer(listener, EVENT, event)
+            for listener, diagnostic in outcome.diagnostics:
+                self._offer(listener, DIAGNOSTIC, diagnostic)
+        return outcome.result
+
+    def read(self, call: Callable[[Registrar, float], R]) -> R:
+        """Ask the registrar under the lock."""
+        with self._lock:
+            return call(self._registrar, self._clock())
+
+    def open_events(self, listener: str) -> str:
+        """A token for the listener's event connection; its channel is made if it is new."""
+        with self._channels_lock:
+            if listener not in self._channels:
+                if len(self._channels) >= CHANNELS_MOST or len(listener) > 64:
+                    raise OversizeError(f"{len(self._channels)} event channels are open, the limit is {CHANNELS_MOST}")
+                self._channels[listener] = _EventChannel(listener)
+            self._channels[listener].used = time.monotonic()
+        return self._tokens.issue(listener)
+
+    def check_admin(self, caller: Caller) -> None:
+        """Raises AccessDeniedError."""
+        if not self._is_admin(caller):
+            raise AccessDeniedError(f"{caller.identity or caller.address} may not administer this lookup service")
+
+    def set_groups(self, groups: Sequence[str]) -> None:
+        """Serve other groups from now on, and announce them."""
+        self.decide(lambda registrar, _: registrar.set_groups(groups))
+        if self._announcement:
+            self._announcement.stop()
+        self._announce()
+
+    def destroy(self) -> None:
+        """Forget all and end (the process's owner is told)."""
+        self.decide(lambda registrar, _: registrar.destroy())
+        self._destroyed()
+
+    def status(self) -> dict[str, Any]:
+        """Plain data for status pages."""
+        with self._lock:
+            registrar = msgspec.to_builtins(self._registrar.status())
+        with self._channels_lock:
+            channels = list(self._channels.values())
+        return {
+            "kind": "lookup",
+            "id": registrar["service_id"],
+            "pid": os.getpid(),
+            "address": self.address,
+            "uptime": round(self._clock() - self._started, 1),
+            "connections": self._endpoint.connections,
+            "threads": threading.active_count(),
+            "calls": self._control.calls,
+            "event_channels": len(channels),
+            "events_lost": sum(c.lost for c in channels),
+            **registrar,
+        }
+
+    def _announce(self) -> None:
+        lookup = self._config.lookup
+        info = self.info()
+        self._announcement = None
+        if lookup.multicast and info.groups:
+            self._announcement = Announcement(info, self.address, lookup.interfaces)
+            self._announcement.start()
+
+    def _offer(self, listener: str, kind: bytes, message: ServiceEvent | EventDiagnostic) -> None:
+        channel = self._channels.get(listener)
+        if channel is not None:  # else the client never opened it, or is long gone: its lease will run out
+            channel.offer(kind, message)
+
+    def _serve_events(self, sock: socket.socket, _caller: Caller) -> None:
+        line = Line(sock)
+        hello = listen(line)
+        listener = self._tokens.redeem(hello.token)
+        with self._channels_lock:
+            channel = self._channels.get(listener) if listener else None
+        if channel is None:
+            refuse(line, "unknown or used token")
+            return
+        welcome(line, 0)
+        channel.run(line, hello.position)
+
+    def _reap(self) -> None:
+        while not self._stopping.is_set():
+            while self.decide(lambda registrar, now: registrar.expire(now, 1000)) >= 1000:
+                pass
+            self._drop_idle_channels()
+            with self._lock:
+                due = self._registrar.next_deadline()
+            pause = REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock()))
+            self._stopping.wait(pause)
+
+    def _drop_idle_channels(self) -> None:
+        old = time.monotonic() - 2 * max(self._config.lease.lookup, 30.0)
+        with self._channels_lock:
+            idle = [key for key, c in self._channels.items() if not c.connected and c.used < old]
+            dropped = [self._channels.pop(key) for key in idle]
+        for channel in dropped:
+            channel.stop()
+
+
+class _Registrar:
+    """The registrar's calls, as `RegistrarProxy` makes them."""
+
+    def __init__(self, server: LookupServer) -> None:
+        self._server = server
+
+    @exported
+    def describe(self, caller: Caller) -> RegistrarInfo:  # noqa: ARG002  # everybody may ask
+        return self._server.info()
+
+    @exported
+    def register(self, caller: Caller, item: ServiceItem, duration: float) -> ServiceRegistration:
+        owner = _owner(caller)
+        return self._server.decide(lambda registrar, now: registrar.register(item, duration, now, owner=owner))
+
+    @exported
+    def lookup(self, caller: Caller, template: ServiceTemplate, limit: int, total: bool) -> ServiceMatches:  # noqa: ARG002  # everybody may ask
+        return self._server.read(lambda registrar, now: registrar.lookup_all(template, now, limit, total=total))
+
+    @exported
+    def notify(
+        self,
+        caller: Caller,
+        template: ServiceTemplate,
+        transitions: int,
+        duration: float,
+        handback: str,
+        listener: str,
+    ) -> EventRegistration:
+        owner = _owner(caller)
+        return self._server.decide(
+            lambda registrar, now: registrar.notify(
+                template, transitions, duration, now, handback=handback, owner=owner, listener=listener
+            )
+        )
+
+    @exported
+    def open_events(self, caller: Caller, listener: str) -> str:  # noqa: ARG002  # a channel alone brings nothing
+        return self._server.open_events(listener)
+
+    @exported
+    def add_attributes(
+        self,
+        caller: Caller,  # noqa: ARG002  # the lease id is the right
+        service_id: str,
+        lease_id: str,
+        entries: tuple[EntryRep, ...],
+    ) -> None:
+        self._server.decide(lambda registrar, now: registrar.add_attributes(service_id, lease_id, entries, now))
+
+    @exported
+    def set_attributes(
+        self,
+        caller: Caller,  # noqa: ARG002  # the lease id is the right
+        service_id: str,
+        lease_id: str,
+        entries: tuple[EntryRep, ...],
+    ) -> None:
+        self._server.decide(lambda registrar, now: registrar.set_attributes(service_id, lease_id, entries, now))
+
+    @exported
+    def modify_attributes(
+        self,
+        caller: Caller,  # noqa: ARG002  # the lease id is the right
+        service_id: str,
+        lease_id: str,
+        changes: tuple[tuple[EntryRep, EntryRep | None], ...],
+    ) -> None:
+        self._server.decide(lambda registrar, now: registrar.modify_attributes(service_id, lease_id, changes, now))
+
+    @exported
+    def renew(self, caller: Caller, leases: tuple[tuple[str, float], ...]) -> tuple[LeaseResult, ...]:  # noqa: ARG002  # the lease ids are the right
+        return self._server.decide(lambda registrar, now: registrar.renew_all(leases, now))
+
+    @exported
+    def cancel(self, caller: Caller, lease_ids: tuple[str, ...]) -> tuple[LeaseResult, ...]:  # noqa: ARG002  # the lease ids are the right
+        return self._server.decide(lambda registrar, now: registrar.cancel_all(lease_ids, now))
+
+    @exported
+    def entry_classes(self, caller: Caller, template: ServiceTemplate) -> tuple[str, ...]:  # noqa: ARG002  # everybody may ask
+        return self._server.read(lambda registrar, now: registrar.entry_classes(template, now))
+
+    @exported
+    def field_values(
+        self,
+        caller: Caller,  # noqa: ARG002  # everybody may ask
+        template: ServiceTemplate,
+        index: int,
+        field: str,
+    ) -> tuple[str | None, ...]:
+        return self._server.read(lambda registrar, now: registrar.field_values(template, index, field, now))
+
+    @exported
+    def service_types(self, caller: Caller, template: ServiceTemplate, prefix: str) -> tuple[str, ...]:  # noqa: ARG002  # everybody may ask
+        return self._server.read(lambda registrar, now: registrar.service_types(template, prefix, now))
+
+    @exported
+    def set_groups(self, caller: Caller, groups: tuple[str, ...]) -> None:
+        self._server.check_admin(caller)
+        self._server.set_groups(groups)
+
+    @exported
+    def destroy(self, caller: Caller) -> None:
+        self._server.check_admin(caller)
+        self._server.destroy()
+
+
+class _Status:
+    """What everybody may know."""
+
+    def __init__(self, server: LookupServer) -> None:
+        self._server = server
+
+    @exported
+    def status(self, caller: Caller) -> dict[str, Any]:  # noqa: ARG002  # everybody may ask
+        return self._server.status()
+
+
+def _owner(caller: Caller) -> str:
+    return caller.identity or caller.address.rpartition(":")[0]

@@ -1,0 +1,398 @@
+"""One client process at one lookup service: keeps what is joined and watched there, through every failure.
+
+Theory of operation: the session knows what is wanted (items to hold, caches to feed) and what it has there (leases,
+event registrations). Its one thread brings the second to the first, renews at 7/8 of the shortest term, and after
+each failure connects again with capped exponential backoff and jitter. Events come over a data connection of
+their own. Register first, then look up; older numbers are dropped; a gap leads to another lookup.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+from uuid import uuid4
+
+import msgspec
+
+from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownLeaseError, WireError, rebuild
+from jbi_pubsub.core.renewal import RENEW_AT
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
+from jbi_pubsub.lookup.item import (
+    ALL_TRANSITIONS,
+    EventDiagnostic,
+    LeaseResult,
+    ServiceEvent,
+    ServiceItem,
+    ServiceTemplate,
+)
+from jbi_pubsub.lookup.proxy import DIAGNOSTIC, EVENT, GAP, RegistrarProxy
+
+log = logging.getLogger("jbi_pubsub.lookup")
+
+BACKOFF_FIRST: Final = 0.1
+BACKOFF_MOST: Final = 10.0
+"""Seconds between two tries to reach a lookup service again; long enough not to crowd a 7,200 bps link."""
+MATCHES_MOST: Final = 10_000
+"""Items taken from one lookup, as many as a registrar gives in one answer."""
+
+
+class Watcher(Protocol):
+    """What a session feeds: a template, and three calls, all made on the session's threads, serially."""
+
+    template: ServiceTemplate
+
+    def snapshot(self, registrar: str, items: tuple[ServiceItem, ...]) -> None:
+        """All items that match at the registrar now."""
+
+    def changed(self, registrar: str, service_id: str, item: ServiceItem | None) -> None:
+        """One item is new or different there, or gone (None)."""
+
+    def refused(self, registrar: str, error: JbiError) -> None:
+        """The registrar can't watch this template."""
+
+
+@dataclass(slots=True)
+class _Joined:
+    item: ServiceItem
+    lease_id: str
+    duration: float
+
+
+@dataclass(slots=True)
+class _Watched:
+    event_id: str
+    number: int
+    lease_id: str
+    duration: float
+    resync: bool = False
+    held: list[ServiceEvent] | None = None
+    """Events that came while a lookup was under way: applied behind its result, so that none is overwritten."""
+
+
+class RegistrarSession:
+    """Holds items and watches at one lookup service. `_changed` covers the wanted state and the event numbers."""
+
+    def __init__(
+        self,
+        ref: ServiceRef,
+        security: Security,
+        *,
+        duration: float,
+        probe: float,
+        name: str,
+        away: Callable[[], None],
+    ) -> None:
+        """`duration`: seconds of the leases asked for; `probe`: seconds between two signs of life.
+
+        `away` is called on each failure: another lookup service may answer there now.
+        """
+        self._away = away
+        self.ref = ref
+        self.registrar_id = ref.service_id
+        self._security = security
+        self._duration = duration
+        self._probe = probe
+        self._proxy = RegistrarProxy(ref, security)
+        self._listener = uuid4().hex
+        self._changed = threading.Condition()
+        self._items: dict[str, ServiceItem] = {}
+        self._watchers: dict[int, Watcher] = {}
+        self._joined: dict[str, _Joined] = {}
+        self._watched: dict[int, _Watched] = {}
+        self._refused: set[str] = set()
+        self._dirty = True
+        self._renew_by: float | None = None
+        self._stopping = False
+        self.connected = False
+        self._events_lost = threading.Event()
+        self._receiver: Receiver | None = None
+        self._event_thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name=f"{name}-registrar", daemon=True)
+        self._name = name
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Cancel what is held, if the lookup service answers, and end."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(timeout)
+        self._proxy.close()  # wakes a call that hangs
+        self._close_events()
+
+    def want(self, items: dict[str, ServiceItem], watchers: dict[int, Watcher]) -> None:
+        """What is to be held from now on."""
+        with self._changed:
+            self._items, self._watchers = dict(items), dict(watchers)
+            self._dirty = True
+            self._changed.notify_all()
+
+    def holds(self, item: ServiceItem) -> bool:
+        """Whether this very item is registered there now."""
+        with self._changed:
+            joined = self._joined.get(item.service_id)
+            return joined is not None and joined.item == item
+
+    def watches(self, watcher: Watcher) -> bool:
+        """Whether the watcher has had its first snapshot from there."""
+        with self._changed:
+            watched = self._watched.get(id(watcher))
+            return watched is not None and not watched.resync
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        backoff = BACKOFF_FIRST
+        while not self._stopping:
+            try:
+                self._connect()
+                backoff = BACKOFF_FIRST
+                while self._work():
+                    pass
+            except WireError as exc:
+                log.info("lookup service %s is away: %s", self.ref.endpoints, exc)
+            self.connected = False
+            self._away()
+            with self._changed:
+                if not self._stopping:
+                    self._changed.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+            backoff = min(backoff * 2, BACKOFF_MOST)
+        self._leave()
+
+    def _connect(self) -> None:
+        info = self._proxy.describe()
+        if info.service_id != self.registrar_id:
+            raise WireError(f"another lookup service answers at {self.ref.endpoints}")
+        self._open_events()
+        with self._changed:
+            self.connected = True
+            self._dirty = True
+            for watched in self._watched.values():
+                watched.resync = True  # events may have been missed while we were away
+        self._renew()
+
+    def _work(self) -> bool:
+        """One round: bring what is held to what is wanted, renew, wait for the next reason. False: stop."""
+        if self._events_lost.is_set():
+            raise WireError("event connection lost")
+        self._reconcile()
+        due = self._next_renewal()
+        with self._changed:
+            if self._stopping:
+                return False
+            if not self._dirty and due > time.monotonic():
+                self._changed.wait(min(due - time.monotonic(), self._probe))
+            idle = not self._dirty
+        if due <= time.monotonic():
+            self._renew()
+        elif idle:
+            self._proxy.describe()  # a sign of life; raises when it is gone
+        return not self._stopping
+
+    def _reconcile(self) -> None:
+        with self._changed:
+            self._dirty = False
+            items, watchers = dict(self._items), dict(self._watchers)
+            leaving = [j.lease_id for sid, j in self._joined.items() if sid not in items]
+            leaving += [w.lease_id for key, w in self._watched.items() if key not in watchers]
+            self._joined = {sid: j for sid, j in self._joined.items() if sid in items}
+            self._watched = {key: w for key, w in self._watched.items() if key in watchers}
+        if leaving:
+            self._proxy.cancel(leaving)
+        for service_id, item in items.items():
+            joined = self._joined.get(service_id)
+            if joined is None or joined.item != item:
+                self._join(item)
+        for key, watcher in watchers.items():
+            if key not in self._watched:
+                self._watch(key, watcher)
+            elif self._watched[key].resync:
+                self._resync(key, watcher)
+
+    def _join(self, item: ServiceItem) -> None:
+        try:
+            granted = self._proxy.register(item, self._duration)
+        except WireError:
+            raise
+        except JbiError as exc:
+            if item.service_id not in self._refused:
+                log.error("lookup service %s refuses %s: %s", self.ref.endpoints, item.service_id, exc)
+                self._refused.add(item.service_id)
+            return
+        with self._changed:
+            self._joined[item.service_id] = _Joined(item, granted.lease_id, granted.duration)
+            self._renew_by = None
+            self._changed.notify_all()
+
+    def _watch(self, key: int, watcher: Watcher) -> None:
+        try:
+            # Register first, then look up: a change between the two is seen twice, never missed.
+            granted = self._proxy.notify(
+                watcher.template, int(ALL_TRANSITIONS), self._duration, str(key), self._listener
+            )
+        except WireError:
+            raise
+        except JbiError as exc:
+            watcher.refused(self.registrar_id, exc)
+            with self._changed:
+                self._watchers.pop(key, None)
+            return
+        with self._changed:
+            self._watched[key] = _Watched(
+                granted.event_id, granted.number, granted.lease_id, granted.duration, resync=True
+            )
+            self._renew_by = None
+        self._resync(key, watcher)
+
+    def _resync(self, key: int, watcher: Watcher) -> None:
+        with self._changed:
+            watched = self._watched[key]
+            watched.resync, watched.held = False, []
+        try:
+            found = self._proxy.lookup(watcher.template, MATCHES_MOST)
+        except WireError:
+            watched.resync, watched.held = True, None
+            raise
+        watcher.snapshot(self.registrar_id, found.items)
+        while True:
+            with self._changed:
+                held = watched.held or []
+                watched.held = [] if held else None
+                self._changed.notify_all()
+            if not held:
+                return
+            for event in held:
+                watcher.changed(self.registrar_id, event.service_id, event.item)
+
+    # -- leases -------------------------------------------------------------------------------------------------
+
+    def _held(self) -> list[_Joined | _Watched]:
+        return [*self._joined.values(), *self._watched.values()]
+
+    def _next_renewal(self) -> float:
+        if self._renew_by is None:
+            with self._changed:
+                terms = [held.duration for held in self._held()]
+            self._renew_by = time.monotonic() + min(terms, default=self._duration) * RENEW_AT
+        return self._renew_by
+
+    def _renew(self) -> None:
+        with self._changed:
+            leases = [held.lease_id for held in self._held()]
+        results = self._proxy.renew([(lease, self._duration) for lease in leases]) if leases else ()
+        self._renew_by = None
+        gone = {r.lease_id for r in results if r.error is not None and r.error.code == UnknownLeaseError.code}
+        self._note(results)
+        if gone:
+            with self._changed:  # forgotten here, so the next round registers again
+                self._joined = {k: j for k, j in self._joined.items() if j.lease_id not in gone}
+                self._watched = {k: w for k, w in self._watched.items() if w.lease_id not in gone}
+                self._dirty = True
+
+    def _note(self, results: tuple[LeaseResult, ...]) -> None:
+        terms = {r.lease_id: r.duration for r in results if r.error is None}
+        with self._changed:
+            for held in self._held():
+                held.duration = terms.get(held.lease_id, held.duration)
+
+    def _leave(self) -> None:
+        with self._changed:
+            leases = [held.lease_id for held in self._held()]
+            self._joined, self._watched = {}, {}
+        if leases:
+            try:
+                self._proxy.cancel(leases)
+            except JbiError as exc:
+                log.debug("leases at %s run out by themselves: %s", self.ref.endpoints, exc)
+
+    # -- events -------------------------------------------------------------------------------------------------
+
+    def _open_events(self) -> None:
+        self._close_events()
+        token = self._proxy.open_events(self._listener)
+        sock = dial(self.ref, DATA, self._security, 10.0)
+        line = Line(sock)
+        greet(line, Hello(token))
+        self._events_lost.clear()
+        receiver = Receiver(self._receive, lambda: b"")
+        self._receiver = receiver
+
+        def read() -> None:
+            try:
+                receiver.run(line)
+            except WireError as exc:
+                log.debug("events from %s ended: %s", self.ref.endpoints, exc)
+            finally:
+                sock.close()
+                if self._receiver is receiver:
+                    self._events_lost.set()
+                    with self._changed:
+                        self._changed.notify_all()
+
+        self._event_thread = threading.Thread(target=read, name=f"{self._name}-events", daemon=True)
+        self._event_thread.start()
+
+    def _close_events(self) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.stop()
+        if self._event_thread is not None and self._event_thread is not threading.current_thread():
+            self._event_thread.join(5.0)
+
+    def _receive(self, items: list[memoryview]) -> None:
+        for item in items:
+            kind = bytes(item[:1])
+            try:
+                if kind == EVENT:
+                    self._dispatch(msgspec.msgpack.decode(item[1:], type=ServiceEvent))
+                elif kind == DIAGNOSTIC:
+                    self._diagnose(msgspec.msgpack.decode(item[1:], type=EventDiagnostic))
+                elif kind == GAP:
+                    self._look_again()
+                else:
+                    raise ProtocolError(f"event of kind {kind!r}")
+            except msgspec.DecodeError as exc:
+                raise ProtocolError(f"bad event: {exc}") from exc
+
+    def _look_again(self) -> None:
+        with self._changed:
+            for watched in self._watched.values():
+                watched.resync = True
+            self._dirty = True
+            self._changed.notify_all()
+
+    def _diagnose(self, diagnostic: EventDiagnostic) -> None:
+        with self._changed:
+            key = next((k for k, w in self._watched.items() if w.event_id == diagnostic.event_id), None)
+            watcher = self._watchers.get(key) if key is not None else None
+        if watcher is not None:
+            watcher.refused(self.registrar_id, rebuild(diagnostic.error))
+
+    def _dispatch(self, event: ServiceEvent) -> None:
+        with self._changed:
+            key = next((k for k, w in self._watched.items() if w.event_id == event.event_id), None)
+            if key is None:
+                self._dirty = True  # the event overtook the answer to notify: its lookup comes after it anyway
+                return
+            watched, watcher = self._watched[key], self._watchers.get(key)
+            if event.number <= watched.number:
+                return
+            if event.number > watched.number + 1:
+                watched.resync = self._dirty = True
+                self._changed.notify_all()
+            watched.number = event.number
+            if watched.held is not None:
+                watched.held.append(event)
+                return
+        if watcher is not None:
+            watcher.changed(self.registrar_id, event.service_id, event.item)
