@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import enum
+import struct
 from typing import Final
 
 import msgspec
+
+from .errors import ProtocolError
 
 DEFAULT_VERSION: Final = "1.0"
 """Version of an information object type whose publisher names none."""
@@ -61,3 +65,69 @@ class SchemaBundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     documents: tuple[tuple[str, bytes], ...]
     marks: bytes = b""
     type: TypeName = TypeName("")
+
+
+class Cause(enum.StrEnum):
+    """Why an object that matched did not reach a subscriber. Each lost object counts under exactly one."""
+
+    QUEUE_OVERFLOW = "queue_overflow"
+    """The subscription's queue was full; its policy says whether the oldest or the newest went."""
+    BLOCK_TIMEOUT = "block_timeout"
+    """The queue stayed full for the whole time that policy `block` holds a publisher up."""
+    SUBSCRIBER_DEAD = "subscriber_dead"
+    """The subscriber's lease ran out with objects waiting for it."""
+    DELEGATE_DEAD = "delegate_dead"
+    """The delegate or peer publisher went away; how many objects it held is not known (count 0)."""
+    CANCELLED = "cancelled"
+    """The subscription was cancelled with objects waiting for it."""
+    OVERSIZE = "oversize"
+    """Larger than the delivery target takes."""
+    MAIL_REFUSED = "mail_refused"
+    """The mail server refused a recipient or the message for good (SMTP 5xx)."""
+    MAIL_UNREACHABLE = "mail_unreachable"
+    """The mail server could not be reached, or put us off, in all tries."""
+    SHUTDOWN = "shutdown"
+    """The delegate stopped before it could deliver."""
+
+
+class LossNotice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tells a subscription that objects were lost for it (paper section 2.4(5)). Count 0: unknown how many."""
+
+    subscription: str
+    cause: Cause
+    count: int
+    detail: str = ""
+
+
+class _Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    object_id: str
+    type: TypeName
+    metadata: bytes
+    platform: Platform
+
+
+_LENGTH: Final = struct.Struct("!I")
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(_Head)
+
+
+def encode(obj: InfoObject) -> tuple[bytes, bytes]:
+    """The object's bytes on the wire in two parts: all but the payload, and the payload itself, not copied."""
+    head = _encoder.encode(_Head(obj.object_id, obj.type, obj.metadata, obj.platform))
+    return _LENGTH.pack(len(head)) + head, obj.payload
+
+
+def decode(data: memoryview) -> InfoObject:
+    """The object of the joined parts of `encode`. Raises ProtocolError."""
+    head, payload = decode_head(data)
+    return msgspec.structs.replace(head, payload=bytes(payload))
+
+
+def decode_head(data: memoryview) -> tuple[InfoObject, memoryview]:
+    """The object without its payload, and the payload as a view. Raises ProtocolError."""
+    try:
+        (length,) = _LENGTH.unpack_from(data)
+        head = _decoder.decode(data[4 : 4 + length])
+    except (struct.error, msgspec.DecodeError) as exc:
+        raise ProtocolError(f"bad information object: {exc}") from exc
+    return InfoObject(head.object_id, head.type, head.metadata, b"", head.platform), data[4 + length :]

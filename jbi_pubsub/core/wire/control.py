@@ -44,8 +44,8 @@ from .ref import ServiceRef
 
 log = logging.getLogger("jbi_pubsub.wire")
 
-MAX_CONTROL_FRAME: Final = 8 << 20
-"""A schema bundle of 50 files is the largest request seen (about 1 MB); rpyc itself would take 4 GiB."""
+MAX_CONTROL_FRAME: Final = 32 << 20
+"""10,000 items of a lookup are the largest answer (10 to 20 MB); rpyc itself would take 4 GiB."""
 
 FRAME_SECONDS: Final = 30.0
 """For one frame once its first byte is there: 8 KB over a 7,200 bps link take 9 s."""

@@ -25,6 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -166,6 +167,19 @@ class Source(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Items on their way: the sequence number of the last, how many, their bytes with lengths between."""
+
+    last: int
+    count: int
+    size: int
+    parts: list[Part]
+
+    def frame(self) -> list[Part]:
+        return [BATCH.pack(self.last - self.count + 1, self.count), *self.parts]
+
+
 class Sender:
     """The sending end. One thread takes from the source and sends; whoever owns the socket calls `run`.
 
@@ -179,7 +193,7 @@ class Sender:
         self._acked = acked
         self._changed = threading.Condition()
         self._line: Line | None = None
-        self._unacked: deque[tuple[int, int, list[Part]]] = deque()  # (last sequence, bytes, parts)
+        self._unacked: deque[_Batch] = deque()
         self._unacked_bytes = 0
         self._sequence = 0
         self._position = 0
@@ -211,6 +225,15 @@ class Sender:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
+    def rebase(self) -> None:
+        """The peer has forgotten us: what is unacknowledged counts from 1 again. Not while `run` is running."""
+        with self._changed:
+            behind = self._position
+            for batch in self._unacked:
+                batch.last -= behind
+            self._sequence -= behind
+            self._position = 0
+
     def run(self, line: Line, position: int) -> None:
         """Use `line` until it fails: send again what the peer has not received, then read its acknowledgements.
 
@@ -236,16 +259,16 @@ class Sender:
         """Send what is kept; attach the line at the moment when nothing is left, so that order holds."""
         while True:
             with self._changed:
-                waiting = [(last, parts) for last, _, parts in self._unacked if last > sent]
+                waiting = [batch for batch in self._unacked if batch.last > sent]
                 if self._stopping:
                     raise WireError("stopped")
                 if not waiting:
                     self._line = line
                     self._changed.notify_all()
                     return
-            for last, parts in waiting:
-                line.send(ITEMS, parts)
-                sent = last
+            for batch in waiting:
+                line.send(ITEMS, batch.frame())
+                sent = batch.last
 
     def _read_ack(self, line: Line) -> None:
         try:
@@ -266,8 +289,8 @@ class Sender:
         if not self._position <= position <= self._sequence:
             raise ProtocolError(f"peer is at {position}, we are at {self._position}..{self._sequence}")
         count, self._position = position - self._position, position
-        while self._unacked and self._unacked[0][0] <= position:
-            self._unacked_bytes -= self._unacked.popleft()[1]
+        while self._unacked and self._unacked[0].last <= position:
+            self._unacked_bytes -= self._unacked.popleft().size
         return count
 
     def _send_all(self) -> None:
@@ -289,7 +312,7 @@ class Sender:
         )
 
     def _send(self, items: list[tuple[Part, ...]]) -> None:
-        parts: list[Part] = [BATCH.pack(self._sequence + 1, len(items))]
+        parts: list[Part] = []
         for item in items:
             parts.append(LENGTH.pack(sum(map(len, item))))
             parts.extend(item)
@@ -298,12 +321,13 @@ class Sender:
             parts = [b"".join(parts)]
         with self._changed:
             self._sequence += len(items)
-            self._unacked.append((self._sequence, size, parts))
+            batch = _Batch(self._sequence, len(items), size, parts)
+            self._unacked.append(batch)
             self._unacked_bytes += size
             line = self._line
         if line is not None:
             try:
-                line.send(ITEMS, parts)
+                line.send(ITEMS, batch.frame())
             except WireError:
                 line.shut()  # `run` notices and ends; the batch is kept and sent again on the next line
 
@@ -324,6 +348,7 @@ class Receiver:
             self._line.shut()
         self._line = line
         try:
+            self.report()  # what the last line may have swallowed
             while True:
                 try:
                     kind, body = line.receive()

@@ -1,0 +1,291 @@
+"""One publishing application at one delegate: lease, registrations, and the queue of what is on its way there.
+
+Theory of operation: `publish` queues; a Sender takes from the queue and keeps what is not acknowledged. One thread
+owns the data connection and mends it: cut, it is opened again and goes on where the delegate has got to; if the
+delegate has forgotten us (restart, lease run out), it is found again, everything is registered again under the same
+ids, and what was not acknowledged is sent again. Subscribers drop what they have seen, by sequence number.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import (
+    BackPressureError,
+    DelegateNotFoundError,
+    JbiError,
+    LookupNotFoundError,
+    UnknownLeaseError,
+    UnknownUidError,
+    WireError,
+    rebuild,
+)
+from jbi_pubsub.core.info_object import InfoObject, encode
+from jbi_pubsub.core.renewal import LeaseRenewalManager
+from jbi_pubsub.core.wire.endpoint import DATA, dial
+from jbi_pubsub.core.wire.stream import Hello, Line, Part, Sender, greet
+from jbi_pubsub.lookup.item import ServiceItem
+from jbi_pubsub.pad.proxy import NUMBER_BYTES, DelegateProxy, Opened, Refusals
+
+from .publication import Publication
+
+log = logging.getLogger("jbi_pubsub.publisher")
+
+QUEUE_ITEMS: Final = 10_000
+QUEUE_BYTES: Final = 64 << 20
+"""Bounds of what publish() may queue before it waits: a second or two of a fast publisher."""
+BACKOFF_FIRST: Final = 0.1
+BACKOFF_MOST: Final = 5.0
+
+
+class _Queue:
+    """Publications waiting to be sent (Source). `_changed` covers all state."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[Part, ...]] = deque()
+        self._bytes = 0
+
+    def put(self, parts: tuple[Part, ...], timeout: float) -> None:
+        size = sum(map(len, parts))
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while self._waiting and (len(self._waiting) >= QUEUE_ITEMS or self._bytes + size > QUEUE_BYTES):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise BackPressureError(
+                        f"the delegate takes no more: {len(self._waiting)} objects wait since {timeout:g} s",
+                        hint="Publish more slowly, or give a longer timeout",
+                    )
+                self._changed.wait(left)
+            self._waiting.append(parts)
+            self._bytes += size
+            if len(self._waiting) == 1:
+                self._changed.notify_all()
+
+    def take(self, max_items: int, max_bytes: int, timeout: float) -> list[tuple[Part, ...]]:
+        items: list[tuple[Part, ...]] = []
+        size = 0
+        with self._changed:
+            if not self._waiting:
+                self._changed.wait(timeout)
+            while self._waiting and len(items) < max_items and size < max_bytes:
+                items.append(self._waiting.popleft())
+                size += sum(map(len, items[-1]))
+            self._bytes -= size
+            self._changed.notify_all()
+        return items
+
+    def wait_empty(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while self._waiting and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            return len(self._waiting)
+
+
+class DelegateConnection:
+    """See the module. `_lock` covers the identity at the delegate: proxy, connection id, lease id."""
+
+    def __init__(
+        self,
+        config: Config,
+        renewals: LeaseRenewalManager,
+        *,
+        find: Callable[[], ServiceItem],
+        name: str,
+        refused: Callable[[str, JbiError], None] | None,
+    ) -> None:
+        """`find` finds a delegate of the same characteristics again."""
+        self.uid = uuid4().hex
+        self._config = config
+        self._security = config.security()
+        self._renewals = renewals
+        self._find = find
+        self._name = name
+        self._refused = refused
+        self._lock = threading.RLock()
+        self._proxy: DelegateProxy | None = None
+        self._opened: Opened | None = None
+        self._publications: dict[str, Publication] = {}
+        self._next_number = 0
+        self._queue = _Queue()
+        self._sender = Sender(self._queue, name=f"publish-{name}", acked=self._acked)
+        self._progress = threading.Condition()
+        self._gone = False
+        self._stopping = threading.Event()
+        self.refusals = 0
+        self._thread = threading.Thread(target=self._run, name=f"publish-{name}", daemon=True)
+
+    def open(self, item: ServiceItem) -> None:
+        """Connect, under a lease. Raises the delegate's errors or WireError."""
+        self._connect(item)
+        self._sender.start()
+        self._thread.start()
+
+    def register(self, publication: Publication) -> None:
+        """Register at the delegate. Raises the delegate's errors or WireError."""
+        with self._lock:
+            proxy, opened = self._attached()
+            publication.number = self._next_number + 1
+            proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+            self._next_number += 1
+            self._publications[publication.uid] = publication
+
+    def unregister(self, publication: Publication) -> None:
+        """Take a registration back. Raises the delegate's errors or WireError."""
+        with self._lock:
+            proxy, opened = self._attached()
+            proxy.unregister(opened.uid, publication.uid)
+            self._publications.pop(publication.uid, None)
+
+    def publish(self, publication: Publication, obj: InfoObject, timeout: float) -> None:
+        """Queue an object. Raises BackPressureError."""
+        self._queue.put((publication.number.to_bytes(NUMBER_BYTES, "big"), *encode(obj)), timeout)
+
+    def flush(self, timeout: float) -> None:
+        """Wait until everything is acknowledged. Raises BackPressureError."""
+        deadline = time.monotonic() + timeout
+        waiting = self._queue.wait_empty(timeout)
+        with self._progress:
+            while (waiting or self._sender.unacknowledged) and (left := deadline - time.monotonic()) > 0:
+                self._progress.wait(min(left, 0.05))  # an item is between queue and sender for a moment
+                waiting = self._queue.wait_empty(0.0)
+        left_over = waiting + self._sender.unacknowledged
+        if left_over:
+            raise BackPressureError(f"{left_over} objects not taken by the delegate within {timeout:g} s")
+
+    def close(self, timeout: float) -> None:
+        """Hand over what is queued within `timeout` seconds, then leave. What is left is logged as lost."""
+        try:
+            self.flush(timeout)
+        except BackPressureError as exc:
+            log.warning("%s leaves a delegate with objects lost: %s", self._name, exc)
+        self._stopping.set()
+        self._renewals.remove(self)
+        with self._lock:
+            proxy, opened = self._proxy, self._opened
+        if proxy is not None and opened is not None:
+            try:
+                proxy.disconnect(opened.uid)
+            except JbiError as exc:
+                log.debug("the delegate will notice by the lease: %s", exc)
+            proxy.close()
+        self._sender.stop()
+        self._thread.join(5.0)
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "connected": self._sender.connected,
+            "registrations": list(self._publications),
+            "unacknowledged": self._sender.unacknowledged,
+            "refused": self.refusals,
+        }
+
+    # -- keeping the connection ---------------------------------------------------------------------------------
+
+    def _connect(self, item: ServiceItem) -> None:
+        proxy = DelegateProxy(item.proxy, self._security, timeout=self._config.lookup.timeout)
+        opened = proxy.connect(self._name, self._config.lease.publisher)
+        with self._lock:
+            if self._proxy is not None:
+                self._proxy.close()
+            self._proxy, self._opened, self._gone = proxy, opened, False
+            for publication in self._publications.values():
+                proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+        self._renewals.manage(self, opened.lease.duration, self._renew, self._lease_lost)
+
+    def _renew(self) -> float:
+        with self._lock:
+            proxy, opened = self._attached()
+        return proxy.renew(opened.lease.lease_id, self._config.lease.publisher).duration
+
+    def _lease_lost(self, why: JbiError) -> None:
+        log.warning("%s lost its lease at the delegate, connecting again: %s", self._name, why)
+        self._gone = True
+
+    def _attached(self) -> tuple[DelegateProxy, Opened]:
+        if self._proxy is None or self._opened is None:
+            raise WireError("not connected to the delegate")
+        return self._proxy, self._opened
+
+    def _run(self) -> None:
+        backoff = BACKOFF_FIRST
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            try:
+                if self._gone:
+                    self._come_back()
+                self._send_on_a_line()
+            except (UnknownUidError, UnknownLeaseError) as exc:
+                log.info("%s: the delegate has forgotten us: %s", self._name, exc)
+                self._gone = True
+            except WireError as exc:
+                log.debug("%s: data connection ended: %s", self._name, exc)
+                self._gone = self._gone or self._is_forgotten()
+            except (DelegateNotFoundError, LookupNotFoundError) as exc:
+                log.info("%s: waiting for the delegate: %s", self._name, exc)
+            except JbiError as exc:
+                log.error("%s: the delegate refuses us: %s", self._name, exc)
+            if time.monotonic() - began > BACKOFF_MOST:
+                backoff = BACKOFF_FIRST
+            self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+            backoff = min(2 * backoff, BACKOFF_MOST)
+
+    def _send_on_a_line(self) -> None:
+        with self._lock:
+            proxy, opened = self._attached()
+        token = proxy.open_publications(opened.uid)
+        sock = dial(proxy.ref, DATA, self._security, self._config.lookup.timeout)
+        try:
+            line = Line(sock)
+            self._sender.run(line, greet(line, Hello(token)))
+        finally:
+            sock.close()
+
+    def _is_forgotten(self) -> bool:
+        """Whether another delegate stands where ours was, or ours is not there any more."""
+        with self._lock:
+            proxy, opened = self._attached()
+        try:
+            proxy.renew(opened.lease.lease_id, self._config.lease.publisher)
+        except UnknownLeaseError:
+            return True
+        except WireError:
+            try:
+                return self._find().service_id != proxy.ref.service_id
+            except JbiError:
+                return False  # nobody there yet: try again, ours may come back
+        except JbiError:
+            return False
+        return False
+
+    def _come_back(self) -> None:
+        self._renewals.remove(self)
+        self._connect(self._find())
+        self._sender.rebase()
+
+    # -- acknowledgements ---------------------------------------------------------------------------------------
+
+    def _acked(self, _count: int, note: memoryview) -> None:
+        with self._progress:
+            self._progress.notify_all()
+        if not note:
+            return
+        for object_id, error in msgspec.msgpack.decode(note, type=Refusals):
+            self.refusals += 1
+            rebuilt = rebuild(error)
+            log.warning("%s: the delegate refused object %s: %s", self._name, object_id, rebuilt)
+            if self._refused is not None:
+                self._refused(object_id, rebuilt)

@@ -1,0 +1,258 @@
+"""PublisherAdapterLight (PAL): publishes through delegates (paper section 2.4(1)-(4)).
+
+A whole publisher needs three calls: connect_to_delegate, register_publisher, publish. Leases are renewed, broken
+connections mended, and a delegate that has come back is used again, without the application's doing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NewType, Self
+
+from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, UnknownUidError
+from jbi_pubsub.core.info_object import DEFAULT_VERSION
+from jbi_pubsub.core.renewal import LeaseRenewalManager
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.join import JoinManager
+from jbi_pubsub.pad.subscription import PAD_TYPE, PublisherAdapterDelegate
+
+from .connection import DelegateConnection
+from .publication import (
+    Document,
+    Payload,
+    Publication,
+    RegistrationUid,
+    document_bytes,
+    open_type,
+    opened,
+    payload_bytes,
+)
+
+DelegateUid = NewType("DelegateUid", str)
+"""Identifies a connection to a delegate, in all calls of the adapter that made it."""
+
+
+class PublisherAdapterLight:
+    """Publishes through any number of delegates. Safe for several threads.
+
+    Objects of one registration keep the order of publish calls. `refused(object_id, error)` is called on a library
+    thread when a delegate refuses an object that was fine here; by default such refusals are only logged.
+    """
+
+    def __init__(
+        self,
+        config: Config | None = None,
+        *,
+        name: str = "",
+        refused: Callable[[str, JbiError], None] | None = None,
+    ) -> None:
+        self._config = config or Config()
+        self._name = name or f"publisher-{os.getpid()}"
+        self._refused = refused
+        self._types = TypeRepository()
+        self._lock = threading.Lock()
+        self._connections: dict[DelegateUid, DelegateConnection] = {}
+        self._publications: dict[RegistrationUid, tuple[Publication, DelegateConnection]] = {}
+        self._community: JoinManager | None = None
+        self._renewals = LeaseRenewalManager(self._name)
+        self._closed = False
+
+    def connect_to_delegate(
+        self, name: str | None = None, location: str | None = None, *, timeout: float | None = None
+    ) -> DelegateUid:
+        """Connect to a delegate with these characteristics; None is a wildcard. A new id with each call.
+
+        Waits up to `timeout` seconds (default [lookup] timeout) for one to appear. Raises DelegateNotFoundError
+        (with what was looked for and what exists) or LookupNotFoundError.
+        """
+        self._check_open()
+        seconds = self._config.lookup.timeout if timeout is None else timeout
+        item = self._find_delegate(name, location, seconds)
+        connection = DelegateConnection(
+            self._config,
+            self._renewals,
+            find=lambda: self._find_delegate(name, location, self._config.lookup.timeout),
+            name=self._name,
+            refused=self._refused,
+        )
+        connection.open(item)
+        uid = DelegateUid(f"delegate-{connection.uid}")
+        with self._lock:
+            self._connections[uid] = connection
+        return uid
+
+    def register_publisher(
+        self,
+        delegate: DelegateUid,
+        schema: str | Path | bytes,
+        invariants: Document,
+        *,
+        marks: str | Path | bytes | None = None,
+        type_name: str = "",
+        version: str = DEFAULT_VERSION,
+        validate: bool = True,
+        locations: Mapping[str, Path] | None = None,
+    ) -> RegistrationUid:
+        """Register what will be published at a delegate; the id to publish with.
+
+        `schema` is the XML Schema of the metadata (a path, or the bytes of one document), `invariants` a document
+        with the elements that stay constant, `marks` a marks file for schemas that carry no marks, `type_name` the
+        type when neither a marker element nor the root's name is right. `validate` False skips validation of each
+        object; invariants are always checked. `locations` maps URLs or namespaces to local schema files.
+
+        Raises UnknownUidError, SchemaError, TypeConflictError, MetadataError, WireError.
+        """
+        self._check_open()
+        connection = self._connection(delegate)
+        info_type = open_type(
+            self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations or {}
+        )
+        publication = opened(info_type, invariants, validate=validate)
+        connection.register(publication)
+        with self._lock:
+            self._publications[publication.uid] = (publication, connection)
+        return publication.uid
+
+    def publish(
+        self,
+        registration: RegistrationUid,
+        metadata: Document,
+        payload: Payload = None,
+        *,
+        timeout: float | None = None,
+    ) -> str:
+        """Publish an object; its id. Checked here, then queued for the delegate; `flush` waits until it has it.
+
+        Waits up to `timeout` seconds (default [queue] publish_seconds) for room. Raises UnknownUidError,
+        MetadataError (path of the element), InvariantError, OversizeError, BackPressureError, WireError (the
+        delegate refused to take the registration back after a failure).
+        """
+        self._check_open()
+        publication, connection = self._publication(registration)
+        data, body = document_bytes(metadata, what="metadata"), payload_bytes(payload)
+        publication.check(data)
+        seconds = self._config.queue.publish_seconds if timeout is None else timeout
+        with publication.lock:
+            obj = publication.next_object(data, body)
+            try:
+                connection.publish(publication, obj, seconds)
+            except JbiError:
+                publication.sequence -= 1  # not queued: the number is used again
+                raise
+        return obj.object_id
+
+    def flush(self, timeout: float = 10.0) -> None:
+        """Wait until the delegates have taken all that was published. Raises BackPressureError after `timeout` s."""
+        with self._lock:
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.flush(timeout)
+
+    def unregister_publisher(self, registration: RegistrationUid) -> None:
+        """Undo register_publisher, after what was published has gone out. Raises UnknownUidError, WireError."""
+        publication, connection = self._publication(registration)
+        connection.flush(self._config.queue.publish_seconds)
+        connection.unregister(publication)
+        with self._lock:
+            self._publications.pop(registration, None)
+
+    def disconnect(self, delegate: DelegateUid) -> None:
+        """Undo connect_to_delegate and all registrations there. Raises UnknownUidError."""
+        connection = self._connection(delegate)
+        connection.close(self._config.queue.publish_seconds)
+        with self._lock:
+            self._connections.pop(delegate, None)
+            self._publications = {uid: pair for uid, pair in self._publications.items() if pair[1] is not connection}
+
+    def status(self) -> dict[str, Any]:
+        """Connections and registrations as plain data."""
+        with self._lock:
+            return {
+                "name": self._name,
+                "delegates": {uid: c.status() for uid, c in self._connections.items()},
+                "registrations": {
+                    uid: {"type": str(p.info_type.type), "published": p.sequence}
+                    for uid, (p, _) in self._publications.items()
+                },
+            }
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Disconnect from all delegates, handing over what is queued within `timeout` seconds. Safe to call twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            connections = list(self._connections.values())
+        for connection in connections:
+            connection.close(timeout)
+        self._renewals.stop()
+        if self._community is not None:
+            self._community.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _find_delegate(self, name: str | None, location: str | None, timeout: float) -> ServiceItem:
+        wanted = PublisherAdapterDelegate(name=name, location=location).rep()
+        community = self._joined()
+        cache = community.watch(ServiceTemplate(types=(PAD_TYPE,), entries=(wanted,)))
+        try:
+            found = cache.wait(1, timeout)
+        finally:
+            community.unwatch(cache)
+        if found:
+            return found[0]
+        existing = community.lookup(ServiceTemplate(types=(PAD_TYPE,)))  # raises when there is no lookup service
+        known = sorted(f"({d.name}, {d.location})" for item in existing for d in _characteristics(item))
+        raise DelegateNotFoundError(
+            f"no delegate ({name or '*'}, {location or '*'}) within {timeout:g} s; there are: {', '.join(known) or 'none'}",
+            hint="Start one with `jbi pad NAME LOCATION`",
+            name=name,
+            location=location,
+        )
+
+    def _joined(self) -> JoinManager:
+        with self._lock:
+            if self._community is None:
+                self._community = JoinManager(self._config, name=self._name)
+            return self._community
+
+    def _connection(self, delegate: DelegateUid) -> DelegateConnection:
+        with self._lock:
+            found = self._connections.get(delegate)
+        if found is None:
+            raise UnknownUidError(
+                f"no delegate {delegate!r} of this adapter",
+                hint="Use what connect_to_delegate returned",
+                uid=str(delegate),
+            )
+        return found
+
+    def _publication(self, registration: RegistrationUid) -> tuple[Publication, DelegateConnection]:
+        with self._lock:
+            found = self._publications.get(registration)
+        if found is None:
+            raise UnknownUidError(
+                f"no registration {registration!r} of this adapter",
+                hint="Use what register_publisher returned",
+                uid=str(registration),
+            )
+        return found
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AdapterStateError("this PublisherAdapterLight is closed")
+
+
+def _characteristics(item: ServiceItem) -> list[PublisherAdapterDelegate]:
+    own = PublisherAdapterDelegate.entry_name
+    return [PublisherAdapterDelegate.from_rep(e) for e in item.entries if e.cls.name == own]

@@ -1,0 +1,138 @@
+"""PublisherAdapter (PA): publishes peer to peer, without a delegate (paper section 2.4, end).
+
+The application's own process does what a delegate does, with the delegate's code: leases, queues, predicates,
+filters, e-mail. Calls are those of PublisherAdapterLight without the delegate.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import AdapterStateError, UnknownUidError
+from jbi_pubsub.core.info_object import DEFAULT_VERSION
+from jbi_pubsub.pad.delegate import Registration
+from jbi_pubsub.pad.server import DisseminationServer
+
+from .publication import (
+    Document,
+    Payload,
+    Publication,
+    RegistrationUid,
+    document_bytes,
+    open_type,
+    opened,
+    payload_bytes,
+)
+
+
+class PublisherAdapter:
+    """A peer publisher. Safe for several threads; objects of one registration keep the order of publish calls."""
+
+    def __init__(self, config: Config | None = None) -> None:
+        """Opens the port that subscribers connect to. Raises PortInUseError or ConfigurationError."""
+        self._config = config or Config()
+        self._types = TypeRepository()
+        self._server = DisseminationServer(self._config, self._types, characteristics=None)
+        self._server.start()
+        self._connection = self._server.delegate.connect_own()
+        self._publications: dict[RegistrationUid, tuple[Publication, Registration]] = {}
+        self._lock = threading.Lock()
+        self._next_number = 0
+        self._closed = False
+
+    def register_publisher(
+        self,
+        schema: str | Path | bytes,
+        invariants: Document,
+        *,
+        marks: str | Path | bytes | None = None,
+        type_name: str = "",
+        version: str = DEFAULT_VERSION,
+        validate: bool = True,
+        locations: Mapping[str, Path] | None = None,
+        timeout: float | None = None,
+    ) -> RegistrationUid:
+        """Register what will be published; see PublisherAdapterLight.register_publisher."""
+        self._check_open()
+        info_type = open_type(
+            self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations or {}
+        )
+        publication = opened(info_type, invariants, validate=validate)
+        request = publication.request()
+        self._server.check_type(request)
+        with self._lock:
+            publication.number = self._next_number = self._next_number + 1
+        registration = self._server.delegate.register_publisher(
+            self._connection.connection_id, request, uid=publication.uid, number=publication.number
+        )
+        self._publications[publication.uid] = (publication, registration)
+        self._server.wait_announced(registration.uid, self._config.lookup.timeout if timeout is None else timeout)
+        return publication.uid
+
+    def publish(self, registration: RegistrationUid, metadata: Document, payload: Payload = None) -> str:
+        """Publish an object; its id. It is in its subscribers' queues when this returns.
+
+        Raises UnknownUidError, MetadataError (path of the element), InvariantError, OversizeError.
+        """
+        self._check_open()
+        publication, registered = self._find(registration)
+        data, body = document_bytes(metadata, what="metadata"), payload_bytes(payload)
+        with publication.lock:
+            obj = publication.next_object(data, body)
+            try:
+                self._server.delegate.publish(registered, obj)
+            except ValueError:  # refused metadata: the number is used again, subscribers see no gap
+                publication.sequence -= 1
+                registered.sequence = publication.sequence
+                raise
+        return obj.object_id
+
+    def unregister_publisher(self, registration: RegistrationUid) -> None:
+        """Undo register_publisher. Raises UnknownUidError."""
+        self._find(registration)
+        self._server.delegate.unregister_publisher(self._connection.connection_id, registration)
+        del self._publications[registration]
+
+    def subscriptions(self, registration: RegistrationUid) -> int:
+        """How many subscriptions match the registration now. Raises UnknownUidError."""
+        return len(self._find(registration)[1].topic.table)
+
+    def flush(self, timeout: float = 10.0) -> int:
+        """Wait until subscribers have what was published; how many objects still wait after `timeout` seconds."""
+        return self._server.delegate.drain(timeout)
+
+    def status(self) -> dict[str, Any]:
+        """Everything about this publisher as plain data."""
+        return self._server.status()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Leave: deliver what waits within `timeout` seconds, end all threads. Safe to call twice."""
+        if not self._closed:
+            self._closed = True
+            self._server.stop(timeout)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _find(self, registration: RegistrationUid) -> tuple[Publication, Registration]:
+        found = self._publications.get(registration)
+        if found is None:
+            raise UnknownUidError(
+                f"no registration {registration!r} of this adapter",
+                hint="Use what register_publisher returned",
+                uid=str(registration),
+            )
+        return found
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AdapterStateError("this PublisherAdapter is closed")

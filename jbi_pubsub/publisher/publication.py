@@ -1,0 +1,111 @@
+"""What both publishers' adapters share: opening a registration's type, and making information objects."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NewType
+from uuid import uuid4
+
+from jbi_pubsub.codegen.repository import InformationType, TypeRepository
+from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.errors import MetadataError, OversizeError
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, Platform
+from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
+from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.pad.subscription import PublisherRequest
+
+RegistrationUid = NewType("RegistrationUid", str)
+"""Identifies a registration to publish, in all calls of the adapter that made it."""
+
+Document = bytes | str | Path | Element
+"""An XML document: its bytes, its text, a file that holds it, or an lxml element."""
+
+Payload = bytes | bytearray | memoryview | str | Path | Element | None
+"""A payload: bytes as they are, text as UTF-8, a file's content, an lxml element as XML, None for no payload."""
+
+
+class Publication:
+    """A registration as its publisher sees it: numbers its objects and checks them before they leave.
+
+    `lock` is held from numbering an object until it is queued, so that order is the order of publish calls.
+    """
+
+    def __init__(self, uid: RegistrationUid, info_type: InformationType, entries: tuple[EntryRep, ...], validate: bool):
+        self.uid = uid
+        self.info_type = info_type
+        self.entries = entries
+        self.validate = validate
+        self.sequence = 0
+        self.number = 1
+        """Of the registration at its delegate."""
+        self.lock = threading.Lock()
+
+    def request(self) -> PublisherRequest:
+        """What the delegate is told."""
+        return PublisherRequest(self.info_type.bundle, self.entries, self.validate)
+
+    def check(self, metadata: bytes) -> None:
+        """Raises MetadataError, InvariantError or OversizeError, each naming the element's path."""
+        root = parse_metadata(metadata)
+        if self.validate:
+            self.info_type.validate(root)
+        self.info_type.check_invariants(root, self.entries)
+
+    def next_object(self, metadata: bytes, payload: bytes) -> InfoObject:
+        """The next object. Call under `lock`."""
+        self.sequence += 1
+        platform = Platform(time.time(), self.uid, self.sequence, len(metadata), len(payload))
+        return InfoObject(uuid4().hex, self.info_type.type, metadata, payload, platform)
+
+
+def open_type(
+    types: TypeRepository,
+    schema: str | Path | bytes,
+    *,
+    marks: str | Path | bytes | None,
+    type_name: str,
+    version: str,
+    locations: Mapping[str, Path],
+) -> InformationType:
+    """The type of a schema. Raises SchemaError or TypeConflictError."""
+    bundle = read_bundle(schema, marks=marks, name=type_name, version=version or DEFAULT_VERSION, locations=locations)
+    return types.open(bundle)
+
+
+def document_bytes(document: Document, *, what: str) -> bytes:
+    """The document's bytes. Raises MetadataError when its file can't be read."""
+    if isinstance(document, Path):
+        try:
+            return document.read_bytes()
+        except OSError as exc:
+            raise MetadataError(f"{what} {document}: {exc.strerror or exc}") from exc
+    return to_bytes(document)
+
+
+def payload_bytes(payload: Payload) -> bytes:
+    """The payload's bytes. Raises MetadataError (unreadable file) or OversizeError."""
+    if payload is None:
+        return b""
+    if isinstance(payload, str):
+        data = payload.encode()
+    elif isinstance(payload, bytearray | memoryview):
+        data = bytes(payload)
+    elif isinstance(payload, bytes):
+        data = payload
+    else:
+        data = document_bytes(payload, what="payload")
+    if len(data) > MAX_ITEM_BYTES - (2 << 20):
+        limit = MAX_ITEM_BYTES - (2 << 20)
+        raise OversizeError(f"payload has {len(data)} bytes, the limit is {limit}", size=len(data), limit=limit)
+    return data
+
+
+def opened(info_type: InformationType, invariants: Document, *, validate: bool) -> Publication:
+    """A new registration with its invariant metadata (paper section 2.4(3)). Raises MetadataError."""
+    root = parse_metadata(document_bytes(invariants, what="invariant metadata"), what="invariant metadata")
+    entries = info_type.entries(root)
+    return Publication(RegistrationUid(f"registration-{uuid4().hex}"), info_type, entries, validate)

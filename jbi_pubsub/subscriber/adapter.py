@@ -1,0 +1,422 @@
+"""SubscriberAdapter (SA): one in a process, any number of subscriptions (paper section 2.4(5)-(7)).
+
+The adapter is told by the lookup services which delegates and peer publishers match a subscription, now and later,
+and registers it with each. Each subscription has a queue of its own, or a listener, or e-mail recipients.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+from uuid import uuid4
+
+import msgspec
+
+from jbi_pubsub.codegen.repository import InformationType as OpenType
+from jbi_pubsub.codegen.repository import TypeRepository, type_name
+from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import AdapterStateError, MetadataError, UnknownUidError
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
+from jbi_pubsub.core.renewal import LeaseRenewalManager
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.finder import LookupCache
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.join import JoinManager
+from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS
+from jbi_pubsub.pad.subscription import (
+    PAD_TYPE,
+    PUBLISHER_TYPE,
+    InformationType,
+    Policy,
+    SubscriptionRequest,
+    compile_subscription,
+)
+
+from .session import DelegateSession
+from .subscription import LocalSubscription, SubscriptionListener, SubscriptionUid
+
+XSI = "{http://www.w3.org/2001/XMLSchema-instance}"
+Document = bytes | str | Path | Element
+
+
+class SubscriberAdapter:
+    """Receives information objects. Safe for several threads.
+
+    Only one may be open in a process (paper section 2.4(5)): a second raises AdapterStateError until the first is
+    closed. A forked child does not own its parent's adapter: it may open one of its own.
+    """
+
+    _open: ClassVar[tuple[int, SubscriberAdapter] | None] = None
+    _open_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, config: Config | None = None, *, name: str = "") -> None:
+        self._config = config or Config()
+        self._name = name or f"subscriber-{os.getpid()}"
+        self._pid = os.getpid()
+        with SubscriberAdapter._open_lock:
+            standing = SubscriberAdapter._open
+            if standing is not None and standing[0] == self._pid:
+                raise AdapterStateError(
+                    "a SubscriberAdapter is open in this process already",
+                    hint="Use it for all subscriptions, or close it first",
+                )
+            SubscriberAdapter._open = (self._pid, self)
+        self._types = TypeRepository()
+        self._lock = threading.RLock()
+        self._subscriptions: dict[str, LocalSubscription] = {}
+        self._watches: dict[tuple[EntryRep, ...], _Watch] = {}
+        self._by_uid: dict[str, _Watch] = {}
+        self._sessions: dict[str, DelegateSession] = {}
+        self._closed = False
+        self._renewals = LeaseRenewalManager(self._name)
+        self._community = JoinManager(self._config, name=self._name)
+
+    def register_subscriber(
+        self,
+        template: Document | None = None,
+        *,
+        predicate: str = "",
+        payload_filter: str = "",
+        listener: SubscriptionListener | None = None,
+        recipients: Sequence[str] = (),
+        direct: bool | None = None,
+        schema: str | Path | bytes | None = None,
+        marks: str | Path | bytes | None = None,
+        type_name: str = "",
+        version: str = "",
+        namespaces: Mapping[str, str] | None = None,
+        language: str = "xpath",
+        policy: Policy | None = None,
+        bound: int | None = None,
+        suppress_empty: bool = False,
+        locations: Mapping[str, Path] | None = None,
+        attributes: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> SubscriptionUid:
+        """Register a subscription; the id for all later calls. Everything is optional and ANDed.
+
+        First level: `template` is a metadata document whose invariant elements, where they have a value, must be
+        equal (paper figure 3); it needs its type's `schema` (and `marks` if the schema has none), or names one in
+        xsi:noNamespaceSchemaLocation. `type_name` and `version` select a type without a template.
+        Second level: `predicate` over the metadata, `payload_filter` over an XML payload (`suppress_empty`: nothing
+        selected is not delivered); `namespaces` are the prefixes in both, `language` is of the predicate.
+        Delivery: to this subscription's queue, or to `listener`, or by e-mail to `recipients`; both with `direct`
+        True. `bound` and `policy` say what happens when too many objects wait (default [queue]).
+
+        Returns when the lookup services watch for it (at most `timeout` seconds) - matching publishers are then
+        registered with as they are found; see `wait_matched`. Raises PredicateError, AddressError, MetadataError,
+        SchemaError, ConfigurationError, LookupNotFoundError: no state is left then.
+        """
+        self._check_open()
+        entries = self._entries(
+            template, schema=schema, marks=marks, name=type_name, version=version,
+            predicate=predicate if language == "xpath" else "", namespaces=namespaces or {}, locations=locations or {},
+        )  # fmt: skip
+        request = SubscriptionRequest(
+            f"subscription-{uuid4().hex}",
+            entries,
+            predicate,
+            payload_filter,
+            tuple((namespaces or {}).items()),
+            language,
+            suppress_empty,
+            not recipients if direct is None else direct,
+            tuple(recipients),
+            self._config.queue.bound if bound is None else bound,
+            policy or self._config.queue.policy,
+            self._config.queue.block_seconds,
+            tuple((attributes or {}).items()),
+        )
+        compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is told
+        subscription = LocalSubscription(request, listener)
+        watch = self._watch(subscription)
+        try:
+            self._community.wait_watching(watch.cache, self._config.lookup.timeout if timeout is None else timeout)
+        except Exception:
+            self._forget(subscription)
+            raise
+        return subscription.uid
+
+    def wait_matched(self, subscription: SubscriptionUid, count: int = 1, timeout: float = 10.0) -> int:
+        """At how many delegates and peer publishers the subscription stands, as soon as there are `count`, or after
+        `timeout` seconds. Raises UnknownUidError."""
+        self._find(subscription)
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                standing = sum(session.stands(subscription) for session in self._sessions.values())
+            if standing >= count or time.monotonic() >= deadline:
+                return standing
+            time.sleep(0.005)  # sessions make progress on their own threads
+
+    def receive(self, subscription: SubscriptionUid, timeout: float = 10.0) -> InfoObject | None:
+        """The next object, or None after `timeout` seconds. Raises UnknownUidError."""
+        return self._find(subscription).take(timeout)
+
+    def objects(self, subscription: SubscriptionUid, timeout: float = 10.0) -> Iterator[InfoObject]:
+        """Objects as they come, until none has come for `timeout` seconds. Raises UnknownUidError."""
+        local = self._find(subscription)
+        while (obj := local.take(timeout)) is not None:
+            yield obj
+
+    def drain(self, subscription: SubscriptionUid) -> list[InfoObject]:
+        """All objects that wait in the queue now. Raises UnknownUidError."""
+        return self._find(subscription).drain()
+
+    def queue_size(self, subscription: SubscriptionUid) -> int:
+        """How many objects wait in the queue. Raises UnknownUidError."""
+        return len(self._find(subscription))
+
+    def losses(self, subscription: SubscriptionUid) -> dict[str, int]:
+        """Objects lost so far by cause (a cause of unknown extent counts 1). Raises UnknownUidError."""
+        return dict(self._find(subscription).lost)
+
+    def cancel_subscription(self, subscription: SubscriptionUid) -> None:
+        """Cancel it everywhere: no further object comes once this has returned. Raises UnknownUidError."""
+        self._forget(self._find(subscription))
+
+    def status(self) -> dict[str, Any]:
+        """Subscriptions and sessions as plain data."""
+        with self._lock:
+            return {
+                "name": self._name,
+                "subscriptions": {
+                    uid: {
+                        "arrived": s.arrived,
+                        "waiting": len(s),
+                        "duplicates": s.duplicates,
+                        "listener_errors": s.listener_errors,
+                        "lost": dict(s.lost),
+                        "matched": sum(session.stands(uid) for session in self._sessions.values()),
+                    }
+                    for uid, s in self._subscriptions.items()
+                },
+                "sessions": [session.status() for session in self._sessions.values()],
+            }
+
+    def close(self) -> None:
+        """Cancel the direct subscriptions and end all threads; e-mail subscriptions live on by their leases.
+
+        Safe to call twice. In a forked child nothing but the claim to the adapter is given up.
+        """
+        with SubscriberAdapter._open_lock:
+            if SubscriberAdapter._open is not None and SubscriberAdapter._open[1] is self:
+                SubscriberAdapter._open = None
+        if self._closed or self._pid != os.getpid():
+            return
+        self._closed = True
+        with self._lock:
+            sessions, subscriptions = list(self._sessions.values()), list(self._subscriptions.values())
+        for session in sessions:
+            session.close()
+        for subscription in subscriptions:
+            subscription.close()
+        self._renewals.stop()
+        self._community.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- first level --------------------------------------------------------------------------------------------
+
+    def _entries(
+        self,
+        template: Document | None,
+        *,
+        schema: str | Path | bytes | None,
+        marks: str | Path | bytes | None,
+        name: str,
+        version: str,
+        predicate: str,
+        namespaces: Mapping[str, str],
+        locations: Mapping[str, Path],
+    ) -> tuple[EntryRep, ...]:
+        root = None
+        if template is not None:
+            data = template.read_bytes() if isinstance(template, Path) else to_bytes(template)
+            root = parse_metadata(data, what="template")
+            schema = schema or _hinted_schema(root, template)
+        if schema is None:
+            if root is not None:
+                raise MetadataError(
+                    f"no schema is known for the template's type {type_name(root)}",
+                    hint="Give schema=, or xsi:noNamespaceSchemaLocation with a file beside the template",
+                )
+            wanted = InformationType(name=name or None, version=version or None)
+            return (wanted.rep(),) if name or version else ()
+        bundle = read_bundle(schema, marks=marks, name=name, version=version or DEFAULT_VERSION, locations=locations)
+        opened = self._types.open(bundle)
+        typed = InformationType(name=opened.type.name, version=version or None).rep()
+        return (typed, *self._template_entries(opened, root), *_derived(opened, predicate, namespaces))
+
+    def _template_entries(self, opened: OpenType, root: Element | None) -> tuple[EntryRep, ...]:
+        return () if root is None else opened.template(root)
+
+    # -- delegates ----------------------------------------------------------------------------------------------
+
+    def _watch(self, subscription: LocalSubscription) -> _Watch:
+        entries = subscription.request.entries
+        with self._lock:
+            watch = self._watches.get(entries)
+            if watch is None:
+                watch = self._watches[entries] = _Watch(self, entries)
+            self._subscriptions[subscription.uid] = subscription
+            self._by_uid[subscription.uid] = watch
+        watch.add(subscription, self._community)
+        return watch
+
+    def _serve(self, subscription: LocalSubscription, item: ServiceItem) -> None:
+        """Have the subscription registered with the delegate or peer publisher of a matching item."""
+        ref = msgspec.structs.replace(item.proxy, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
+        with self._lock:
+            if self._closed or subscription.uid not in self._subscriptions:
+                return
+            session = self._sessions.get(ref.service_id)
+            if session is None:
+                session = self._sessions[ref.service_id] = self._new_session(ref)
+                session.start()
+        session.want(subscription)
+
+    def _new_session(self, ref: ServiceRef) -> DelegateSession:
+        return DelegateSession(
+            ref, self._config, self._renewals, name=self._name, is_listed=self._is_listed, ended=self._session_ended
+        )
+
+    def _is_listed(self, service_id: str) -> bool:
+        with self._lock:
+            caches = [cache for watch in self._watches.values() for cache in watch.caches()]
+        return any(item.proxy.service_id == service_id for cache in caches for item in cache.items())
+
+    def _session_ended(self, session: DelegateSession) -> None:
+        with self._lock:
+            if self._sessions.get(session.ref.service_id) is session:
+                del self._sessions[session.ref.service_id]
+
+    def _forget(self, subscription: LocalSubscription) -> None:
+        with self._lock:
+            self._subscriptions.pop(subscription.uid, None)
+            watch = self._by_uid.pop(subscription.uid, None)
+            sessions = list(self._sessions.values())
+            if watch is not None and watch.remove(subscription):
+                del self._watches[watch.entries]
+                for cache in watch.caches():
+                    self._community.unwatch(cache)
+        for session in sessions:
+            session.unwant(subscription.uid)
+        subscription.close()
+
+    def _find(self, subscription: SubscriptionUid) -> LocalSubscription:
+        self._check_open()
+        with self._lock:
+            found = self._subscriptions.get(subscription)
+        if found is None:
+            raise UnknownUidError(
+                f"no subscription {subscription!r} of this adapter",
+                hint="Use what register_subscriber returned",
+                uid=str(subscription),
+            )
+        return found
+
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            raise AdapterStateError(
+                "this SubscriberAdapter belongs to the parent process", hint="Open a new one after the fork"
+            )
+        if self._closed:
+            raise AdapterStateError("this SubscriberAdapter is closed")
+
+
+class _Watch:
+    """The subscriptions of one template, and the caches that tell where they match (a ServiceListener)."""
+
+    def __init__(self, adapter: SubscriberAdapter, entries: tuple[EntryRep, ...]) -> None:
+        self.entries = entries
+        self._adapter = adapter
+        self._lock = threading.Lock()
+        self._subscriptions: dict[str, LocalSubscription] = {}
+        self._cache: LookupCache | None = None
+        self._delegates: LookupCache | None = None
+
+    @property
+    def cache(self) -> LookupCache:
+        """Publisher registrations whose entries match."""
+        assert self._cache is not None
+        return self._cache
+
+    def caches(self) -> list[LookupCache]:
+        return [cache for cache in (self._cache, self._delegates) if cache is not None]
+
+    def add(self, subscription: LocalSubscription, community: JoinManager) -> None:
+        with self._lock:
+            self._subscriptions[subscription.uid] = subscription
+            if self._cache is None:
+                template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=self.entries)
+                self._cache = community.watch(template, self)
+            if not subscription.request.direct and self._delegates is None:
+                # An e-mail subscription also serves publishers that come when we are gone: every delegate gets it.
+                self._delegates = community.watch(ServiceTemplate(types=(PAD_TYPE,)), _DelegateListener(self))
+            items = self._cache.items()
+            delegates = self._delegates.items() if self._delegates and not subscription.request.direct else []
+        for item in (*items, *delegates):
+            self._adapter._serve(subscription, item)
+
+    def remove(self, subscription: LocalSubscription) -> bool:
+        """Whether it was the last one."""
+        with self._lock:
+            self._subscriptions.pop(subscription.uid, None)
+            return not self._subscriptions
+
+    def service_added(self, item: ServiceItem, *, mail_only: bool = False) -> None:
+        with self._lock:
+            subscriptions = list(self._subscriptions.values())
+        for subscription in subscriptions:
+            if not (mail_only and subscription.request.direct):
+                self._adapter._serve(subscription, item)
+
+    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:
+        if old.proxy != new.proxy:
+            self.service_added(new)
+
+    def service_removed(self, item: ServiceItem) -> None:
+        """Nothing: the subscription stays with the delegate, which may have the next matching publisher soon. The
+        session itself notices when the delegate is gone."""
+
+
+class _DelegateListener:
+    """Hands every delegate to a watch's e-mail subscriptions."""
+
+    def __init__(self, watch: _Watch) -> None:
+        self._watch = watch
+
+    def service_added(self, item: ServiceItem) -> None:
+        self._watch.service_added(item, mail_only=True)
+
+    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:
+        if old.proxy != new.proxy:
+            self.service_added(new)
+
+    def service_removed(self, item: ServiceItem) -> None:
+        """Nothing: see the watch."""
+
+
+def _derived(opened: OpenType, predicate: str, namespaces: Mapping[str, str]) -> tuple[EntryRep, ...]:
+    return opened.derive(predicate, namespaces) if predicate else ()
+
+
+def _hinted_schema(root: Element, template: Document) -> Path | None:
+    """The file named by xsi:noNamespaceSchemaLocation or xsi:schemaLocation, beside the template or in this folder."""
+    hint = root.get(f"{XSI}noNamespaceSchemaLocation") or (root.get(f"{XSI}schemaLocation") or "").split(" ")[-1]
+    folders = [template.parent] if isinstance(template, Path) else []
+    candidates = [folder / hint for folder in (*folders, Path.cwd())] if hint and "://" not in hint else []
+    return next((path for path in candidates if path.is_file()), None)

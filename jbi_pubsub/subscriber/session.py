@@ -1,0 +1,362 @@
+"""One subscriber process at one delegate or peer publisher: lease, subscriptions there, and the delivery connection.
+
+Theory of operation: the session knows which subscriptions are wanted there and which stand. One thread brings the
+second to the first; another owns the delivery connection and mends it. A cut shorter than the lease loses nothing:
+the delegate keeps what was not acknowledged. If the delegate has forgotten us (restart, lease run out), a new session
+is opened, everything is registered again, and the subscriptions are told that objects may be lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownLeaseError, UnknownUidError, WireError
+from jbi_pubsub.core.info_object import Cause, LossNotice, decode
+from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.renewal import LeaseRenewalManager
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import DATA, dial
+from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
+from jbi_pubsub.pad.delivery import ITEM, LOSS, OBJECT
+from jbi_pubsub.pad.proxy import Opened, SubscriptionsProxy
+
+from .subscription import LocalSubscription
+
+log = logging.getLogger("jbi_pubsub.subscriber")
+
+BACKOFF_FIRST: Final = 0.05
+BACKOFF_MOST: Final = 5.0
+
+CREDIT_PART: Final = 4
+"""Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported."""
+
+
+class _Standing:
+    """A subscription as it stands at the delegate."""
+
+    def __init__(self, subscription: LocalSubscription, number: int, lease: Lease | None) -> None:
+        self.subscription = subscription
+        self.number = number
+        self.lease = lease
+        self.consumed = 0
+        self.reported = 0
+
+
+class DelegateSession:
+    """See the module. `_changed` covers all state."""
+
+    def __init__(
+        self,
+        ref: ServiceRef,
+        config: Config,
+        renewals: LeaseRenewalManager,
+        *,
+        name: str,
+        is_listed: Callable[[str], bool],
+        ended: Callable[[DelegateSession], None],
+    ) -> None:
+        """`is_listed(service id)`: whether a lookup service still knows the delegate; `ended` is called once."""
+        self.ref = ref
+        self._config = config
+        self._renewals = renewals
+        self._name = name
+        self._is_listed = is_listed
+        self._ended = ended
+        self._proxy = SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)
+        self._changed = threading.Condition()
+        self._wanted: dict[str, LocalSubscription] = {}
+        self._standing: dict[str, _Standing] = {}
+        self._refused: set[str] = set()
+        self._by_number: dict[int, _Standing] = {}
+        self._opened: Opened | None = None
+        self._receiver: Receiver | None = None
+        self._lost = False
+        self._dirty = False
+        self._stopping = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._keep, name=f"{name}-session-{ref.service_id[:8]}", daemon=True),
+            threading.Thread(target=self._receive_all, name=f"{name}-receive-{ref.service_id[:8]}", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def want(self, subscription: LocalSubscription) -> None:
+        """Have the subscription stand there from now on."""
+        with self._changed:
+            self._wanted[subscription.uid] = subscription
+            self._dirty = True
+            self._changed.notify_all()
+
+    def unwant(self, uid: str, *, cancel_mail: bool = True) -> None:
+        """Cancel it there. Waits for the delegate's answer, so that nothing is delivered afterwards."""
+        with self._changed:
+            self._wanted.pop(uid, None)
+            standing = self._standing.pop(uid, None)
+            if standing is not None:
+                self._by_number.pop(standing.number, None)
+            session_id = self._opened.uid if self._opened else ""
+        if standing is None:
+            return
+        self._renewals.remove((self, uid))
+        if standing.lease is None or cancel_mail:
+            try:
+                self._proxy.unsubscribe(session_id, uid)
+            except JbiError as exc:
+                log.debug("subscription %s ends with its lease: %s", uid, exc)
+
+    def stands(self, uid: str) -> bool:
+        """Whether the delegate has the subscription now."""
+        with self._changed:
+            return uid in self._standing
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Leave: direct subscriptions end, e-mail ones live on by their leases."""
+        self._stopping.set()
+        self._renewals.remove(self)
+        with self._changed:
+            for uid in self._standing:
+                self._renewals.remove((self, uid))
+            opened, receiver = self._opened, self._receiver
+            self._changed.notify_all()
+        if receiver is not None:
+            receiver.stop()
+        if opened is not None and not self._lost:
+            try:
+                self._proxy.close_session(opened.uid)
+            except JbiError as exc:
+                log.debug("the delegate will notice by the lease: %s", exc)
+        self._proxy.close()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        with self._changed:
+            return {
+                "delegate": self.ref.service_id,
+                "address": ", ".join(self.ref.endpoints),
+                "connected": self._receiver is not None,
+                "subscriptions": list(self._standing),
+            }
+
+    # -- the session's thread -----------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        backoff = BACKOFF_FIRST
+        unreachable_since: float | None = None
+        while not self._stopping.is_set():
+            try:
+                self._open_if_needed()
+                self._reconcile()
+                backoff, unreachable_since = BACKOFF_FIRST, None
+                self._wait_for_work()
+                continue
+            except (UnknownUidError, UnknownLeaseError) as exc:
+                self._lose_session(exc)
+            except WireError as exc:
+                log.debug("%s: delegate %s is away: %s", self._name, self.ref.endpoints, exc)
+                unreachable_since = unreachable_since or time.monotonic()
+                if self._is_over(time.monotonic() - unreachable_since):
+                    self._end(exc)
+                    return
+            except JbiError as exc:
+                log.error("%s: delegate %s refuses the session: %s", self._name, self.ref.endpoints, exc)
+            self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+            backoff = min(2 * backoff, BACKOFF_MOST)
+
+    def _open_if_needed(self) -> None:
+        with self._changed:
+            if self._opened is not None and not self._lost:
+                return
+            needed = any(s.request.direct for s in self._wanted.values())
+        if not needed:
+            return
+        opened = self._proxy.open(self._name, self._config.lease.subscriber)
+        self._renewals.manage(
+            self, opened.lease.duration, lambda: self._renew(opened.lease.lease_id), self._lose_session
+        )
+        with self._changed:
+            self._opened, self._lost = opened, False
+            self._changed.notify_all()
+
+    def _reconcile(self) -> None:
+        with self._changed:
+            self._dirty = False
+            missing = [s for uid, s in self._wanted.items() if uid not in self._standing and uid not in self._refused]
+            session_id = self._opened.uid if self._opened else ""
+        for subscription in missing:
+            self._subscribe(session_id, subscription)
+
+    def _subscribe(self, session_id: str, subscription: LocalSubscription) -> None:
+        uid = subscription.uid
+        try:
+            granted = self._proxy.subscribe(session_id, subscription.request, self._config.lease.mail)
+        except (WireError, UnknownUidError):
+            raise
+        except JbiError as exc:
+            log.error("%s: delegate %s refuses subscription %s: %s", self._name, self.ref.endpoints, uid, exc)
+            with self._changed:
+                self._refused.add(uid)
+            return
+        standing = _Standing(subscription, granted.number, granted.lease)
+        with self._changed:
+            cancelled = uid not in self._wanted
+            if not cancelled:
+                self._standing[uid] = standing
+                self._by_number[granted.number] = standing
+                self._changed.notify_all()
+        if cancelled:
+            self._proxy.unsubscribe(session_id, uid)
+        elif granted.lease is not None:
+            lease = granted.lease
+            self._renewals.manage(
+                (self, uid),
+                lease.duration,
+                lambda: self._proxy.renew(lease.lease_id, self._config.lease.mail).duration,
+                lambda _why: self._subscribe_again(uid),
+            )
+
+    def _subscribe_again(self, uid: str) -> None:
+        with self._changed:
+            self._standing.pop(uid, None)
+            self._dirty = True
+            self._changed.notify_all()
+
+    def _wait_for_work(self) -> None:
+        with self._changed:
+            while not self._dirty and not self._lost and not self._stopping.is_set():
+                self._changed.wait(1.0)
+
+    def _renew(self, lease_id: str) -> float:
+        return self._proxy.renew(lease_id, self._config.lease.subscriber).duration
+
+    def _lose_session(self, why: JbiError) -> None:
+        """The delegate does not know us any more. Called on the session's thread or the renewal manager's."""
+        with self._changed:
+            if self._lost or self._opened is None:
+                return
+            log.warning("%s: session at delegate %s lost: %s", self._name, self.ref.endpoints, why)
+            self._lost = True
+            direct = [s for s in self._standing.values() if s.subscription.request.direct]
+            for standing in direct:
+                self._standing.pop(standing.subscription.uid)
+                self._by_number.pop(standing.number, None)
+            receiver = self._receiver
+            self._changed.notify_all()
+        self._renewals.remove(self)
+        if receiver is not None:
+            receiver.stop()
+        for standing in direct:
+            standing.subscription.lose(Cause.DELEGATE_DEAD, 0, why.message)
+
+    def _is_over(self, away: float) -> bool:
+        """Nobody answers there, our lease has run out, and no lookup service lists the delegate."""
+        return away > self._config.lease.subscriber and not self._is_listed(self.ref.service_id)
+
+    def _end(self, why: JbiError) -> None:
+        self._lose_session(why)
+        self._stopping.set()
+        self._renewals.remove(self)
+        self._proxy.close()
+        self._ended(self)
+
+    # -- the delivery connection --------------------------------------------------------------------------------
+
+    def _receive_all(self) -> None:
+        receiver: Receiver | None = None
+        session_id = ""
+        backoff = BACKOFF_FIRST
+        while not self._stopping.is_set():
+            opened = self._await_session()
+            if opened is None:
+                return
+            if opened.uid != session_id or receiver is None:
+                session_id, receiver = opened.uid, Receiver(self._take, self._consumed)
+            began = time.monotonic()
+            try:
+                self._receive(opened, receiver)
+            except (UnknownUidError, UnknownLeaseError) as exc:
+                self._lose_session(exc)
+            except JbiError as exc:
+                log.debug("%s: deliveries from %s ended: %s", self._name, self.ref.endpoints, exc)
+            backoff = BACKOFF_FIRST if time.monotonic() - began > 1.0 else min(2 * backoff, BACKOFF_MOST)
+            self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+
+    def _await_session(self) -> Opened | None:
+        with self._changed:
+            while (self._opened is None or self._lost) and not self._stopping.is_set():
+                self._changed.wait(1.0)
+            return None if self._stopping.is_set() else self._opened
+
+    def _receive(self, opened: Opened, receiver: Receiver) -> None:
+        token = self._proxy.open_deliveries(opened.uid)
+        sock = dial(self.ref, DATA, self._config.security(), self._config.lookup.timeout)
+        try:
+            line = Line(sock)
+            greet(line, Hello(token, receiver.position))
+            with self._changed:
+                self._receiver = receiver
+                for standing in self._by_number.values():
+                    standing.reported = 0  # the last line may have swallowed it
+            receiver.run(line)
+        finally:
+            with self._changed:
+                self._receiver = None
+            sock.close()
+
+    def _take(self, items: list[memoryview]) -> None:
+        for item in items:
+            try:
+                kind, number = ITEM.unpack_from(item)
+            except struct.error as exc:
+                raise ProtocolError(f"bad delivery: {exc}") from exc
+            standing = self._await_standing(number)
+            if standing is None:
+                continue  # cancelled meanwhile
+            body = item[ITEM.size :]
+            if kind == OBJECT:
+                standing.subscription.add(decode(body), lambda s=standing: self._consume(s))  # type: ignore[misc]  # mypy can't infer a lambda's default
+            elif kind == LOSS:
+                notice = msgspec.msgpack.decode(body, type=LossNotice)
+                standing.subscription.lose(notice.cause, notice.count, notice.detail)
+
+    def _await_standing(self, number: int) -> _Standing | None:
+        """The subscription of that number. Its first object may overtake the answer to subscribe: wait for that."""
+        with self._changed:
+            if number in self._by_number:
+                return self._by_number[number]
+            highest = max(self._by_number, default=0)
+            deadline = time.monotonic() + 2.0
+            while number > highest and number not in self._by_number and time.monotonic() < deadline:
+                if not self._dirty and all(uid in self._standing for uid in self._wanted):
+                    break
+                self._changed.wait(0.05)
+            return self._by_number.get(number)
+
+    def _consume(self, standing: _Standing) -> None:
+        with self._changed:
+            standing.consumed += 1
+            due = standing.consumed - standing.reported >= max(1, standing.subscription.request.bound // CREDIT_PART)
+            receiver = self._receiver
+        if due and receiver is not None:
+            receiver.report()
+
+    def _consumed(self) -> bytes:
+        with self._changed:
+            news = {n: s.consumed for n, s in self._by_number.items() if s.consumed > s.reported}
+            for number, total in news.items():
+                self._by_number[number].reported = total
+        return msgspec.msgpack.encode(news) if news else b""

@@ -1,0 +1,146 @@
+"""A subscription in the subscriber's process: its own queue, its listener, its account of losses."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from typing import Final, NewType, Protocol
+
+from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
+from jbi_pubsub.pad.subscription import SubscriptionRequest
+
+log = logging.getLogger("jbi_pubsub.subscriber")
+
+SubscriptionUid = NewType("SubscriptionUid", str)
+"""Identifies a subscription, in all calls of the adapter that made it."""
+
+REGISTRATIONS_REMEMBERED: Final = 10_000
+"""Publisher registrations whose last sequence number a subscription keeps to drop duplicates; the least recent go."""
+
+
+class SubscriptionListener(Protocol):
+    """What an application is told (paper section 2.4(5)). Calls are serial per subscription, on a library thread.
+
+    An exception is logged and counted; delivery goes on.
+    """
+
+    def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
+        """An object arrived. It is consumed by this call and does not go to the queue."""
+
+    def lost(self, subscription: SubscriptionUid, notice: LossNotice) -> None:
+        """Objects were lost: how many (0: not known) and why."""
+
+
+Consumer = Callable[[], None]
+"""Called once an object has been taken by the application: returns a credit to where it came from."""
+
+
+class LocalSubscription:
+    """Objects wait here for the application. Any thread may add or take; `_changed` covers all state."""
+
+    def __init__(self, request: SubscriptionRequest, listener: SubscriptionListener | None) -> None:
+        self.uid = SubscriptionUid(request.uid)
+        self.request = request
+        self._listener = listener
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[InfoObject, Consumer]] = deque()
+        self._notices: deque[LossNotice] = deque()
+        self._last: OrderedDict[str, int] = OrderedDict()
+        self._closed = False
+        self.arrived = 0
+        self.duplicates = 0
+        self.listener_errors = 0
+        self.lost: Counter[str] = Counter()
+        self._thread: threading.Thread | None = None
+        if listener is not None:
+            self._thread = threading.Thread(target=self._listen, name=f"listener-{self.uid[-8:]}", daemon=True)
+            self._thread.start()
+
+    def add(self, obj: InfoObject, consumed: Consumer) -> None:
+        """An object has come; one seen before is dropped (same registration, not a later sequence number)."""
+        with self._changed:
+            key, sequence = obj.platform.registration, obj.platform.sequence
+            fresh = not self._closed and sequence > self._last.get(key, 0)
+            if fresh:
+                self._last[key] = sequence
+                self._last.move_to_end(key)
+                if len(self._last) > REGISTRATIONS_REMEMBERED:
+                    self._last.popitem(last=False)
+                self.arrived += 1
+                self._waiting.append((obj, consumed))
+                self._changed.notify()
+            elif not self._closed:
+                self.duplicates += 1
+        if not fresh:
+            consumed()
+
+    def lose(self, cause: Cause, count: int, detail: str = "") -> None:
+        """Objects were lost."""
+        with self._changed:
+            if self._closed:
+                return
+            self.lost[cause] += max(count, 1)
+            if self._listener is not None:
+                self._notices.append(LossNotice(self.uid, cause, count, detail))
+                self._changed.notify()
+        log.warning("subscription %s lost %s objects: %s %s", self.uid, count or "an unknown number of", cause, detail)
+
+    def take(self, timeout: float) -> InfoObject | None:
+        """The next object, or None after `timeout` seconds or when closed."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not self._waiting and not self._closed and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
+            if not self._waiting:
+                return None
+            obj, consumed = self._waiting.popleft()
+        consumed()
+        return obj
+
+    def drain(self) -> list[InfoObject]:
+        """All objects that wait, without waiting."""
+        with self._changed:
+            taken = list(self._waiting)
+            self._waiting.clear()
+        for _, consumed in taken:
+            consumed()
+        return [obj for obj, _ in taken]
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def close(self) -> None:
+        """No more objects; whoever waits gets None."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(5.0)
+
+    def _listen(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._notices and not self._closed:
+                    self._changed.wait(60.0)
+                if self._closed:
+                    return
+                notice = self._notices.popleft() if self._notices else None
+                obj, consumed = (None, None) if notice else self._waiting.popleft()
+            self._tell(obj, notice)
+            if consumed is not None:
+                consumed()
+
+    def _tell(self, obj: InfoObject | None, notice: LossNotice | None) -> None:
+        assert self._listener is not None
+        try:
+            if notice is not None:
+                self._listener.lost(self.uid, notice)
+            elif obj is not None:
+                self._listener.arrived(self.uid, obj)
+        except Exception:  # an application's mistake must not stop its deliveries
+            self.listener_errors += 1
+            log.exception("listener of subscription %s failed", self.uid)
