@@ -1,1 +1,11 @@
-"""spark."""
+"""Studies on Spark: the lookup service's matching in bulk, with the same semantics (docs/spark.md).
+
+Importing this package loads neither PySpark nor PyArrow nor Java; running a study does.
+"""
+
+from __future__ import annotations
+
+from jbi_pubsub.spark.report import MatchReport
+from jbi_pubsub.spark.studies import ENGINES, match_study
+
+__all__ = ["ENGINES", "MatchReport", "match_study"]

@@ -5,6 +5,7 @@ JbiError
  +- AdapterStateError         (RuntimeError)     an adapter used when it can't be: closed, forked, a second SA
  +- AccessDeniedError         (PermissionError)  the access hook refused the call
  +- PortInUseError            (OSError)          the address to listen on is taken
+ +- StorageError              (OSError)          the durable store can't be read or written: disk full, damaged, in use
  +- OversizeError             (ValueError)       something is larger than its bound
  +- SchemaError               (ValueError)       a metadata schema, marks file or stylesheet can't be used
  |   +- TypeConflictError                        a second, different schema for one information object type
@@ -20,6 +21,7 @@ JbiError
  |   +- UnknownLeaseError     (LookupError)      the lease is expired, cancelled, or was never granted
  +- EntryError                (ValueError)       an entry or template can't be matched
  |   +- IncompatibleEntryError                   same entry class name, different fields
+ +- StudyError                (RuntimeError)     a study can't run here, or its result failed its own check
  +- WireError                 (ConnectionError)  the other side is gone, slow, or breaks the protocol
      +- ProtocolError                            the peer sent what the protocol does not allow
      +- WireTimeoutError      (TimeoutError)     the other side did not answer in time
@@ -77,6 +79,12 @@ class PortInUseError(JbiError, OSError):
     """The address to listen on is taken or can't be bound."""
 
     code = "port_in_use"
+
+
+class StorageError(JbiError, OSError):
+    """The durable store can't be read or written: the disk is full, the file is damaged or in use."""
+
+    code = "storage"
 
 
 class OversizeError(JbiError, ValueError):
@@ -167,6 +175,12 @@ class IncompatibleEntryError(EntryError):
     """Same entry class name, different fields: the two sides were generated from different schemas."""
 
     code = "incompatible_entry"
+
+
+class StudyError(JbiError, RuntimeError):
+    """A study can't run here (Java, Spark or Parquet missing or broken), or its result failed its own check."""
+
+    code = "study"
 
 
 class WireError(JbiError, ConnectionError):

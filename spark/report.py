@@ -1,0 +1,334 @@
+"""What a study leaves behind: Parquet tables, a manifest, a page to look at, and rows to print. The only PyArrow.
+
+    out/manifest.json    parameters, results, check, timings, files; `state` is "running" until all is there
+    out/report.html      the same for people, one file without scripts
+    out/templates/       gid, entry_class, shape, f0 ... f7, tids: groups of equal templates
+    out/hits/            rid, gid: which registration matches which group
+    out/counts/          gid, registrations, checksum: matches per group (groups without a match have no row)
+
+All pairs (registration, template) are hits joined with templates on gid, tids unfolded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.spark.generators import SHAPES, WIDTH
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT: Final = "jbi-study-1"
+"""Names this layout in the manifest."""
+ROW_GROUP: Final = 1_000_000
+"""Rows of a Parquet row group; Spark reads one row group in one task, so a large table in few pieces starves it."""
+COMPRESSION: Final = "zstd"
+"""Smallest of the codecs that every Parquet reader has."""
+_MANIFEST: Final = "manifest.json"
+_PAGE: Final = "report.html"
+_TABLES: Final = ("templates", "hits", "counts")
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """Sums over the groups of one shape that match about equally often: `bucket` is the number of bits of the number
+    of registrations matched (0: none, 1: one, 2: 2-3, 3: 4-7, ...)."""
+
+    shape: int
+    bucket: int
+    groups: int
+    templates: int
+    hits: int
+    pairs: int
+
+
+class DistributionRow(msgspec.Struct, frozen=True):
+    """Templates that match `low` to `high` registrations each: how many, and their matches together."""
+
+    low: int
+    high: int
+    templates: int
+    pairs: int
+
+
+class ShapeRow(msgspec.Struct, frozen=True):
+    """Templates of one shape: class(fixed fields), their number, distinct ones, and their matches together."""
+
+    shape: str
+    templates: int
+    groups: int
+    pairs: int
+
+
+class Check(msgspec.Struct, frozen=True):
+    """What was compared and found equal; a difference raises instead.
+
+    `registrations` sampled ones (every `step`-th) had the same `hits` on Spark as in this process (0: the study ran in
+    this process). `defined_pairs` pairs were also tried by `entry.matches` itself; `defined_matches` of them matched.
+    """
+
+    step: int
+    registrations: int
+    hits: int
+    defined_pairs: int
+    defined_matches: int
+
+
+class OutputFile(msgspec.Struct, frozen=True):
+    """A table or file of the result: name inside the folder, rows (-1: no table), bytes."""
+
+    name: str
+    rows: int
+    size: int
+
+
+class MatchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of the study `match`.
+
+    `pairs` counts (registration, template) matches, `hits` the same with equal templates as one (`groups` of them).
+    `checksum` is the XOR of xxhash64 over the rows of hits, then over those of groups: 32 hexadecimal digits, equal
+    whatever the engine, the partitions and the order. `spark` and `java` are versions, "" for the engine local.
+    `timings` are (stage, seconds) of wall time.
+    """
+
+    registrations: int
+    templates: int
+    seed: int
+    engine: str
+    spark: str
+    java: str
+    groups: int
+    hits: int
+    pairs: int
+    templates_matched: int
+    checksum: str
+    distribution: tuple[DistributionRow, ...]
+    shapes: tuple[ShapeRow, ...]
+    check: Check
+    timings: tuple[tuple[str, float], ...]
+    out: str
+    files: tuple[OutputFile, ...]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(what, value) lines to print."""
+        check = self.check
+        compared = (
+            f"{check.registrations:,} registrations, {check.hits:,} hits equal in process"
+            if check.registrations
+            else "ran in process"
+        )
+        engine = f"Spark {self.spark}, Java {self.java}" if self.engine == "spark" else "this process"
+        return [
+            ("registrations x templates", f"{self.registrations:,} x {self.templates:,} (seed {self.seed})"),
+            ("engine", engine),
+            ("matches", f"{self.pairs:,} pairs, stored as {self.hits:,} hits on {self.groups:,} distinct templates"),
+            ("templates with a match", f"{self.templates_matched:,} of {self.templates:,}"),
+            ("checksum", self.checksum),
+            ("check by sample", compared),
+            ("check by definition", f"{check.defined_pairs:,} pairs tried, {check.defined_matches:,} match, all equal"),
+            ("seconds", ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in self.timings)),
+            ("result", self.out),
+        ]
+
+
+def distribution(cells: Iterable[Cell]) -> tuple[DistributionRow, ...]:
+    """Templates by the number of registrations each matches, fewest first."""
+    sums = _sums((cell.bucket, (cell.templates, cell.pairs)) for cell in cells)
+    return tuple(DistributionRow(1 << b >> 1, max(0, (1 << b) - 1), *sums[b]) for b in sorted(sums))
+
+
+def by_shape(cells: Iterable[Cell]) -> tuple[ShapeRow, ...]:
+    """Templates by their shape, in the order of SHAPES."""
+    sums = _sums((cell.shape, (cell.templates, cell.groups, cell.pairs)) for cell in cells)
+    return tuple(ShapeRow(str(SHAPES[n]), *sums[n]) for n in sorted(sums))
+
+
+def claim(out: Path) -> Path:
+    """Take `out` for a result and return it absolute: made if missing, an earlier result in it marked as running.
+
+    Raises ConfigurationError when it holds anything but a study's result, or can't be written.
+    """
+    folder = out.expanduser().resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not _is_study(folder / _MANIFEST):
+            raise ConfigurationError(
+                f"{folder} is not empty and holds no earlier study",
+                hint="Give an empty or new folder; nothing was changed",
+                path=str(folder),
+            )
+        _write(folder / _MANIFEST, msgspec.json.encode({"format": FORMAT, "state": "running"}))
+    except OSError as error:
+        raise ConfigurationError(
+            f"the result folder {folder} can't be used: {error.strerror}",
+            hint="Give a folder that you may write to",
+            path=str(folder),
+        ) from error
+    return folder
+
+
+def finish(folder: Path, report: MatchReport) -> MatchReport:
+    """Write page and manifest, the manifest last; returns the report with its files."""
+    with _writing(folder):
+        _write(folder / _PAGE, page(report).encode())
+        tables = [_table_file(folder / name) for name in _TABLES]
+        files = (*tables, OutputFile(_PAGE, -1, (folder / _PAGE).stat().st_size))
+        done = msgspec.structs.replace(report, files=files)
+        manifest = {"format": FORMAT, "state": "complete", "study": "match", "report": done}
+        _write(folder / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
+    return done
+
+
+def parquet_present() -> None:
+    """Raises StudyError when PyArrow, which reads and writes the tables, is missing."""
+    try:
+        import pyarrow.parquet  # noqa: F401  # asked only whether it is there
+    except ImportError as error:
+        raise StudyError(
+            f"a study writes Parquet, and PyArrow can't be imported: {error}",
+            hint="pip install 'jbi-pubsub[spark]'",
+        ) from error
+
+
+@contextmanager
+def table(folder: Path, name: str) -> Iterator[TableWriter]:
+    """Write the table `name` of a result as one file, replacing an earlier one. Raises StudyError (full disk)."""
+    import shutil
+
+    import pyarrow.parquet as pq
+
+    schema = _schema(name)
+    with _writing(folder):
+        shutil.rmtree(folder / name, ignore_errors=True)
+        (folder / name).mkdir()
+        with pq.ParquetWriter(folder / name / "part-00000.parquet", schema, compression=COMPRESSION) as writer:
+            opened = TableWriter(writer, schema)
+            yield opened
+            opened.flush()
+
+
+class TableWriter:
+    """Collects rows and writes them as row groups of ROW_GROUP."""
+
+    def __init__(self, writer: Any, schema: pa.Schema) -> None:
+        """`writer` is a pyarrow.parquet.ParquetWriter (which has no types) of `schema`."""
+        self._writer = writer
+        self._schema = schema
+        self._rows: list[tuple[object, ...]] = []
+
+    def add(self, *row: object) -> None:
+        """Add a row, in the order of the schema."""
+        self._rows.append(row)
+        if len(self._rows) >= ROW_GROUP:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        import pyarrow as pa
+
+        columns = list(zip(*self._rows, strict=True)) or [()] * len(self._schema)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=ROW_GROUP)
+        self._rows.clear()
+
+
+def page(report: MatchReport) -> str:
+    """The report as one HTML page with its plot."""
+    facts = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in report.rows())
+    spread = "".join(
+        f"<tr><td>{_span(r)}</td><td>{r.templates:,}</td><td>{r.pairs:,}</td></tr>" for r in report.distribution
+    )
+    shapes = "".join(
+        f"<tr><td>{escape(r.shape)}</td><td>{r.templates:,}</td><td>{r.groups:,}</td><td>{r.pairs:,}</td></tr>"
+        for r in report.shapes
+    )
+    return (
+        '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Study: match</title>'
+        "<style>body{font:15px sans-serif;margin:2em;max-width:60em}table{border-collapse:collapse;margin:1em 0}"
+        "td,th{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:right}"
+        "th,td:first-child{text-align:left}</style>"
+        f"<h1>Registrations matched with templates</h1><table>{facts}</table>"
+        f"<h2>Templates by the number of registrations each matches</h2>{_bars(report.distribution)}"
+        f"<table><tr><th>matches</th><th>templates</th><th>pairs</th></tr>{spread}</table>"
+        "<h2>By shape</h2><table><tr><th>class(fixed fields)</th><th>templates</th><th>distinct</th><th>pairs</th></tr>"
+        f"{shapes}</table></html>\n"
+    )
+
+
+def _bars(rows: tuple[DistributionRow, ...]) -> str:
+    """Horizontal bars as SVG, a bar of 500 units for the most frequent row."""
+    most = max((row.templates for row in rows), default=0) or 1
+    bars = "".join(
+        f'<text x="150" y="{24 * n + 16}" text-anchor="end">{_span(row)}</text>'
+        f'<rect x="160" y="{24 * n + 2}" width="{500 * row.templates // most}" height="18" fill="#37a"/>'
+        f'<text x="{166 + 500 * row.templates // most}" y="{24 * n + 16}">{row.templates:,}</text>'
+        for n, row in enumerate(rows)
+    )
+    label = "Number of templates by number of matches"
+    return f'<svg role="img" aria-label="{label}" width="780" height="{24 * len(rows) + 4}" font-size="13">{bars}</svg>'
+
+
+def _span(row: DistributionRow) -> str:
+    return f"{row.low:,}" if row.low == row.high else f"{row.low:,} - {row.high:,}"
+
+
+def _sums(rows: Iterable[tuple[int, tuple[int, ...]]]) -> Mapping[int, tuple[int, ...]]:
+    sums: dict[int, tuple[int, ...]] = {}
+    for key, values in rows:
+        sums[key] = tuple(map(sum, zip(sums.get(key, (0,) * len(values)), values, strict=True)))
+    return sums
+
+
+def _schema(name: str) -> pa.Schema:
+    import pyarrow as pa
+
+    number = pa.int64()
+    texts = [(f"f{n}", pa.string()) for n in range(WIDTH)]
+    members = ("tids", pa.list_(number))
+    columns: dict[str, list[tuple[str, pa.DataType]]] = {
+        "templates": [("gid", number), ("entry_class", pa.string()), ("shape", pa.int32()), *texts, members],
+        "hits": [("rid", number), ("gid", number)],
+        "counts": [("gid", number), ("registrations", number), ("checksum", number)],
+    }
+    return pa.schema(columns[name])
+
+
+def _table_file(path: Path) -> OutputFile:
+    import pyarrow.parquet as pq
+
+    parts = sorted(path.glob("*.parquet"))
+    rows = sum(pq.read_metadata(part).num_rows for part in parts)
+    return OutputFile(path.name, rows, sum(part.stat().st_size for part in parts))
+
+
+def _is_study(manifest: Path) -> bool:
+    try:
+        found = msgspec.json.decode(manifest.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return False
+    return isinstance(found, dict) and found.get("format") == FORMAT
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All or nothing: a reader never sees half a file."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_bytes(content)
+    fresh.replace(path)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StudyError(
+            f"the result can't be written to {folder}: {error}",
+            hint="Look for a full disk or missing rights",
+            path=str(folder),
+        ) from error

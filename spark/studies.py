@@ -1,0 +1,327 @@
+"""Studies: bulk runs of the lookup service's own semantics over made-up populations.
+
+`match_study` answers: which of R registrations does each of T templates match, and how are the matches spread?
+Small inputs run in this process, large ones on Spark; the results are equal, row by row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import reduce
+from operator import xor
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.spark import level1, report, session
+from jbi_pubsub.spark.generators import CLASSES, SHAPES, WIDTH, Population, hash_long, xxhash64
+from jbi_pubsub.spark.reference import Group, Matcher, match_by_definition
+from jbi_pubsub.spark.report import Cell, Check, MatchReport
+from jbi_pubsub.spark.session import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ENGINES: Final = ("auto", "spark", "local")
+"""What `engine` may be."""
+LARGEST_LOCAL: Final = 500_000
+"""Registrations plus templates up to which `auto` stays in this process (docs/spark.md: where the two cross)."""
+SAMPLE_SHARE: Final = 100
+"""One registration in so many is compared with the in-process matcher ..."""
+FEWEST_SAMPLED: Final = 100
+"""... but at least so many, and"""
+MOST_SAMPLED: Final = 10_000
+"""at most so many: a second or two in this process."""
+_DEFINED_REGISTRATIONS: Final = 100
+_DEFINED_PAIRS: Final = 200_000
+"""Pairs tried by `entry.matches` itself, the definition: 0.1 s."""
+_PARTITION_ROWS: Final = 500_000
+"""Registrations of a Spark task: about a second of work, so progress moves and a lost task costs little."""
+_REPORT_EVERY: Final = 10_000
+"""Registrations between two calls of `progress` in this process: 0.1 s."""
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    """What an engine found: sums, the two checksums, and (rid, gid) of the sampled registrations."""
+
+    cells: list[Cell]
+    hits_checksum: int
+    groups_checksum: int
+    sampled: set[tuple[int, int]]
+    matcher: Matcher | None = None
+    spark: str = ""
+    java: str = ""
+
+
+class _Timings:
+    """Wall seconds by stage, in the order they began."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        begin = perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - begin
+
+
+def match_study(
+    *,
+    registrations: int,
+    templates: int,
+    seed: int,
+    out: Path,
+    engine: str = "auto",
+    progress: Progress | None = None,
+) -> MatchReport:
+    """Match a population of `registrations` with `templates` and write the result to the folder `out`.
+
+    `engine` is "local" (this process), "spark", or "auto": local up to LARGEST_LOCAL rows. `progress` is called from
+    this thread with (stage, done, total). Every run checks itself: on Spark a sample of 1 % of the registrations
+    against the in-process matcher, and on both engines a sample of pairs against `entry.matches`.
+
+    Raises ConfigurationError (numbers out of range, unknown engine, unusable folder) and StudyError (Java, Spark or
+    PyArrow missing or failing, or the check found a difference).
+    """
+    population = Population(registrations=registrations, templates=templates, seed=seed)
+    chosen = _choose(engine, population)
+    report.parquet_present()
+    folder = report.claim(out)
+    step = sample_step(registrations)
+    timings = _Timings()
+    run = _on_spark if chosen == "spark" else _in_process
+    outcome = run(population, folder, step, timings, progress)
+    with timings.stage("check"):
+        check = _check(population, outcome, step, progress)
+    return report.finish(folder, _report(population, chosen, outcome, check, timings, folder))
+
+
+def sample_step(registrations: int) -> int:
+    """Every how-manieth registration is sampled: 1 %, within FEWEST_SAMPLED and MOST_SAMPLED registrations."""
+    share = min(SAMPLE_SHARE, registrations // FEWEST_SAMPLED)
+    return max(1, share, -(-registrations // MOST_SAMPLED))
+
+
+def _choose(engine: str, population: Population) -> str:
+    if engine not in ENGINES:
+        raise ConfigurationError(
+            f"engine {engine!r} of a study is unknown", hint=f"Use one of {', '.join(ENGINES)}", setting="engine"
+        )
+    if engine != "auto":
+        return engine
+    return "local" if population.registrations + population.templates <= LARGEST_LOCAL else "spark"
+
+
+def _in_process(
+    population: Population, folder: Path, step: int, timings: _Timings, progress: Progress | None
+) -> _Outcome:
+    with timings.stage("templates"):
+        _tell(progress, "templates", 0, population.templates)
+        matcher = Matcher(population.template_rows())
+        with report.table(folder, "templates") as written:
+            for group in matcher.groups:
+                values = group.template.values
+                texts = values + (None,) * (WIDTH - len(values))
+                written.add(group.gid, group.template.cls.name, _shape(group), *texts, group.tids)
+        _tell(progress, "templates", population.templates, population.templates)
+    counts: Counter[int] = Counter()
+    checksums: dict[int, int] = {}
+    sampled: set[tuple[int, int]] = set()
+    hit_seed = xxhash64(level1.HIT_STREAM)
+    with timings.stage("match"), report.table(folder, "hits") as written:
+        for rid, entry in population.registration_rows():
+            found = matcher.match(entry)
+            counts.update(found)
+            row_seed = hash_long(rid, hit_seed)
+            for gid in found:
+                written.add(rid, gid)
+                checksums[gid] = checksums.get(gid, 0) ^ hash_long(gid, row_seed)
+            if rid % step == 0:
+                sampled.update((rid, gid) for gid in found)
+            if rid % _REPORT_EVERY == 0:
+                _tell(progress, "match", rid, population.registrations)
+        _tell(progress, "match", population.registrations, population.registrations)
+    with timings.stage("count"), report.table(folder, "counts") as written:
+        for gid, registrations in counts.items():
+            written.add(gid, registrations, level1.signed(checksums[gid]))
+    cells = _cells(matcher.groups, counts)
+    return _Outcome(cells, _xor(checksums.values()), _groups_checksum(matcher.groups), sampled, matcher)
+
+
+def _on_spark(
+    population: Population, folder: Path, step: int, timings: _Timings, progress: Progress | None
+) -> _Outcome:
+    with ExitStack() as stack:
+        with timings.stage("start"):
+            _tell(progress, "start", 0, 0)
+            spark = stack.enter_context(session.open_session("jbi study match"))
+        views = _Views(spark, folder)
+        stack.callback(views.drop)
+        cores = spark.sparkContext.defaultParallelism
+        parts = max(cores, -(-population.registrations // _PARTITION_ROWS))
+        views.define("registration_rows", population.registration_sql(partitions=parts))
+        views.define("template_rows", population.template_sql(partitions=cores))
+
+        def stage(name: str, table: str, query: str) -> None:
+            with timings.stage(name):
+                session.run(spark, name, lambda: views.write(table, query), progress=progress)
+
+        broadcast = population.templates <= level1.LARGEST_BROADCAST
+        names = views.names
+        stage("templates", "templates", level1.groups_sql(names["template_rows"]))
+        stage("match", "hits", level1.hits_sql(names["registration_rows"], names["templates"], broadcast=broadcast))
+        stage("count", "counts", level1.counts_sql(names["hits"]))
+        with timings.stage("count"):
+            return session.run(spark, "sum", lambda: _spark_outcome(spark, names, step), progress=progress)
+
+
+class _Views:
+    """The temporary views of one run: made-up rows by their query, results by their Parquet table."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._folder = folder
+        self.names: dict[str, str] = {}
+
+    def define(self, name: str, query: str) -> None:
+        self._name(name, self._spark.sql(query))
+
+    def write(self, table: str, query: str) -> None:
+        """Write the query's rows as Parquet, and let the view `table` read them back."""
+        path = f"file://{self._folder / table}"
+        self._spark.sql(query).write.mode("overwrite").option("compression", report.COMPRESSION).parquet(path)
+        # Reading takes a path as a pattern; a folder's own brackets and stars are meant literally.
+        self._name(table, self._spark.read.parquet(re.sub(r"([\[\]{}*?\\])", r"\\\1", path)))
+
+    def drop(self) -> None:
+        for name in self.names.values():
+            self._spark.catalog.dropTempView(name)
+
+    def _name(self, name: str, rows: DataFrame) -> None:
+        self.names[name] = f"jbi_study_{name}"
+        rows.createOrReplaceTempView(self.names[name])
+
+
+def _spark_outcome(spark: SparkSession, names: dict[str, str], step: int) -> _Outcome:
+    cells = [Cell(**row.asDict()) for row in spark.sql(level1.cells_sql(names["templates"], names["counts"])).collect()]
+    [sums] = spark.sql(level1.checksum_sql(names["templates"], names["counts"])).collect()
+    sample = spark.table(names["hits"]).where(f"rid % {step} = 0").select("rid", "gid").toArrow()
+    return _Outcome(
+        cells,
+        sums["hits"] % (1 << 64),
+        sums["groups"] % (1 << 64),
+        set(zip(sample["rid"].to_pylist(), sample["gid"].to_pylist(), strict=True)),
+        spark=spark.version,
+        java=session.java_version(spark),
+    )
+
+
+def _check(population: Population, outcome: _Outcome, step: int, progress: Progress | None) -> Check:
+    """Compare the sample with the in-process matcher (when Spark ran), and pairs with the definition."""
+    _tell(progress, "check", 0, 2)
+    matcher = outcome.matcher or Matcher(population.template_rows())
+    compared = 0
+    if outcome.matcher is None:
+        expected: set[tuple[int, int]] = set()
+        for rid, entry in population.registration_rows(step=step):
+            expected.update((rid, gid) for gid in matcher.match(entry))
+            compared += 1
+        _equal("the in-process matcher", "hits (registration, group)", outcome.sampled, expected)
+        groups = {(outcome.groups_checksum, len(matcher.groups))}
+        own = {(_groups_checksum(matcher.groups), sum(cell.groups for cell in outcome.cells))}
+        _equal("the in-process matcher", "groups (checksum, number)", own, groups)
+    _tell(progress, "check", 1, 2)
+    tried, matched = _check_by_definition(population, outcome.sampled, matcher, step)
+    _tell(progress, "check", 2, 2)
+    return Check(step, compared, len(outcome.sampled) if compared else 0, tried, matched)
+
+
+def _check_by_definition(
+    population: Population, sampled: set[tuple[int, int]], matcher: Matcher, step: int
+) -> tuple[int, int]:
+    """Number of pairs tried with `entry.matches`, and of those that match. Raises StudyError on a difference."""
+    spread = -(-population.registrations // _DEFINED_REGISTRATIONS)  # over the whole population, like the sample
+    entries = list(population.registration_rows(step=max(step, -(-spread // step) * step)))
+    thinned = max(1, -(-population.templates * len(entries) // _DEFINED_PAIRS))
+    asked = list(population.template_rows(step=thinned))
+    expected = match_by_definition(entries, asked)
+    rids, tids = {rid for rid, _ in entries}, {tid for tid, _ in asked}
+    members = {group.gid: tids.intersection(group.tids) for group in matcher.groups}
+    found = {(rid, tid) for rid, gid in sampled if rid in rids for tid in members[gid]}
+    _equal("the definition, entry.matches", "pairs (registration, template)", found, expected)
+    return len(entries) * len(asked), len(expected)
+
+
+def _equal(reference: str, what: str, found: set[tuple[int, int]], expected: set[tuple[int, int]]) -> None:
+    if found != expected:
+        first = min(found ^ expected)
+        raise StudyError(
+            f"the study's {what} differ from {reference}: {len(found - expected)} too many and "
+            f"{len(expected - found)} missing, the first {first}",
+            hint="The result is wrong and its manifest stays unfinished; please report parameters and versions",
+            too_many=len(found - expected),
+            missing=len(expected - found),
+        )
+
+
+def _report(
+    population: Population, engine: str, outcome: _Outcome, check: Check, timings: _Timings, folder: Path
+) -> MatchReport:
+    cells = outcome.cells
+    return MatchReport(
+        registrations=population.registrations,
+        templates=population.templates,
+        seed=population.seed,
+        engine=engine,
+        spark=outcome.spark,
+        java=outcome.java,
+        groups=sum(cell.groups for cell in cells),
+        hits=sum(cell.hits for cell in cells),
+        pairs=sum(cell.pairs for cell in cells),
+        templates_matched=sum(cell.templates for cell in cells if cell.bucket),
+        checksum=f"{outcome.hits_checksum:016x}{outcome.groups_checksum:016x}",
+        distribution=report.distribution(cells),
+        shapes=report.by_shape(cells),
+        check=check,
+        timings=tuple((stage, round(seconds, 3)) for stage, seconds in timings.seconds.items()),
+        out=str(folder),
+        files=(),
+    )
+
+
+def _cells(groups: tuple[Group, ...], counts: Counter[int]) -> list[Cell]:
+    sums: dict[tuple[int, int], list[int]] = {}
+    for group in groups:
+        matched, size = counts[group.gid], len(group.tids)
+        cell = sums.setdefault((_shape(group), matched.bit_length()), [0, 0, 0, 0])
+        for n, value in enumerate((1, size, matched, matched * size)):
+            cell[n] += value
+    return [Cell(shape, bucket, *values) for (shape, bucket), values in sums.items()]
+
+
+def _shape(group: Group) -> int:
+    bits = sum(1 << n for n, value in enumerate(group.template.values) if value is not None)
+    return _SHAPE_NUMBERS[group.template.cls.name, bits]
+
+
+_SHAPE_NUMBERS: Final = {(CLASSES[shape.cls].cls.name, shape.bits): n for n, shape in enumerate(SHAPES)}
+
+
+def _groups_checksum(groups: tuple[Group, ...]) -> int:
+    return _xor(xxhash64(level1.MEMBER_STREAM, group.gid, tid) for group in groups for tid in group.tids)
+
+
+def _xor(values: Iterable[int]) -> int:
+    return reduce(xor, values, 0)
+
+
+def _tell(progress: Progress | None, stage: str, done: int, total: int) -> None:
+    if progress is not None:
+        progress(stage, done, total)

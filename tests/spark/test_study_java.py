@@ -1,0 +1,110 @@
+"""Java and the spark extra: found where they usually are, missed with words that help."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.spark import match_study
+from jbi_pubsub.spark.javaenv import find_java
+from jbi_pubsub.spark.session import open_session
+
+
+def java_home(folder: Path, banner: str) -> Path:
+    (folder / "bin").mkdir(parents=True)
+    java = folder / "bin" / "java"
+    java.write_text(f"#!/bin/sh\necho '{banner}' >&2\n")
+    java.chmod(0o755)
+    return folder
+
+
+def test_java_home_comes_before_path(tmp_path: Path) -> None:
+    home = java_home(tmp_path / "a", 'openjdk version "21.0.2" 2024-01-16')
+    other = java_home(tmp_path / "b", 'openjdk version "17.0.15" 2025-04-15')
+
+    found = find_java({"JAVA_HOME": str(home), "PATH": str(other / "bin")}, installed=())
+
+    assert (found.path, found.release) == (home, 21)
+
+
+def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+    old = java_home(tmp_path / "old", 'java version "1.8.0_392"')
+    new = java_home(tmp_path / "jvm" / "new", 'openjdk version "25" 2025-09-16')
+
+    found = find_java({"JAVA_HOME": str(old), "PATH": ""}, installed=(f"{tmp_path}/jvm/*",))
+
+    assert (found.path, found.release) == (new, 25)
+
+
+def test_without_java_the_error_names_what_is_too_old_and_how_to_go_on(tmp_path: Path) -> None:
+    old = java_home(tmp_path / "old", 'openjdk version "11.0.2" 2019-01-15')
+
+    with pytest.raises(StudyError, match="Java 17 or later") as missing:
+        find_java({"JAVA_HOME": str(old), "PATH": ""}, installed=())
+
+    assert f"{old} is Java 11" in str(missing.value)
+    assert "engine local" in missing.value.hint
+
+
+def test_a_java_that_does_not_answer_is_none(tmp_path: Path) -> None:
+    broken = java_home(tmp_path / "broken", "Segmentation fault")
+
+    with pytest.raises(StudyError, match="none was found"):
+        find_java({"JAVA_HOME": str(broken), "PATH": str(tmp_path)}, installed=())
+
+
+@pytest.mark.parametrize("package", ["pyspark", "pyarrow"])
+def test_without_the_extra_a_study_says_what_to_install(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if package == "pyspark":
+        pytest.importorskip("pyarrow", reason="needs the spark extra")
+    for name in [package, *(n for n in sys.modules if n.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    with pytest.raises(StudyError) as missing:
+        match_study(registrations=1, templates=1, seed=1, out=tmp_path, engine="spark")
+
+    assert "jbi-pubsub[spark]" in missing.value.hint
+
+
+def test_opening_a_session_without_pyspark_names_the_local_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.setitem(sys.modules, "pyspark.errors", None)
+
+    with pytest.raises(StudyError, match="can't be imported") as missing, open_session("x"):
+        pass
+
+    assert "engine local" in missing.value.hint
+
+
+def test_a_spark_connect_session_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark", reason="needs the spark extra")
+    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+
+    with pytest.raises(StudyError, match="Spark Connect") as refused, open_session("x"):
+        pass
+
+    assert "SPARK_REMOTE" in refused.value.hint
+
+
+def test_an_unknown_engine_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="hadoop"):
+        match_study(registrations=1, templates=1, seed=1, out=tmp_path / "out", engine="hadoop")
+
+    assert not (tmp_path / "out").exists()
+
+
+def test_importing_the_room_loads_no_heavy_package() -> None:
+    code = (
+        "import sys, jbi_pubsub.spark\n"
+        "print(sorted({'pyspark', 'py4j', 'pyarrow', 'pandas', 'numpy'} & {n.partition('.')[0] for n in sys.modules}))"
+    )
+
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert shown.stdout.strip() == "[]"
