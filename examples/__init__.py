@@ -1,1 +1,1 @@
-"""examples."""
+"""Examples: `publisher` and `subscriber` to read and copy, `demo` to watch (`jbi demo`), and their data."""

@@ -7,6 +7,7 @@ and looks up again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -14,14 +15,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import AccessDeniedError, OversizeError
+from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, StorageError
 from jbi_pubsub.core.wire.control import ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import Line, Part, Sender, Tokens, listen, refuse, welcome
@@ -39,6 +39,7 @@ from jbi_pubsub.lookup.item import (
 )
 from jbi_pubsub.lookup.proxy import DIAGNOSTIC, EVENT, EXPORTED, GAP, RegistrarInfo
 from jbi_pubsub.lookup.registrar import Outcome, Registrar
+from jbi_pubsub.lookup.store import Store
 
 log = logging.getLogger("jbi_pubsub.lookup")
 
@@ -52,6 +53,7 @@ REAP_MOST: Final = 0.5
 """Longest pause of the reaper in seconds: the grace within which an expiry is announced."""
 
 R = TypeVar("R")
+G = TypeVar("G", ServiceRegistration, EventRegistration)
 
 
 class _EventChannel:
@@ -108,11 +110,17 @@ class LookupServer:
         config: Config,
         registrar: Registrar,
         *,
+        store: Store | None = None,
         clock: Callable[[], float] = time.monotonic,
         is_admin: Callable[[Caller], bool] = lambda caller: True,  # noqa: ARG005  # AllowAll until a policy is given
         destroyed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Binds the port: raises PortInUseError or ConfigurationError. `destroyed` is called on that admin call."""
+        """Binds the port: raises PortInUseError or ConfigurationError.
+
+        `store` is the registrar's log, whose content the registrar has been given; the server closes it. `destroyed`
+        is called on that admin call.
+        """
+        self._store = store
         self._config = config
         self._registrar = registrar
         self._clock = clock
@@ -158,6 +166,8 @@ class LookupServer:
         for channel in channels:
             channel.stop()
         self._reaper.join(5.0)
+        if self._store is not None:
+            self._store.close()
 
     def info(self) -> RegistrarInfo:
         """Who we are."""
@@ -170,7 +180,7 @@ class LookupServer:
 
         The hand-over is under a lock of its own taken before the first is let go, so that numbers stay in order.
         """
-        with ExitStack() as locks:
+        with contextlib.ExitStack() as locks:
             with self._lock:
                 outcome = call(self._registrar, self._clock())
                 if outcome.events or outcome.diagnostics:
@@ -179,7 +189,50 @@ class LookupServer:
                 self._offer(listener, EVENT, event)
             for listener, diagnostic in outcome.diagnostics:
                 self._offer(listener, DIAGNOSTIC, diagnostic)
+        if self._store is not None:
+            self._store.sync()  # off the lock: whoever comes first commits for all that wait
         return outcome.result
+
+    def grant(self, call: Callable[[Registrar, float], Outcome[G]]) -> G:
+        """`decide` for what must be durable before it is answered: if the disk fails, the lease is taken back.
+
+        Raises StorageError.
+        """
+        granted: list[G] = []
+
+        def remember(registrar: Registrar, now: float) -> Outcome[G]:
+            outcome = call(registrar, now)
+            granted.append(outcome.result)
+            return outcome
+
+        try:
+            return self.decide(remember)
+        except StorageError:
+            for result in granted:
+                lease_id = result.lease_id
+                with contextlib.suppress(StorageError):  # said already: the first error goes to the caller
+                    self._cancel(lease_id)
+            raise
+
+    def _cancel(self, lease_id: str) -> None:
+        self.decide(lambda registrar, now: registrar.cancel(lease_id, now))
+
+    def change(self, call: Callable[[Registrar, float], Outcome[R]]) -> R:
+        """`decide` for changes that hold in memory whatever the disk does: the store tries again, and says so."""
+        result: list[R] = []
+
+        def remember(registrar: Registrar, now: float) -> Outcome[R]:
+            outcome = call(registrar, now)
+            result.append(outcome.result)
+            return outcome
+
+        try:
+            return self.decide(remember)
+        except StorageError as exc:
+            if not result:
+                raise
+            log.error("%s", exc)
+            return result[0]
 
     def read(self, call: Callable[[Registrar, float], R]) -> R:
         """Ask the registrar under the lock."""
@@ -203,14 +256,14 @@ class LookupServer:
 
     def set_groups(self, groups: Sequence[str]) -> None:
         """Serve other groups from now on, and announce them."""
-        self.decide(lambda registrar, _: registrar.set_groups(groups))
+        self.change(lambda registrar, _: registrar.set_groups(groups))
         if self._announcement:
             self._announcement.stop()
         self._announce()
 
     def destroy(self) -> None:
         """Forget all and end (the process's owner is told)."""
-        self.decide(lambda registrar, _: registrar.destroy())
+        self.change(lambda registrar, _: registrar.destroy())
         self._destroyed()
 
     def status(self) -> dict[str, Any]:
@@ -230,6 +283,7 @@ class LookupServer:
             "calls": self._control.calls,
             "event_channels": len(channels),
             "events_lost": sum(c.lost for c in channels),
+            "store": msgspec.to_builtins(self._store.status()) if self._store else None,
             **registrar,
         }
 
@@ -260,9 +314,11 @@ class LookupServer:
 
     def _reap(self) -> None:
         while not self._stopping.is_set():
-            while self.decide(lambda registrar, now: registrar.expire(now, 1000)) >= 1000:
+            while self.change(lambda registrar, now: registrar.expire(now, 1000)) >= 1000:
                 pass
             self._drop_idle_channels()
+            if self._store is not None:
+                self._store.align(self._clock(), time.time())
             with self._lock:
                 due = self._registrar.next_deadline()
             pause = REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock()))
@@ -290,7 +346,7 @@ class _Registrar:
     @exported
     def register(self, caller: Caller, item: ServiceItem, duration: float) -> ServiceRegistration:
         owner = _owner(caller)
-        return self._server.decide(lambda registrar, now: registrar.register(item, duration, now, owner=owner))
+        return self._server.grant(lambda registrar, now: registrar.register(item, duration, now, owner=owner))
 
     @exported
     def lookup(self, caller: Caller, template: ServiceTemplate, limit: int, total: bool) -> ServiceMatches:  # noqa: ARG002  # everybody may ask
@@ -307,7 +363,7 @@ class _Registrar:
         listener: str,
     ) -> EventRegistration:
         owner = _owner(caller)
-        return self._server.decide(
+        return self._server.grant(
             lambda registrar, now: registrar.notify(
                 template, transitions, duration, now, handback=handback, owner=owner, listener=listener
             )
@@ -325,7 +381,7 @@ class _Registrar:
         lease_id: str,
         entries: tuple[EntryRep, ...],
     ) -> None:
-        self._server.decide(lambda registrar, now: registrar.add_attributes(service_id, lease_id, entries, now))
+        self._server.change(lambda registrar, now: registrar.add_attributes(service_id, lease_id, entries, now))
 
     @exported
     def set_attributes(
@@ -335,7 +391,7 @@ class _Registrar:
         lease_id: str,
         entries: tuple[EntryRep, ...],
     ) -> None:
-        self._server.decide(lambda registrar, now: registrar.set_attributes(service_id, lease_id, entries, now))
+        self._server.change(lambda registrar, now: registrar.set_attributes(service_id, lease_id, entries, now))
 
     @exported
     def modify_attributes(
@@ -345,15 +401,15 @@ class _Registrar:
         lease_id: str,
         changes: tuple[tuple[EntryRep, EntryRep | None], ...],
     ) -> None:
-        self._server.decide(lambda registrar, now: registrar.modify_attributes(service_id, lease_id, changes, now))
+        self._server.change(lambda registrar, now: registrar.modify_attributes(service_id, lease_id, changes, now))
 
     @exported
     def renew(self, caller: Caller, leases: tuple[tuple[str, float], ...]) -> tuple[LeaseResult, ...]:  # noqa: ARG002  # the lease ids are the right
-        return self._server.decide(lambda registrar, now: registrar.renew_all(leases, now))
+        return self._server.change(lambda registrar, now: registrar.renew_all(leases, now))
 
     @exported
     def cancel(self, caller: Caller, lease_ids: tuple[str, ...]) -> tuple[LeaseResult, ...]:  # noqa: ARG002  # the lease ids are the right
-        return self._server.decide(lambda registrar, now: registrar.cancel_all(lease_ids, now))
+        return self._server.change(lambda registrar, now: registrar.cancel_all(lease_ids, now))
 
     @exported
     def entry_classes(self, caller: Caller, template: ServiceTemplate) -> tuple[str, ...]:  # noqa: ARG002  # everybody may ask

@@ -1,0 +1,43 @@
+# Two commands for a fresh machine with Python >= 3.11 and make: `make demo` and `make test`.
+# All set-up goes to .venv, which is made anew when setup.cfg or pyproject.toml changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test check lint fmt soak clean
+
+demo: $(VENV)/demo.stamp
+	$(BIN)/jbi demo $(ARGS)
+
+test: $(VENV)/test.stamp
+	$(BIN)/python -m pytest $(ARGS)
+
+# what CI runs: lint, format, types, floors, then the tests
+check: $(VENV)/test.stamp lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: $(VENV)/test.stamp
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,spark]'
+	touch $@ $(VENV)/demo.stamp
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

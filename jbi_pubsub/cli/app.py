@@ -1,0 +1,123 @@
+"""The `jbi` command: one entry for everything, and a short name for each server and tool.
+
+Exit codes: 0 done, 1 a run that went wrong (one line on stderr), 2 wrong usage or configuration, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+
+import click
+
+from jbi_pubsub import __version__
+from jbi_pubsub.core.errors import ConfigurationError, JbiError
+
+from .bench import bench
+from .clients import publish, services, status, subscribe, subscriptions
+from .demonstration import demo
+from .servers import lookup, pad
+from .settings import Settings, config, pass_settings
+from .tools import codegen, completion, study
+
+__all__ = ["codegen_main", "jbi", "lookup_main", "main", "pad_main", "pass_settings", "study_main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="jbi")
+@click.option("--config", "config_file", metavar="FILE", help="TOML file instead of ./jbi.toml.")
+@click.option("--set", "assignments", metavar="SECTION.KEY=VALUE", multiple=True, help="Set any setting; repeatable.")
+@click.option("--locator", "locators", metavar="HOST:PORT", multiple=True, help="Lookup service to ask; repeatable.")
+@click.option("--group", "groups", metavar="NAME", multiple=True, help="Group of lookup services; repeatable.")
+@click.option("--no-multicast", is_flag=True, help="Neither announce nor discover by mDNS.")
+@click.option("--insecure", is_flag=True, help="Allow to listen beyond loopback without TLS.")
+@click.option("-v", "--verbose", count=True, help="Say more on stderr; -vv for all.")
+@click.pass_context
+def jbi(
+    context: click.Context,
+    config_file: str | None,
+    assignments: tuple[str, ...],
+    locators: tuple[str, ...],
+    groups: tuple[str, ...],
+    no_multicast: bool,
+    insecure: bool,
+    verbose: int,
+) -> None:
+    """Publish and subscribe for information objects: a type, XML metadata, a payload.
+
+    \b
+    Try it:          jbi demo
+    Start servers:   jbi lookup      jbi pad alpha rome
+    Look:            jbi services    jbi status
+    """
+    level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    flags: dict[str, object] = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise ConfigurationError(f"--set {assignment}: no value", hint="For example --set lease.subscriber=5")
+        flags[key] = value
+    flags["lookup.locators"] = list(locators) or None
+    flags["lookup.groups"] = list(groups) or None
+    flags["lookup.multicast"] = False if no_multicast else None
+    flags["tls.insecure"] = True if insecure else None
+    context.obj = Settings(config_file, {k: v for k, v in flags.items() if v is not None})
+
+
+for command in (
+    demo, lookup, pad, publish, subscribe, subscriptions, services, status, codegen, study, bench, config, completion,
+):  # fmt: skip
+    jbi.add_command(command)
+
+
+def main() -> None:
+    """Console script `jbi`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def lookup_main() -> None:
+    """Console script `jbi-lookup`, short for `jbi lookup`."""
+    sys.exit(run(["lookup", *sys.argv[1:]]))
+
+
+def pad_main() -> None:
+    """Console script `jbi-pad`, short for `jbi pad`."""
+    sys.exit(run(["pad", *sys.argv[1:]]))
+
+
+def codegen_main() -> None:
+    """Console script `jbi-codegen`, short for `jbi codegen`."""
+    sys.exit(run(["codegen", *sys.argv[1:]]))
+
+
+def study_main() -> None:
+    """Console script `jbi-study`, short for `jbi study`."""
+    sys.exit(run(["study", *sys.argv[1:]]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line; the exit code. Our errors become one readable line, never a traceback."""
+    try:
+        result = jbi.main(args=list(arguments), prog_name="jbi", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        return 130
+    except KeyboardInterrupt:
+        return 130
+    except click.ClickException as exc:
+        exc.show()
+        return exc.exit_code
+    except ConfigurationError as exc:
+        click.echo(f"jbi: {exc}", err=True)
+        return 2
+    except JbiError as exc:
+        click.echo(f"jbi: {exc}", err=True)
+        return 1
+    except BrokenPipeError:
+        return 0  # the reader of our output has had enough
+    except OSError as exc:
+        click.echo(f"jbi: {exc}", err=True)
+        return 1

@@ -1,0 +1,110 @@
+"""`jbi demo`: shows the demo live, and whether everything arrived that had to."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+from rich.live import Live
+from rich.table import Table
+
+from jbi_pubsub.examples.demo import Demo, Row, play, publish, pump
+
+from .settings import console, show_json
+
+
+@click.command()
+@click.option("--keep", is_flag=True, help="Leave everything running, publishing on, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Only the summary, machine-readable.")
+def demo(keep: bool, as_json: bool) -> int:
+    """Run a whole federation on this machine and check what arrives.
+
+    Starts a lookup service, two delegates, three publishers and eight subscribers as separate processes, and an SMTP
+    sink; publishes the imagery and target lists of the paper and real CAP alerts. Exit code 0 if all counts are right.
+
+    \b
+    jbi demo
+    jbi demo --keep      then, in another terminal: jbi services, jbi status, jbi subscribe ...
+    """
+    screen = console()
+    live = Live(console=screen, auto_refresh=False) if sys.stdout.isatty() and not as_json else None
+    stages: list[str] = []
+
+    def show(state: Demo) -> None:
+        if live is not None:
+            live.update(_table(state), refresh=True)
+        elif not as_json and state.stage not in stages:
+            stages.append(state.stage)
+            click.echo(f"{state.seconds:5.1f} s  {state.stage}")
+
+    if live is not None:
+        live.start()
+    try:
+        with play(show) as state:
+            if live is not None:
+                live.stop()
+            _summarise(state, as_json=as_json)
+            right = state.right
+            if keep:
+                _keep(state)
+    finally:
+        if live is not None:
+            live.stop()
+    return 0 if right else 1
+
+
+def _summarise(state: Demo, *, as_json: bool) -> None:
+    if as_json:
+        show_json(state.summary())
+        return
+    if not sys.stdout.isatty():
+        for row in state.rows.values():
+            click.echo("  ".join(_cells(row)))
+    verdict = "everything arrived, nothing twice" if state.right else "WRONG: see the lines that are not ok"
+    click.echo(f"{state.published} objects published, {state.seconds:.1f} s: {verdict}")
+
+
+def _keep(state: Demo) -> None:
+    at = "" if state.locator.endswith(":4160") else f"--locator {state.locator} "
+    click.echo(
+        "\nEverything goes on, a round every two seconds. From another terminal:\n"
+        f"  jbi {at}services\n  jbi {at}status --watch\n"
+        f"  jbi {at}subscribe --type mil.af.rl.jbi.Intel_Imagery --predicate \"//Area='Kabul'\"\n"
+        f"  jbi {at}subscribe --type mil.af.rl.jbi.Target_List --filter \"//descriptor[type='A10A']\"\n"
+        "Ctrl-C ends."
+    )
+    try:
+        while True:
+            publish(state)
+            deadline = time.monotonic() + 2.0
+            while time.monotonic() < deadline:
+                pump(state, 0.2)
+    except KeyboardInterrupt:
+        click.echo("stopping")
+
+
+def _table(state: Demo) -> Table:
+    table = Table(title=f"jbi demo  {state.seconds:4.1f} s  {state.stage}", title_justify="left")
+    for column in ("subscriber", "first level", "predicate", "filter", "by", "from", "got", "last"):
+        table.add_column(column)
+    for row in state.rows.values():
+        colour = "green" if row.right and state.published else "yellow" if state.stage != "done" else "red"
+        name, first, second, cut, by, servers, got, _, last = _cells(row)
+        table.add_row(name, first, second, cut, by, servers, f"[{colour}]{got}[/{colour}]", last)
+    return table
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    subscriber = row.subscriber
+    return (
+        f"{subscriber.name:10}",
+        f"{subscriber.first_level:28}",
+        f"{subscriber.second_level or '-':29}",
+        f"{subscriber.filtered or '-':18}",
+        "e-mail" if subscriber.recipients else "queue ",
+        f"{row.servers} servers",
+        f"{row.got} of {row.must}",
+        "ok" if row.right else "WRONG",
+        row.last,
+    )

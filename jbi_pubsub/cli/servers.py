@@ -1,0 +1,176 @@
+"""`jbi lookup` and `jbi pad`: servers that run until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
+from jbi_pubsub.lookup.registrar import Registrar
+from jbi_pubsub.lookup.server import LookupServer
+from jbi_pubsub.lookup.store import Store
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.pad.server import DisseminationServer
+
+from .settings import Settings, json_option, pass_settings
+
+
+@click.group(invoke_without_command=True)
+@click.option("--host", help="Address to listen on; default 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default 4160, 0 takes a free one.")
+@click.option("--state", type=click.Path(dir_okay=False), help="Keep registrations in this file over restarts.")
+@click.option("--ephemeral", is_flag=True, help="Keep nothing, whatever the configuration says.")
+@json_option
+@pass_settings
+@click.pass_context
+def lookup(
+    context: click.Context,
+    settings: Settings,
+    host: str | None,
+    port: int | None,
+    state: str | None,
+    ephemeral: bool,
+    as_json: bool,
+) -> None:
+    """Run a lookup service, or administer one.
+
+    \b
+    jbi lookup                          on 127.0.0.1:4160
+    jbi lookup --port 0 --state reg.db  any port, durable
+    jbi --group lab lookup --port 0     serves the group "lab"
+    jbi lookup admin groups lab ""      other groups from now on
+    """
+    if context.invoked_subcommand:
+        return
+    config = settings.load(lookup__host=host, lookup__port=port, lookup__state="" if ephemeral else state)
+    _raise_file_limit()
+    stop = threading.Event()
+    server = open_lookup(config, destroyed=stop.set)
+    server.start()
+    info = server.info()
+    _announce(
+        as_json,
+        {"ready": "lookup", "id": info.service_id, "address": server.address, "groups": list(info.groups)},
+        f"lookup service {info.service_id[:8]} at {server.address}, groups {_groups(info.groups)}",
+    )
+    _wait(stop)
+    server.stop()
+
+
+def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None) -> LookupServer:
+    """A lookup service with its state restored. Raises StorageError, PortInUseError, ConfigurationError."""
+    if not config.lookup.state:
+        return LookupServer(config, Registrar(groups=config.lookup.groups), destroyed=destroyed)
+    store = Store(Path(config.lookup.state))
+    now = time.monotonic()
+    kept = store.recover(now, time.time())
+    registrar = Registrar(groups=config.lookup.groups, log=store)
+    registrar.restore(kept, now)
+    if kept.admin is None:
+        registrar.set_groups(config.lookup.groups)  # writes our own id down, so that we are the same after a restart
+    return LookupServer(config, registrar, store=store, destroyed=destroyed)
+
+
+@lookup.group()
+@click.option("--at", "address", metavar="HOST:PORT", default="127.0.0.1:4160", show_default=True)
+@pass_settings
+@click.pass_context
+def admin(context: click.Context, settings: Settings, address: str) -> None:
+    """Administer a running lookup service."""
+    context.obj = settings
+    context.meta["jbi.address"] = address
+
+
+@admin.command()
+@click.argument("names", nargs=-1)
+@click.pass_context
+def groups(context: click.Context, names: tuple[str, ...]) -> None:
+    """Serve these groups from now on ("" is the public one)."""
+    proxy = _registrar(context)
+    proxy.set_groups(names)
+    click.echo(f"serves {_groups(proxy.describe().groups)} now")
+    proxy.close()
+
+
+@admin.command()
+@click.confirmation_option(prompt="Forget all registrations and end this lookup service?")
+@click.pass_context
+def destroy(context: click.Context) -> None:
+    """End it for good: all registrations are forgotten."""
+    proxy = _registrar(context)
+    proxy.destroy()
+    proxy.close()
+    click.echo("destroyed")
+
+
+def _registrar(context: click.Context) -> RegistrarProxy:
+    settings: Settings = context.obj
+    security: Security = settings.load().security()
+    return RegistrarProxy(ServiceRef("", EXPORTED, (context.meta["jbi.address"],)), security)
+
+
+@click.command()
+@click.argument("name")
+@click.argument("location")
+@click.option("--host", help="Address to listen on; default 127.0.0.1.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default any free one.")
+@click.option("--drain", type=float, default=5.0, show_default=True, help="Seconds for deliveries when stopping.")
+@json_option
+@pass_settings
+def pad(
+    settings: Settings, name: str, location: str, host: str | None, port: int | None, drain: float, as_json: bool
+) -> None:
+    """Run a publisher-adapter delegate, characterised by two strings of your choice.
+
+    \b
+    jbi pad alpha rome
+    jbi --set mail.host=mail.example.org pad bravo paris --port 4200
+    """
+    config = settings.load(pad__host=host, pad__port=port)
+    _raise_file_limit()
+    stop = threading.Event()
+    server = DisseminationServer(config, TypeRepository(), characteristics=(name, location))
+    server.start()
+    _announce(
+        as_json,
+        {"ready": "pad", "id": server.server_id, "address": server.address, "name": name, "location": location},
+        f"delegate ({name}, {location}) {server.server_id[:8]} at {server.address}",
+    )
+    _wait(stop)
+    left = server.stop(drain)
+    if left:
+        click.echo(f"stopped with {left} objects undelivered", err=True)
+
+
+def _announce(as_json: bool, facts: dict[str, Any], text: str) -> None:
+    click.echo(json.dumps(facts) if as_json else text)
+    sys.stdout.flush()
+
+
+def _wait(stop: threading.Event) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    while not stop.wait(3600.0):
+        pass
+
+
+def _raise_file_limit() -> None:
+    """A connection is a file: use what the system allows us."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _groups(names: tuple[str, ...]) -> str:
+    return ", ".join(name or "public" for name in names) or "none"
