@@ -6,6 +6,7 @@ SMTP sink in this process. Everything published is real: the paper's imagery and
 
 from __future__ import annotations
 
+import asyncio
 import json
 import queue
 import socket
@@ -59,7 +60,11 @@ class Row(msgspec.Struct):
     def right(self) -> bool:
         """Whether all is as it must be."""
         want = expected(self.subscriber)
-        return self.got == want.objects and self.parts == want.parts and (self.objects == 0 or not self.subscriber.recipients)
+        return (
+            self.got == want.objects
+            and self.parts == want.parts
+            and (self.objects == 0 or not self.subscriber.recipients)
+        )
 
 
 @dataclass(slots=True)
@@ -120,7 +125,9 @@ def play(show: Callable[[Demo], None]) -> Iterator[Demo]:
     with ExitStack() as stack:
         mail = stack.enter_context(_smtp_sink(demo))
         stack.callback(_stop_all, demo)
-        lookup = _start(demo, "lookup", ["-m", "jbi_pubsub", *_isolated(), "lookup", "--port", str(_lookup_port()), "--json"])
+        lookup = _start(
+            demo, "lookup", ["-m", "jbi_pubsub", *_isolated(), "lookup", "--port", str(_lookup_port()), "--json"]
+        )
         _until(demo, lambda: bool(demo.locator), "the lookup service", show)
         config = Config(
             lookup=LookupSection(locators=(demo.locator,), multicast=False),
@@ -172,7 +179,11 @@ def pump(demo: Demo, seconds: float) -> bool:
         row = demo.rows[facts["received"]]
         row.objects += 1
         row.parts += facts["parts"]
-        cut = f", {facts['parts']} parts: {facts['payload']} of {facts['published']} B" if row.subscriber.payload_filter else ""
+        cut = (
+            f", {facts['parts']} parts: {facts['payload']} of {facts['published']} B"
+            if row.subscriber.payload_filter
+            else ""
+        )
         row.last = f"{facts['type'].rpartition('}')[2].rpartition('.')[2]} #{facts['sequence']}{cut}"
     if "mailed" in facts:
         row = next(r for r in demo.rows.values() if r.subscriber.recipients)
@@ -205,7 +216,9 @@ def _until(demo: Demo, good: Callable[[], bool], what: str, show: Callable[[Demo
     deadline = time.monotonic() + PATIENCE
     while not good():
         if time.monotonic() > deadline:
-            raise DemoError(f"{what} were not ready within {PATIENCE:g} s", hint="Try `jbi -v demo`; is the machine busy?")
+            raise DemoError(
+                f"{what} were not ready within {PATIENCE:g} s", hint="Try `jbi -v demo`; is the machine busy?"
+            )
         if pump(demo, 0.1):
             show(demo)
 
@@ -231,7 +244,7 @@ def _lookup_port() -> int:
 
 
 def _start(demo: Demo, name: str, arguments: list[str]) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603  # our own interpreter and modules, no shell
         [sys.executable, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -282,12 +295,13 @@ def _smtp_sink(demo: Demo) -> Iterator[int]:
         controller.stop()
 
 
-class _AnyPort(Controller):  # type: ignore[misc]  # aiosmtpd is not annotated
+class _AnyPort(Controller):
     """aiosmtpd's controller on a free port, which it would not learn by itself."""
 
     def _trigger_server(self) -> None:
+        assert isinstance(self.server, asyncio.Server)
         self.port = self.server.sockets[0].getsockname()[1]
-        super()._trigger_server()
+        super()._trigger_server()  # type: ignore[no-untyped-call]  # aiosmtpd annotates in part
 
 
 class _Sink:

@@ -22,7 +22,8 @@ CAP_TYPE = "{urn:oasis:names:tc:emergency:cap:1.2}alert"
 KABUL = (
     "*[(/metadata/ImageDescriptor/LocationCoord/lat>33.2) and (/metadata/ImageDescriptor/LocationCoord/lat<35.0)"
     " and (/metadata/ImageDescriptor/LocationCoord/latord='N') and (/metadata/ImageDescriptor/LocationCoord/long>65.7)"
-    " and (/metadata/ImageDescriptor/LocationCoord/long<70.0) and (/metadata/ImageDescriptor/LocationCoord/longord='E')]"
+    " and (/metadata/ImageDescriptor/LocationCoord/long<70.0)"
+    " and (/metadata/ImageDescriptor/LocationCoord/longord='E')]"
 )
 """The paper's predicate (section 2.3.2), verbatim."""
 
@@ -166,9 +167,7 @@ def publications(publisher: Publisher) -> list[Publication]:
     if publisher.name == "targets":
         return [_target_list(day) for day in (1, 2, 3)]
     files = sorted((DATA / "cap").glob("*.xml"))
-    return [
-        Publication(f.read_bytes(), b"", f.stem) for f in files if not f.stem.startswith("template")
-    ]
+    return [Publication(f.read_bytes(), b"", f.stem) for f in files if not f.stem.startswith("template")]
 
 
 @functools.cache
@@ -197,7 +196,7 @@ def _true(expression: str, root: etree._Element, subscriber: Subscriber) -> bool
 
 
 def _selected(payload_filter: str, payload: bytes) -> int:
-    return len(etree.fromstring(payload).xpath(payload_filter)) if payload_filter else 0  # type: ignore[arg-type]  # a node-set
+    return len(etree.fromstring(payload).xpath(payload_filter)) if payload_filter else 0
 
 
 def _moved(figure: bytes, place: tuple[str, ...]) -> bytes:

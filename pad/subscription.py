@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 
 from jbi_pubsub.core.errors import AddressError, ConfigurationError, OversizeError
-from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep
 

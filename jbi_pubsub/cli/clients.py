@@ -43,7 +43,14 @@ existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--type-name", default="", help="Type name, when the schema does not give the right one.")
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Publish everything so often.")
 @click.option("--interval", type=click.FloatRange(0), default=0.0, help="Seconds between two rounds.")
-@click.option("--wait", "wait", type=click.FloatRange(0), default=1.0, show_default=True, help="Seconds for subscribers to come first.")
+@click.option(
+    "--wait",
+    "wait",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="Seconds for subscribers to come first.",
+)
 @json_option
 @pass_settings
 def publish(
@@ -70,7 +77,9 @@ def publish(
     if bool(delegate) == peer:
         raise ConfigurationError("give either --delegate NAME LOCATION or --peer")
     if len(payload) not in (0, 1, len(metadata)):
-        raise ConfigurationError(f"{len(payload)} payloads for {len(metadata)} metadata", hint="Give none, one, or one each")
+        raise ConfigurationError(
+            f"{len(payload)} payloads for {len(metadata)} metadata", hint="Give none, one, or one each"
+        )
     files = [(m, payload[i if len(payload) > 1 else 0] if payload else None) for i, m in enumerate(metadata)]
     config = settings.load()
     open_with = {"marks": marks, "type_name": type_name}
@@ -102,7 +111,9 @@ def publish(
 @click.option("--type", "type_name", default="", help="Information object type, without a template.")
 @click.option("--predicate", default="", help="XPath over the metadata.")
 @click.option("--filter", "payload_filter", default="", help="XPath over an XML payload.")
-@click.option("--namespace", "namespaces", metavar="PREFIX=URI", multiple=True, help="Prefix in the XPaths; repeatable.")
+@click.option(
+    "--namespace", "namespaces", metavar="PREFIX=URI", multiple=True, help="Prefix in the XPaths; repeatable."
+)
 @click.option("--email", "recipients", metavar="ADDRESS", multiple=True, help="Deliver by e-mail; repeatable.")
 @click.option("--policy", type=click.Choice(["drop_oldest", "drop_newest", "block"]), help="When the queue is full.")
 @click.option("--bound", type=click.IntRange(1), help="Objects that may wait.")
@@ -207,8 +218,8 @@ def _line(obj: InfoObject) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(obj.platform.published))
     cut = f" of {obj.platform.payload_length}" if len(obj.payload) != obj.platform.payload_length else ""
     return (
-        f"{at}  {obj.type.name}  #{obj.platform.sequence}  metadata {len(obj.metadata)} B  payload {len(obj.payload)}{cut} B"
-        f"  {obj.object_id}"
+        f"{at}  {obj.type.name}  #{obj.platform.sequence}  metadata {len(obj.metadata)} B"
+        f"  payload {len(obj.payload)}{cut} B  {obj.object_id}"
     )
 
 
@@ -326,7 +337,9 @@ def _item_row(item: ServiceItem) -> tuple[str, str, str, str]:
 
 def _entry_text(entry: EntryRep) -> str:
     values = {k: v for k, v in entry.as_dict().items() if v is not None and k != "schema"}
-    return f"{entry.cls.name.rpartition('#')[2].removeprefix('jbi.')}({', '.join(f'{k}={v}' for k, v in values.items())})"
+    return (
+        f"{entry.cls.name.rpartition('#')[2].removeprefix('jbi.')}({', '.join(f'{k}={v}' for k, v in values.items())})"
+    )
 
 
 @click.command()
@@ -356,7 +369,17 @@ def status(settings: Settings, addresses: tuple[str, ...], watch: bool, as_json:
             time.sleep(1.0)
 
 
-_STATUS_COLUMNS = ("kind", "name", "address", "up s", "registrations", "subscriptions", "published", "delivered", "lost")
+_STATUS_COLUMNS = (
+    "kind",
+    "name",
+    "address",
+    "up s",
+    "registrations",
+    "subscriptions",
+    "published",
+    "delivered",
+    "lost",
+)
 
 
 def _statuses(config: Config, addresses: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -382,7 +405,17 @@ def _status_row(facts: dict[str, Any]) -> tuple[object, ...]:
     kind = facts["kind"]
     name = f"{facts['name']}, {facts['location']}" if kind == "delegate" else facts.get("name", "")
     if kind == "lookup":
-        return kind, facts["id"][:8], facts["address"], facts["uptime"], facts["items"], facts["event_registrations"], "", "", facts["events_lost"]
+        return (
+            kind,
+            facts["id"][:8],
+            facts["address"],
+            facts["uptime"],
+            facts["items"],
+            facts["event_registrations"],
+            "",
+            "",
+            facts["events_lost"],
+        )
     if kind == "unreachable":
         return kind, name, facts["address"], "", "", "", "", "", ""
     lost = sum(facts["lost"].values())

@@ -16,12 +16,12 @@ import click
 
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.lookup.store import Store
-from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.pad.server import DisseminationServer
 
 from .settings import Settings, json_option, pass_settings

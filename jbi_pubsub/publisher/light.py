@@ -214,7 +214,8 @@ class PublisherAdapterLight:
         existing = community.lookup(ServiceTemplate(types=(PAD_TYPE,)))  # raises when there is no lookup service
         known = sorted(f"({d.name}, {d.location})" for item in existing for d in _characteristics(item))
         raise DelegateNotFoundError(
-            f"no delegate ({name or '*'}, {location or '*'}) within {timeout:g} s; there are: {', '.join(known) or 'none'}",
+            f"no delegate ({name or '*'}, {location or '*'}) within {timeout:g} s;"
+            f" there are: {', '.join(known) or 'none'}",
             hint="Start one with `jbi pad NAME LOCATION`",
             name=name,
             location=location,

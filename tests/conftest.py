@@ -1,0 +1,238 @@
+"""Fixtures: real servers on port 0 of loopback, in this process or as processes of their own; the paper's figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
+from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.core.config import LeaseSection, LookupSection, MailSection, PadSection, QueueSection
+from jbi_pubsub.lookup.registrar import Registrar
+from jbi_pubsub.lookup.server import LookupServer
+from jbi_pubsub.pad.server import DisseminationServer
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "data"
+T = TypeVar("T")
+
+
+def eventually(good: Callable[[], T], timeout: float = 10.0, *, what: str = "") -> T:
+    """Wait until `good()` is true, and return it; fail after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = good()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {timeout:g} s: {what or good}")
+        time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of the paper, verbatim, and a schema for them."""
+
+    schema: Path = EXAMPLES / "intel_imagery" / "Intel_Imagery.xsd"
+    figure_1: bytes = (EXAMPLES / "intel_imagery" / "fig1.xml").read_bytes()
+    figure_2: bytes = (EXAMPLES / "intel_imagery" / "fig2-invariant.xml").read_bytes()
+    figure_3: bytes = (EXAMPLES / "intel_imagery" / "fig3-template.xml").read_bytes()
+    figure_4: bytes = (EXAMPLES / "targets" / "fig4-targets.xml").read_bytes()
+
+    def metadata(self, **changed: str) -> bytes:
+        """Figure 1 with other values: metadata(lat="40.1", publisher="999th")."""
+        text = self.figure_1.decode()
+        for tag, value in changed.items():
+            head, _, rest = text.partition(f"<{tag}>")
+            _, _, tail = rest.partition(f"</{tag}>")
+            text = f"{head}<{tag}>{value}</{tag}>{tail}"
+        return text.encode()
+
+
+@pytest.fixture
+def figures() -> Figures:
+    return Figures()
+
+
+@dataclass
+class Federation:
+    """Lookup services, delegates and adapters in this process, closed in order at the end."""
+
+    config: Config
+    stack: ExitStack
+    lookups: list[LookupServer] = field(default_factory=list)
+
+    def lookup(self, **changes: Any) -> LookupServer:
+        """One more lookup service; later parties are told its locator."""
+        section = msgspec.structs.replace(self.config.lookup, port=0, **changes)
+        server = LookupServer(msgspec.structs.replace(self.config, lookup=section), Registrar(groups=section.groups))
+        server.start()
+        self.stack.callback(server.stop)
+        self.lookups.append(server)
+        locators = tuple(s.address for s in self.lookups)
+        self.config = msgspec.structs.replace(
+            self.config, lookup=msgspec.structs.replace(self.config.lookup, locators=locators)
+        )
+        return server
+
+    def pad(self, name: str = "alpha", location: str = "rome", config: Config | None = None) -> DisseminationServer:
+        """A delegate."""
+        server = DisseminationServer(config or self.config, TypeRepository(), characteristics=(name, location))
+        server.start()
+        self.stack.callback(server.stop, 0.5)
+        return server
+
+    def subscriber(self, config: Config | None = None) -> SubscriberAdapter:
+        """The subscriber adapter of this process."""
+        return self.stack.enter_context(SubscriberAdapter(config or self.config))
+
+    def light(self, config: Config | None = None, **options: Any) -> PublisherAdapterLight:
+        """A publisher that uses delegates."""
+        return self.stack.enter_context(PublisherAdapterLight(config or self.config, **options))
+
+    def peer(self, config: Config | None = None) -> PublisherAdapter:
+        """A peer publisher."""
+        return self.stack.enter_context(PublisherAdapter(config or self.config))
+
+
+def test_config(**sections: Any) -> Config:
+    """Loopback, no mDNS, any port, leases of seconds."""
+    return Config(
+        lookup=sections.pop("lookup", LookupSection(port=0, multicast=False, locators=(), timeout=5.0, probe=0.3)),
+        pad=sections.pop("pad", PadSection()),
+        lease=sections.pop("lease", LeaseSection(publisher=2.0, subscriber=2.0, lookup=2.0)),
+        queue=sections.pop("queue", QueueSection()),
+        mail=sections.pop("mail", MailSection(retries=2, retry_seconds=0.05, timeout=2.0)),
+    )
+
+
+test_config.__test__ = False  # type: ignore[attr-defined]  # a helper, not a test
+
+
+@pytest.fixture
+def federation() -> Iterator[Federation]:
+    """An empty federation with one lookup service."""
+    before = set(threading.enumerate())
+    with ExitStack() as stack:
+        made = Federation(test_config(), stack)
+        made.lookup()
+        yield made
+    eventually(
+        lambda: {t.name for t in threading.enumerate() if t not in before and t.name[:7] != "asyncio"} == set(),
+        what=f"threads ended: {[t.name for t in threading.enumerate() if t not in before]}",
+    )
+
+
+class Publishing:
+    """A publisher of either kind with one registration, for tests that hold for both (J-90)."""
+
+    def __init__(self, federation: Federation, kind: str) -> None:
+        self._federation = federation
+        self.kind = kind
+        self.adapter: PublisherAdapter | PublisherAdapterLight
+        if kind == "delegate":
+            self.pad = federation.pad()
+            self.adapter = federation.light()
+            self.at = self.adapter.connect_to_delegate("alpha", "rome")
+        else:
+            self.adapter = federation.peer()
+
+    def register(self, invariants: bytes, schema: Path, **options: Any) -> RegistrationUid:
+        """Register at the delegate, or peer to peer."""
+        if isinstance(self.adapter, PublisherAdapterLight):
+            return self.adapter.register_publisher(self.at, schema, invariants, **options)
+        return self.adapter.register_publisher(schema, invariants, **options)
+
+    def publish(self, registration: RegistrationUid, metadata: bytes, payload: Any = None) -> str:
+        """Publish, and wait until the dissemination node has it."""
+        object_id = self.adapter.publish(registration, metadata, payload)
+        if isinstance(self.adapter, PublisherAdapterLight):
+            self.adapter.flush()
+        return object_id
+
+    def status(self) -> dict[str, Any]:
+        """Of the dissemination node."""
+        return self.pad.status() if self.kind == "delegate" else self.adapter.status()
+
+
+@pytest.fixture(params=["delegate", "peer"])
+def publishing(request: pytest.FixtureRequest, federation: Federation) -> Publishing:
+    """The same test over a delegate and over a peer publisher."""
+    return Publishing(federation, request.param)
+
+
+# -- processes --------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A `jbi` command or a Python script as a process of its own."""
+
+    def __init__(self, *arguments: str, script: str = "") -> None:
+        command = [sys.executable, "-c", script] if script else [sys.executable, "-m", "jbi_pubsub", *arguments]
+        self.popen = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    def fact(self) -> dict[str, Any]:
+        """The next JSON line on its stdout."""
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        if not line:
+            assert self.popen.stderr is not None
+            pytest.fail(f"process ended: {self.popen.stderr.read()}")
+        return json.loads(line)  # type: ignore[no-any-return]  # objects only
+
+    def say(self, word: str) -> None:
+        """A line on its stdin."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(word + "\n")
+        self.popen.stdin.flush()
+
+    def signal(self, number: int) -> None:
+        """SIGKILL, SIGSTOP, SIGCONT, SIGTERM."""
+        os.kill(self.pid, number)
+
+    def end(self, timeout: float = 10.0) -> int:
+        """SIGTERM, and the exit code."""
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGCONT)
+            self.popen.terminate()
+        try:
+            code = self.popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+            code = self.popen.wait()
+        for stream in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
+            if stream is not None:
+                stream.close()
+        return code
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Process]]:
+    """start("lookup", "--port", "0", "--json") starts `jbi lookup ...`; everything is ended afterwards."""
+    processes: list[Process] = []
+
+    def begin(*arguments: str, script: str = "") -> Process:
+        processes.append(Process(*arguments, script=script))
+        return processes[-1]
+
+    yield begin
+    for process in reversed(processes):
+        process.end()
