@@ -4,11 +4,17 @@ from pathlib import Path
 
 from jbi_pubsub import PublisherAdapterLight
 
-DATA = Path(__file__).with_name("data") / "intel_imagery"
+data = Path(__file__).with_name("data") / "intel_imagery"
 
-with PublisherAdapterLight() as publisher:
-    delegate = publisher.connect_to_delegate("alpha", "rome")
-    imagery = publisher.register_publisher(delegate, DATA / "Intel_Imagery.xsd", invariants=DATA / "fig1.xml")
-    object_id = publisher.publish(imagery, DATA / "fig1.xml", DATA / "image.png")
-    publisher.flush()
-    print("published", object_id)
+
+def main() -> None:
+    """Publish the paper's figure 1 with an image."""
+    with PublisherAdapterLight() as publisher:
+        delegate = publisher.connect_to_delegate("alpha", "rome")
+        imagery = publisher.register_publisher(delegate, data / "Intel_Imagery.xsd", invariants=data / "fig1.xml")
+        publisher.publish(imagery, data / "fig1.xml", data / "image.png")
+        publisher.flush()
+
+
+if __name__ == "__main__":
+    main()

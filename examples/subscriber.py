@@ -4,14 +4,21 @@ from pathlib import Path
 
 from jbi_pubsub import SubscriberAdapter, bbox
 
-DATA = Path(__file__).with_name("data") / "intel_imagery"
-AT = "/metadata/ImageDescriptor/LocationCoord"
+data = Path(__file__).with_name("data") / "intel_imagery"
+where = bbox(33.2, 65.7, 35.0, 70.0, location="/metadata/ImageDescriptor/LocationCoord")
 
-with SubscriberAdapter() as subscriber:
-    kabul = subscriber.register_subscriber(
-        DATA / "fig3-template.xml",
-        schema=DATA / "Intel_Imagery.xsd",
-        predicate=bbox(33.2, 65.7, 35.0, 70.0, location=AT),
-    )
-    for obj in subscriber.objects(kabul, timeout=10):
-        print(obj.type.name, obj.platform.sequence, len(obj.payload), "bytes")
+
+def main() -> None:
+    """Print what arrives."""
+    with SubscriberAdapter() as subscriber:
+        kabul = subscriber.register_subscriber(
+            data / "fig3-template.xml",
+            schema=data / "Intel_Imagery.xsd",
+            predicate=where,
+        )
+        for obj in subscriber.objects(kabul, timeout=10):
+            print(obj.type.name, obj.platform.sequence, len(obj.payload), "bytes")
+
+
+if __name__ == "__main__":
+    main()

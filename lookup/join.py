@@ -95,12 +95,19 @@ class JoinManager:
         """
         return self._wait(lambda session: session.watches(cache), timeout)
 
-    def lookup(self, template: ServiceTemplate, limit: int = 1000) -> list[ServiceItem]:
-        """Matching items of all reachable lookup services, each service once. Raises LookupNotFoundError."""
-        self._wait(lambda session: session.connected, self._config.lookup.timeout)
+    def lookup(
+        self, template: ServiceTemplate, limit: int = 1000, *, timeout: float | None = None
+    ) -> list[ServiceItem]:
+        """Matching items of all reachable lookup services, each service once.
+
+        `timeout` seconds (default [lookup] timeout) for one to be there, and for each to answer. Raises
+        LookupNotFoundError.
+        """
+        seconds = self._config.lookup.timeout if timeout is None else timeout
+        self._wait(lambda session: session.connected, seconds)
         found: dict[str, ServiceItem] = {}
         for session in self.sessions():
-            proxy = RegistrarProxy(session.ref, self._security, timeout=self._config.lookup.timeout)
+            proxy = RegistrarProxy(session.ref, self._security, timeout=seconds)
             try:
                 found |= {item.service_id: item for item in proxy.lookup(template, limit).items}
             except WireError:

@@ -59,6 +59,9 @@ from jbi_pubsub.pad.subscription import (
 
 log = logging.getLogger("jbi_pubsub.pad")
 
+LOOKUP_SECONDS: Final = 2.0
+"""For asking the lookup services about a type: a registration must not hang because one of them does."""
+
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
 
@@ -175,7 +178,7 @@ class DisseminationServer:
         wanted = InformationType(name=gate.type.name, version=gate.type.version).rep()
         template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted,))
         try:
-            standing = self.community.lookup(template, limit=1)
+            standing = self.community.lookup(template, limit=1, timeout=LOOKUP_SECONDS)
         except JbiError as exc:
             log.warning("schema of %s not compared with other delegates: %s", gate.type, exc)
             return
@@ -242,8 +245,7 @@ class DisseminationServer:
             refusals = self._refusals.setdefault(connection_id, [])
             receiver = Receiver(lambda items: self._publish(connection_id, items), lambda: _encode_refusals(refusals))
             self._publications[connection_id] = receiver
-        welcome(line, receiver.position)
-        receiver.run(line)
+        receiver.run(line, lambda position: welcome(line, position))
 
     def _publish(self, connection_id: str, items: list[memoryview]) -> None:
         """Disseminate a batch. A refused object is reported with the acknowledgement; the others go on."""

@@ -7,6 +7,7 @@ A variable is JBI_<SECTION>_<KEY>, for example JBI_LEASE_SUBSCRIBER=2.
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ class LookupSection(_Section, frozen=True):
     """Where lookup services listen and how they are found."""
 
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 4160
     """Jini's own port (Discovery and Join specification DJ.2.1.4)."""
     groups: tuple[str, ...] = ("",)
@@ -49,12 +51,15 @@ class PadSection(_Section, frozen=True):
     """Where delegates and peer publishers listen, and their bounds."""
 
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 0
     """0 takes a free port: delegates are found through the lookup service."""
     advertise: str = ""
     """Host name or address that others connect to, when it differs from `host`."""
     max_registrations: int = 10_000
+    """Publisher registrations of one delegate; more are refused."""
     max_subscriptions: int = 200_000
+    """Subscriptions of one delegate; more are refused."""
 
 
 class LeaseSection(_Section, frozen=True):
@@ -78,6 +83,7 @@ class QueueSection(_Section, frozen=True):
     bound: int = 10_000
     """Objects that may wait for one subscription at one delegate, and again as many in the subscriber."""
     policy: Literal["drop_oldest", "drop_newest", "block"] = "drop_oldest"
+    """What happens when a queue is full."""
     block_seconds: float = 5.0
     """How long `block` holds the publisher up before the object counts as lost."""
     publish_seconds: float = 10.0
@@ -88,26 +94,38 @@ class MailSection(_Section, frozen=True):
     """The SMTP server that delegates hand e-mail to."""
 
     host: str = "127.0.0.1"
+    """Host of the mail server."""
     port: int = 25
+    """Its port."""
     sender: str = "jbi-pubsub@localhost"
+    """Envelope and header sender; bounces go there."""
     start_tls: Literal["never", "required"] = "never"
+    """`required` refuses to send in clear; there is no "if possible"."""
     username: str = ""
+    """For SMTP AUTH; empty for none."""
     password: str = ""
+    """For SMTP AUTH; `jbi config` does not show it."""
     timeout: float = 15.0
+    """Seconds for one SMTP command."""
     retries: int = 5
+    """Tries after the first when the server is away or answers 4xx."""
     retry_seconds: float = 2.0
     """Wait before the first retry; doubles each time, up to a minute."""
     max_bytes: int = 20 << 20
     """Largest mail; a larger one counts as lost (oversize)."""
     queue_bound: int = 1000
+    """Mails that may wait in a delegate; more count as lost (queue_overflow)."""
 
 
 class TlsSection(_Section, frozen=True):
     """PEM files; all three or none."""
 
     certificate: str = ""
+    """Our certificate."""
     key: str = ""
+    """Its private key."""
     ca: str = ""
+    """The authority that our peers' certificates come from."""
     insecure: bool = False
     """Allow to listen beyond loopback without TLS."""
 
@@ -152,6 +170,13 @@ def load(
         values.setdefault(section, {})[name] = _convert(section, name, value, origin)
         origins[f"{section}.{name}"] = origin
     return Config(**{s: _SECTIONS[s](**v) for s, v in values.items()}), origins  # type: ignore[arg-type]  # one type a section, checked by _convert
+
+
+def effective() -> Config:
+    """The configuration of this process, from its file and its JBI_* variables: what adapters use that are given
+    none. Raises ConfigurationError."""
+    file = default_file(os.environ, Path.cwd(), Path.home())
+    return load(file=file, environment=os.environ)[0]
 
 
 def default_file(environment: Mapping[str, str], cwd: Path, home: Path) -> Path | None:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NewType, Self
 
 from jbi_pubsub.codegen.repository import TypeRepository
-from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, UnknownUidError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION
 from jbi_pubsub.core.renewal import LeaseRenewalManager
@@ -42,7 +42,8 @@ class PublisherAdapterLight:
     """Publishes through any number of delegates. Safe for several threads.
 
     Objects of one registration keep the order of publish calls. `refused(object_id, error)` is called on a library
-    thread when a delegate refuses an object that was fine here; by default such refusals are only logged.
+    thread when a delegate refuses an object that was fine here; by default such refusals are only logged. Without
+    `config` the configuration file and JBI_* variables count.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class PublisherAdapterLight:
         name: str = "",
         refused: Callable[[str, JbiError], None] | None = None,
     ) -> None:
-        self._config = config or Config()
+        self._config = config or effective()
         self._name = name or f"publisher-{os.getpid()}"
         self._refused = refused
         self._types = TypeRepository()
@@ -211,7 +212,8 @@ class PublisherAdapterLight:
             community.unwatch(cache)
         if found:
             return found[0]
-        existing = community.lookup(ServiceTemplate(types=(PAD_TYPE,)))  # raises when there is no lookup service
+        # raises when there is no lookup service; the time for finding one has been spent above
+        existing = community.lookup(ServiceTemplate(types=(PAD_TYPE,)), timeout=0.5)
         known = sorted(f"({d.name}, {d.location})" for item in existing for d in _characteristics(item))
         raise DelegateNotFoundError(
             f"no delegate ({name or '*'}, {location or '*'}) within {timeout:g} s;"

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jbi_pubsub.codegen.repository import TypeRepository
-from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, UnknownUidError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION
 from jbi_pubsub.pad.delegate import Registration
@@ -35,8 +35,11 @@ class PublisherAdapter:
     """A peer publisher. Safe for several threads; objects of one registration keep the order of publish calls."""
 
     def __init__(self, config: Config | None = None) -> None:
-        """Opens the port that subscribers connect to. Raises PortInUseError or ConfigurationError."""
-        self._config = config or Config()
+        """Opens the port that subscribers connect to; without `config` the configuration file and variables count.
+
+        Raises PortInUseError or ConfigurationError.
+        """
+        self._config = config or effective()
         self._types = TypeRepository()
         self._server = DisseminationServer(self._config, self._types, characteristics=None)
         self._server.start()

@@ -20,9 +20,9 @@ import msgspec
 from jbi_pubsub.codegen.repository import InformationType as OpenType
 from jbi_pubsub.codegen.repository import TypeRepository, type_name
 from jbi_pubsub.codegen.schema import read_bundle
-from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, MetadataError, UnknownUidError
-from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
@@ -51,14 +51,15 @@ class SubscriberAdapter:
     """Receives information objects. Safe for several threads.
 
     Only one may be open in a process (paper section 2.4(5)): a second raises AdapterStateError until the first is
-    closed. A forked child does not own its parent's adapter: it may open one of its own.
+    closed. A forked child does not own its parent's adapter: it may open one of its own. Without `config` the
+    configuration file and JBI_* variables count.
     """
 
     _open: ClassVar[tuple[int, SubscriberAdapter] | None] = None
     _open_lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self, config: Config | None = None, *, name: str = "") -> None:
-        self._config = config or Config()
+        self._config = config or effective()
         self._name = name or f"subscriber-{os.getpid()}"
         self._pid = os.getpid()
         with SubscriberAdapter._open_lock:
@@ -335,6 +336,15 @@ class SubscriberAdapter:
             )
         if self._closed:
             raise AdapterStateError("this SubscriberAdapter is closed")
+
+
+def _after_fork() -> None:
+    """In a child the parent's adapter is not open; its lock may have been held by a thread that is not here."""
+    SubscriberAdapter._open_lock = threading.Lock()
+    SubscriberAdapter._open = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Watch:

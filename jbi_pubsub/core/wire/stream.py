@@ -340,29 +340,43 @@ class Receiver:
         self._sink = sink
         self._note = note
         self._line: Line | None = None
+        self._running = threading.Lock()  # held while a line is served: one after the other, never two
         self.position = 0
 
-    def run(self, line: Line) -> None:
-        """Read batches until the line fails. Always ends with WireError."""
-        if self._line is not None:
-            self._line.shut()
-        self._line = line
+    def run(self, line: Line, greet_with: Callable[[int], None] | None = None) -> None:
+        """Read batches until the line fails. Always ends with WireError.
+
+        A line that is still served is ended first, and its last batch finished; only then `greet_with` is told how
+        far we have received, so that the peer sends nothing again that is under way here.
+        """
+        before = self._line
+        if before is not None:
+            before.shut()
+        if not self._running.acquire(timeout=SEND_SECONDS):
+            raise WireTimeoutError("the connection before is still busy")
         try:
-            self.report()  # what the last line may have swallowed
-            while True:
-                try:
-                    kind, body = line.receive()
-                except WireTimeoutError:
-                    continue  # an idle line is no failure
-                if kind == BYE:
-                    raise WireError("the peer said good-bye")
-                if kind != ITEMS:
-                    raise ProtocolError(f"frame of kind {kind} where a batch belongs")
-                self._take(body)
-                self.report()
+            self._line = line
+            if greet_with is not None:
+                greet_with(self.position)
+            self._read_batches(line)
         finally:
             if self._line is line:
                 self._line = None
+            self._running.release()
+
+    def _read_batches(self, line: Line) -> None:
+        self.report()  # what the last line may have swallowed
+        while True:
+            try:
+                kind, body = line.receive()
+            except WireTimeoutError:
+                continue  # an idle line is no failure
+            if kind == BYE:
+                raise WireError("the peer said good-bye")
+            if kind != ITEMS:
+                raise ProtocolError(f"frame of kind {kind} where a batch belongs")
+            self._take(body)
+            self.report()
 
     def report(self) -> None:
         """Send an ACK now. On a dead line nothing is sent: the reconnect carries the position."""

@@ -1,0 +1,66 @@
+"""The documentation says what is so: README programs run, every setting is documented."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOP = Path(__file__).parent.parent
+
+
+def program(name: str) -> str:
+    """The README's program behind the comment `<!-- test: name -->`."""
+    found = re.search(rf"<!-- test: {name} -->\n```python\n(.*?)```", (TOP / "README.md").read_text(), re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+@pytest.mark.processes
+def test_the_readme_programs_exchange_an_object(start: Callable[..., Any]) -> None:
+    # Given the servers that the README starts
+    lookup = start("--no-multicast", "lookup", "--port", "0", "--json").fact()
+    start("--no-multicast", "--locator", lookup["address"], "pad", "alpha", "rome", "--json").fact()
+    environment = {"JBI_LOOKUP_LOCATORS": lookup["address"], "JBI_LOOKUP_MULTICAST": "false"}
+    # When its subscriber runs, and its publisher runs until the subscriber has something to say
+    subscriber = subprocess.Popen(
+        [sys.executable, "-u", "-c", program("subscriber")], cwd=TOP, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert subscriber.stdout is not None
+    line = ""
+    try:
+        for _ in range(20):
+            published = subprocess.run(
+                [sys.executable, "-c", program("publisher")], cwd=TOP, env=environment, check=False
+            )
+            assert published.returncode == 0
+            if select.select([subscriber.stdout], [], [], 0.5)[0]:
+                line = subscriber.stdout.readline()
+                break
+    finally:
+        subscriber.kill()
+        subscriber.wait()
+        subscriber.stdout.close()
+    # Expect the image of figure 1
+    assert line.startswith("mil.af.rl.jbi.Intel_Imagery 1 ")
+
+
+def test_the_examples_are_the_readme_programs() -> None:
+    # Given each example, expect every call of the README's program in it, comments apart
+    for name in ("publisher", "subscriber"):
+        example = [line.strip() for line in (TOP / "examples" / f"{name}.py").read_text().splitlines()]
+        calls = [line.split("  #")[0].strip() for line in program(name).splitlines() if line.startswith("    ")]
+        assert [call for call in calls if call not in example] == []
+
+
+def test_every_setting_is_documented() -> None:
+    made = runpy.run_path(str(TOP / "docs" / "make_configuration.py"))["page"]()
+    assert (TOP / "docs" / "configuration.md").read_text() == made
+    assert not re.search(r"\|\s+\|$", made, re.MULTILINE), "a setting has no meaning"

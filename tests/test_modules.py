@@ -1,0 +1,66 @@
+"""Every module can be imported alone, in a process that has imported nothing else of ours: no hidden cycles."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jbi_pubsub
+
+# A bare interpreter forks once per module, so that each import starts from nothing of ours but interpreters don't.
+PROBE = """
+import os, sys, importlib
+names, width, running, failed = sys.argv[1:], max(2, os.cpu_count() or 2), {}, []
+def reap():
+    pid, status = os.wait()
+    name = running.pop(pid)
+    if status:
+        failed.append(name)
+for name in names:
+    if len(running) >= width:
+        reap()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            importlib.import_module(name)
+        except BaseException as exc:
+            print(name, type(exc).__name__, exc, file=sys.stderr, flush=True)
+            os._exit(1)
+        os._exit(0)
+    running[pid] = name
+while running:
+    reap()
+print(" ".join(failed))
+"""
+
+
+def all_modules() -> list[str]:
+    """Ours, but not `__main__`, which runs the command."""
+    found = pkgutil.walk_packages(jbi_pubsub.__path__, "jbi_pubsub.")
+    return ["jbi_pubsub", *(module.name for module in found if not module.name.endswith("__main__"))]
+
+
+def test_every_module_can_be_imported_alone() -> None:
+    names = all_modules()
+    assert {"jbi_pubsub.core.wire.stream", "jbi_pubsub.lookup.registrar", "jbi_pubsub.pad.delegate"} <= set(names)
+    done = subprocess.run([sys.executable, "-c", PROBE, *names], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+def test_the_face_names_what_an_application_needs_and_loads_nothing_at_import() -> None:
+    script = (
+        "import sys, jbi_pubsub; loaded = [m for m in sys.modules if m.split('.')[0] in ('rpyc', 'lxml', 'zeroconf')]; "
+        "assert not loaded, loaded; [getattr(jbi_pubsub, n) for n in jbi_pubsub.__all__]"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_source_tree_has_the_names_of_the_installed_package() -> None:
+    top = Path(jbi_pubsub.__file__).parent
+    for room in ("lookup", "pad", "codegen", "spark", "examples"):
+        link = top / room
+        if link.is_symlink():  # an installed package has folders instead
+            assert str(link.readlink()) == f"../{room}"
+        assert (link / "__init__.py").is_file()
