@@ -6,6 +6,7 @@ short), size and depth limits. lxml's own exceptions do not leave this module.
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 from lxml import etree
@@ -21,7 +22,13 @@ MAX_XML_PAYLOAD_BYTES: Final = 64 << 20
 MAX_DEPTH: Final = 200
 """Below libxml2's own 256, so that our message is the one that is seen."""
 
+SHORTEST_LEVEL: Final = 7
+"""Bytes of a nested element at least, `<a></a>`: a document of n bytes is at most n / 7 levels deep."""
+
 Element = etree._Element
+
+_own = threading.local()
+"""One parser a thread: making one costs as much as parsing figure 1."""
 
 
 def parser() -> etree.XMLParser:
@@ -46,7 +53,7 @@ def parse_metadata(data: bytes, *, what: str = "metadata", limit: int = MAX_META
     if len(data) > limit:
         raise OversizeError(f"{what} has {len(data)} bytes, the limit is {limit}", size=len(data), limit=limit)
     try:
-        root = etree.fromstring(data, parser())
+        root = etree.fromstring(data, _parser())
     except (etree.XMLSyntaxError, ValueError) as exc:
         line, column = getattr(exc, "position", (0, 0))
         raise MetadataError(
@@ -55,7 +62,7 @@ def parse_metadata(data: bytes, *, what: str = "metadata", limit: int = MAX_META
             line=line,
             column=column,
         ) from exc
-    problem = _refused(root)
+    problem = _refused(root, data)
     if problem:
         raise MetadataError(f"{what} {problem}", hint="Remove it: entities and DTDs are never resolved")
     return root
@@ -69,10 +76,10 @@ def parse_payload(data: bytes) -> Element | None:
     if len(data) > MAX_XML_PAYLOAD_BYTES or not looks_like_xml(data):
         return None
     try:
-        root = etree.fromstring(data, parser())
+        root = etree.fromstring(data, _parser())
     except (etree.XMLSyntaxError, ValueError):
         return None  # not XML: the caller passes the payload on unchanged, nothing is lost
-    return None if _refused(root) else root
+    return None if _refused(root, data) else root
 
 
 def looks_like_xml(data: bytes) -> bool:
@@ -103,13 +110,32 @@ def _without_encoding(text: str) -> str:
     return text
 
 
-def _refused(root: Element) -> str:
-    info = root.getroottree().docinfo
-    if info.doctype or info.internalDTD is not None:
-        return "has a DOCTYPE"
-    if _depth_exceeds(root, MAX_DEPTH):
+def _parser() -> etree.XMLParser:
+    found: etree.XMLParser | None = getattr(_own, "parser", None)
+    if found is None:
+        found = _own.parser = parser()
+    return found
+
+
+def _refused(root: Element, data: bytes) -> str:
+    if not _shows_no_doctype(data):
+        info = root.getroottree().docinfo
+        if info.doctype or info.internalDTD is not None:
+            return "has a DOCTYPE"
+    if len(data) > MAX_DEPTH * SHORTEST_LEVEL and _depth_exceeds(root, MAX_DEPTH):
         return f"is nested deeper than {MAX_DEPTH} elements"
     return ""
+
+
+def _shows_no_doctype(data: bytes) -> bool:
+    """Whether the bytes alone show that there is no DOCTYPE: only where they are read as ASCII or UTF-8.
+
+    In other encodings (UTF-16, UTF-7, EBCDIC) it could be written in other bytes; then the parser is asked.
+    """
+    if b"<!DOCTYPE" in data or not data.startswith(b"<"):
+        return False
+    declaration = data[: data.find(b"?>") + 1] if data.startswith(b"<?xml") else b""
+    return b"encoding" not in declaration or b'encoding="UTF-8"' in declaration
 
 
 def _depth_exceeds(root: Element, limit: int) -> bool:
