@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -22,12 +22,13 @@ import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.info_object import Cause, LossNotice
-from jbi_pubsub.core.wire.stream import Line, Part, Sender
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Line, Part, Sender, chunks
 from jbi_pubsub.pad.subscription import Subscription
 
 ITEM: Final = struct.Struct("!BI")
-OBJECT, LOSS, ENDED = 1, 2, 3
-"""Kinds of items on a delivery connection, each with a subscription number."""
+OBJECT, LOSS, ENDED, CHUNK, LAST_CHUNK = 1, 2, 3, 4, 5
+"""Kinds of items on a delivery connection, each with a subscription number. A large object comes as CHUNK ...
+LAST_CHUNK; between them come items of other subscriptions, none of its own."""
 
 Consumed = dict[int, int]
 """Note of the subscriber's acknowledgements: subscription number -> objects its application has taken in all."""
@@ -85,10 +86,15 @@ class _Outlet:
     consumed: int = 0
     untold: Counter[str] = field(default_factory=Counter)
     ready: bool = False
+    cutting: Iterator[memoryview] | None = None
+    """What is left of a large object that goes in chunks."""
+    next_chunk: memoryview | None = None
 
     def may_send(self) -> bool:
-        return bool(self.untold) or (
-            len(self.queue) > 0 and self.sent - self.consumed < self.subscription.request.bound
+        return (
+            self.cutting is not None
+            or bool(self.untold)
+            or (len(self.queue) > 0 and self.sent - self.consumed < self.subscription.request.bound)
         )
 
 
@@ -142,7 +148,7 @@ class SubscriberSession:
                 if request.policy == "drop_oldest":
                     outlet.queue.drop_oldest()
                     self._lose(outlet, Cause.QUEUE_OVERFLOW)
-            outlet.queue.put((ITEM.pack(OBJECT, subscription.number), *parts), cost)
+            outlet.queue.put(parts, cost)
             self._make_ready(outlet)
 
     def lose(self, subscription: Subscription, cause: Cause, count: int = 1) -> None:
@@ -220,6 +226,8 @@ class SubscriberSession:
 
     def _next(self, outlet: _Outlet) -> Parts | None:
         number = outlet.subscription.number
+        if outlet.cutting is not None:
+            return self._next_chunk(outlet)
         if outlet.untold:
             cause, count = outlet.untold.popitem()
             self._flying.append(None)
@@ -231,8 +239,23 @@ class SubscriberSession:
         if not outlet.may_send():
             return None
         outlet.sent += 1
+        parts = outlet.queue.take()
+        if sum(map(len, parts)) > CHUNK_BYTES:
+            outlet.cutting = chunks(parts, CHUNK_BYTES)
+            outlet.next_chunk = next(outlet.cutting)
+            return self._next_chunk(outlet)
         self._flying.append(outlet.subscription)
-        return outlet.queue.take()
+        return ITEM.pack(OBJECT, number), *parts
+
+    def _next_chunk(self, outlet: _Outlet) -> Parts:
+        assert outlet.cutting is not None
+        assert outlet.next_chunk is not None
+        chunk, outlet.next_chunk = outlet.next_chunk, next(outlet.cutting, None)
+        last = outlet.next_chunk is None
+        if last:
+            outlet.cutting = None
+        self._flying.append(outlet.subscription if last else None)
+        return ITEM.pack(LAST_CHUNK if last else CHUNK, outlet.subscription.number), chunk
 
     def _make_ready(self, outlet: _Outlet) -> None:
         if not outlet.ready and outlet.may_send():

@@ -5,6 +5,7 @@ A subscriber gets `SubscriptionsProxy` through the lookup service; publisher cal
 
 from __future__ import annotations
 
+import struct
 from typing import Any, Final
 
 import msgspec
@@ -26,8 +27,10 @@ SUBSCRIPTIONS_METHODS: Final = (
     "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions",
 )  # fmt: skip
 
-NUMBER_BYTES: Final = 4
-"""A publication starts with the number of its registration on the connection, big-endian."""
+PUBLICATION: Final = struct.Struct("!BI")
+WHOLE, CHUNK, LAST_CHUNK = 1, 2, 3
+"""A publication starts with its kind and the number of its registration on the connection. A large object comes as
+CHUNK ... LAST_CHUNK; between them come items of other registrations, none of its own."""
 
 Refusals = tuple[tuple[str, ErrorReport], ...]
 """Note of a delegate's acknowledgements: (object id, why it was refused)."""

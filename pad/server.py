@@ -33,16 +33,18 @@ from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
-from jbi_pubsub.core.wire.stream import Line, Receiver, Tokens, listen, refuse, welcome
+from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Line, Receiver, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.pad.delegate import Delegate, Granted, Registration, TypeRepository
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.proxy import (
+    CHUNK,
     DELEGATE,
     DELEGATE_METHODS,
-    NUMBER_BYTES,
+    LAST_CHUNK,
+    PUBLICATION,
     STATUS,
     SUBSCRIPTIONS,
     SUBSCRIPTIONS_METHODS,
@@ -61,6 +63,9 @@ log = logging.getLogger("jbi_pubsub.pad")
 
 LOOKUP_SECONDS: Final = 2.0
 """For asking the lookup services about a type: a registration must not hang because one of them does."""
+
+MAX_COMING: Final = 64
+"""Large objects of one publisher that may be coming in chunks at once."""
 
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
@@ -243,20 +248,28 @@ class DisseminationServer:
         receiver = self._publications.get(connection_id)
         if receiver is None:
             refusals = self._refusals.setdefault(connection_id, [])
-            receiver = Receiver(lambda items: self._publish(connection_id, items), lambda: _encode_refusals(refusals))
+            coming: dict[int, bytearray] = {}
+            receiver = Receiver(
+                lambda items: self._publish(connection_id, items, coming), lambda: _encode_refusals(refusals)
+            )
             self._publications[connection_id] = receiver
         receiver.run(line, lambda position: welcome(line, position))
 
-    def _publish(self, connection_id: str, items: list[memoryview]) -> None:
-        """Disseminate a batch. A refused object is reported with the acknowledgement; the others go on."""
+    def _publish(self, connection_id: str, items: list[memoryview], coming: dict[int, bytearray]) -> None:
+        """Disseminate a batch. A refused object is reported with the acknowledgement; the others go on.
+
+        `coming` holds the chunks of large objects by registration number.
+        """
         try:
             registrations = self.delegate.connection(connection_id).registrations
         except UnknownUidError as exc:
             raise WireError(str(exc)) from exc
         for item in items:
             self.refuse_when_stopping()
-            registration = registrations.get(int.from_bytes(item[:NUMBER_BYTES], "big"))
-            self._publish_one(connection_id, registration, item[NUMBER_BYTES:])
+            data = _whole(item, coming)
+            if data is not None:
+                number = PUBLICATION.unpack_from(item)[1]
+                self._publish_one(connection_id, registrations.get(number), data)
 
     def _publish_one(self, connection_id: str, registration: Registration | None, data: memoryview) -> None:
         try:
@@ -279,6 +292,21 @@ class DisseminationServer:
                         self.delegate.connection(connection_id)
                     except UnknownUidError:
                         self.forget_publications(connection_id)
+
+
+def _whole(item: memoryview, coming: dict[int, bytearray]) -> memoryview | None:
+    """The bytes of an object if the item completes one. Raises ProtocolError."""
+    if len(item) < PUBLICATION.size:
+        raise ProtocolError("truncated publication")
+    kind, number = PUBLICATION.unpack_from(item)
+    body = item[PUBLICATION.size :]
+    if kind not in (CHUNK, LAST_CHUNK):
+        return body
+    gathered = coming.setdefault(number, bytearray())
+    if len(gathered) + len(body) > MAX_ITEM_BYTES or len(coming) > MAX_COMING:
+        raise ProtocolError(f"object of more than {MAX_ITEM_BYTES} bytes, or more than {MAX_COMING} at once")
+    gathered += body
+    return memoryview(coming.pop(number)) if kind == LAST_CHUNK else None
 
 
 def _encode_refusals(refusals: list[tuple[str, ErrorReport]]) -> bytes:

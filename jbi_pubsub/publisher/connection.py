@@ -33,9 +33,9 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.info_object import InfoObject, encode
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire.endpoint import DATA, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, Part, Sender, greet
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Hello, Line, Part, Sender, chunks, greet
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.proxy import NUMBER_BYTES, DelegateProxy, Opened, Refusals
+from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, WHOLE, DelegateProxy, Opened, Refusals
 
 from .publication import Publication
 
@@ -49,49 +49,103 @@ BACKOFF_MOST: Final = 5.0
 
 
 class _Queue:
-    """Publications waiting to be sent (Source). `_changed` covers all state."""
+    """Publications waiting to be sent (Source). Registrations take turns, large objects go in chunks. `_changed`
+    covers all state."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[Part, ...]] = deque()
+        self._lanes: dict[int, deque[tuple[Part, ...]]] = {}
+        self._turns: deque[int] = deque()
+        self._cutting: dict[int, deque[memoryview]] = {}
+        self._taken: deque[tuple[int, tuple[Part, ...]]] = deque()
+        """For each item under way its registration and its whole object, until it is acknowledged."""
+        self._whole: dict[int, tuple[Part, ...]] = {}
+        self._count = 0
         self._bytes = 0
 
-    def put(self, parts: tuple[Part, ...], timeout: float) -> None:
+    def put(self, number: int, parts: tuple[Part, ...], timeout: float) -> None:
         size = sum(map(len, parts))
         deadline = time.monotonic() + timeout
         with self._changed:
-            while self._waiting and (len(self._waiting) >= QUEUE_ITEMS or self._bytes + size > QUEUE_BYTES):
+            while self._count and (self._count >= QUEUE_ITEMS or self._bytes + size > QUEUE_BYTES):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise BackPressureError(
-                        f"the delegate takes no more: {len(self._waiting)} objects wait since {timeout:g} s",
+                        f"the delegate takes no more: {self._count} objects wait since {timeout:g} s",
                         hint="Publish more slowly, or give a longer timeout",
                     )
                 self._changed.wait(left)
-            self._waiting.append(parts)
+            lane = self._lanes.setdefault(number, deque())
+            lane.append(parts)
+            if len(lane) == 1 and number not in self._cutting:
+                self._turns.append(number)
+            self._count += 1
             self._bytes += size
-            if len(self._waiting) == 1:
+            if self._count == 1:
                 self._changed.notify_all()
 
     def take(self, max_items: int, max_bytes: int, timeout: float) -> list[tuple[Part, ...]]:
         items: list[tuple[Part, ...]] = []
         size = 0
         with self._changed:
-            if not self._waiting:
+            if not self._turns:
                 self._changed.wait(timeout)
-            while self._waiting and len(items) < max_items and size < max_bytes:
-                items.append(self._waiting.popleft())
+            while self._turns and len(items) < max_items and size < max_bytes:
+                number = self._turns.popleft()
+                items.append(self._next(number))
                 size += sum(map(len, items[-1]))
-            self._bytes -= size
+                if self._lanes[number] or number in self._cutting:
+                    self._turns.append(number)
             self._changed.notify_all()
         return items
+
+    def _next(self, number: int) -> tuple[Part, ...]:
+        cutting = self._cutting.get(number)
+        if cutting is None:
+            parts = self._lanes[number].popleft()
+            self._count -= 1
+            self._bytes -= sum(map(len, parts))
+            if sum(map(len, parts)) <= CHUNK_BYTES:
+                self._taken.append((number, parts))
+                return PUBLICATION.pack(WHOLE, number), *parts
+            self._whole[number] = parts
+            cutting = self._cutting[number] = deque(chunks(parts, CHUNK_BYTES))
+        chunk = cutting.popleft()
+        self._taken.append((number, self._whole[number]))
+        if cutting:
+            return PUBLICATION.pack(CHUNK, number), chunk
+        del self._cutting[number]
+        return PUBLICATION.pack(LAST_CHUNK, number), chunk
+
+    def acknowledged(self, count: int) -> None:
+        """So many items more have been taken by the delegate."""
+        with self._changed:
+            for _ in range(min(count, len(self._taken))):
+                self._taken.popleft()
+
+    def restart(self) -> None:
+        """The delegate has forgotten us: whatever it has not acknowledged whole goes again, before the rest."""
+        with self._changed:
+            again: dict[int, list[tuple[Part, ...]]] = {}
+            for number, parts in self._taken:
+                lane = again.setdefault(number, [])
+                if not lane or lane[-1] is not parts:
+                    lane.append(parts)
+            for number, lane in again.items():
+                self._lanes[number].extendleft(reversed(lane))
+                self._count += len(lane)
+                self._bytes += sum(len(part) for parts in lane for part in parts)
+            self._taken.clear()
+            self._cutting.clear()
+            self._turns = deque(number for number, waiting in self._lanes.items() if waiting)
+            self._changed.notify_all()
 
     def wait_empty(self, timeout: float) -> int:
         deadline = time.monotonic() + timeout
         with self._changed:
-            while self._waiting and (left := deadline - time.monotonic()) > 0:
+            while self._turns and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
-            return len(self._waiting)
+            return self._count + len(self._cutting)
 
 
 class DelegateConnection:
@@ -151,7 +205,7 @@ class DelegateConnection:
 
     def publish(self, publication: Publication, obj: InfoObject, timeout: float) -> None:
         """Queue an object. Raises BackPressureError."""
-        self._queue.put((publication.number.to_bytes(NUMBER_BYTES, "big"), *encode(obj)), timeout)
+        self._queue.put(publication.number, encode(obj), timeout)
 
     def flush(self, timeout: float) -> None:
         """Wait until everything is acknowledged. Raises BackPressureError."""
@@ -274,11 +328,13 @@ class DelegateConnection:
     def _come_back(self) -> None:
         self._renewals.remove(self)
         self._connect(self._find())
-        self._sender.rebase()
+        self._sender.forget_all()
+        self._queue.restart()
 
     # -- acknowledgements ---------------------------------------------------------------------------------------
 
-    def _acked(self, _count: int, note: memoryview) -> None:
+    def _acked(self, count: int, note: memoryview) -> None:
+        self._queue.acknowledged(count)
         with self._progress:
             self._progress.notify_all()
         if not note:

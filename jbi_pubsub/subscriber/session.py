@@ -20,13 +20,13 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownLeaseError, UnknownUidError, WireError
-from jbi_pubsub.core.info_object import Cause, LossNotice, decode
+from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, decode
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
-from jbi_pubsub.pad.delivery import ITEM, LOSS, OBJECT
+from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, greet
+from jbi_pubsub.pad.delivery import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT
 from jbi_pubsub.pad.proxy import Opened, SubscriptionsProxy
 
 from .subscription import LocalSubscription
@@ -49,6 +49,8 @@ class _Standing:
         self.lease = lease
         self.consumed = 0
         self.reported = 0
+        self.chunks = bytearray()
+        """Of a large object that is still coming."""
 
 
 class DelegateSession:
@@ -327,11 +329,20 @@ class DelegateSession:
             if standing is None:
                 continue  # cancelled meanwhile
             body = item[ITEM.size :]
-            if kind == OBJECT:
-                standing.subscription.add(decode(body), lambda s=standing: self._consume(s))  # type: ignore[misc]  # mypy can't infer a lambda's default
+            if kind in (CHUNK, LAST_CHUNK):
+                if len(standing.chunks) + len(body) > MAX_ITEM_BYTES:
+                    raise ProtocolError(f"object of more than {MAX_ITEM_BYTES} bytes")
+                standing.chunks += body
+                body = memoryview(standing.chunks)
+            if kind in (OBJECT, LAST_CHUNK):
+                standing.chunks = bytearray()
+                self._arrived(standing, decode(body))
             elif kind == LOSS:
                 notice = msgspec.msgpack.decode(body, type=LossNotice)
                 standing.subscription.lose(notice.cause, notice.count, notice.detail)
+
+    def _arrived(self, standing: _Standing, obj: InfoObject) -> None:
+        standing.subscription.add(obj, lambda: self._consume(standing))
 
     def _await_standing(self, number: int) -> _Standing | None:
         """The subscription of that number. Its first object may overtake the answer to subscribe: wait for that."""

@@ -24,7 +24,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -48,6 +48,8 @@ WINDOW_BYTES: Final = 8 << 20
 """Unacknowledged bytes; a single larger object may still go when nothing else is under way."""
 MAX_ITEM_BYTES: Final = 64 << 20
 """Largest information object. Checked before anything is allocated."""
+CHUNK_BYTES: Final = 256 << 10
+"""Larger items go in chunks of this size; others take turns between them."""
 MAX_FRAME_BYTES: Final = MAX_ITEM_BYTES + MAX_BATCH_BYTES + (1 << 20)
 
 SEND_SECONDS: Final = 30.0
@@ -58,6 +60,15 @@ IDLE_SECONDS: Final = 3600.0
 
 Part = bytes | bytearray | memoryview
 T = TypeVar("T")
+
+
+def chunks(parts: Sequence[Part], size: int) -> Iterator[memoryview]:
+    """The bytes of an item in views of at most `size` bytes, not copied: what a large item is sent in, so that it
+    does not hold up small ones of others behind it."""
+    for part in parts:
+        view = memoryview(part)
+        for at in range(0, len(view), size):
+            yield view[at : at + size]
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -198,6 +209,7 @@ class Sender:
         self._sequence = 0
         self._position = 0
         self._stopping = False
+        self._taking = False
         self._thread = threading.Thread(target=self._send_all, name=f"{name}-send", daemon=True)
 
     @property
@@ -225,14 +237,14 @@ class Sender:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
-    def rebase(self) -> None:
-        """The peer has forgotten us: what is unacknowledged counts from 1 again. Not while `run` is running."""
+    def forget_all(self) -> None:
+        """The peer has forgotten us: begin at 1 again. The source gives again what was not acknowledged. Not while
+        `run` is running."""
         with self._changed:
-            behind = self._position
-            for batch in self._unacked:
-                batch.last -= behind
-            self._sequence -= behind
-            self._position = 0
+            while self._taking:
+                self._changed.wait(1.0)
+            self._unacked.clear()
+            self._unacked_bytes = self._sequence = self._position = 0
 
     def run(self, line: Line, position: int) -> None:
         """Use `line` until it fails: send again what the peer has not received, then read its acknowledgements.
@@ -300,9 +312,15 @@ class Sender:
                     self._changed.wait(1.0)
                 if self._stopping:
                     return
-            items = self._source.take(MAX_BATCH_ITEMS, MAX_BATCH_BYTES, 0.5)
-            if items:
-                self._send(items)
+                self._taking = True
+            try:
+                items = self._source.take(MAX_BATCH_ITEMS, MAX_BATCH_BYTES, 0.5)
+                if items:
+                    self._send(items)
+            finally:
+                with self._changed:
+                    self._taking = False
+                    self._changed.notify_all()
 
     def _may_send(self) -> bool:
         return (
