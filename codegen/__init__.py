@@ -1,1 +1,4 @@
-"""codegen."""
+"""From metadata schemas to entries: bundle -> schema -> passes -> model -> render, binder and derive.
+
+`read_bundle` (schema), `TypeRepository`, `InformationType` and `type_name` (repository) are what other rooms use.
+"""

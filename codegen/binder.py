@@ -1,0 +1,385 @@
+"""Documents to entries, by the model: registration documents, templates, and the check of each publication.
+
+Rules:
+- XPath's view of a value is taken: the text of an element without comments; an absent or empty element never stands
+  for its schema default. xsi:nil makes a field unset.
+- An entry is made for each element of the invariant part that has at least one value; several equal ones are one.
+- Template (paper, figure 3): an empty or absent element is a wildcard; an element of which nothing is asked gives no
+  entry template. A value on a variant element, and an element that the schema does not know, are errors.
+- Invariants of a publication equal the registered ones if both give the same set of entries: order and repetition of
+  equal entries do not count, as they do not in the lookup service.
+- Validation may be switched off, so nothing here relies on it: what occurs twice where the schema allows one, and a
+  leaf with child elements, are errors. Derived templates are sound because of that.
+
+A Binder is immutable after its construction, but for bounded memories of values and registrations whose single
+steps are atomic; several threads may use it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Final, NoReturn
+
+from jbi_pubsub.codegen.model import TEXT, Field, Part, TypeModel, ValueType, classes_of, fields_of, readable
+from jbi_pubsub.codegen.values import NotAValueError, canonical_text
+from jbi_pubsub.core.errors import InvariantError, MetadataError
+from jbi_pubsub.core.xml import Element
+from jbi_pubsub.lookup.entry import EntryClass, EntryRep
+
+XSI: Final = "http://www.w3.org/2001/XMLSchema-instance"
+_TYPE: Final = f"{{{XSI}}}type"
+_NIL: Final = f"{{{XSI}}}nil"
+_TRUE: Final = ("true", "1")
+
+MAX_ENTRIES: Final = 10_000
+"""Entries of one document: its invariants are held in memory by every lookup service that knows the publisher."""
+
+MAX_REMEMBERED: Final = 1_024
+"""Registrations whose entry sets are kept ready for `check`, and texts per field whose canonical form is kept."""
+
+MAX_REMEMBERED_CHARS: Final = 200
+"""Longer texts are made canonical anew: with the number above this bounds a field's memory to about 1 MB."""
+
+Values = tuple[str | None, ...]
+Found = tuple[str, Values]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Slot:
+    """One field of a node: its position, and the canonical forms of texts seen lately."""
+
+    at: int
+    field: Field
+    in_context: bool
+    memory: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Node:
+    """A part made ready for reading. `leaves` and `nodes` go by child tag; `single` nodes may occur once only.
+
+    `by_type` is for xsi:type (Clark name).
+    """
+
+    tag: str
+    entry: str
+    fields: tuple[Field, ...]
+    repeated: bool = False
+    text: Slot | None = None
+    leaves: dict[str, Slot] = dataclasses.field(default_factory=dict)
+    attributes: dict[str, Slot] = dataclasses.field(default_factory=dict)
+    nodes: dict[str, Node] = dataclasses.field(default_factory=dict)
+    single: frozenset[str] = frozenset()
+    variant: frozenset[str] = frozenset()
+    is_open: bool = False
+    by_type: dict[str, Node] = dataclasses.field(default_factory=dict)
+
+
+def compile_part(part: Part, fields: Mapping[str, tuple[Field, ...]], above: tuple[Node, ...] = ()) -> Node:
+    """The node for `part`. `above` are the nodes of the elements around it, outermost first."""
+    node = _bare(part, fields)
+    _fill(node, part, fields, (*above, node))
+    for name, typed in part.typed:
+        node.by_type[name] = _bare(typed, fields)
+        _fill(node.by_type[name], typed, fields, (*above, node))  # recursion leads to the declared part
+    return node
+
+
+def _bare(part: Part, fields: Mapping[str, tuple[Field, ...]]) -> Node:
+    node = Node(part.tag, part.entry, fields[part.entry], part.repeated)
+    node.variant, node.is_open = frozenset(part.variant), part.is_open
+    for at, one in enumerate(node.fields):
+        slot = Slot(at, one, needs_context(one.type))
+        if one.tag == TEXT:
+            node.text = slot
+        elif one.tag.startswith("@"):
+            node.attributes[one.tag[1:]] = slot
+        else:
+            node.leaves[one.tag] = slot
+    return node
+
+
+def _fill(node: Node, part: Part, fields: Mapping[str, tuple[Field, ...]], above: tuple[Node, ...]) -> None:
+    node.nodes = {child.tag: compile_part(child, fields, above) for child in part.parts}
+    node.nodes.update((tag, above[-1 - levels]) for tag, levels in part.again)
+    node.single = frozenset(child.tag for child in part.parts if not child.repeated)
+
+
+def needs_context(kind: ValueType) -> bool:
+    """Whether values of `kind` mean something only together with the namespaces in scope (xs:QName)."""
+    parts = (*kind.members, *((kind.items,) if kind.items is not None else ()))
+    return kind.builtin in ("QName", "NOTATION") or any(needs_context(part) for part in parts)
+
+
+class Binder:
+    """Reads documents of one type. `classes` maps class names to identities, `root` is the compiled model."""
+
+    def __init__(self, model: TypeModel) -> None:
+        self.classes: dict[str, EntryClass] = classes_of(model)
+        self.prefixes = dict(model.prefixes)
+        self.root = compile_part(model.root, fields_of(model))
+        self._names = {cls.name: name for name, cls in self.classes.items()}
+        self._remembered: dict[int, tuple[tuple[EntryRep, ...], frozenset[Found]]] = {}
+
+    def entries(self, root: Element, what: str) -> tuple[EntryRep, ...]:
+        """The entries of a document. Raises MetadataError: another type, a bad value, a single element twice."""
+        return self._reps(self._found(root, what), what)
+
+    def template(self, root: Element, what: str) -> tuple[EntryRep, ...]:
+        """The entry templates of a template document. Raises MetadataError."""
+        self._check_root(root, what)
+        found: list[Found] = []
+        self._ask(root, self.root, what, found)
+        return self._reps(found, what)
+
+    def check(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
+        """Raises InvariantError unless the document gives exactly the entries `registered`."""
+        known = self._remembered.get(id(registered))
+        if known is None or known[0] is not registered:
+            known = self._remember(registered)
+        found = frozenset(self._found(root, "metadata"))
+        if found != known[1]:
+            raise self._difference(root, known[1], found)
+
+    def _found(self, root: Element, what: str) -> list[Found]:
+        self._check_root(root, what)
+        found: list[Found] = []
+        self._collect(root, self.root, what, found)
+        return found
+
+    def _collect(self, element: Element, node: Node, what: str, found: list[Found]) -> None:
+        """Append (class, values) of `element`, then of what lies below it. The hot path of every publication."""
+        node = actual(element, node)
+        values, deeper = self._own(element, node, what)
+        if values.count(None) != len(values):
+            found.append((node.entry, tuple(values)))
+        for child, below in deeper:
+            self._collect(child, below, what, found)
+
+    def _own(self, element: Element, node: Node, what: str) -> tuple[list[str | None], list[tuple[Element, Node]]]:
+        """The values of the element itself, and the children that have nodes of their own."""
+        values: list[str | None] = [None] * len(node.fields)
+        deeper: list[tuple[Element, Node]] = []
+        leaves, nodes = node.leaves, node.nodes
+        for child in element:
+            tag: str = child.tag  # type: ignore[assignment]  # of a comment it is a function, which no dict has
+            slot = leaves.get(tag)
+            if slot is not None:
+                if values[slot.at] is not None:
+                    self._twice(child, what)
+                values[slot.at] = self._value(child, slot, what)
+            elif tag in nodes:
+                if tag in node.single and any(tag == known.tag for known, _ in deeper):
+                    self._twice(child, what)
+                deeper.append((child, nodes[tag]))
+        for name, slot in node.attributes.items():
+            text = element.get(name)
+            if text is not None:
+                values[slot.at] = self._canonical(text, slot, element, what)
+        if node.text is not None:
+            values[node.text.at] = self._value(element, node.text, what)
+        return values, deeper
+
+    def _value(self, element: Element, slot: Slot, what: str) -> str | None:
+        text = element.text or ""
+        if len(element):
+            text = self._joined(element, what)
+        known = slot.memory.get(text)
+        if known is not None:
+            return known
+        if not text.strip() and element.get(_NIL) in _TRUE:
+            return None
+        return self._canonical(text, slot, element, what)
+
+    def _joined(self, element: Element, what: str) -> str:
+        """The text around comments and processing instructions, as XPath sees it."""
+        child = next(element.iterchildren("*"), None)
+        if child is not None:
+            self._refuse(what, child, f"stands in {self.where(element)}, which holds a value", "Remove it")
+        return (element.text or "") + "".join(child.tail or "" for child in element)
+
+    def _canonical(self, text: str, slot: Slot, element: Element, what: str) -> str:
+        known = slot.memory.get(text)
+        if known is not None:
+            return known
+        kind = slot.field.type
+        try:
+            value = canonical_text(text, kind, element.nsmap if slot.in_context else None)
+        except NotAValueError as exc:
+            tag = slot.field.tag
+            path = self.where(element, tag if tag.startswith("@") else TEXT)
+            raise MetadataError(
+                f"{what} line {element.sourceline}: {path} is {text[:80]!r}, expected {exc}",
+                hint="Correct the value",
+                path=path,
+                value=text[:80],
+                type=kind.name,
+                line=element.sourceline or 0,
+            ) from exc
+        if not slot.in_context and 0 < len(text) <= MAX_REMEMBERED_CHARS:  # of "" xsi:nil decides what it means
+            if len(slot.memory) >= MAX_REMEMBERED:
+                slot.memory.clear()
+            slot.memory[text] = value
+        return value
+
+    def _ask(self, element: Element, node: Node, what: str, found: list[Found]) -> None:
+        """Append the entry templates of a template element and of what lies below it."""
+        node = actual(element, node)
+        values: list[str | None] = [None] * len(node.fields)
+        at = len(found)
+        self._ask_attributes(element, node, what, values)
+        self._ask_text(element, node, what, values)
+        seen: set[str] = set()
+        for child in element.iterchildren("*"):
+            tag = str(child.tag)
+            if tag in seen and (tag in node.leaves or tag in node.single):
+                self._twice(child, what)
+            seen.add(tag)
+            if tag in node.leaves:
+                values[node.leaves[tag].at] = self._wanted(child, node.leaves[tag], what)
+            elif tag in node.nodes:
+                self._ask(child, node.nodes[tag], what, found)
+            else:
+                self._ask_other(child, node, what)
+        if values.count(None) != len(values):
+            found.insert(at, (node.entry, tuple(values)))
+
+    def _ask_attributes(self, element: Element, node: Node, what: str, values: list[str | None]) -> None:
+        for raw, text in element.attrib.items():
+            name = str(raw)
+            slot = node.attributes.get(name)
+            if slot is not None:
+                values[slot.at] = self._canonical(str(text), slot, element, what) if text else None
+            elif name.startswith(f"{{{XSI}}}") or not text:
+                continue
+            elif f"@{name}" in node.variant or node.is_open:
+                self._refuse(what, element, f"asks for a value of the variant attribute {name}", _ASK_VARIANT)
+            else:
+                self._refuse(what, element, f"has the attribute {name}, which the schema does not know", _ASK_KNOWN)
+
+    def _ask_text(self, element: Element, node: Node, what: str, values: list[str | None]) -> None:
+        if node.text is not None:
+            values[node.text.at] = self._wanted(element, node.text, what)
+        elif (element.text or "").strip() or any((child.tail or "").strip() for child in element):
+            self._refuse(what, element, "has text where no invariant value is", _ASK_VARIANT)
+
+    def _wanted(self, element: Element, slot: Slot, what: str) -> str | None:
+        text = self._joined(element, what)
+        return self._canonical(text, slot, element, what) if text.strip() else None
+
+    def _ask_other(self, child: Element, node: Node, what: str) -> None:
+        if child.tag not in node.variant and not node.is_open:
+            known = sorted({*node.leaves, *node.nodes, *(tag for tag in node.variant if tag[:1] != "@")})
+            names = ", ".join(readable(tag, self.prefixes) for tag in known[:20])
+            self._refuse(what, child, "is not in the schema", f"Elements known here: {names or 'none'}")
+        if any((part.text or "").strip() or _own_attributes(part) for part in child.iter("*")):
+            self._refuse(what, child, "is variant, so no publisher registers a value for it", _ASK_VARIANT)
+
+    def _reps(self, found: list[Found], what: str) -> tuple[EntryRep, ...]:
+        distinct = dict.fromkeys(found)
+        if len(distinct) > MAX_ENTRIES:
+            raise MetadataError(f"{what} has {len(distinct)} invariant entries; {MAX_ENTRIES} are allowed")
+        return tuple(EntryRep(self.classes[name], values) for name, values in distinct)
+
+    def _remember(self, registered: tuple[EntryRep, ...]) -> tuple[tuple[EntryRep, ...], frozenset[Found]]:
+        known = registered, frozenset((self._names.get(r.cls.name, r.cls.name), r.values) for r in registered)
+        if len(self._remembered) >= MAX_REMEMBERED:
+            self._remembered.clear()  # a plain start-over: no bookkeeping on the path of every publication
+        self._remembered[id(registered)] = known  # holding the tuple keeps its id from being used again
+        return known
+
+    def _difference(self, root: Element, registered: frozenset[Found], found: frozenset[Found]) -> InvariantError:
+        """The first value, in document order, that was not registered; else the first registered that is missing."""
+        gone = sorted(registered - found, key=repr)
+        for element, node, values in self._located(root, self.root):
+            if node.entry and (node.entry, values) in found - registered:
+                before = max(
+                    (old for name, old in gone if name == node.entry),
+                    key=lambda old: sum(pair[0] == pair[1] for pair in zip(old, values, strict=True)),
+                    default=(None,) * len(values),
+                )
+                at = next(at for at, pair in enumerate(zip(before, values, strict=True)) if pair[0] != pair[1])
+                return _changed(self.where(element, node.fields[at].tag), before[at], values[at])
+        name, lost = gone[0]
+        at = next(at for at, value in enumerate(lost) if value is not None)
+        known = next((node for node in _all_nodes(self.root) if node.entry == name), None)
+        return _changed(f"{name}.{known.fields[at].name}" if known else name, lost[at], None)
+
+    def _located(self, element: Element, node: Node) -> Iterator[tuple[Element, Node, Values]]:
+        node = actual(element, node)
+        values, deeper = self._own(element, node, "metadata")
+        yield element, node, tuple(values)
+        for child, below in deeper:
+            yield from self._located(child, below)
+
+    def _check_root(self, root: Element, what: str) -> None:
+        if root.tag != self.root.tag:
+            raise MetadataError(
+                f"{what} begins with {root.tag!s}; documents of this type begin with {self.root.tag}",
+                hint="Check the information object type",
+                path=f"/{root.tag!s}",
+                expected=self.root.tag,
+            )
+
+    def _twice(self, element: Element, what: str) -> NoReturn:
+        self._refuse(what, element, "occurs twice; the schema allows one", "Remove one of them")
+
+    def _refuse(self, what: str, element: Element, problem: str, hint: str) -> NoReturn:
+        path = self.where(element)
+        raise MetadataError(
+            f"{what} line {element.sourceline}: {path} {problem}", hint=hint, path=path, line=element.sourceline or 0
+        )
+
+    def where(self, element: Element, tag: str = TEXT) -> str:
+        """A readable path: /metadata/RequiredMetadata/keywords[2]."""
+        steps: list[str] = [] if tag == TEXT else [readable(tag, self.prefixes)]
+        at: Element | None = element
+        while at is not None:
+            tag_of = str(at.tag)
+            same = 1 + sum(1 for _ in at.itersiblings(tag_of, preceding=True))
+            alone = same == 1 and next(at.itersiblings(tag_of), None) is None
+            steps.append(readable(tag_of, self.prefixes) + ("" if alone else f"[{same}]"))
+            at = at.getparent()
+        return "/" + "/".join(reversed(steps))
+
+
+_ASK_VARIANT: Final = "Say it in the XPath predicate; a template covers the invariant part only"
+_ASK_KNOWN: Final = "Compare the template with the schema"
+
+
+def actual(element: Element, node: Node) -> Node:
+    """The node for the element's xsi:type, if it names a type that is known here; else `node`."""
+    name = element.get(_TYPE) if node.by_type else None
+    if not name:
+        return node
+    prefix, _, local = name.strip().rpartition(":")
+    uri = element.nsmap.get(prefix or None)
+    return node.by_type.get(f"{{{uri}}}{local}" if uri else local, node)
+
+
+def _own_attributes(element: Element) -> bool:
+    return any(text and not str(name).startswith(f"{{{XSI}}}") for name, text in element.attrib.items())
+
+
+def _all_nodes(root: Node) -> Iterator[Node]:
+    seen, waiting = {id(root)}, [root]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for below in (*node.nodes.values(), *node.by_type.values()):
+            if id(below) not in seen:
+                seen.add(id(below))
+                waiting.append(below)
+
+
+def _changed(path: str, registered: str | None, found: str | None) -> InvariantError:
+    now = "missing" if found is None else repr(found)
+    was = "not there" if registered is None else repr(registered)
+    return InvariantError(
+        f"{path} is {now}, but in the registration it was {was} and invariant",
+        hint="Publish what was registered, or register anew with the other value",
+        path=path,
+        registered=registered,
+        found=found,
+    )

@@ -1,0 +1,143 @@
+"""The plain model of an information object type: what a schema and its marks say, and nothing of how it was read.
+
+Rules:
+- One entry class per invariant complex element, and one per repeated simple element (a value entry with the single
+  field `value`), so that a repeat becomes several entries of one item and the fields of one entry stay correlated.
+- XSD extension becomes a subclass: a base-class template matches derived entries (Jini Lookup Service LU.2.1).
+- The wire name of a class is "<type name>#<ClassName>". The version is not part of it: two versions of a type whose
+  classes differ then meet as an IncompatibleEntryError with both fingerprints, never as a silent no-match.
+- Names of elements and attributes are in Clark notation ({namespace}local); attributes carry a leading "@".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.lookup.entry import EntryClass, define
+
+XSD: Final = "http://www.w3.org/2001/XMLSchema"
+"""The namespace of XML Schema."""
+
+TEXT: Final = "."
+"""The `tag` of a field that holds the element's own text."""
+
+
+class ValueType(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An XSD simple type, reduced to what canonicalising and checking one value needs.
+
+    `name` is for messages, `builtin` the local name of the nearest built-in type (XML Schema part 2, section 3),
+    `space` the whiteSpace facet. `items` is the item type of a list, `members` the member types of a union.
+    `enumeration` holds canonical values, `facets` (name, value) pairs of bounds, lengths and digits.
+    """
+
+    name: str
+    builtin: str
+    space: str = "collapse"
+    items: ValueType | None = None
+    members: tuple[ValueType, ...] = ()
+    enumeration: tuple[str, ...] = ()
+    facets: tuple[tuple[str, str], ...] = ()
+
+
+class Field(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One field of an entry class: a simple child element, an attribute ("@name") or the element's text (TEXT).
+
+    `name` is the Python identifier, `tag` the Clark name, `default` what the schema declares (documentation only:
+    an absent or empty element never stands for its default here).
+    """
+
+    name: str
+    tag: str
+    type: ValueType
+    documentation: str = ""
+    default: str | None = None
+
+
+class EntryModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry class. `fields` are its own, behind those of `base` (a class name, "" for none).
+
+    `path` is where its elements lie ("/metadata/RequiredMetadata", readable), or "type B" for a class that stands
+    for a named complex type.
+    """
+
+    name: str
+    wire: str
+    path: str
+    base: str = ""
+    fields: tuple[Field, ...] = ()
+    documentation: str = ""
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An element of the invariant part, as far as documents are read by it.
+
+    `entry` names its class ("" when no field is invariant here). `parts` are the child elements that have classes of
+    their own; `again` (tag, levels) are children whose declaration is that of this element (0) or an ancestor
+    (recursion). `variant` lists variant children and "@attributes", `is_open` says that a wildcard allows others.
+    `typed` holds the part to use for an xsi:type (Clark name). `simple` marks a value entry.
+    """
+
+    tag: str
+    entry: str = ""
+    repeated: bool = False
+    simple: bool = False
+    parts: tuple[Part, ...] = ()
+    again: tuple[tuple[str, int], ...] = ()
+    variant: tuple[str, ...] = ()
+    is_open: bool = False
+    typed: tuple[tuple[str, Part], ...] = ()
+
+
+class TypeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An information object type: its document element, its entry classes (bases first), its prefixes for paths."""
+
+    type: TypeName
+    root: Part
+    entries: tuple[EntryModel, ...]
+    prefixes: tuple[tuple[str, str], ...] = ()
+    documentation: str = ""
+
+    @property
+    def invariants(self) -> tuple[tuple[str, Field], ...]:
+        """(readable path, field) of each invariant leaf, in class order; a path may end in "/@name"."""
+        return tuple(
+            (entry.path if field.tag == TEXT else f"{entry.path}/{readable(field.tag, dict(self.prefixes))}", field)
+            for entry in self.entries
+            for field in entry.fields
+        )
+
+
+def fields_of(model: TypeModel) -> dict[str, tuple[Field, ...]]:
+    """Class name to all its fields, inherited ones first."""
+    found: dict[str, tuple[Field, ...]] = {"": ()}
+    for entry in model.entries:
+        found[entry.name] = found[entry.base] + entry.fields
+    return found
+
+
+def classes_of(model: TypeModel) -> dict[str, EntryClass]:
+    """Class name to its identity, equal to that of the generated Python class."""
+    found: dict[str, EntryClass] = {}
+    for entry in model.entries:
+        found[entry.name] = define(entry.wire, {f.name: str for f in entry.fields}, found.get(entry.base))
+    return found
+
+
+def readable(tag: str, prefixes: Mapping[str, str]) -> str:
+    """`tag` with a prefix instead of a namespace, where `prefixes` (namespace to prefix) knows one."""
+    mark, name = ("@", tag[1:]) if tag.startswith("@") else ("", tag)
+    namespace, brace, local = name[1:].partition("}")
+    if not brace:
+        return tag
+    prefix = prefixes.get(namespace)
+    return f"{mark}{prefix}:{local}" if prefix else tag
+
+
+def some(names: Iterable[str], limit: int = 20) -> str:
+    """The first `limit` of `names`, sorted, for a message."""
+    found = sorted(names)
+    return ", ".join(found[:limit]) + (", ..." if len(found) > limit else "")

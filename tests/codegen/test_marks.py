@@ -1,0 +1,187 @@
+"""What is invariant: comments, attributes, marks files, and what contradicts itself (J-19 to J-21)."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from jbi_pubsub.codegen.drafting import draft_marks
+from jbi_pubsub.codegen.render import render
+from jbi_pubsub.codegen.repository import open_type
+from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.errors import SchemaError
+
+INSIDE = '<xs:complexType><xs:sequence><xs:element name="w" jbi:variance="invariant"/></xs:sequence></xs:complexType>'
+LEAF = '<xs:element name="{}" type="xs:string"/>'
+
+
+def leaves(kind):
+    return [path for path, _ in kind.model.invariants]
+
+
+def only(schema: bytes, form: str) -> bytes:
+    """The schema with its comments or its attributes only."""
+    text = schema.decode()
+    if form == "comments":
+        text = re.sub(r' jbi:variance="\w+"| xmlns:jbi="[^"]+"', "", text)
+    else:
+        text = re.sub(r"<!--.*?-->\s*", "", text)
+    return text.encode()
+
+
+def test_comments_and_attributes_generate_byte_identical_modules_and_one_digest(make, imagery):
+    schema = (make.fixtures / "intel_imagery/Intel_Imagery.xsd").read_bytes()
+    comments, attributes = (open_type(read_bundle(only(schema, form))) for form in ("comments", "attributes"))
+    assert only(schema, "comments") != only(schema, "attributes")
+    assert render(comments.model) == render(attributes.model) == render(imagery.model)
+    assert comments.digest == attributes.digest == imagery.digest
+
+
+def test_the_marks_file_of_the_figures_means_the_same_as_the_marks_in_the_schema(make, imagery):
+    folder = make.fixtures / "intel_imagery"
+    unmarked = only(only((folder / "Intel_Imagery.xsd").read_bytes(), "comments"), "attributes")
+    assert render(open_type(read_bundle(unmarked, marks=folder / "marks.json")).model) == render(imagery.model)
+
+
+@pytest.mark.parametrize("mark", ["<!-- variant -->", "<!--VARIANT-->", "<!-- v: --><!-- variant --><!-- more -->"])
+def test_a_comment_before_a_declaration_marks_it(make, mark):
+    schema = make.root(LEAF.format("a"), mark, LEAF.format("v"), LEAF.format("b"))
+    assert leaves(open_type(read_bundle(schema))) == ["/r/a", "/r/b"]
+
+
+def test_a_comment_behind_a_declaration_on_its_line_marks_that_one(make):
+    lines = f"\n{LEAF.format('a')}\n{LEAF.format('v')} <!-- variant -->\n{LEAF.format('b')}\n"
+    assert leaves(open_type(read_bundle(make.root(lines)))) == ["/r/a", "/r/b"]
+
+
+def test_a_comment_as_the_first_thing_in_a_declaration_marks_it(make):
+    inner = "<xs:simpleType><xs:restriction base='xs:string'/></xs:simpleType>"
+    schema = make.root(LEAF.format("a"), f'<xs:element name="v"><!-- variant -->{inner}</xs:element>')
+    assert leaves(open_type(read_bundle(schema))) == ["/r/a"]
+
+
+def test_a_mark_on_a_group_covers_its_elements(make):
+    group = f'<xs:sequence jbi:variance="variant">{LEAF.format("v")}{LEAF.format("w")}</xs:sequence>'
+    assert leaves(open_type(read_bundle(make.root(LEAF.format("a"), group)))) == ["/r/a"]
+
+
+def test_a_mark_on_an_attribute_covers_it(make):
+    attributes = '<xs:attribute name="k" type="xs:int"/><xs:attribute name="v" jbi:variance="variant"/>'
+    assert leaves(open_type(read_bundle(make.root(LEAF.format("a"), attributes=attributes)))) == ["/r/a", "/r/@k"]
+
+
+def test_a_variant_mark_covers_the_whole_subtree_and_nothing_else(imagery):
+    assert not [path for path in leaves(imagery) if "ImageDescriptor" in path]
+
+
+def test_marks_in_an_included_document_count(make, tmp_path):
+    tmp_path.joinpath("inc.xsd").write_bytes(
+        make.schema(
+            '<xs:complexType name="T"><xs:sequence>'
+            f"{LEAF.format('a')}<!-- variant -->{LEAF.format('v')}"
+            "</xs:sequence></xs:complexType>"
+        )
+    )
+    main = make.schema('<xs:include schemaLocation="inc.xsd"/><xs:element name="r" type="T"/>')
+    tmp_path.joinpath("main.xsd").write_bytes(main)
+    assert leaves(open_type(read_bundle(tmp_path / "main.xsd"))) == ["/r/a"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ('<xs:element name="v" type="xs:string" jbi:variance="sometimes"/>', "'sometimes'"),
+        ('<!-- variant --><xs:element name="v" type="xs:string" jbi:variance="invariant"/>', "both variant and"),
+        (
+            f'<xs:element name="v" jbi:variance="variant">{INSIDE}</xs:element>',
+            "w is marked both",
+        ),
+        ('<xs:element name="v" type="xs:string"/>\n<!-- variant -->\n', "marks nothing"),
+        ('<!-- variant --><xs:any processContents="lax"/>', "nothing in the schema is invariant"),
+        ('<xs:element name="v" jbi:variance="invariant"/>', "has no type"),
+    ],
+)
+def test_a_mark_that_makes_no_sense_is_refused_with_its_line(make, schema, problem):
+    with pytest.raises(SchemaError, match=problem) as refused:
+        open_type(read_bundle(make.root(schema)))
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("marks", "problem"),
+    [
+        (b"{", "can't be read"),
+        (b'{"invariants": []}', "can't be read"),
+        (b'{"invariant": ["/r/nothing"]}', "names /r/nothing"),
+        (b'{"invariant": ["/r/a/b"]}', "names /r/a/b"),
+        (b'{"variant": ["/x"]}', "names /x"),
+        (b'{"invariant": ["//a"]}', "no path"),
+        (b'{"invariant": ["a"]}', "no path"),
+        (b'{"invariant": ["/p:r/p:a"]}', "prefix p"),
+        (b'{"root": "q", "invariant": ["/r/a"]}', "no element q"),
+        (b'{"invariant": []}', "nothing in the schema is invariant"),
+    ],
+)
+def test_a_marks_file_that_names_nothing_is_refused(make, marks, problem):
+    with pytest.raises(SchemaError, match=problem) as refused:
+        open_type(read_bundle(make.root(LEAF.format("a")), marks=marks))
+    assert refused.value.hint
+
+
+def test_a_marks_file_may_name_attributes_and_exceptions(make):
+    attributes = '<xs:attribute name="k"/><xs:attribute name="j"/>'
+    schema = make.root(LEAF.format("a"), LEAF.format("b"), attributes=attributes)
+    assert leaves(make.type(schema, invariant=["/r/b", "/r/@k"])) == ["/r/b", "/r/@k"]
+    assert leaves(make.type(schema, variant=["/r/b", "/r/@k"])) == ["/r/a", "/r/@j"]
+
+
+def test_naming_the_root_says_that_all_of_it_is_invariant_unless_marked(make):
+    schema = make.root(LEAF.format("a"), LEAF.format("b"))
+    with pytest.raises(SchemaError, match="does not say"):
+        open_type(read_bundle(schema))
+    assert leaves(open_type(read_bundle(schema, root="r"))) == ["/r/a", "/r/b"]
+
+
+def test_several_possible_document_elements_are_named_and_one_has_to_be_chosen(make):
+    schema = make.schema(LEAF.format("a") + LEAF.format("b") + "<!-- variant -->" + LEAF.format("c"))
+    with pytest.raises(SchemaError, match="3 elements that could be") as refused:
+        open_type(read_bundle(schema))
+    assert "a, b, c" in refused.value.hint
+
+
+def test_a_draft_from_the_schema_names_the_children_and_is_itself_a_marks_file(make):
+    bundle = read_bundle(make.fixtures / "intel_imagery/Intel_Imagery.xsd")
+    draft = draft_marks(bundle)
+    assert json.loads(draft)["invariant"] == ["/metadata/RequiredMetadata", "/metadata/ImageDescriptor"]
+    again = read_bundle(make.fixtures / "intel_imagery/Intel_Imagery.xsd", marks=draft)
+    assert "/metadata/ImageDescriptor/LocationCoord/lat" in leaves(open_type(again))
+
+
+def test_a_draft_from_samples_names_the_largest_subtrees_that_do_not_change(make, figure):
+    bundle = read_bundle(make.fixtures / "intel_imagery/Intel_Imagery.xsd")
+    moved = figure(1)
+    moved.find("ImageDescriptor/LocationCoord/lat").text = "34.0"
+    draft = json.loads(draft_marks(bundle, [figure(1), moved]))
+    assert draft["invariant"] == [
+        "/metadata/ImageDescriptor/Area",
+        "/metadata/ImageDescriptor/ImageType",
+        "/metadata/ImageDescriptor/LocationCoord/latord",
+        "/metadata/ImageDescriptor/LocationCoord/long",
+        "/metadata/ImageDescriptor/LocationCoord/longord",
+        "/metadata/RequiredMetadata",
+    ]
+
+
+def test_a_draft_from_cap_samples_can_be_used_as_it_is(make):
+    alerts = make.cap_alerts()
+    bundle = read_bundle(make.fixtures / "cap/schema/cap12.xsd")
+    draft = draft_marks(bundle, [alerts["canada.xml"], alerts["canada_signed.xml"]])
+    kind = open_type(read_bundle(make.fixtures / "cap/schema/cap12.xsd", marks=draft))
+    assert kind.entries(alerts["canada.xml"]) == kind.entries(alerts["canada_signed.xml"])
+
+
+def test_samples_of_another_type_are_refused(make, figure):
+    with pytest.raises(SchemaError, match="a sample begins with metadata"):
+        draft_marks(read_bundle(make.fixtures / "cap/schema/cap12.xsd"), [figure(1)])

@@ -1,0 +1,140 @@
+"""One schema per type (J-17), shared between threads and, as models on disk, between processes."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jbi_pubsub.codegen import repository
+from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.errors import SchemaError, TypeConflictError
+from jbi_pubsub.core.info_object import TypeName
+
+XS = b'xmlns:xs="http://www.w3.org/2001/XMLSchema"'
+
+
+@pytest.fixture
+def imagery_bundle(make):
+    return read_bundle(make.fixtures / "intel_imagery/Intel_Imagery.xsd")
+
+
+def test_an_identical_schema_is_accepted_and_gives_the_same_type(imagery_bundle, make):
+    types = TypeRepository()
+    first = types.open(imagery_bundle)
+    assert types.open(imagery_bundle) is first
+    assert types.open(read_bundle(make.fixtures / "intel_imagery/Intel_Imagery.xsd")) is first
+    assert types.find(first.type) is first
+
+
+def test_layout_comments_and_file_names_do_not_make_another_schema(make, imagery_bundle):
+    schema = (make.fixtures / "intel_imagery/Intel_Imagery.xsd").read_bytes()
+    relaid = schema.replace(b"\n  ", b"\n\n\t").replace(b"<!-- invariant -->", b"<!-- as usual -->")
+    types = TypeRepository()
+    first = types.open(imagery_bundle)
+    assert types.open(read_bundle(relaid)) is types.open(read_bundle(schema)) is first
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'name="publisher" type="xs:token"', b'name="publisher" type="xs:string"'),
+        (b'minOccurs="0" jbi:variance="variant"', b'jbi:variance="variant"'),
+        (b'jbi:variance="variant"', b'jbi:variance="invariant"'),
+        (XS, XS + b' xmlns:y="urn:y"'),
+    ],
+)
+def test_a_second_different_schema_for_a_type_is_refused(make, old, new):
+    schema = (make.fixtures / "intel_imagery/Intel_Imagery.xsd").read_bytes().replace(b"<!-- variant -->", b"")
+    types = TypeRepository()
+    known = types.open(read_bundle(schema))
+    assert schema != schema.replace(old, new)
+    with pytest.raises(TypeConflictError, match=r"mil\.af\.rl\.jbi\.Intel_Imagery 1\.0") as refused:
+        types.open(read_bundle(schema.replace(old, new)))
+    assert refused.value.facts["known"] == known.digest
+    assert types.find(known.type) is known
+
+
+def test_other_marks_make_another_schema(make):
+    schema = make.root(make.leaf("a"), make.leaf("b"))
+    types = TypeRepository()
+    types.open(make.bundle(schema))
+    types.open(make.bundle(schema, note="notes and file names are for people"))
+    with pytest.raises(TypeConflictError):
+        types.open(make.bundle(schema, variant=["/r/b"]))
+
+
+def test_another_version_may_have_another_schema(make):
+    types = TypeRepository()
+    first = types.open(read_bundle(make.root(make.leaf("a")), root="r"))
+    second = types.open(read_bundle(make.root(make.leaf("b")), root="r", version="2"))
+    assert [str(t.type) for t in (first, second)] == ["r 1.0", "r 2"]
+    assert types.find(TypeName("r", "2")) is second
+    assert types.find(TypeName("r", "3")) is None
+
+
+def test_a_forgotten_type_may_come_back_with_another_schema(make):
+    types = TypeRepository()
+    types.open(make.bundle(make.root(make.leaf("a"))))
+    types.forget(TypeName("r"))
+    types.forget(TypeName("r"))
+    assert types.open(make.bundle(make.root(make.leaf("b")))).model.invariants[0][0] == "/r/b"
+
+
+def test_the_number_of_types_is_bounded(make):
+    types = TypeRepository(limit=1)
+    another = read_bundle(make.root(make.leaf("a")), root="r", name="another")
+    types.open(make.bundle(make.root(make.leaf("a"))))
+    with pytest.raises(SchemaError, match="1 information object types are known"):
+        types.open(another)
+    types.forget(TypeName("r"))
+    assert types.open(another).type == TypeName("another")
+
+
+def test_of_many_threads_that_open_one_type_all_get_the_same(make):
+    types = TypeRepository()
+    bundles = [make.bundle(make.root(make.leaf("a"))) for _ in range(8)]
+    start = threading.Barrier(8)
+
+    def work(bundle):
+        start.wait()
+        return types.open(bundle)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(map(id, pool.map(work, bundles)))) == 1
+
+
+def test_a_cached_model_is_used_instead_of_reading_the_schema_again(imagery_bundle, tmp_path, monkeypatch, figure):
+    predicate = "/metadata/RequiredMetadata/Type='x'"
+    made = TypeRepository(cache_dir=tmp_path / "cache").open(imagery_bundle)
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".json"]
+    monkeypatch.delattr(repository, "read_schema")
+    again = TypeRepository(cache_dir=tmp_path / "cache").open(imagery_bundle)
+    assert again.model == made.model
+    assert again.entries(figure(2)) == made.entries(figure(2))
+    assert again.explain(predicate) == made.explain(predicate)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"type": 1}', b"\xff\xfe", b"null"])
+def test_a_damaged_cache_file_is_made_anew(imagery_bundle, tmp_path, damage):
+    made = TypeRepository(cache_dir=tmp_path).open(imagery_bundle)
+    [path] = tmp_path.iterdir()
+    good = path.read_bytes()
+    path.write_bytes(damage)
+    assert TypeRepository(cache_dir=tmp_path).open(imagery_bundle).model == made.model
+    assert path.read_bytes() == good
+
+
+def test_a_cache_that_can_not_be_written_costs_only_time(imagery_bundle, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    assert TypeRepository(cache_dir=tmp_path / "file" / "cache").open(imagery_bundle).root == "metadata"
+
+
+def test_the_cache_goes_by_content_and_by_the_wanted_name(make, tmp_path):
+    types = TypeRepository(cache_dir=tmp_path)
+    types.open(read_bundle(make.root(make.leaf("a")), root="r"))
+    types.open(read_bundle(make.root(make.leaf("a")), root="r", name="other"))
+    types.open(read_bundle(make.root(make.leaf("b")), root="r", version="2"))
+    assert len(list(tmp_path.iterdir())) == 3

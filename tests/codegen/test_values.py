@@ -1,0 +1,222 @@
+"""Canonical text: equal values have equal text (XML Schema part 2), whatever they were written as."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jbi_pubsub.codegen.model import ValueType
+from jbi_pubsub.codegen.values import MAX_LIST_ITEMS, MAX_VALUE_CHARS, NotAValueError, canonical_text, is_value
+from jbi_pubsub.lookup.entry import canonical
+
+DAYS = st.dates(min_value=date(2, 1, 2), max_value=date(9998, 12, 30))
+MOMENTS = st.builds(datetime.combine, DAYS, st.times(), st.just(UTC))
+BUILTINS = ("boolean", "decimal", "int", "double", "float", "dateTime", "date", "time")
+SPACES = {"string": "preserve", "anySimpleType": "preserve", "normalizedString": "replace"}
+
+
+def kind(builtin: str, **more: object) -> ValueType:
+    return ValueType(f"xs:{builtin}", builtin, SPACES.get(builtin, "collapse"), **more)  # type: ignore[arg-type]  # test
+
+
+@pytest.mark.parametrize(
+    ("builtin", "text", "expected"),
+    [
+        ("string", "  a  b ", "  a  b "),
+        ("normalizedString", " a\t b\n", " a  b "),
+        ("token", " a\t b\n", "a b"),
+        ("token", "a\u00a0 b", "a\u00a0 b"),  # a no-break space is no XML white space
+        ("language", "EN", "EN"),
+        ("anyURI", " http://a/b ", "http://a/b"),
+        ("NCName", "x.y-z", "x.y-z"),
+        ("boolean", "1", "true"),
+        ("boolean", " false ", "false"),
+        ("decimal", "1.0", "1"),
+        ("decimal", "+001.500", "1.5"),
+        ("decimal", "-.50", "-0.5"),
+        ("decimal", "-0.0", "0"),
+        ("decimal", "12345678901234567890123456789012345.10", "12345678901234567890123456789012345.1"),
+        ("integer", "+0012", "12"),
+        ("integer", "-0", "0"),
+        ("double", "1.5E3", "1500.0"),
+        ("double", "1500", "1500.0"),
+        ("double", "-0", "0.0"),
+        ("double", "INF", "INF"),
+        ("double", "-INF", "-INF"),
+        ("double", "NaN", "NaN"),
+        ("float", "16777217", "16777216.0"),  # single precision
+        ("float", "1e39", "INF"),
+        ("dateTime", "2003-02-01T12:00:00+02:00", "2003-02-01T10:00:00Z"),
+        ("dateTime", "2003-02-01T10:00:00.500Z", "2003-02-01T10:00:00.5Z"),
+        ("dateTime", "2003-02-01T10:00:00.0", "2003-02-01T10:00:00"),
+        ("dateTime", "2003-12-31T24:00:00Z", "2004-01-01T00:00:00Z"),
+        ("dateTime", "12003-01-01T00:30:00+01:00", "12002-12-31T23:30:00Z"),
+        ("dateTime", "-0001-12-31T23:30:00-01:00", "0001-01-01T00:30:00Z"),  # there is no year 0
+        ("date", "2003-02-01", "2003-02-01"),
+        ("date", "2003-02-01+13:00", "2003-01-31-11:00"),
+        ("date", "2003-02-01-12:00", "2003-02-02+12:00"),
+        ("date", "2003-02-01+00:00", "2003-02-01Z"),
+        ("time", "01:30:00+02:00", "23:30:00Z"),
+        ("time", "24:00:00", "00:00:00"),
+        ("gYear", "2003+00:00", "2003Z"),
+        ("gMonthDay", "--02-29", "--02-29"),
+        ("duration", "P1Y14M", "P2Y2M"),
+        ("duration", "PT36H", "P1DT12H"),
+        ("duration", "-PT0.50S", "-PT0.5S"),
+        ("duration", "P0Y", "PT0S"),
+        ("duration", "PT90M", "PT1H30M"),
+        ("hexBinary", "0fb8", "0FB8"),
+        ("base64Binary", "AQ ID", "AQID"),
+    ],
+)
+def test_the_canonical_text_of(builtin, text, expected):
+    assert canonical_text(text, kind(builtin)) == expected
+    assert canonical_text(expected, kind(builtin)) == expected
+
+
+@pytest.mark.parametrize(
+    ("builtin", "text"),
+    [
+        ("boolean", "yes"),
+        ("boolean", "TRUE"),
+        ("decimal", "1e3"),
+        ("decimal", ""),
+        ("decimal", "\u0661"),  # Arabic digits are digits to Python, not to XML Schema
+        ("integer", "1.0"),
+        ("double", "inf"),
+        ("double", "0x1p3"),
+        ("double", "1_000"),
+        ("dateTime", "2003-02-30T00:00:00"),
+        ("dateTime", "0000-01-01T00:00:00"),
+        ("dateTime", "2003-02-01T24:00:01"),
+        ("dateTime", "2003-02-01 10:00:00"),
+        ("dateTime", "2003-02-01T10:00:00+15:00"),
+        ("date", "03-02-01"),
+        ("time", "25:00:00"),
+        ("gMonth", "--13"),
+        ("duration", "P"),
+        ("duration", "P1DT"),
+        ("duration", "1D"),
+        ("hexBinary", "abc"),
+        ("base64Binary", "A"),
+        ("language", "a b"),
+        ("NCName", "a:b"),
+        ("QName", "p:x"),  # the prefix is not declared
+        ("string", "x" * (MAX_VALUE_CHARS + 1)),
+    ],
+)
+def test_no_value(builtin, text):
+    with pytest.raises(NotAValueError):
+        canonical_text(text, kind(builtin))
+    assert not is_value(text, kind(builtin))
+
+
+def test_a_qname_is_its_expanded_name():
+    assert canonical_text("p:x", kind("QName"), {"p": "urn:p"}) == "{urn:p}x"
+    assert canonical_text("q:x", kind("QName"), {"q": "urn:p"}) == "{urn:p}x"
+    assert canonical_text("x", kind("QName"), {None: "urn:d"}) == "{urn:d}x"
+    assert canonical_text("x", kind("QName")) == "x"
+
+
+def test_a_list_is_canonical_item_by_item_and_bounded():
+    numbers = kind("list", items=kind("int"), facets=(("maxLength", "3"),))
+    assert canonical_text(" +1  02\n3 ", numbers) == "1 2 3"
+    with pytest.raises(NotAValueError, match="maxLength 3"):
+        canonical_text("1 2 3 4", numbers)
+    with pytest.raises(NotAValueError, match=str(MAX_LIST_ITEMS)):
+        canonical_text("1 " * (MAX_LIST_ITEMS + 1), kind("list", items=kind("int")))
+
+
+def test_a_union_takes_the_first_member_that_accepts_the_text():
+    union = ValueType("u", "union", "preserve", members=(kind("int"), kind("boolean"), kind("token")))
+    assert [canonical_text(text, union) for text in ("01", "true", " a  b ")] == ["1", "true", "a b"]
+
+
+@pytest.mark.parametrize(
+    ("facet", "bound", "good", "bad"),
+    [
+        ("minInclusive", "-90", "-90.0", "-90.01"),
+        ("maxInclusive", "90", "90", "90.01"),
+        ("minExclusive", "0", "0.1", "0.0"),
+        ("maxExclusive", "1", "0.99", "1.0"),
+        ("totalDigits", "3", "0012.30", "12.34"),
+        ("totalDigits", "3", "0.123", "0.1234"),
+        ("fractionDigits", "1", "1.50", "1.55"),
+    ],
+)
+def test_numbers_keep_to_the_bounds_of_their_type(facet, bound, good, bad):
+    bounded = kind("decimal", facets=((facet, bound),))
+    assert is_value(good, bounded)
+    assert not is_value(bad, bounded)
+
+
+def test_lengths_count_what_the_type_counts():
+    assert is_value("abc", kind("string", facets=(("length", "3"),)))
+    assert is_value("0FB8", kind("hexBinary", facets=(("length", "2"),)))
+    assert is_value("AQID", kind("base64Binary", facets=(("maxLength", "3"),)))
+    assert not is_value("ab", kind("string", facets=(("minLength", "3"),)))
+
+
+def test_an_enumeration_compares_values_not_spellings():
+    halves = kind("decimal", enumeration=("0.5", "1"))
+    assert canonical_text("+01.0", halves) == "1"
+    with pytest.raises(NotAValueError, match=r"one of 0\.5, 1"):
+        canonical_text("2", halves)
+
+
+@settings(max_examples=300, derandomize=True)
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=6), st.integers(0, 3), st.integers(0, 3))
+def test_decimals_have_one_text_each(value, zeros_before, zeros_behind):
+    plain = f"{value.copy_abs():f}"
+    written = ("-" if value.is_signed() else "") + "0" * zeros_before + plain + "0" * zeros_behind
+    assert canonical_text(written, kind("decimal")) == canonical(value)
+    assert Decimal(canonical_text(written, kind("decimal"))) == value
+
+
+@settings(max_examples=300, derandomize=True)
+@given(
+    MOMENTS,
+    st.integers(-14 * 60, 14 * 60),
+    st.integers(-14 * 60, 14 * 60),
+)
+def test_one_instant_has_one_text_in_every_time_zone(moment, one, other):
+    instant = moment.replace(microsecond=0)
+    texts = {
+        canonical_text(instant.astimezone(timezone(timedelta(minutes=offset))).isoformat(), kind("dateTime"))
+        for offset in (one, other, 0)
+    }
+    assert texts == {instant.isoformat().replace("+00:00", "Z")}
+
+
+@settings(max_examples=300, derandomize=True)
+@given(
+    DAYS,
+    st.integers(-14 * 60, 14 * 60),
+    DAYS,
+    st.integers(-14 * 60, 14 * 60),
+)
+def test_dates_with_a_zone_are_equal_exactly_if_they_begin_at_one_instant(day, offset, other_day, other_offset):
+    def begin(at, minutes):
+        return datetime(at.year, at.month, at.day, tzinfo=timezone(timedelta(minutes=minutes)))
+
+    def text(at, minutes):
+        return canonical_text(begin(at, minutes).isoformat().replace("T00:00:00", ""), kind("date"))
+
+    near = day + timedelta(days=(other_day.toordinal() % 3) - 1)
+    same = begin(day, offset) == begin(near, other_offset)
+    assert (text(day, offset) == text(near, other_offset)) is same
+    assert text(day, offset) == text(day, offset)
+    if offset > 12 * 60:
+        assert text(day, offset) == text(day - timedelta(days=1), offset - 24 * 60)
+
+
+@settings(max_examples=300, derandomize=True)
+@given(st.text(max_size=20), st.sampled_from(BUILTINS))
+def test_any_text_is_a_value_or_the_one_error(text, builtin):
+    if is_value(text, kind(builtin)):
+        once = canonical_text(text, kind(builtin))
+        assert canonical_text(once, kind(builtin)) == once
