@@ -23,14 +23,14 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import MetadataError, OversizeError, UnknownUidError
+from jbi_pubsub.core.errors import BackPressureError, MetadataError, OversizeError, UnknownUidError
 from jbi_pubsub.core.info_object import Cause, InfoObject, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delivery import SubscriberSession
+from jbi_pubsub.pad.delivery import Budget, SubscriberSession
 from jbi_pubsub.pad.dissemination import InformationTypeGate, MatchTable, Selected, check, disseminate
 from jbi_pubsub.pad.mail import MailDispatcher, compose
 from jbi_pubsub.pad.subscription import (
@@ -163,6 +163,7 @@ class Delegate:
         self._published: EntryIndex[str] = EntryIndex()
         self._waiting: TemplateIndex[tuple[str, str]] = TemplateIndex()
         self._next_number = 0
+        self._budget = Budget(config.pad.max_queued_bytes)
         self._closed_lost: Counter[str] = Counter()
         self._closed_delivered = 0
         self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost)
@@ -254,11 +255,18 @@ class Delegate:
     def publish(self, registration: Registration, obj: InfoObject) -> int:
         """Disseminate an object; how many subscriptions it matched. An object seen before is passed over (0).
 
-        Raises MetadataError, InvariantError or OversizeError: nothing is delivered then. One thread at a time
-        publishes for one registration, which keeps its order.
+        Waits for room in the delegate's memory. Raises MetadataError, InvariantError, OversizeError or
+        BackPressureError: nothing is delivered then. One thread at a time publishes for one registration, which keeps
+        its order.
         """
         if obj.platform.sequence <= registration.sequence:
             return 0
+        if not self._budget.wait_for_room(self._config.queue.block_seconds):
+            registration.refused += 1
+            raise BackPressureError(
+                f"the delegate's queues hold {self._budget.used} bytes, the limit is {self._budget.limit}",
+                hint="Subscribers are too slow; see `jbi status`, or raise [pad] max_queued_bytes",
+            )
         registration.sequence = obj.platform.sequence
         try:
             if obj.type != registration.gate.type or obj.platform.registration != registration.uid:
@@ -296,7 +304,7 @@ class Delegate:
     def open_session(self, name: str, duration: float) -> tuple[str, Lease]:
         """A subscriber process comes: its session id and lease. Raises LeaseDeniedError."""
         session_id = f"session-{uuid4().hex}"
-        session = SubscriberSession(session_id, name=name)
+        session = SubscriberSession(session_id, name=name, budget=self._budget)
         with self._lock:
             lease = self._landlord.grant(
                 lambda: self._drop_session(session_id, Cause.SUBSCRIBER_DEAD), duration, self._clock()
@@ -414,6 +422,7 @@ class Delegate:
                 "delivered": self._closed_delivered + sum(s.delivered for s in subscriptions),
                 "lost": dict(lost),
                 "leases": len(self._landlord),
+                "queued_bytes": self._budget.used,
                 "mail": self._mail.status(),
             }
 

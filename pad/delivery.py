@@ -47,7 +47,7 @@ class DeliveryQueue(Protocol):
         """Remove the next one."""
         ...
 
-    def drop_oldest(self) -> None:
+    def drop_oldest(self) -> Parts:
         """Remove what has waited longest."""
         ...
 
@@ -68,12 +68,36 @@ class FifoQueue:
         """Remove the next one."""
         return self._waiting.popleft()
 
-    def drop_oldest(self) -> None:
+    def drop_oldest(self) -> Parts:
         """Remove what has waited longest."""
-        self._waiting.popleft()
+        return self._waiting.popleft()
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+
+class Budget:
+    """Bytes that wait in all queues of a delegate, shared by its sessions. An object that waits in several queues
+    counts for each, although its bytes are shared: an upper bound. `_changed` covers all state."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+        self._changed = threading.Condition()
+
+    def add(self, size: int) -> None:
+        """So many bytes more wait (fewer, if negative)."""
+        with self._changed:
+            self.used += size
+            if size < 0:
+                self._changed.notify_all()
+
+    def wait_for_room(self, timeout: float) -> bool:
+        """Whether there is room, at last after `timeout` seconds."""
+        if self.used < self.limit:
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: self.used < self.limit, timeout)
 
 
 @dataclass(slots=True)
@@ -101,7 +125,10 @@ class _Outlet:
 class SubscriberSession:
     """Everything that goes to one subscriber process. Any thread may offer; `_changed` covers all state."""
 
-    def __init__(self, session_id: str, *, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, session_id: str, *, name: str, budget: Budget, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._budget = budget
         self.session_id = session_id
         self.name = name
         self._clock = clock
@@ -125,6 +152,7 @@ class SubscriberSession:
             if outlet is None:
                 return 0
             waiting = len(outlet.queue)
+            self._empty(outlet)
             if tell:
                 self._outlets[subscription.number] = _Outlet(subscription, untold=Counter({"": 1}))
                 self._make_ready(self._outlets[subscription.number])
@@ -146,9 +174,10 @@ class SubscriberSession:
                     self._lose(outlet, Cause.QUEUE_OVERFLOW)
                     return
                 if request.policy == "drop_oldest":
-                    outlet.queue.drop_oldest()
+                    self._budget.add(-_size(outlet.queue.drop_oldest()))
                     self._lose(outlet, Cause.QUEUE_OVERFLOW)
             outlet.queue.put(parts, cost)
+            self._budget.add(cost)
             self._make_ready(outlet)
 
     def lose(self, subscription: Subscription, cause: Cause, count: int = 1) -> None:
@@ -188,6 +217,7 @@ class SubscriberSession:
             self._closed = True
             for outlet in self._outlets.values():
                 outlet.subscription.lost[cause] += len(outlet.queue)
+                self._empty(outlet)
             for subscription in self._flying:
                 if subscription is not None:
                     subscription.lost[cause] += 1
@@ -221,6 +251,10 @@ class SubscriberSession:
                 "queued": {o.subscription.uid: len(o.queue) for o in self._outlets.values()},
             }
 
+    def _empty(self, outlet: _Outlet) -> None:
+        while len(outlet.queue):
+            self._budget.add(-_size(outlet.queue.drop_oldest()))
+
     def _left(self) -> int:
         return sum(len(o.queue) for o in self._outlets.values()) + sum(s is not None for s in self._flying)
 
@@ -240,7 +274,9 @@ class SubscriberSession:
             return None
         outlet.sent += 1
         parts = outlet.queue.take()
-        if sum(map(len, parts)) > CHUNK_BYTES:
+        size = _size(parts)
+        self._budget.add(-size)
+        if size > CHUNK_BYTES:
             outlet.cutting = chunks(parts, CHUNK_BYTES)
             outlet.next_chunk = next(outlet.cutting)
             return self._next_chunk(outlet)
@@ -295,3 +331,7 @@ class SubscriberSession:
                     outlet.consumed = total
                     self._make_ready(outlet)
             self._changed.notify_all()
+
+
+def _size(parts: Parts) -> int:
+    return sum(map(len, parts))

@@ -58,6 +58,8 @@ class PadSection(_Section, frozen=True):
     """Host name or address that others connect to, when it differs from `host`."""
     max_registrations: int = 10_000
     """Publisher registrations of one delegate; more are refused."""
+    max_queued_bytes: int = 1 << 30
+    """Bytes that may wait in all subscriber queues together; then publishers wait, and are refused in the end."""
     max_subscriptions: int = 200_000
     """Subscriptions of one delegate; more are refused."""
 
