@@ -11,7 +11,7 @@ are distinct for XPath, too; joined by `and` and by predicates of location steps
 template; each mention of a repeated element may mean another one and gets a template of its own.
 
 elementpath gives the syntax tree only. It refuses some legal XPath 1.0: then nothing is derived, and no subscription is
-refused. Relative paths start at the document node, as in evaluation.
+refused. Relative paths start at the document element, as in evaluation.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def derive(binder: Binder, predicate: str, namespaces: Mapping[str, str]) -> Exp
     try:
         tree = XPath1Parser(namespaces=known).parse(predicate)
         work = _Derivation(binder, known)
-        work.necessary(tree, _DOCUMENT)
+        work.necessary(tree, _Place(binder.root, identity=("",), above=_DOCUMENT))
     except ElementPathError as exc:
         return _nothing(predicate, f"not understood here ({exc}); it is evaluated as it stands")
     except RecursionError:  # a tower of brackets or minus signs: lxml decides what becomes of it
