@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -22,6 +22,7 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, StorageError
+from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire.control import ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import Line, Part, Sender, Tokens, listen, refuse, welcome
@@ -143,6 +144,8 @@ class LookupServer:
         )
         self._announcement: Announcement | None = None
         self._reaper = threading.Thread(target=self._reap, name="lookup-reaper", daemon=True)
+        metrics = config.metrics
+        self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
 
     @property
     def address(self) -> str:
@@ -158,6 +161,8 @@ class LookupServer:
     def stop(self) -> None:
         """Say good-bye and end all threads; the state stays with the store."""
         self._stopping.set()
+        if self.metrics is not None:
+            self.metrics.stop()
         if self._announcement:
             self._announcement.stop()
         self._endpoint.stop()
@@ -286,6 +291,29 @@ class LookupServer:
             "store": msgspec.to_builtins(self._store.status()) if self._store else None,
             **registrar,
         }
+
+    def samples(self) -> Iterator[Sample]:
+        """What the metrics port shows."""
+        status = self.status()
+        for name, meaning in (
+            ("items", "Registered services"),
+            ("event_registrations", "Event registrations"),
+            ("event_channels", "Clients with an event channel"),
+            ("connections", "Open connections"),
+        ):
+            yield Sample(f"lookup_{name}", "gauge", meaning, status[name])
+        for name, meaning in (
+            ("lookups", "Lookups"),
+            ("changes", "Changes of items"),
+            ("renewals", "Leases renewed"),
+            ("expired", "Leases run out"),
+            ("events", "Events made"),
+            ("events_lost", "Events dropped for clients that did not keep up"),
+            ("refused", "Calls refused for a limit"),
+        ):
+            yield Sample(f"lookup_{name}", "counter", meaning, status[name])
+        fault = bool(status["store"] and status["store"]["fault"])
+        yield Sample("lookup_store_fault", "gauge", "1: the disk takes nothing new", float(fault))
 
     def _announce(self) -> None:
         lookup = self._config.lookup

@@ -491,7 +491,8 @@ class Delegate:
 
     def _mail_lost(self, subscription: Subscription, cause: Cause, count: int, why: str) -> None:
         if why:
-            log.warning("subscription %s: %d mails lost (%s): %s", subscription.uid, count, cause, why)
+            facts = {"subscription": subscription.uid, "cause": cause.value, "count": count}
+            log.warning("subscription %s: %d mails lost (%s): %s", subscription.uid, count, cause, why, extra=facts)
         session = self._sessions.get(subscription.owner)
         if session is not None:
             session[0].lose(subscription, cause, count)

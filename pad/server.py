@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -28,8 +28,9 @@ from jbi_pubsub.core.errors import (
     WireError,
     report,
 )
-from jbi_pubsub.core.info_object import decode, decode_head
+from jbi_pubsub.core.info_object import Cause, decode, decode_head
 from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
@@ -134,6 +135,8 @@ class DisseminationServer:
             peer=characteristics is None,
         )
         self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
+        metrics = config.metrics
+        self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
 
     @property
     def address(self) -> str:
@@ -157,6 +160,8 @@ class DisseminationServer:
 
     def stop(self, drain: float = 5.0) -> int:
         """Stop in order; how many objects could not be delivered within `drain` seconds."""
+        if self.metrics is not None:
+            self.metrics.stop()
         self.community.close()
         self._stopping.set()
         for receiver in list(self._publications.values()):
@@ -227,6 +232,26 @@ class DisseminationServer:
             **self.delegate.status(),
         }
 
+    def samples(self) -> Iterator[Sample]:
+        """What the metrics port shows."""
+        status = self.status()
+        yield Sample("publishers", "gauge", "Connected publishers", len(status["publishers"]))
+        yield Sample("subscribers", "gauge", "Connected subscriber processes", len(status["sessions"]))
+        yield Sample("subscriptions", "gauge", "Subscriptions", len(status["subscriptions"]))
+        yield Sample("leases", "gauge", "Leases held here", status["leases"])
+        yield Sample("queued_bytes", "gauge", "Bytes waiting in subscriber queues", status["queued_bytes"])
+        yield Sample("delivered", "counter", "Objects delivered", status["delivered"])
+        for cause in Cause:
+            value = status["lost"].get(cause, 0)
+            yield Sample("lost", "counter", "Objects lost, by cause", value, (("cause", cause.value),))
+        for registration in status["registrations"]:
+            labels = (("registration", registration["uid"]), ("type", registration["type"]))
+            yield Sample("published", "counter", "Objects published", registration["published"], labels)
+            yield Sample("refused", "counter", "Publications refused", registration["refused"], labels)
+        for session in status["sessions"]:
+            queued = sum(session["queued"].values())
+            yield Sample("queued", "gauge", "Objects waiting", queued, (("subscriber", session["name"]),))
+
     # -- data connections ---------------------------------------------------------------------------------------
 
     def _serve_data(self, sock: socket.socket, _caller: Caller) -> None:
@@ -282,6 +307,7 @@ class DisseminationServer:
             raise
         except JbiError as exc:
             object_id = decode_head(data)[0].object_id
+            log.info("refused object %s: %s", object_id, exc, extra={"object": object_id})
             self._refusals.setdefault(connection_id, []).append((object_id, report(exc)))
 
     def _reap(self) -> None:

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a run that went wrong (one line on stderr), 2 wrong usage 
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,9 @@ from .tools import codegen, completion, study
 
 __all__ = ["codegen_main", "jbi", "lookup_main", "main", "pad_main", "pass_settings", "study_main"]
 
+IDS = ("subscription", "object", "registration", "session", "cause", "count")
+"""Attributes of log records that say what they are about."""
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="jbi")
@@ -32,6 +36,7 @@ __all__ = ["codegen_main", "jbi", "lookup_main", "main", "pad_main", "pass_setti
 @click.option("--group", "groups", metavar="NAME", multiple=True, help="Group of lookup services; repeatable.")
 @click.option("--no-multicast", is_flag=True, help="Neither announce nor discover by mDNS.")
 @click.option("--insecure", is_flag=True, help="Allow to listen beyond loopback without TLS.")
+@click.option("--log-json", is_flag=True, help="Log as JSON lines.")
 @click.option("-v", "--verbose", count=True, help="Say more on stderr; -vv for all.")
 @click.pass_context
 def jbi(
@@ -42,6 +47,7 @@ def jbi(
     groups: tuple[str, ...],
     no_multicast: bool,
     insecure: bool,
+    log_json: bool,
     verbose: int,
 ) -> None:
     """Publish and subscribe for information objects: a type, XML metadata, a payload.
@@ -52,7 +58,11 @@ def jbi(
     Look:            jbi services    jbi status
     """
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
-    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter() if log_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=level, handlers=[handler])
     flags: dict[str, object] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
@@ -64,6 +74,24 @@ def jbi(
     flags["lookup.multicast"] = False if no_multicast else None
     flags["tls.insecure"] = True if insecure else None
     context.obj = Settings(config_file, {k: v for k, v in flags.items() if v is not None})
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and the ids that a record is about (subscription, object,
+    registration, session)."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        facts: dict[str, object] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        facts |= {key: getattr(record, key) for key in IDS if hasattr(record, key)}
+        if record.exc_info:
+            facts["exception"] = self.formatException(record.exc_info)
+        return json.dumps(facts, ensure_ascii=False)
 
 
 for command in (

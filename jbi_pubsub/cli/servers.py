@@ -16,6 +16,7 @@ import click
 
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.metrics import MetricsServer
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
@@ -32,6 +33,7 @@ from .settings import Settings, json_option, pass_settings
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default 4160, 0 takes a free one.")
 @click.option("--state", type=click.Path(dir_okay=False), help="Keep registrations in this file over restarts.")
 @click.option("--ephemeral", is_flag=True, help="Keep nothing, whatever the configuration says.")
+@click.option("--metrics-port", type=click.IntRange(-1, 65535), help="Prometheus metrics; -1 for none, 0 any port.")
 @json_option
 @pass_settings
 @click.pass_context
@@ -42,6 +44,7 @@ def lookup(
     port: int | None,
     state: str | None,
     ephemeral: bool,
+    metrics_port: int | None,
     as_json: bool,
 ) -> None:
     """Run a lookup service, or administer one.
@@ -54,7 +57,9 @@ def lookup(
     """
     if context.invoked_subcommand:
         return
-    config = settings.load(lookup__host=host, lookup__port=port, lookup__state="" if ephemeral else state)
+    config = settings.load(
+        lookup__host=host, lookup__port=port, lookup__state="" if ephemeral else state, metrics__port=metrics_port
+    )
     _raise_file_limit()
     stop = threading.Event()
     server = open_lookup(config, destroyed=stop.set)
@@ -62,7 +67,13 @@ def lookup(
     info = server.info()
     _announce(
         as_json,
-        {"ready": "lookup", "id": info.service_id, "address": server.address, "groups": list(info.groups)},
+        {
+            "ready": "lookup",
+            "id": info.service_id,
+            "address": server.address,
+            "groups": list(info.groups),
+            **_metrics(server.metrics),
+        },
         f"lookup service {info.service_id[:8]} at {server.address}, groups {_groups(info.groups)}",
     )
     _wait(stop)
@@ -127,10 +138,18 @@ def _registrar(context: click.Context) -> RegistrarProxy:
 @click.option("--host", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default any free one.")
 @click.option("--drain", type=float, default=5.0, show_default=True, help="Seconds for deliveries when stopping.")
+@click.option("--metrics-port", type=click.IntRange(-1, 65535), help="Prometheus metrics; -1 for none, 0 any port.")
 @json_option
 @pass_settings
 def pad(
-    settings: Settings, name: str, location: str, host: str | None, port: int | None, drain: float, as_json: bool
+    settings: Settings,
+    name: str,
+    location: str,
+    host: str | None,
+    port: int | None,
+    drain: float,
+    metrics_port: int | None,
+    as_json: bool,
 ) -> None:
     """Run a publisher-adapter delegate, characterised by two strings of your choice.
 
@@ -138,14 +157,21 @@ def pad(
     jbi pad alpha rome
     jbi --set mail.host=mail.example.org pad bravo paris --port 4200
     """
-    config = settings.load(pad__host=host, pad__port=port)
+    config = settings.load(pad__host=host, pad__port=port, metrics__port=metrics_port)
     _raise_file_limit()
     stop = threading.Event()
     server = DisseminationServer(config, TypeRepository(), characteristics=(name, location))
     server.start()
     _announce(
         as_json,
-        {"ready": "pad", "id": server.server_id, "address": server.address, "name": name, "location": location},
+        {
+            "ready": "pad",
+            "id": server.server_id,
+            "address": server.address,
+            "name": name,
+            "location": location,
+            **_metrics(server.metrics),
+        },
         f"delegate ({name}, {location}) {server.server_id[:8]} at {server.address}",
     )
     _wait(stop)
@@ -157,6 +183,10 @@ def pad(
 def _announce(as_json: bool, facts: dict[str, Any], text: str) -> None:
     click.echo(json.dumps(facts) if as_json else text)
     sys.stdout.flush()
+
+
+def _metrics(metrics: MetricsServer | None) -> dict[str, int]:
+    return {"metrics": metrics.port} if metrics is not None else {}
 
 
 def _wait(stop: threading.Event) -> None:

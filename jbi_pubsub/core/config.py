@@ -119,6 +119,15 @@ class MailSection(_Section, frozen=True):
     """Mails that may wait in a delegate; more count as lost (queue_overflow)."""
 
 
+class MetricsSection(_Section, frozen=True):
+    """Prometheus metrics of servers, in clear: loopback, or behind a proxy of yours."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = -1
+    """-1 for none, 0 for any free port."""
+
+
 class TlsSection(_Section, frozen=True):
     """PEM files; all three or none."""
 
@@ -140,6 +149,7 @@ class Config(_Section, frozen=True):
     lease: LeaseSection = LeaseSection()
     queue: QueueSection = QueueSection()
     mail: MailSection = MailSection()
+    metrics: MetricsSection = MetricsSection()
     tls: TlsSection = TlsSection()
 
     def security(self) -> Security:

@@ -342,6 +342,7 @@ class DelegateConnection:
         for object_id, error in msgspec.msgpack.decode(note, type=Refusals):
             self.refusals += 1
             rebuilt = rebuild(error)
-            log.warning("%s: the delegate refused object %s: %s", self._name, object_id, rebuilt)
+            facts = {"object": object_id}
+            log.warning("%s: the delegate refused object %s: %s", self._name, object_id, rebuilt, extra=facts)
             if self._refused is not None:
                 self._refused(object_id, rebuilt)

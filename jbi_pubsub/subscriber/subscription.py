@@ -86,7 +86,9 @@ class LocalSubscription:
             if self._listener is not None:
                 self._notices.append(LossNotice(self.uid, cause, count, detail))
                 self._changed.notify()
-        log.warning("subscription %s lost %s objects: %s %s", self.uid, count or "an unknown number of", cause, detail)
+        number = count or "an unknown number of"
+        facts = {"subscription": self.uid, "cause": cause.value, "count": count}
+        log.warning("subscription %s lost %s objects: %s %s", self.uid, number, cause, detail, extra=facts)
 
     def take(self, timeout: float) -> InfoObject | None:
         """The next object, or None after `timeout` seconds or when closed."""
