@@ -31,7 +31,7 @@ from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delivery import Budget, SubscriberSession
-from jbi_pubsub.pad.dissemination import InformationTypeGate, MatchTable, Selected, check, disseminate
+from jbi_pubsub.pad.dissemination import InformationTypeGate, MatchTable, Selected, check, disseminate, explain
 from jbi_pubsub.pad.mail import MailDispatcher, compose
 from jbi_pubsub.pad.subscription import (
     PEER_TYPE,
@@ -369,6 +369,18 @@ class Delegate:
         """The e-mail-only subscriptions, as plain data."""
         with self._lock:
             return [s.status() for (owner, _), s in self._subscriptions.items() if owner == "mail"]
+
+    def explain(self, uid: str, metadata: bytes, payload: bytes) -> dict[str, object]:
+        """Why an object would be delivered to a subscription, or not, for each registration here, as plain data.
+
+        Raises UnknownUidError, MetadataError.
+        """
+        with self._lock:
+            found = next((s for (_, known), s in self._subscriptions.items() if known == uid), None)
+            registered = {r.uid: r.topic.entries for r in self._registrations.values()}
+        if found is None:
+            raise UnknownUidError(f"no subscription {uid} here", uid=uid)
+        return explain(found, registered, metadata, payload)
 
     # -- leases and life ----------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -21,7 +21,7 @@ from jbi_pubsub.core.info_object import InfoObject, TypeName, encode
 from jbi_pubsub.core.wire.stream import Part
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import PayloadFilter, PredicateIndex
-from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.pad.subscription import Subscription
 
 
@@ -139,6 +139,55 @@ def disseminate(obj: InfoObject, root: Element | None, table: MatchTable) -> Dis
         parts = encode(obj)
         return Disseminated([Selected(s, obj.payload, parts) for s in matched])
     return _filtered(obj, matched)
+
+
+def explain(
+    subscription: Subscription, registered: Mapping[str, tuple[EntryRep, ...]], metadata: bytes, payload: bytes
+) -> dict[str, object]:
+    """Why an object would be delivered to a subscription, or not: each level by itself, as plain data.
+
+    `registered` are the entries of the registrations by uid. Raises MetadataError for metadata that don't parse.
+    """
+    root = parse_metadata(metadata)
+    predicate, wanted = subscription.predicate, subscription.payload_filter
+    parsed = parse_payload(payload) if wanted is not None else None
+    first = {uid: _misses(subscription.request.entries, entries) for uid, entries in registered.items()}
+    selected = wanted.apply(parsed).count if wanted is not None and parsed is not None else None
+    second = predicate.matches(root) if predicate is not None else True
+    return {
+        "subscription": subscription.uid,
+        "first_level": {uid: {"matches": not misses, "misses": misses} for uid, misses in first.items()},
+        "predicate": subscription.request.predicate,
+        "predicate_true": second,
+        "filter": subscription.request.payload_filter,
+        "payload_is_xml": parsed is not None if wanted is not None else None,
+        "selected": selected,
+        "suppressed": bool(selected == 0 and subscription.request.suppress_empty),
+        "delivered": second
+        and any(not misses for misses in first.values())
+        and not (selected == 0 and subscription.request.suppress_empty),
+    }
+
+
+def _misses(templates: tuple[EntryRep, ...], entries: tuple[EntryRep, ...]) -> list[str]:
+    """What of a template no entry has: "Class.field: wants x, has y"; [] if everything matches."""
+    return [
+        miss
+        for template in templates
+        if not any(matches(template, e) for e in entries)
+        for miss in _miss(template, entries)
+    ]
+
+
+def _miss(template: EntryRep, entries: tuple[EntryRep, ...]) -> list[str]:
+    same = [e for e in entries if template.cls.name in (name for name, _ in e.cls.lineage)]
+    if not same:
+        return [f"{template.cls.name}: the registration has no such entry"]
+    return [
+        f"{template.cls.name}.{name}: wants {wanted!r}, has {', '.join(repr(e.as_dict()[name]) for e in same)}"
+        for name, wanted in template.as_dict().items()
+        if wanted is not None and all(e.as_dict()[name] != wanted for e in same)
+    ] or [f"{template.cls.name}: no single entry has all the wanted values"]
 
 
 def _filtered(obj: InfoObject, matched: list[Subscription]) -> Disseminated:

@@ -24,7 +24,7 @@ STATUS: Final = "status"
 
 DELEGATE_METHODS: Final = ("connect", "renew", "disconnect", "register", "unregister", "open_publications")
 SUBSCRIPTIONS_METHODS: Final = (
-    "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions",
+    "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions", "explain",
 )  # fmt: skip
 
 PUBLICATION: Final = struct.Struct("!BI")
@@ -109,6 +109,10 @@ class SubscriptionsProxy:
     def open_deliveries(self, session_id: str) -> str:
         """A token for the data connection on which objects are delivered."""
         return self._client.call("open_deliveries", str, session_id)
+
+    def explain(self, uid: str, metadata: bytes, payload: bytes) -> dict[str, Any]:
+        """Why an object would be delivered to the subscription, or not."""
+        return self._client.call("explain", dict[str, Any], uid, metadata, payload)
 
     def mail_subscriptions(self) -> list[dict[str, Any]]:
         """The e-mail-only subscriptions that live there."""

@@ -418,6 +418,11 @@ class _Subscriptions:
         return self._server.issue_token("deliver", session_id)
 
     @exported
+    def explain(self, caller: Caller, uid: str, metadata: bytes, payload: bytes) -> dict[str, Any]:
+        self._server.allow(caller, "status")
+        return self._server.delegate.explain(uid, metadata, payload)
+
+    @exported
     def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
         self._server.allow(caller, "administer")
         return self._server.delegate.mail_subscriptions()

@@ -16,7 +16,7 @@ from jbi_pubsub import __version__
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 
 from .bench import bench
-from .clients import publish, services, status, subscribe, subscriptions
+from .clients import explain, publish, services, status, subscribe, subscriptions
 from .demonstration import demo
 from .servers import lookup, pad
 from .settings import Settings, config, pass_settings
@@ -95,7 +95,8 @@ class JsonFormatter(logging.Formatter):
 
 
 for command in (
-    demo, lookup, pad, publish, subscribe, subscriptions, services, status, codegen, study, bench, config, completion,
+    demo, lookup, pad, publish, subscribe, subscriptions, services, status, explain,
+    codegen, study, bench, config, completion,
 ):  # fmt: skip
     jbi.add_command(command)
 

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.progress import Progress
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, JbiError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, UnknownUidError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.entry import EntryRep
@@ -425,6 +425,45 @@ def _status_row(facts: dict[str, Any]) -> tuple[object, ...]:
     )  # fmt: skip
 
 
+@click.command()
+@click.argument("uid")
+@click.option("--metadata", type=existing_file, required=True, help="Metadata of the object.")
+@click.option("--payload", type=existing_file, help="Its payload.")
+@json_option
+@pass_settings
+def explain(settings: Settings, uid: str, metadata: Path, payload: Path | None, as_json: bool) -> None:
+    """Say why an object would be delivered to a subscription, or not.
+
+    \b
+    jbi explain subscription-... --metadata fig1.xml
+    """
+    config = settings.load()
+    found: list[dict[str, Any]] = []
+    for proxy in _subscription_servers(config):
+        try:
+            facts = proxy.explain(uid, metadata.read_bytes(), payload.read_bytes() if payload else b"")
+            found.append({"server": ", ".join(proxy.ref.endpoints), **facts})
+        except UnknownUidError:
+            continue  # it does not stand at this one
+        finally:
+            proxy.close()
+    if not found:
+        raise ConfigurationError(
+            f"no subscription {uid} at any delegate or peer publisher", hint="See `jbi status --json`"
+        )
+    if as_json:
+        show_json(found)
+        return
+    rows = [
+        (facts["server"], registration.removeprefix("registration-")[:8], "; ".join(level["misses"]) or "matches",
+         facts["predicate_true"], "-" if facts["selected"] is None else facts["selected"],
+         bool(not level["misses"] and facts["predicate_true"] and not facts["suppressed"]))
+        for facts in found
+        for registration, level in facts["first_level"].items()
+    ]  # fmt: skip
+    show_rows(("server", "registration", "first level", "predicate", "selected", "delivered"), rows)
+
+
 @click.group(invoke_without_command=True)
 @json_option
 @pass_settings
@@ -476,8 +515,15 @@ def cancel(settings: Settings, uid: str) -> None:
 
 
 def _delegates(config: Config) -> Iterator[SubscriptionsProxy]:
+    return _subscription_servers(config, ServiceTemplate(types=(PAD_TYPE,)))
+
+
+def _subscription_servers(
+    config: Config,
+    template: ServiceTemplate = ServiceTemplate(),  # noqa: B008  # a frozen value
+) -> Iterator[SubscriptionsProxy]:
     with _community(config) as community:
-        items = community.lookup(ServiceTemplate(types=(PAD_TYPE,)), 10_000)
-    for item in items:
+        items = community.lookup(template, 10_000)
+    for item in {item.proxy.service_id: item for item in items}.values():
         ref = msgspec.structs.replace(item.proxy, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
         yield SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)
