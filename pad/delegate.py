@@ -252,8 +252,10 @@ class Delegate:
             del connection.registrations[registration.number]
         self._drop_registrations([registration])
 
-    def publish(self, registration: Registration, obj: InfoObject) -> int:
+    def publish(self, registration: Registration, obj: InfoObject, offered: set[SubscriberSession]) -> int:
         """Disseminate an object; how many subscriptions it matched. An object seen before is passed over (0).
+
+        Sessions that got something are added to `offered`: the caller wakes them, once for a batch.
 
         Waits for room in the delegate's memory. Raises MetadataError, InvariantError, OversizeError or
         BackPressureError: nothing is delivered then. One thread at a time publishes for one registration, which keeps
@@ -282,10 +284,10 @@ class Delegate:
             subscription.matched += 1
             subscription.suppressed += 1
         for selected in result.selected:
-            self._deliver(obj, selected)
+            self._deliver(obj, selected, offered)
         return len(result.selected)
 
-    def _deliver(self, obj: InfoObject, selected: Selected) -> None:
+    def _deliver(self, obj: InfoObject, selected: Selected, offered: set[SubscriberSession]) -> None:
         subscription = selected.subscription
         subscription.matched += 1
         subscription.unfiltered += not selected.filtered
@@ -293,6 +295,7 @@ class Delegate:
             session = self._sessions.get(subscription.owner)
             if session is not None:  # else the session has just ended, and counted what it held
                 session[0].offer(subscription, selected.parts, sum(map(len, selected.parts)))
+                offered.add(session[0])
         if subscription.request.recipients:
             mail = compose(obj, selected.payload, subscription.uid, self._config.mail.sender)
             refused = self._mail.offer(subscription, mail, obj.object_id)

@@ -160,13 +160,17 @@ class SubscriberSession:
             return waiting
 
     def offer(self, subscription: Subscription, parts: Parts, cost: int) -> None:
-        """Queue an object, by the subscription's policy; may wait up to its `block_seconds` under `block`."""
+        """Queue an object, by the subscription's policy; may wait up to its `block_seconds` under `block`.
+
+        It goes out at the next `wake`: a batch of publications becomes a batch of deliveries, not a wake-up each.
+        """
         request = subscription.request
         with self._changed:
             outlet = self._outlets.get(subscription.number)
             if outlet is None:
                 return  # cancelled between match and delivery: after the cancel returned nothing may come
             if len(outlet.queue) >= request.bound:
+                self._changed.notify_all()
                 if request.policy == "block" and not self._wait_for_room(outlet, request.block_seconds):
                     self._lose(outlet, Cause.BLOCK_TIMEOUT)
                     return
@@ -180,6 +184,11 @@ class SubscriberSession:
             self._budget.add(cost)
             self._make_ready(outlet)
 
+    def wake(self) -> None:
+        """What was offered goes out now."""
+        with self._changed:
+            self._changed.notify_all()
+
     def lose(self, subscription: Subscription, cause: Cause, count: int = 1) -> None:
         """Count a loss that happened elsewhere (e-mail, size) and tell the subscriber."""
         with self._changed:
@@ -188,6 +197,7 @@ class SubscriberSession:
                 subscription.lost[cause] += count
             else:
                 self._lose(outlet, cause, count)
+                self._changed.notify_all()
 
     def take(self, max_items: int, max_bytes: int, timeout: float) -> list[Parts]:
         """What goes out next: ready subscriptions take turns (Source)."""
@@ -297,8 +307,6 @@ class SubscriberSession:
         if not outlet.ready and outlet.may_send():
             outlet.ready = True
             self._ready.append(outlet)
-            if len(self._ready) == 1:
-                self._changed.notify_all()
 
     def _lose(self, outlet: _Outlet, cause: Cause, count: int = 1) -> None:
         outlet.subscription.lost[cause] += count

@@ -65,6 +65,9 @@ log = logging.getLogger("jbi_pubsub.pad")
 LOOKUP_SECONDS: Final = 2.0
 """For asking the lookup services about a type: a registration must not hang because one of them does."""
 
+WAKE_EVERY: Final = 32
+"""Publications of a batch after which subscribers' connections are woken: about a millisecond's work."""
+
 MAX_COMING: Final = 64
 """Large objects of one publisher that may be coming in chunks at once."""
 
@@ -289,20 +292,30 @@ class DisseminationServer:
             registrations = self.delegate.connection(connection_id).registrations
         except UnknownUidError as exc:
             raise WireError(str(exc)) from exc
-        for item in items:
+        offered: set[SubscriberSession] = set()
+        for count, item in enumerate(items, 1):
             self.refuse_when_stopping()
             data = _whole(item, coming)
             if data is not None:
                 number = PUBLICATION.unpack_from(item)[1]
-                self._publish_one(connection_id, registrations.get(number), data)
+                self._publish_one(connection_id, registrations.get(number), data, offered)
+            if count % WAKE_EVERY == 0 or count == len(items):
+                for session in offered:
+                    session.wake()
+                offered.clear()
 
-    def _publish_one(self, connection_id: str, registration: Registration | None, data: memoryview) -> None:
+    def _publish_one(
+        self,
+        connection_id: str,
+        registration: Registration | None,
+        data: memoryview,
+        offered: set[SubscriberSession],
+    ) -> None:
         try:
             if registration is None:
                 head, _ = decode_head(data)
                 raise UnknownUidError("publication for no registration of this publisher", object_id=head.object_id)
-            obj = decode(data)
-            self.delegate.publish(registration, obj)
+            self.delegate.publish(registration, decode(data), offered)
         except ProtocolError:
             raise
         except JbiError as exc:

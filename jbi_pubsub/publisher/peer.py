@@ -17,6 +17,7 @@ from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, UnknownUidError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION
 from jbi_pubsub.pad.delegate import Registration
+from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.server import DisseminationServer
 
 from .publication import (
@@ -88,12 +89,15 @@ class PublisherAdapter:
         data, body = document_bytes(metadata, what="metadata"), payload_bytes(payload)
         with publication.lock:
             obj = publication.next_object(data, body)
+            offered: set[SubscriberSession] = set()
             try:
-                self._server.delegate.publish(registered, obj)
+                self._server.delegate.publish(registered, obj, offered)
             except ValueError:  # refused metadata: the number is used again, subscribers see no gap
                 publication.sequence -= 1
                 registered.sequence = publication.sequence
                 raise
+        for session in offered:
+            session.wake()
         return obj.object_id
 
     def unregister_publisher(self, registration: RegistrationUid) -> None:
