@@ -1,0 +1,97 @@
+"""jbi-pubsub: a lookup service and one delegate, a PublisherAdapterLight, one SubscriberAdapter a subscriber process.
+
+`jbi-lean` switches the validation against the schema off; invariants are always checked."""
+import json
+import subprocess
+import sys
+import time
+
+from .base import Adapter, Publisher
+
+SCHEMA = b"""<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1">
+<xs:element name="metadata"><xs:complexType><xs:sequence>
+ <xs:element name="mil.af.rl.jbi.Intel_Imagery"><xs:complexType/></xs:element>
+ <xs:element name="RequiredMetadata" jbi:variance="invariant"><xs:complexType><xs:sequence>
+  <xs:element name="Type" type="xs:token"/><xs:element name="JBIIIdentifier" type="xs:token" jbi:variance="variant"/>
+  <xs:element name="publisher" type="xs:token"/><xs:element name="keywords" type="xs:token"/>
+  <xs:element name="language" type="xs:language"/></xs:sequence></xs:complexType></xs:element>
+ <xs:any minOccurs="0" maxOccurs="unbounded" processContents="lax"/>
+</xs:sequence></xs:complexType></xs:element></xs:schema>"""
+
+
+class Jbi(Adapter):
+    name = "jbi"
+    validate = True
+
+    def start(self, tmpdir):
+        jbi = [sys.executable, "-m", "jbi_pubsub", "--no-multicast"]
+        lookup = subprocess.Popen([*jbi, "lookup", "--port", "0", "--json"], stdout=subprocess.PIPE, text=True)
+        self.locator = json.loads(lookup.stdout.readline())["address"]
+        pad = subprocess.Popen([*jbi, "--locator", self.locator, "pad", "bench", "here", "--json"], stdout=subprocess.PIPE, text=True)
+        pad.stdout.readline()
+        self.procs = [lookup, pad]
+        return [p.pid for p in self.procs]
+
+    def config(self):
+        from jbi_pubsub import Config
+        from jbi_pubsub.core.config import LookupSection, QueueSection
+        return Config(lookup=LookupSection(locators=(self.locator,), multicast=False), queue=QueueSection(publish_seconds=60))
+
+    def make_publisher(self):
+        ad = self
+        from jbi_pubsub import PublisherAdapterLight
+
+        class P(Publisher):
+            def __init__(s):
+                s.pal = PublisherAdapterLight(ad.config())
+                s.delegate = s.pal.connect_to_delegate("bench", "here")
+                s.reg = None
+
+            def prepare(s, obj):
+                if s.reg is None:
+                    s.reg = s.pal.register_publisher(s.delegate, SCHEMA, obj.metadata, validate=ad.validate)
+                    time.sleep(2.0 + ad.N / 200)
+                return obj
+
+            def publish(s, obj):
+                s.pal.publish(s.reg, obj.metadata, obj.payload)
+
+            def close(s):
+                s.pal.close()
+        return P()
+
+    def run_subscribers(self, predicates, rec, ready):
+        from jbi_pubsub import SubscriberAdapter
+
+        class L:
+            def __init__(s, sub):
+                s.sub = sub
+
+            def arrived(s, uid, obj):
+                rec.deliver(s.sub, obj.metadata, obj.payload)
+
+            def lost(s, uid, notice):
+                print("lost", notice, file=sys.stderr)
+
+        with SubscriberAdapter(self.config()) as sa:
+            if len(predicates) <= 16:
+                uids = [sa.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", predicate=p.xpath, listener=L(p.sub)) for p in predicates]
+                ready()
+                while not rec.stopped():
+                    time.sleep(0.05)
+                return
+            uids = {sa.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", predicate=p.xpath): p.sub for p in predicates}
+            ready()
+            while not rec.stopped():
+                got = 0
+                for uid, sub in uids.items():
+                    for obj in sa.drain(uid):
+                        rec.deliver(sub, obj.metadata, obj.payload)
+                        got += 1
+                if not got:
+                    time.sleep(0.0005)
+
+
+class JbiLean(Jbi):
+    name = "jbi-lean"
+    validate = False
