@@ -49,7 +49,7 @@ _HOMES = {
     "JbiError": "core.errors",
 }
 
-__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604  # all are strings
+__all__ = [*_HOMES, "__version__"]  # all are strings
 
 
 def __getattr__(name: str) -> object:

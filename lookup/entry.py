@@ -17,7 +17,8 @@ import types
 import typing
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import ClassVar, Self
+from itertools import zip_longest
+from typing import ClassVar, Final, Self
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -72,8 +73,55 @@ def matches(template: EntryRep, entry: EntryRep) -> bool:
                     template_fingerprint=fingerprint,
                     registered_fingerprint=known_fingerprint,
                 )
-            return all(t is None or t == v for t, v in zip(template.values, entry.values, strict=False))
+            return _fields_match(template.values, entry.values)
     return False
+
+
+def fits(template: EntryRep, entry: EntryRep) -> bool:
+    """As `matches`, but another generation of the class is another class: no match and no error."""
+    return template.cls.lineage[0] in entry.cls.lineage and _fields_match(template.values, entry.values)
+
+
+def _fields_match(template: tuple[str | None, ...], entry: tuple[str | None, ...]) -> bool:
+    # A set field that the entry lacks matches nothing: a forged class may claim an ancestor with more fields.
+    return all(t is None or t == v for t, v in zip_longest(template, entry[: len(template)]))
+
+
+MAX_FIELDS: Final = 256
+"""Fields of one entry class at most: far above generated classes, low enough that a forged one stays cheap."""
+
+MAX_LINEAGE: Final = 32
+"""Superclasses of one entry class at most, itself included."""
+
+
+def check_rep(rep: EntryRep) -> EntryRep:
+    """`rep` if it is well formed; else EntryError. For reps that come from elsewhere.
+
+    Well formed: a value per field, the lineage begins with the class itself, no name twice, none with a control
+    character, and the bounds above.
+    """
+    cls = rep.cls
+    names = [name for name, _ in cls.lineage]
+    fault = (
+        "its lineage does not begin with itself"
+        if not names or names[0] != cls.name
+        else "it names a class twice in its lineage"
+        if len(set(names)) != len(names)
+        else "it names a field twice"
+        if len(set(cls.fields)) != len(cls.fields)
+        else "it has not one value per field"
+        if len(rep.values) != len(cls.fields)
+        else "it is too large"
+        if len(cls.fields) > MAX_FIELDS or len(names) > MAX_LINEAGE
+        else "a class name is empty or has a control character"
+        if any(not name or min(name) < " " for name in names)
+        else ""
+    )
+    if fault:
+        raise EntryError(
+            f"entry of class {cls.name!r}: {fault}", hint="Make entries with Entry.rep()", entry_class=cls.name
+        )
+    return rep
 
 
 def define(name: str, fields: Mapping[str, FieldType], parent: EntryClass | None = None) -> EntryClass:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+from functools import lru_cache
 
 import msgspec
 
+from jbi_pubsub.core.errors import ErrorReport
 from jbi_pubsub.core.wire import ServiceRef
-
-from jbi_pubsub.lookup.entry import EntryRep, matches
+from jbi_pubsub.lookup.entry import EntryRep, define, matches
 
 
 class ServiceItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,6 +46,30 @@ class ServiceTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and all(t in item.types for t in self.types)
             and all(any(matches(t, e) for e in item.entries) for t in self.entries)
         )
+
+
+_TYPE = define("\0type", {"name": str})
+_ID = define("\0id", {"service_id": str})
+
+
+@lru_cache(maxsize=4096)  # names of service types are few; a bound because clients choose them
+def _type_facet(name: str) -> EntryRep:
+    return EntryRep(_TYPE, (name,))
+
+
+def item_facets(item: ServiceItem) -> tuple[EntryRep, ...]:
+    """All that a template can ask of `item` as entries: types and id become entries of reserved classes.
+
+    So one index over entries answers whole service templates. Reserved names begin with NUL, which
+    `check_rep` refuses in anybody else's class.
+    """
+    return (EntryRep(_ID, (item.service_id,)), *map(_type_facet, item.types), *item.entries)
+
+
+def template_facets(template: ServiceTemplate) -> tuple[EntryRep, ...]:
+    """The same of a template: `template` matches an item if each of its facets matches one of the item's."""
+    own_id = (EntryRep(_ID, (template.service_id,)),) if template.service_id else ()
+    return (*own_id, *map(_type_facet, template.types), *template.entries)
 
 
 class ServiceMatches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,3 +111,31 @@ class EventRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     number: int
     lease_id: str
     duration: float
+
+
+class EventDiagnostic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why a listener hears nothing: a service was registered whose entry class has the wanted name, but other fields.
+
+    Sent beside the events, at most once per registration and foreign class; it takes no event number.
+    """
+
+    event_id: str
+    service_id: str
+    error: ErrorReport
+    handback: str = ""
+
+
+class ServiceRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Result of register: the service's id (new, reused or as given) and its lease (`duration` in seconds)."""
+
+    service_id: str
+    lease_id: str
+    duration: float
+
+
+class LeaseResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One lease's outcome in a batch: the seconds granted (0.0 for a cancel), or the error."""
+
+    lease_id: str
+    duration: float = 0.0
+    error: ErrorReport | None = None

@@ -103,7 +103,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{subscriber.second_level or '-':29}",
         f"{subscriber.filtered or '-':18}",
         "e-mail" if subscriber.recipients else "queue ",
-        f"{row.servers} servers",
+        f"{row.servers} server{'' if row.servers == 1 else 's'}",
         f"{row.got} of {row.must}",
         "ok" if row.right else "WRONG",
         row.last,

@@ -22,6 +22,7 @@ JbiError
  +- EntryError                (ValueError)       an entry or template can't be matched
  |   +- IncompatibleEntryError                   same entry class name, different fields
  +- StudyError                (RuntimeError)     a study can't run here, or its result failed its own check
+ +- DemoError                 (RuntimeError)     the demo could not be played to its end
  +- WireError                 (ConnectionError)  the other side is gone, slow, or breaks the protocol
      +- ProtocolError                            the peer sent what the protocol does not allow
      +- WireTimeoutError      (TimeoutError)     the other side did not answer in time
@@ -205,6 +206,12 @@ class BackPressureError(WireError, TimeoutError):
     """A bounded queue stayed full for the whole timeout."""
 
     code = "back_pressure"
+
+
+class DemoError(JbiError, RuntimeError):
+    """The demo could not be played to its end."""
+
+    code = "demo"
 
 
 class ErrorReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

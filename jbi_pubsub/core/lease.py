@@ -31,6 +31,10 @@ DEFAULT_DURATION: Final = 300.0
 """Seconds granted to ANY; Reggie's minimum of the maximum is five minutes as well."""
 
 
+DEFAULT_INTERVAL: Final = 0.1
+"""Seconds between two renewals at most full load (Reggie's minRenewalInterval of 100 ms)."""
+
+
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A granted lease as the holder sees it: `duration` seconds from the moment of the grant."""
 
@@ -59,9 +63,37 @@ class FixedLeasePeriodPolicy:
         """Seconds to grant."""
         if requested == ANY:
             return max(self.default, left)
-        if requested > self.maximum:
-            return max(self.maximum, left)
-        return requested
+        return min(requested, max(self.maximum, left))
+
+
+@dataclass(frozen=True, slots=True)
+class LoadScaledLeasePeriodPolicy:
+    """The maximum grows with the number of leases, so that all renewals together keep below a rate (Reggie).
+
+    The maximum is `minimum` seconds, or `interval` seconds times `load()` where that is more: with one renewal a
+    term, `load` leases make at most 1/`interval` renewals a second. ANY and FOREVER get the maximum. The defaults
+    are Reggie's: 5 minutes, 100 ms.
+    """
+
+    load: Callable[[], float]
+    minimum: float = DEFAULT_DURATION
+    interval: float = DEFAULT_INTERVAL
+
+    def __post_init__(self) -> None:
+        if not (self.minimum > 0 and self.interval >= 0):
+            raise LeaseDeniedError(
+                f"lease policy: minimum {self.minimum} s, interval {self.interval} s must be positive"
+            )
+
+    @property
+    def maximum(self) -> float:
+        """Seconds granted at most, at the present load."""
+        return max(self.minimum, self.interval * self.load())
+
+    def period(self, requested: float, left: float) -> float:
+        """Seconds to grant."""
+        maximum = max(self.maximum, left)
+        return maximum if requested == ANY else min(requested, maximum)
 
 
 def check_duration(requested: float) -> float:
@@ -80,13 +112,15 @@ T = TypeVar("T")
 class _Leased(Generic[T]):
     resource: T
     expires: float
+    scheduled: float  # the time of its one valid heap entry, never later than `expires`
 
 
 class Landlord(Generic[T]):
     """The lease book of one grantor: a map and a heap. Not thread-safe; the owner's lock covers it.
 
     A renewal only moves the deadline in the map; the heap entry is corrected when it comes up (lazy deadlines),
-    so renewing is one dictionary access.
+    so renewing is one dictionary access. Heap entries of leases that went another way are skipped, and swept out
+    when they outnumber the valid ones, so the heap stays within twice the book.
     """
 
     def __init__(self, policy: LeasePeriodPolicy, *, new_id: Callable[[], str] = lambda: uuid4().hex) -> None:
@@ -102,17 +136,22 @@ class Landlord(Generic[T]):
         """Lease `resource`. Raises LeaseDeniedError on a bad duration. `lease_id` restores a known lease."""
         duration = self.policy.period(check_duration(requested), 0.0)
         lease_id = lease_id or self._new_id()
-        self._book[lease_id] = _Leased(resource, now + duration)
-        heapq.heappush(self._heap, (now + duration, lease_id))
+        self.restore(lease_id, resource, now + duration)
         return Lease(lease_id, duration)
+
+    def restore(self, lease_id: str, resource: T, expires: float) -> None:
+        """Put a known lease back into the book, past the policy: its term was granted before."""
+        self._book[lease_id] = _Leased(resource, expires, expires)
+        self._schedule(expires, lease_id)
 
     def renew(self, lease_id: str, requested: float, now: float) -> Lease:
         """A new term from now on. Raises UnknownLeaseError; a failed renewal leaves the lease as it was."""
         leased = self._live(lease_id, now)
         duration = self.policy.period(check_duration(requested), leased.expires - now)
-        if now + duration < leased.expires:  # lazy deadlines only move a heap entry later, never earlier
-            heapq.heappush(self._heap, (now + duration, lease_id))
         leased.expires = now + duration
+        if leased.expires < leased.scheduled:  # a lazy deadline may come up too early, never too late
+            leased.scheduled = leased.expires
+            self._schedule(leased.expires, lease_id)
         return Lease(lease_id, duration)
 
     def cancel(self, lease_id: str, now: float) -> T:
@@ -142,12 +181,14 @@ class Landlord(Generic[T]):
     def expire(self, now: float, limit: int = 1000) -> list[T]:
         """Take out at most `limit` leases whose time has passed; their resources, earliest first."""
         gone: list[T] = []
-        while self._heap and self._heap[0][0] <= now and len(gone) < limit:
+        while len(gone) < limit:
+            due = self.next_deadline()
+            if due is None or due > now:
+                break
             _, lease_id = heapq.heappop(self._heap)
-            leased = self._book.get(lease_id)
-            if leased is None:
-                continue
+            leased = self._book[lease_id]
             if leased.expires > now:
+                leased.scheduled = leased.expires
                 heapq.heappush(self._heap, (leased.expires, lease_id))
             else:
                 gone.append(self._book.pop(lease_id).resource)
@@ -155,13 +196,23 @@ class Landlord(Generic[T]):
 
     def next_deadline(self) -> float | None:
         """The earliest moment at which `expire` may have work, or None."""
-        while self._heap and self._heap[0][1] not in self._book:
+        while self._heap and not self._is_valid(self._heap[0]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def items(self) -> Iterator[tuple[str, T, float]]:
         """(lease id, resource, expiry) of everything in the book, expired or not."""
         return ((k, v.resource, v.expires) for k, v in self._book.items())
+
+    def _is_valid(self, entry: tuple[float, str]) -> bool:
+        leased = self._book.get(entry[1])
+        return leased is not None and leased.scheduled == entry[0]
+
+    def _schedule(self, at: float, lease_id: str) -> None:
+        heapq.heappush(self._heap, (at, lease_id))
+        if len(self._heap) > 2 * len(self._book) + 64:  # 64: a small book is not worth a sweep
+            self._heap = [(leased.scheduled, known) for known, leased in self._book.items()]
+            heapq.heapify(self._heap)
 
     def _live(self, lease_id: str, now: float) -> _Leased[T]:
         leased = self._book.get(lease_id)
