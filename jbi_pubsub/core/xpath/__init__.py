@@ -1,0 +1,17 @@
+"""Predicates over metadata, filters over payloads, and the index that decides many predicates at once."""
+
+from .geography import bbox
+from .index import PredicateIndex
+from .payload_filter import PayloadFilter, Selection, compile_filter
+from .predicate import Predicate, compile_predicate, register_language
+
+__all__ = [
+    "PayloadFilter",
+    "Predicate",
+    "PredicateIndex",
+    "Selection",
+    "bbox",
+    "compile_filter",
+    "compile_predicate",
+    "register_language",
+]

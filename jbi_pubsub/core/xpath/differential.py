@@ -1,0 +1,320 @@
+"""The index against lxml: random predicates and documents, every answer compared.
+
+The grammar covers what the index understands and, on purpose, its borders: several nodes at a path, absent nodes, odd
+numbers, mixed content, attributes, namespaces, positions, unions, functions of the first node, nested conditions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from lxml import etree
+
+from jbi_pubsub.core.xml import Element, parse_metadata
+
+from .index import PredicateIndex
+from .predicate import compile_predicate, compiled_xpath
+
+BATCH_EXPRESSIONS: Final = 120
+BATCH_DENSE: Final = 300
+"""Every fourth batch has so many expressions over three paths, enough for grids, levels and sorted pieces."""
+
+BATCH_DOCUMENTS: Final = 40
+"""A batch compares each expression with each document, once with all predicates and once with a half removed."""
+
+NAMESPACES: Final = {"q": "urn:q"}
+
+_NUMBERS: Final = (
+    "5",
+    "6",
+    "7",
+    "5.5",
+    "0",
+    "-3",
+    "12.358816",
+    "33.2",
+    "007",
+    "1000000",
+    "-0",
+    "5.0",
+    ".5",
+    "4.999999999",
+)
+_ODD: Final = (
+    "",
+    " 7",
+    "7 ",
+    "n/a",
+    "1e3",
+    "+5",
+    "5.",
+    ".",
+    "x",
+    "N",
+    " N ",
+    "N N",
+    "é",
+    "1e",
+    "-",
+    "Infinity",
+    "1e400",
+    "NaN",
+)
+_TEXTS: Final = ("x", "N", "7", "5", "", "N N", "é", " 7", "xx")
+_NAMES: Final = ("a", "b", "c")
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """An answer that differs from lxml's; with these three anybody can repeat it."""
+
+    expression: str
+    document: bytes
+    lxml: bool
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """How many answers were compared, how many expressions rows stood for, and every mismatch (at most 20 kept)."""
+
+    compared: int
+    expressions: int
+    indexed: int
+    true: int
+    mismatches: tuple[Mismatch, ...]
+
+
+def compare(comparisons: int, *, seed: int = 1, progress: Callable[[int], None] | None = None) -> Comparison:
+    """Compare at least `comparisons` answers; the same `seed` makes the same comparisons."""
+    chance = random.Random(seed)  # noqa: S311  # reproducible cases, no secret
+    compared = expressions = indexed = true = 0
+    found: list[Mismatch] = []
+    while compared < comparisons and len(found) < 20:
+        one = _batch(chance, dense=chance.random() < 0.25)
+        compared, expressions = compared + one.compared, expressions + one.expressions
+        indexed, true = indexed + one.indexed, true + one.true
+        found.extend(one.mismatches)
+        if progress is not None:
+            progress(compared)
+    return Comparison(compared, expressions, indexed, true, tuple(found[:20]))
+
+
+def _batch(chance: random.Random, *, dense: bool) -> Comparison:
+    if dense:
+        texts = list(dict.fromkeys(_dense(chance) for _ in range(BATCH_DENSE)))
+    else:
+        texts = list(dict.fromkeys(expression(chance) for _ in range(BATCH_EXPRESSIONS)))
+    documents = [document(chance) for _ in range(BATCH_DOCUMENTS)]
+    roots = [parse_metadata(d) for d in documents]
+    oracles = [compiled_xpath(f"boolean({t})", NAMESPACES) for t in texts]
+    index: PredicateIndex[int] = PredicateIndex()
+    for key, text in enumerate(texts):
+        index.add(key, compile_predicate(text, namespaces=NAMESPACES))
+    indexed = index.stats()["indexed"]
+    kept = set(range(len(texts)))
+    compared = true = 0
+    found: list[Mismatch] = []
+    for _ in range(2):
+        for source, root in zip(documents, roots, strict=True):
+            answered = index.match(root)
+            expected = {k for k in kept if oracles[k](root)}
+            compared, true = compared + len(kept), true + len(expected)
+            wrong = expected.symmetric_difference(answered)
+            found.extend(Mismatch(texts[k], source, k in expected) for k in wrong)
+            if len(answered) != len(set(answered)):
+                found.append(Mismatch("a key was answered twice", source, lxml=False))
+        for key in sorted(kept)[::2]:
+            index.remove(key)
+            kept.discard(key)
+    return Comparison(compared, len(texts), indexed, true, tuple(found))
+
+
+def document(chance: random.Random) -> bytes:
+    """A small random document; every second one has no path twice."""
+    repeats = chance.random() < 0.5
+    name = chance.choices(["m", "n", "q:m"], [8, 1, 1])[0]
+    inside = "".join(_child(chance, repeats, 0, n) for n in _picked(chance, [*_NAMES, "P", "q:a"], repeats))
+    return f'<{name} xmlns:q="urn:q"{_attributes(chance)}>{inside}</{name}>'.encode()
+
+
+def _picked(chance: random.Random, names: list[str], repeats: bool) -> list[str]:
+    chosen = [n for n in names if chance.random() < 0.7]
+    if repeats:
+        chosen += [chance.choice(names) for _ in range(chance.randrange(4))]
+    chance.shuffle(chosen)
+    return chosen
+
+
+def _child(chance: random.Random, repeats: bool, depth: int, name: str) -> str:
+    if name == "P" and depth < 2:
+        inside = "".join(_child(chance, repeats, depth + 1, n) for n in _picked(chance, [*_NAMES, "P"], repeats))
+        return f"<P{_attributes(chance)}>{inside}</P>"
+    return f"<{name}{_attributes(chance)}>{_content(chance)}</{name}>"
+
+
+def _attributes(chance: random.Random) -> str:
+    return "".join(f' {n}="{_value(chance)}"' for n in ("id", "q:id") if chance.random() < 0.3)
+
+
+def _value(chance: random.Random) -> str:
+    kind = chance.random()
+    if kind < 0.55:
+        return chance.choice(_NUMBERS)
+    if kind < 0.85:
+        return chance.choice(_TEXTS)
+    return chance.choice(_ODD)
+
+
+def _content(chance: random.Random) -> str:
+    value = _value(chance)
+    kind = chance.random()
+    if kind > 0.2:
+        return value
+    middle = len(value) // 2
+    head, tail = value[:middle], value[middle:]
+    between = chance.choice(["<!--c-->", "<?p i?>", f"<![CDATA[{tail}]]>", "<z/>", f"<z>{head}</z>", "&#53;"])
+    return f"{head}{between}" if "CDATA" in between else f"{head}{between}{tail}"
+
+
+def expression(chance: random.Random, depth: int = 0, context: str = "") -> str:
+    """A random expression. `context` is "" at the top, else the reader is inside a condition on a step."""
+    kind = chance.random()
+    if depth < 3 and kind < 0.42:
+        joint = chance.choice([" and ", " and ", " or "])
+        parts = [expression(chance, depth + 1, context) for _ in range(chance.choice([2, 2, 3]))]
+        return "(" + joint.join(parts) + ")"
+    if depth < 3 and kind < 0.5:
+        return f"not({expression(chance, depth + 1, context)})"
+    if depth < 2 and kind < 0.6:
+        return _conditional(chance, depth, context)
+    if kind < 0.66:
+        return _range(chance, context)
+    if kind < 0.9:
+        return _comparison(chance, context)
+    return _border(chance, depth, context)
+
+
+def _dense(chance: random.Random) -> str:
+    """Ranges of all sizes close to the numbers that documents hold, with and without an equality."""
+    found = []
+    for path in chance.sample(("/m/a", "/m/b", "/m/P/a"), chance.choice((1, 2, 2, 3))):
+        low = float(chance.choice(_NUMBERS)) - chance.choice((0, 0, 0.001, 1, 3))
+        size = chance.choice((0, 0.002, 1, 4, 4.5, 1000))
+        found.append(f"{path}{chance.choice(('>', '>='))}{low:.9f}")
+        if chance.random() < 0.8:
+            found.append(f"{path}{chance.choice(('<', '<='))}{low + size:.9f}")
+    if chance.random() < 0.3:
+        found.append(f"/m/c='{chance.choice(_TEXTS)}'")
+    if chance.random() < 0.1:
+        found.append(_comparison(chance, ""))
+    return chance.choice((" and ", " and ", " and ", " or ")).join(found)
+
+
+def _path(chance: random.Random, context: str) -> str:
+    tail = chance.choice(["a", "b", "c", "a", "P/a", "P/b", "P/P/a", "q:a", "@id", "P/@id", "a/@q:id", "P", "zz"])
+    start = (
+        chance.choice(["/m/", "/m/", "/m/", "/*/", "", "./", "/n/", "/q:m/"])
+        if not context
+        else chance.choice(["", "", "", "/m/", "./"])
+    )
+    if context and chance.random() < 0.1:
+        return "."
+    return start + tail
+
+
+def _literal(chance: random.Random) -> str:
+    kind = chance.random()
+    if kind < 0.5:
+        return chance.choice(_NUMBERS)
+    if kind < 0.58:
+        return chance.choice(["1e1", "1e400", "0.5", "5.", "-.5"])
+    quote = chance.choice("'\"")
+    return quote + chance.choice(_TEXTS + _NUMBERS + _ODD) + quote
+
+
+def _comparison(chance: random.Random, context: str) -> str:
+    operator = chance.choice(["=", "=", "=", "!=", "<", "<=", ">", ">="])
+    left, right = _path(chance, context), _literal(chance)
+    if chance.random() < 0.15:
+        left = f"{chance.choice(['string', 'number', 'normalize-space'])}({left})"
+    if chance.random() < 0.2:
+        left, right = right, left
+    space = chance.choice(["", " "])
+    return f"{left}{space}{operator}{space}{right}"
+
+
+def _range(chance: random.Random, context: str) -> str:
+    path = _path(chance, context)
+    other = path if chance.random() < 0.8 else _path(chance, context)
+    low, high = chance.choice(_NUMBERS), chance.choice(_NUMBERS)
+    return f"({path}{chance.choice(['>', '>='])}{low} and {other}{chance.choice(['<', '<='])}{high})"
+
+
+def _conditional(chance: random.Random, depth: int, context: str) -> str:
+    step = chance.choice(["/m", "*", "/m/P", "P", "/m/P/P", "a", "/m/a", "/*", "/m/P[1]", "self::node()", "."])
+    if context and step == "*":
+        step = "P"
+    if step == ".":
+        step = "self::node()"
+    inside = expression(chance, depth + 1, "inside")
+    if step == "*" and chance.random() < 0.6:
+        inside = f"({_range(chance, '')}) and /m/b='N'"
+    tail = chance.choice(["", "", "", "/a", "/b", "/@id", "/a='N'", "/a>5"])
+    return f"{step}[{inside}]{tail}"
+
+
+def _border(chance: random.Random, depth: int, context: str) -> str:
+    path, other = (p if p != "." else "self::node()" for p in (_path(chance, context), _path(chance, context)))
+    literal = _literal(chance)
+    text = "'" + chance.choice(_TEXTS) + "'"
+    return chance.choice(
+        [
+            path,
+            f"boolean({path})",
+            f"{path}=true()",
+            f"{path}!=true()",
+            f"{path}=false()",
+            f"contains({path},{text})",
+            f"starts-with({path},{text})",
+            f"contains(string({path}),{text})",
+            f"string-length({path})>1",
+            f"count({path})>1",
+            f"count({path})=0",
+            f"{path}={other}",
+            f"{path}+1=6",
+            f"1<{path}<7",
+            f"//a={literal}",
+            f"{path}|{other}",
+            f"({path}|{other})={literal}",
+            f"{path}[1]={literal}",
+            f"/m/a[2]={literal}",
+            f"/m/*={literal}",
+            f"/m/text()={literal}",
+            f"{path}/text()={literal}",
+            f"sum({path})>5",
+            f"position()={literal}" if context else f"/m/P[position()=2]/a={literal}",
+            f"{path}/..={literal}",
+            f"/m/P[last()]/a={literal}",
+            f"translate({path},'N','x')={text}",
+            f"{path}>{text}",
+            f"true() and {path}",
+            f"false() or {path}={literal}",
+            literal,
+            f"not({expression(chance, depth + 2, context)})",
+            "*",
+            "@id",
+            f"*[1]={literal}",
+            "/m[count(a)]",
+            f"following::a={literal}",
+        ]
+    )
+
+
+def probe(text: str, source: bytes) -> tuple[bool, bool]:
+    """The index's and lxml's answer for one expression and document: to look into a mismatch."""
+    root: Element = parse_metadata(source)
+    index: PredicateIndex[int] = PredicateIndex()
+    index.add(1, compile_predicate(text, namespaces=NAMESPACES))
+    compiled: etree.XPath = compiled_xpath(f"boolean({text})", NAMESPACES)
+    return bool(index.match(root)), bool(compiled(root))

@@ -1,0 +1,421 @@
+"""PredicateIndex: many predicates, decided together for one document.
+
+What it answers is what lxml answers for each predicate alone, bit for bit; the structure only saves work:
+- A predicate's plan (fragment.py) becomes rows (recipe.py) in families (family.py), each found by an access key.
+- A document is read once, at the paths that predicates name (reading.py). Each family is probed once; the rows it
+  yields hold, but for their checks (check.py), where lxml has the last word if it must.
+- What no row can stand for is evaluated by lxml, once per distinct expression and document.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Hashable, Iterable
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from lxml import etree
+
+from jbi_pubsub.core.errors import MetadataError, UnknownUidError
+from jbi_pubsub.core.xml import Element, path_of
+
+from .check import Checks
+from .expression import XML_NAMESPACE
+from .family import Family, Probe, row_of
+from .fragment import Condition, Plan
+from .predicate import FOREIGN_ERRORS, MAX_THREADS, Predicate, count_nodes
+from .reading import EMPTY, Layout, Many, Paths, Values
+from .recipe import Cookbook, Recipe, Row, choose
+
+K = TypeVar("K", bound=Hashable)
+
+MAX_PLANS: Final = 4096
+"""Plans whose recipes are remembered; then all are forgotten, and made anew when needed."""
+
+_GONE: Final = object()
+"""Owner of a row that was removed while a document was being matched."""
+
+
+class _Crowd(dict[K, None]):
+    """The owners of one row: predicates that say exactly the same."""
+
+
+class _Shared(msgspec.Struct, eq=False, weakref=False, gc=True):
+    """A predicate that lxml evaluates, and the keys under which it is registered."""
+
+    predicate: Predicate
+    keys: dict[Any, None]
+
+
+class _State(msgspec.Struct, frozen=True, eq=False):
+    """What readers need and writers replace as a whole."""
+
+    layout: Layout
+    simple: tuple[tuple[Family, Probe], ...]
+    several: tuple[tuple[Family, Probe], ...]
+
+
+class _Visit:
+    """One document being matched: what lxml found out about it, and what that cost."""
+
+    __slots__ = ("_decided", "errors", "evaluations", "nodes", "root")
+
+    def __init__(self, root: Element) -> None:
+        self.root = root
+        self.nodes = 0
+        self.evaluations = 0
+        self.errors = 0
+        self._decided: dict[int, bool] = {}
+
+    def verifies(self, predicate: Predicate) -> bool:
+        """Whether lxml finds `predicate` true; asked once per predicate."""
+        known = self._decided.get(id(predicate))
+        if known is None:
+            known = self._decided[id(predicate)] = self.evaluate(predicate)
+        return known
+
+    def evaluate(self, predicate: Predicate) -> bool:
+        """Let lxml decide, and count."""
+        if predicate.degree > 1 and not self.nodes:
+            self.nodes = count_nodes(self.root)
+        self.evaluations += 1
+        answer = predicate.decide(self.root, self.nodes)
+        if answer is None:
+            self.errors += 1
+            return False
+        return answer
+
+
+class PredicateIndex(Generic[K]):
+    """Predicates registered under keys (int or str).
+
+    One writer at a time (the caller's lock) calls `add` and `remove`; any number of threads call `match` meanwhile,
+    without a lock. A predicate that is added or removed while a document is matched may or may not be answered;
+    every other answer is exact.
+    """
+
+    def __init__(self) -> None:
+        self._placed: dict[K, Any] = {}
+        self._always: dict[K, None] = {}
+        self._groups: dict[K, int] = {}
+        self._owners: list[Any] = []
+        self._crowds = 0
+        self._version = 0
+        self._compiled: dict[int, tuple[int, list[tuple[etree.XPath, _Shared]], list[_Shared]]] = {}
+        self._shared: dict[tuple[Any, ...], _Shared] = {}
+        self._checks = Checks()
+        self._paths = Paths()
+        self._cookbook = Cookbook(self._paths, self._checks)
+        self._recipes: dict[Plan, tuple[Recipe, ...] | None] = {}
+        self._state = _State(EMPTY, (), ())
+        self._free: list[int] = []
+        self._limbo: deque[tuple[int, int]] = deque()
+        self._epoch = 0
+        self._active: dict[int, int] = {}
+        self._tallies: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._placed) + len(self._always)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._placed or key in self._always
+
+    def add(self, key: K, predicate: Predicate | None, *, group: int = 0) -> None:
+        """Register `predicate` under `key`; None is always true. A key already there gets the new predicate instead.
+
+        `group` orders answers: keys of a lower group come first, within a group in no particular order.
+        """
+        if key in self:
+            self.remove(key)
+        if group:
+            self._groups[key] = group
+        if predicate is None:
+            self._always[key] = None
+            return
+        rows = self._rows_of(predicate)
+        if rows is None:
+            self._share(key, predicate)
+        elif len(rows) == 1:
+            self._placed[key] = self._place(key, rows[0], len(rows))
+        else:
+            self._placed[key] = [self._place(key, row, len(rows)) for row in rows]
+
+    def remove(self, key: K) -> None:
+        """Forget `key` and its predicate. Raises UnknownUidError."""
+        if key not in self:
+            raise UnknownUidError(f"no predicate is registered under {key!r}", hint="It may have been removed before")
+        self._groups.pop(key, None)
+        if key in self._always:
+            del self._always[key]
+            return
+        place = self._placed.pop(key)
+        if isinstance(place, _Shared):
+            del place.keys[key]
+            if not place.keys:
+                del self._shared[_identity(place.predicate)]
+                self._version += 1
+        elif isinstance(place, list):
+            for one in place:
+                self._displace(key, *one)
+        else:
+            self._displace(key, *place)
+
+    def match(self, root: Element) -> list[K]:
+        """The keys whose predicate is true for the document with document element `root`, each once.
+
+        Raises MetadataError when `root` is an element inside a document.
+        """
+        if root.getparent() is not None:
+            raise MetadataError(f"{path_of(root)} is not the document element", hint="Match whole documents")
+        thread = threading.get_ident()
+        self._active[thread] = self._epoch  # rows freed from now on keep their numbers until this match is over
+        try:
+            visit = _Visit(root)
+            found = self._owners_of(self._rows_for(visit))
+            if self._shared:
+                self._evaluate_shared(thread, visit, found)
+        finally:
+            self._active.pop(thread, None)
+        self._count(thread, visit)
+        if self._always:
+            found.extend(list(self._always))
+        if self._groups:
+            found.sort(key=lambda k: self._groups.get(k, 0))
+        return found
+
+    def stats(self) -> dict[str, int]:
+        """Counters.
+
+        `documents`: matches made. `evaluations`: predicate decisions made, that is for each match one per predicate
+        registered (paper section 1: second-level matching is per publication and per potentially matching
+        subscription), however they were reached. `xpath_evaluations`: expressions lxml evaluated for that. `errors`:
+        evaluations that failed. `predicates`, `always`: keys with and without a predicate. `indexed`, `fallback`: of
+        the former, answered by rows, and by evaluating `fallback_distinct` expressions. `distinct`: rows in use and
+        fallback expressions. `families`, `paths`: see family.py, reading.py. `bytes`: estimated memory.
+        """
+        tallies = list(self._tallies.values())
+        documents, evaluations, xpath, errors = (sum(t[i] for t in tallies) for i in range(4))
+        fallback = sum(len(s.keys) for s in self._shared.values())
+        rows = sum(f.rows for f in self._cookbook.families.values())
+        per_key = 230  # entry of _placed with its placement, number and owner of the row (measured)
+        return {
+            "documents": documents,
+            "evaluations": evaluations,
+            "xpath_evaluations": xpath,
+            "errors": errors,
+            "predicates": len(self._placed),
+            "always": len(self._always),
+            "indexed": len(self._placed) - fallback,
+            "fallback": fallback,
+            "fallback_distinct": len(self._shared),
+            "distinct": rows + len(self._shared),
+            "rows": rows,
+            "families": len(self._cookbook.families),
+            "paths": len(self._paths),
+            "bytes": per_key * len(self._placed) + sum(f.size() for f in self._cookbook.families.values()),
+        }
+
+    def explain(self, predicate: Predicate) -> dict[str, Any]:
+        """How this kind of predicate is decided, as plain data.
+
+        `indexed`: whether rows stand for it. For each of its `conjuncts`: the conditions that `access` it, those that
+        are `checked` afterwards, the paths that must be `single` for that, and why lxml must verify it, if so.
+        """
+        choices = [choose(c) for c in predicate.plan.conjuncts]
+        evaluated = [r for c in choices if not c.selective for r in c.reasons]
+        return {
+            "expression": predicate.expression,
+            "indexed": not evaluated,
+            "reasons": sorted({r for c in choices for r in c.reasons}),
+            "conjuncts": [
+                {
+                    "access": [_told(c, predicate) for c in (*choice.keys, *choice.bounds)],
+                    "checked": [_told(c, predicate) for c in choice.rest],
+                    "single": [_path(c) for c in choice.scopes],
+                    "verified": list(choice.reasons),
+                }
+                for choice in choices
+            ],
+        }
+
+    def _rows_of(self, predicate: Predicate) -> list[Row] | None:
+        """The rows for a predicate; new families and paths are published before any row is added to them."""
+        plan = predicate.plan
+        if plan in self._recipes:
+            recipes = self._recipes[plan]
+        else:
+            if len(self._recipes) >= MAX_PLANS:
+                self._recipes.clear()
+            families, paths = len(self._cookbook.families), len(self._paths)
+            recipes = self._recipes[plan] = self._cookbook.recipes(plan)
+            if (families, paths) != (len(self._cookbook.families), len(self._paths)):
+                self._publish()
+        if recipes is None:
+            return None
+        rows = [r.row(predicate) for r in recipes]
+        return None if None in rows else rows  # type: ignore[return-value]  # no None in it
+
+    def _publish(self) -> None:
+        known = dict((*self._state.simple, *self._state.several))
+        simple: list[tuple[Family, Probe]] = []
+        several: list[tuple[Family, Probe]] = []
+        for form, family in self._cookbook.families.items():
+            (several if form[-1] else simple).append((family, known.get(family) or family.probe()))
+        self._state = _State(self._paths.layout(self._state.layout), tuple(simple), tuple(several))
+
+    def _place(self, key: K, row: Row, count: int) -> tuple[Any, ...]:
+        family = row.family
+        if row.check is None and count == 1:
+            twin = family.twin(row.key, row.bounds)
+            if twin is not None and self._checks.of[twin] is None:
+                self._join(twin, key)
+                return family, family.interned(row.key), family.packed(row.bounds, twin)
+        number = self._new_row(key, row.check and self._checks.entry(*row.check))
+        access, packed = family.interned(row.key), family.packed(row.bounds, number)
+        family.add(access, packed)
+        return family, access, packed
+
+    def _join(self, row: int, key: K) -> None:
+        owner = self._owners[row]
+        if isinstance(owner, _Crowd):
+            owner[key] = None
+        else:
+            self._crowds += 1
+            self._owners[row] = _Crowd({owner: None, key: None})
+
+    def _displace(self, key: K, family: Family, access: Any, packed: bytes) -> None:
+        row = row_of(packed)
+        owner = self._owners[row]
+        if isinstance(owner, _Crowd):
+            del owner[key]
+            if owner:
+                return
+            self._crowds -= 1
+        family.remove(access, packed)
+        self._owners[row] = _GONE
+        self._limbo.append((self._epoch, row))
+        self._epoch += 1
+
+    def _new_row(self, key: K, check: Any) -> int:
+        """A number for a row: one that no reader can still hold, or a new one."""
+        if not self._free and self._limbo:
+            oldest = min(list(self._active.values()), default=self._epoch)
+            while self._limbo and self._limbo[0][0] < oldest:
+                self._free.append(self._limbo.popleft()[1])
+        if self._free:
+            row = self._free.pop()
+            self._checks.of[row] = check
+            self._owners[row] = key
+            return row
+        self._checks.of.append(check)
+        self._owners.append(key)
+        return len(self._owners) - 1
+
+    def _share(self, key: K, predicate: Predicate) -> None:
+        shared = self._shared.get(_identity(predicate))
+        if shared is None:
+            self._shared[_identity(predicate)] = shared = _Shared(predicate, {})
+            self._version += 1
+        shared.keys[key] = None
+        self._placed[key] = shared
+
+    def _rows_for(self, visit: _Visit) -> list[int]:
+        """The rows that hold for the document; of a predicate with several rows perhaps more than one."""
+        while True:
+            state = self._state
+            values, many = state.layout.read(visit.root)
+            values[0] = visit
+            try:
+                rows = _searched(state.simple, values, many)
+                if state.several:
+                    rows += self._one_row_each(_searched(state.several, values, many))
+            except IndexError:
+                if self._state is state:
+                    raise
+                continue  # a row came in that reads a path added since: read the document again, with that path
+            return rows
+
+    def _one_row_each(self, rows: list[int]) -> Iterable[int]:
+        """Of the rows of one owner, one."""
+        return {self._owners[row]: row for row in rows}.values()
+
+    def _owners_of(self, rows: list[int]) -> list[K]:
+        owners = self._owners
+        found = [owner for row in rows if (owner := owners[row]) is not _GONE]
+        crowds = [owner for owner in found if owner.__class__ is _Crowd] if self._crowds else ()
+        if crowds:
+            found = [owner for owner in found if owner.__class__ is not _Crowd]
+            for crowd in crowds:
+                found.extend(list(crowd))
+        return found
+
+    def _evaluate_shared(self, thread: int, visit: _Visit, found: list[K]) -> None:
+        """Let lxml evaluate what no row stands for."""
+        root = visit.root
+        plain, others = self._evaluators(thread)
+        for compiled, shared in plain:
+            try:
+                if compiled(root):
+                    found.extend(list(shared.keys))
+            except FOREIGN_ERRORS as exc:
+                shared.predicate.failed(exc)
+                visit.errors += 1
+        visit.evaluations += len(plain)
+        for shared in others:
+            if visit.evaluate(shared.predicate):
+                found.extend(list(shared.keys))
+
+    def _evaluators(self, thread: int) -> tuple[list[tuple[etree.XPath, _Shared]], list[_Shared]]:
+        """This thread's compiled copies, and the predicates that need more than that; kept while none changes."""
+        known = self._compiled.get(thread)
+        if known is not None and known[0] == self._version:
+            return known[1], known[2]
+        if len(self._compiled) >= MAX_THREADS:
+            self._compiled.clear()
+        version = self._version
+        plain: list[tuple[etree.XPath, _Shared]] = []
+        others: list[_Shared] = []
+        for shared in list(self._shared.values()):
+            compiled = shared.predicate.compiled()
+            if compiled is None:
+                others.append(shared)
+            else:
+                plain.append((compiled, shared))
+        self._compiled[thread] = version, plain, others
+        return plain, others
+
+    def _count(self, thread: int, visit: _Visit) -> None:
+        tally = self._tallies.get(thread)
+        if tally is None:
+            tally = self._tallies[thread] = [0, 0, 0, 0]
+        tally[0] += 1
+        tally[1] += len(self._placed)
+        tally[2] += visit.evaluations
+        tally[3] += visit.errors
+
+
+def _searched(families: tuple[tuple[Family, Probe], ...], values: Values, many: Many) -> list[int]:
+    rows: list[int] = []
+    for family, probe in families:
+        if many and (family.checked or family.scoped or not family.slots.isdisjoint(many)):
+            family.search(values, many, rows)
+        else:
+            probe(values, rows)
+    return rows
+
+
+def _identity(predicate: Predicate) -> tuple[Any, ...]:
+    return predicate.expression, predicate.namespaces, predicate.language
+
+
+def _told(condition: Condition, predicate: Predicate) -> str:
+    constant = f" {predicate.constants[condition.parameter]!r}" if condition.parameter >= 0 else ""
+    said = f"{_path(condition)} {condition.test.removeprefix('n')}{constant}"
+    return f"not({said})" if condition.negated else said
+
+
+def _path(condition: Condition) -> str:
+    top, *rest = condition.where
+    names = [n.replace(f"{{{XML_NAMESPACE}}}", "xml:") for n in rest]
+    return "/" + "/".join([top or "*", *names])

@@ -1,0 +1,168 @@
+"""What the index reads from a document: the nodes at plain paths, found in one walk over a trie of the paths.
+
+Rules:
+- A slot is a plain path together with a way to read its nodes: that they are there, their string value, or its number.
+- String values are XPath's (section 5): all descendant text of an element, around comments and CDATA sections.
+- Only paths that some predicate names are visited; the rest of the document costs one dictionary look-up per child.
+- A layout never changes; a new path makes a new layout with more slots, and slots keep their numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any, Final
+
+import msgspec
+from lxml import etree
+
+from jbi_pubsub.core.xml import Element
+
+from .fragment import Where
+from .number import number
+
+PRESENT: Final = 0
+TEXT: Final = 1
+NUMBER: Final = 2
+
+MAX_SLOTS: Final = 4096
+"""Slots of one index. A schema has tens to hundreds of paths; more come from nonsense, which lxml then evaluates."""
+
+ABSENT_NUMBER: Final = math.nan - 0.0
+"""Marks "no such node" in a number slot; told by identity from the NaN of a node that holds no number."""
+
+Values = list[Any]
+"""The value at each slot: None or ABSENT_NUMBER when there is no node, "" for PRESENT, else text or number.
+
+Slot 0 is no path: it holds the visit (see index.py) on whose behalf the document is read.
+"""
+
+Many = dict[int, list[Any]]
+"""All values, in document order, of the slots whose path occurs more than once."""
+
+_STRING: Final = etree.XPath("string()", regexp=False, smart_strings=False)
+
+_Slot = tuple[int, int]
+
+
+class _Node(msgspec.Struct, frozen=True, eq=False):
+    """What to read of an element: slots with their readings, slots of attributes, and children by tag."""
+
+    slots: tuple[_Slot, ...] = ()
+    attributes: tuple[tuple[str, _Slot], ...] = ()
+    below: dict[Any, _Node] | None = None
+
+    def having(self, where: Where, slot: _Slot) -> _Node:
+        """This node with a slot added at `where`, relative to it; nothing is changed, only copied along the way."""
+        if not where:
+            return _Node((*self.slots, slot), self.attributes, self.below)
+        name, rest = where[0], where[1:]
+        if name[0] == "@":
+            return _Node(self.slots, (*self.attributes, (name[1:], slot)), self.below)
+        below = dict(self.below) if self.below else {}
+        below[name] = below.get(name, _NOTHING).having(rest, slot)
+        return _Node(self.slots, self.attributes, below)
+
+
+_NOTHING: Final = _Node()
+
+
+class Paths:
+    """The slots of an index, in the order of their first use. One writer."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[Where, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def full(self, needed: int) -> bool:
+        """Whether `needed` more slots may not fit."""
+        return len(self._slots) + needed > MAX_SLOTS
+
+    def slot(self, where: Where, reading: int) -> int:
+        """The slot for the nodes at `where`, read as `reading`."""
+        return self._slots.setdefault((where, reading), len(self._slots) + 1)
+
+    def layout(self, before: Layout) -> Layout:
+        """How to read all slots there are now; `before` is an earlier layout of the same paths."""
+        blank, named, anywhere = before.blank.copy(), dict(before.named), before.anywhere
+        for (where, reading), slot in itertools.islice(self._slots.items(), len(blank) - 1, None):
+            blank.append(ABSENT_NUMBER if reading == NUMBER else None)
+            top, rest = where[0], where[1:]
+            if top:
+                named[top] = named.get(top, _NOTHING).having(rest, (slot, reading))
+            else:
+                anywhere = anywhere.having(rest, (slot, reading))
+        return Layout(blank, named, anywhere)
+
+
+class Layout(msgspec.Struct, frozen=True, eq=False):
+    """An immutable plan for reading documents; any thread may use it.
+
+    `blank` are the values of a document with none of the nodes, `named` what to read by the document element's tag,
+    `anywhere` what to read whatever it is.
+    """
+
+    blank: Values
+    named: dict[Any, _Node]
+    anywhere: _Node
+
+    def read(self, root: Element) -> tuple[Values, Many]:
+        """The values at all slots of the document with document element `root`."""
+        values = self.blank.copy()
+        many: Many = {}
+        node = self.named.get(root.tag)
+        if node is not None:
+            _visit(root, node, values, many)
+        if self.anywhere is not _NOTHING:
+            _visit(root, self.anywhere, values, many)
+        return values, many
+
+
+def _visit(element: Element, node: _Node, values: Values, many: Many) -> None:
+    if node.slots:
+        _fill(element, node.slots, values, many)
+    for name, (slot, reading) in node.attributes:
+        text = element.get(name)
+        if text is not None:
+            _put(slot, "" if reading == PRESENT else number(text) if reading == NUMBER else text, values, many)
+    below = node.below
+    if below is None:
+        return
+    for child in element:
+        found = below.get(child.tag)
+        if found is not None:
+            if found.below or found.attributes:
+                _visit(child, found, values, many)
+            else:
+                _fill(child, found.slots, values, many)
+
+
+def _fill(element: Element, slots: tuple[_Slot, ...], values: Values, many: Many) -> None:
+    text: Any = None
+    for slot, reading in slots:
+        if reading == PRESENT:
+            value: Any = ""
+        else:
+            if text is None:
+                text = _STRING(element) if len(element) else element.text or ""
+            value = number(text) if reading == NUMBER else text
+        if values[slot] is None or values[slot] is ABSENT_NUMBER:
+            values[slot] = value
+        else:
+            _put(slot, value, values, many)
+
+
+def _put(slot: int, value: Any, values: Values, many: Many) -> None:
+    before = values[slot]
+    if before is None or before is ABSENT_NUMBER:
+        values[slot] = value
+    elif slot in many:
+        many[slot].append(value)
+    else:
+        many[slot] = [before, value]
+
+
+EMPTY: Final = Layout([None], {}, _NOTHING)
+"""Reads nothing: the layout to begin with."""

@@ -1,0 +1,214 @@
+"""Recipes: how the conjuncts of a plan become rows of an index.
+
+Rules:
+- The access key takes every equality that is not negated (up to MAX_KEYS), then up to two ranges bounded on both sides,
+  or else one bound; without any of these, existence. What is left becomes the row's check.
+- A bound is closed by moving it to the next double: x > 5 says the same as x >= nextafter(5, inf).
+- A conjunct that nothing selects by, and that is opaque, can't be a row: the predicate then is evaluated by lxml.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+
+from . import fragment
+from .check import Check, Checks, Constants, Holds
+from .family import MAX_KEYS, Bounds, Celled, Family, Key, Listed, Sorted
+from .fragment import Condition, Conjunct, Where
+from .predicate import Predicate
+from .reading import NUMBER, PRESENT, TEXT, Paths
+
+MAX_FAMILIES: Final = 64
+"""Families of one index: each costs a document some 0.2 us. Further kinds of rows join a family with a smaller key."""
+
+Form = tuple[str, tuple[int, ...], tuple[int, ...], bool, bool]
+"""What tells families apart: kind, slots of the equalities, slots of the ranges, whether rows have checks, and whether
+the predicates of its rows have several rows (so that one may be found twice)."""
+
+_LOWER: Final = (fragment.GREATER, fragment.GREATER_EQUAL)
+_UPPER: Final = (fragment.LESS, fragment.LESS_EQUAL)
+_CLOSED: Final = {fragment.GREATER: fragment.GREATER_EQUAL, fragment.LESS: fragment.LESS_EQUAL}
+_READINGS: Final = {fragment.EXISTS: PRESENT, fragment.SINGLE: PRESENT} | dict.fromkeys(fragment.NUMERIC, NUMBER)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A row to be added: its family, key and bounds, its check (None without), and whether it depends on scopes."""
+
+    family: Family
+    key: Key
+    bounds: Bounds
+    check: tuple[Holds, Constants, Check] | None
+
+
+class Recipe(msgspec.Struct, frozen=True, eq=False):
+    """How one conjunct becomes a row, given the constants of a predicate.
+
+    `keys` are the constants' numbers for the equalities (-1: existence); `ranges` the (number, test) of the lower and
+    of the upper bounds of each range; `checked` the (number, test) of the constants of the check.
+    """
+
+    family: Family
+    keys: tuple[int, ...]
+    ranges: tuple[tuple[tuple[int, str], ...], ...]
+    checked: tuple[tuple[int, str], ...]
+    check: tuple[Holds, Check] | None
+
+    def row(self, predicate: Predicate) -> Row | None:
+        """The row of `predicate`; None when a bound is not finite."""
+        constants = predicate.constants
+        bounds: list[float] = []
+        for place, side in enumerate(self.ranges):
+            limits = [float(_closed(test, constants[number])) for number, test in side]
+            upper = side[0][1] in _UPPER
+            bounds.append(min(limits) if upper else max(limits))
+            if not math.isfinite(bounds[place]):
+                return None
+        key = tuple([constants[k] if k >= 0 else "" for k in self.keys])
+        check = None
+        if self.check is not None:
+            holds, shape = self.check
+            values = [_closed(test, constants[number]) if number >= 0 else "" for number, test in self.checked]
+            check = (holds, (*values, predicate) if shape.opaque or shape.scopes else tuple(values), shape)
+        return Row(self.family, key[0] if len(key) == 1 else key, tuple(bounds), check)
+
+
+class Cookbook:
+    """Makes recipes, and the families they need. One writer."""
+
+    def __init__(self, paths: Paths, checks: Checks) -> None:
+        self._paths = paths
+        self._checks = checks
+        self.families: dict[Form, Family] = {}
+
+    def recipes(self, plan: fragment.Plan) -> tuple[Recipe, ...] | None:
+        """A recipe for each conjunct of `plan`, or None when lxml has to evaluate the predicate as a whole."""
+        choices = [choose(c) for c in plan.conjuncts]
+        if any(not c.selective and c.opaque for c in choices):
+            return None
+        if self._paths.full(sum(len(c) for c in plan.conjuncts)):
+            return None
+        return tuple(self._recipe(c, len(choices) > 1) for c in choices)
+
+    def _recipe(self, choice: Choice, several: bool) -> Recipe:
+        keys = sorted((self._slot(c), c.parameter) for c in choice.keys)
+        ranges = sorted((self._slot(lows[0] if lows else highs[0]), lows, highs) for lows, highs in choice.ranges)
+        rest, scopes = choice.rest, tuple(self._slot(c) for c in choice.scopes)
+        kind = "listed" if not ranges else "celled" if ranges[0][1] and ranges[0][2] else "sorted"
+        if kind == "sorted":
+            kind = "lower" if ranges[0][1] else "upper"
+        checked = bool(rest) or choice.opaque
+        form: Form = (kind, tuple(s for s, _ in keys), tuple(r[0] for r in ranges), checked, several)
+        if form not in self.families and len(self.families) >= MAX_FAMILIES:
+            kept = choice.keys[:1] if len(self.families) < 2 * MAX_FAMILIES else ()
+            keys, ranges = [(self._slot(c), c.parameter) for c in kept], []
+            rest = (*choice.keys[len(kept) :], *choice.bounds, *choice.rest)
+            form = ("listed", tuple(s for s, _ in keys), (), True, several)
+        family = self._family(form)
+        family.scoped = family.scoped or bool(scopes)
+        conditions = tuple(
+            (_CLOSED.get(c.test, c.test), self._slot(c), i if c.parameter >= 0 else -1, c.negated)
+            for i, c in enumerate(rest)
+        )
+        check = None
+        if form[3] or scopes:
+            check = self._checks.prepared(Check(conditions, scopes, choice.opaque))
+        return Recipe(
+            family,
+            tuple(p for _, p in keys),
+            tuple(
+                tuple((c.parameter, c.test) for c in side) for _, low, high in ranges for side in (low, high) if side
+            ),
+            tuple((c.parameter, c.test) for c in rest),
+            check,
+        )
+
+    def _slot(self, condition: Condition) -> int:
+        return self._paths.slot(condition.where, _READINGS.get(condition.test, TEXT))
+
+    def _family(self, form: Form) -> Family:
+        family = self.families.get(form)
+        if family is None:
+            kind, keys, ranges, checked, _ = form
+            if kind == "listed":
+                family = Listed(keys, checked, self._checks)
+            elif kind == "celled":
+                family = Celled(keys, ranges, checked, self._checks)
+            else:
+                family = Sorted(keys, ranges[0], kind == "lower", checked, self._checks)
+            self.families[form] = family
+        return family
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What of a conjunct is used how: equalities, ranges (lower and upper bounds of one path), and the rest."""
+
+    keys: tuple[Condition, ...]
+    ranges: tuple[tuple[tuple[Condition, ...], tuple[Condition, ...]], ...]
+    rest: tuple[Condition, ...]
+    scopes: tuple[Condition, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def opaque(self) -> bool:
+        """Whether lxml has the last word."""
+        return bool(self.reasons)
+
+    @property
+    def selective(self) -> bool:
+        """Whether the access key chooses anything."""
+        return bool(self.keys or self.ranges)
+
+    @property
+    def bounds(self) -> tuple[Condition, ...]:
+        """The conditions of the ranges."""
+        return tuple(c for low, high in self.ranges for c in (*low, *high))
+
+
+def choose(conjunct: Conjunct) -> Choice:
+    """The access key and the check of a conjunct."""
+    scopes = tuple(c for c in conjunct if c.test == fragment.SINGLE)
+    reasons = tuple(c.where[0] for c in conjunct if c.test == fragment.OPAQUE)
+    plain = [c for c in conjunct if c.test not in (fragment.SINGLE, fragment.OPAQUE)]
+    positive = [c for c in plain if not c.negated]
+    keys = _first_per_path([c for c in positive if c.test in (fragment.EQUAL, fragment.NUMBER_EQUAL)])[:MAX_KEYS]
+    bounded = _by_path([c for c in positive if c.test in _LOWER], [c for c in positive if c.test in _UPPER])
+    ranges = [r for r in bounded if r[0] and r[1]][:2] or bounded[:1]
+    if not keys and not ranges:
+        keys = [c for c in positive if c.test == fragment.EXISTS][:1]
+    used = {*keys, *(c for low, high in ranges for c in (*low, *high))}
+    rest = tuple(c for c in plain if c not in used and not _implied(c, used))
+    return Choice(tuple(keys), tuple(ranges), rest, scopes, reasons)
+
+
+def _first_per_path(conditions: list[Condition]) -> list[Condition]:
+    found: dict[tuple[Where, str], Condition] = {}
+    for condition in conditions:
+        found.setdefault((condition.where, condition.test), condition)
+    return list(found.values())
+
+
+def _by_path(
+    lower: list[Condition], upper: list[Condition]
+) -> list[tuple[tuple[Condition, ...], tuple[Condition, ...]]]:
+    """The bounds of each path, in the order of the paths' first bound."""
+    paths = dict.fromkeys(c.where for c in (*lower, *upper))
+    return [(tuple(c for c in lower if c.where == w), tuple(c for c in upper if c.where == w)) for w in paths]
+
+
+def _implied(condition: Condition, used: set[Condition]) -> bool:
+    """Existence follows from an access condition on the same path or below it."""
+    if condition.test != fragment.EXISTS or condition.negated:
+        return False
+    depth = len(condition.where)
+    return any(u.where[:depth] == condition.where for u in used)
+
+
+def _closed(test: str, constant: str | float) -> str | float:
+    if test == fragment.GREATER:
+        return math.nextafter(constant, math.inf)  # type: ignore[arg-type]  # a relation's constant is a number
+    if test == fragment.LESS:
+        return math.nextafter(constant, -math.inf)  # type: ignore[arg-type]  # as above
+    return constant

@@ -1,0 +1,454 @@
+"""PredicateIndex: answers exactly what lxml answers for each predicate, while predicates come and go."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lxml import etree
+
+from jbi_pubsub.core.errors import MetadataError, UnknownUidError
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xpath import PredicateIndex, bbox, compile_predicate, family, reading, recipe
+from jbi_pubsub.core.xpath.differential import NAMESPACES, compare, document, expression
+
+
+def index_of(*expressions: str) -> PredicateIndex[int]:
+    """An index with these predicates under 0, 1, 2 ..."""
+    index: PredicateIndex[int] = PredicateIndex()
+    for key, text in enumerate(expressions):
+        index.add(key, compile_predicate(text))
+    return index
+
+
+def lxml_says(expressions: list[str] | tuple[str, ...], root: etree._Element) -> list[int]:
+    return [k for k, text in enumerate(expressions) if etree.XPath(f"boolean({text})", namespaces=NAMESPACES)(root)]
+
+
+def exactly(expressions: list[str] | tuple[str, ...], *sources: str) -> PredicateIndex[int]:
+    """The index over `expressions`, after comparing its answers for `sources` with lxml's."""
+    index = index_of(*expressions)
+    for source in sources:
+        root = parse_metadata(source.encode())
+        assert sorted(index.match(root)) == lxml_says(expressions, root), source
+    return index
+
+
+class TestRegistration:
+    def test_keys_whose_predicate_is_true_are_answered_once(self) -> None:
+        index = index_of("/m/a=1", "/m/a=2", "/m/a=1 or /m/b=1", "/m/a>0 and /m/a<3")
+        assert sorted(index.match(etree.fromstring("<m><a>1</a><b>1</b></m>"))) == [0, 2, 3]
+
+    def test_no_predicate_always_matches(self) -> None:
+        index: PredicateIndex[str] = PredicateIndex()
+        index.add("all", None)
+        index.add("some", compile_predicate("/m/a=1"))
+        assert index.match(etree.fromstring("<m/>")) == ["all"]
+        assert len(index) == 2
+
+    def test_a_removed_key_is_not_answered(self) -> None:
+        index = index_of("/m/a=1", "//a=1", "/m/a=1 or /m/b=2", "not(/m/zz)")
+        root = etree.fromstring("<m><a>1</a></m>")
+        for key in range(4):
+            assert key in index.match(root)
+            index.remove(key)
+            assert key not in index.match(root)
+        assert len(index) == 0
+        assert index.stats()["rows"] == 0
+
+    def test_an_unknown_key_is_refused(self) -> None:
+        index = index_of("a")
+        with pytest.raises(UnknownUidError, match="7"):
+            index.remove(7)
+        index.remove(0)
+        with pytest.raises(UnknownUidError):
+            index.remove(0)
+
+    def test_a_key_added_again_has_the_new_predicate_only(self) -> None:
+        index = index_of("/m/a=1")
+        index.add(0, compile_predicate("/m/a=2"))
+        assert index.match(etree.fromstring("<m><a>1</a></m>")) == []
+        assert index.match(etree.fromstring("<m><a>2</a></m>")) == [0]
+        index.add(0, None)
+        assert index.match(etree.fromstring("<m/>")) == [0]
+        assert len(index) == 1
+
+    def test_lower_groups_come_first(self) -> None:
+        index: PredicateIndex[int] = PredicateIndex()
+        for key, group in ((1, 2), (2, 0), (3, 1)):
+            index.add(key, compile_predicate(f"/m/a={group} or true()"), group=group)
+        index.add(4, None, group=-1)
+        assert index.match(etree.fromstring("<m/>")) == [4, 2, 3, 1]
+
+    def test_equal_predicates_share_their_work_and_leave_one_by_one(self) -> None:
+        for text in (bbox(33.2, 65.7, 35, 70, location="/m"), "//lat>33", "/m/lat=34", "/m/lat>33 and /m/latord='N'"):
+            index = index_of(*[text] * 5)
+            source = "<m><lat>34</lat><latord>N</latord><long>68</long><longord>E</longord></m>"
+            root = etree.fromstring(source)
+            assert index.stats()["distinct"] == 1
+            for key in range(5):
+                assert sorted(index.match(root)) == list(range(key, 5))
+                index.remove(key)
+            assert index.match(root) == []
+            assert index.stats()["distinct"] == 0
+
+    def test_an_element_inside_a_document_is_refused(self) -> None:
+        with pytest.raises(MetadataError, match="/m/a"):
+            index_of("/m").match(etree.fromstring("<m><a/></m>")[0])
+
+
+class TestCounters:
+    def test_evaluations_are_documents_times_predicates(self) -> None:
+        index = index_of(*[f"/m/a={i}" for i in range(10)], "//a=1")
+        index.add(99, None)
+        for _ in range(7):
+            index.match(etree.fromstring("<m><a>1</a></m>"))
+        stats = index.stats()
+        assert stats["documents"] == 7
+        assert stats["evaluations"] == 7 * 11
+        assert stats["xpath_evaluations"] == 7
+        assert (stats["predicates"], stats["always"]) == (11, 1)
+        assert (stats["indexed"], stats["fallback"], stats["fallback_distinct"]) == (10, 1, 1)
+
+    def test_nothing_registered_costs_no_evaluation(self) -> None:
+        index: PredicateIndex[int] = PredicateIndex()
+        for _ in range(10):
+            index.match(etree.fromstring("<m/>"))
+        assert index.stats()["evaluations"] == 0
+
+    def test_one_failing_predicate_disturbs_no_other(self) -> None:
+        failing = compile_predicate("position()=1")
+        index = index_of("/m/a=1", "//a")
+        index.add(2, failing)
+        assert sorted(index.match(etree.fromstring("<m><a>1</a></m>"))) == [0, 1]
+        assert index.stats()["errors"] == failing.errors == 1
+
+    def test_an_indexed_predicate_needs_no_lxml(self) -> None:
+        index = index_of(bbox(33.2, 65.7, 35, 70), bbox(-10, 170, 10, -170))
+        index.match(etree.fromstring("<metadata/>"))
+        assert index.stats()["xpath_evaluations"] == 0
+
+
+class TestExplanation:
+    def test_of_what_the_index_does_with_a_predicate(self) -> None:
+        index: PredicateIndex[int] = PredicateIndex()
+        told = index.explain(compile_predicate("/m/a='x' and /m/b>5 and /m/b<7 and not(/m/c=1) and /m/d[2]"))
+        assert told["indexed"]
+        assert told["conjuncts"] == [
+            {
+                "access": ["/m/a = 'x'", "/m/b > 5.0", "/m/b < 7.0"],
+                "checked": ["not(/m/c = 1.0)"],
+                "single": [],
+                "verified": ["a position"],
+            }
+        ]
+
+    @pytest.mark.parametrize(
+        ("expression", "reason"),
+        [
+            ("//a=1", "the axis descendant-or-self"),
+            ("/m/*/a", "a step to any name"),
+            ("a|b", "the operator |"),
+            ("a=b", "a comparison with something else than a constant"),
+            ("not(/m/a[b=1])", "the negation of a condition on one of several nodes"),
+            ("a<1e400", "a constant that is no finite number, or an empty text"),
+            ("following::a", "the axis following"),
+            ("a/text()='x'", "the node type text()"),
+        ],
+    )
+    def test_of_what_lxml_has_to_evaluate(self, expression: str, reason: str) -> None:
+        index: PredicateIndex[int] = PredicateIndex()
+        told = index.explain(compile_predicate(expression))
+        assert not told["indexed"]
+        assert reason in told["reasons"]
+
+
+class TestExactness:
+    """Every one of these has broken some index of predicates."""
+
+    def test_a_range_over_a_path_that_occurs_twice(self) -> None:
+        exactly(
+            ("/m/a>7 and /m/a<6", "/m/a>5 and /m/a<6", "/m/a>=5 and /m/a<=5", "/m/a>8 and /m/a<5", "/m/a=5 and /m/a=8"),
+            "<m><a>5</a><a>8</a></m>",
+            "<m><a>8</a><a>5</a></m>",
+            "<m><a>5.5</a></m>",
+            "<m><a>x</a><a>5</a></m>",
+            "<m/>",
+            "<m><a>4</a><a>9</a><a/></m>",
+        )
+
+    def test_many_rows_over_paths_that_occur_often(self) -> None:
+        # Given enough rows for grids, sorted pieces, and more values than are tried one by one
+        chance = random.Random(5)
+        texts = []
+        for _ in range(400):
+            low, size = chance.uniform(-50, 50), chance.choice([0, 0.01, 1, 7, 100, 1e6])
+            texts.append(f"/m/a>={low:.3f} and /m/a<{low + size:.3f} and /m/k='{chance.randrange(3)}'")
+            texts.append(f"/m/a>{low:.3f} and /m/a<={low + size:.3f} and /m/b>{low:.2f} and /m/b<{low + size:.2f}")
+            texts.append(f"/m/b>{low:.3f} and /m/k='{chance.randrange(60)}'")
+            texts.append(f"/m/b<={low:.3f}")
+        sources = []
+        for count in (1, 1, 2, 3, 12, 300):
+            inside = "".join(
+                f"<a>{chance.uniform(-60, 60):.3f}</a><b>{chance.uniform(-60, 60):.2f}</b><k>{chance.randrange(60)}</k>"
+                for _ in range(count)
+            )
+            sources.append(f"<m>{inside}<k>1</k></m>")
+        index = exactly(texts, *sources)
+        assert index.stats()["fallback"] == 0
+        # and I expect the same answers after half of them are gone
+        for key in range(0, len(texts), 2):
+            index.remove(key)
+        for source in sources:
+            root = parse_metadata(source.encode())
+            assert sorted(index.match(root)) == [k for k in lxml_says(texts, root) if k % 2]
+
+    def test_conditions_on_one_of_several_nodes(self) -> None:
+        exactly(
+            (
+                "/m/L[lat=7 and lon=1]",
+                "/m/L[not(lat=7)]",
+                "/m/L[lat=7]/lon=2",
+                "/m[L/lat=7]/L/lon=2",
+                "/m/L[lat>6][lon<2]",
+            ),
+            "<m><L><lat>7</lat><lon>2</lon></L><L><lat>8</lat><lon>1</lon></L></m>",
+            "<m><L><lat>7</lat><lon>1</lon></L></m>",
+            "<m><L><lat>7</lat></L></m>",
+            "<m><L/></m>",
+            "<m/>",
+            "<n/>",
+        )
+
+    def test_first_node_functions(self) -> None:
+        exactly(
+            (
+                "contains(/m/a,'x')",
+                "not(contains(/m/a,'x'))",
+                "string(/m/a)='x'",
+                "string(/m/a)!='x'",
+                "number(/m/a)!=1",
+                "string(/m/a)=''",
+                "normalize-space(/m/a)='x y'",
+                "starts-with(/m/a,'')",
+                "string(/m/a)<2",
+            ),
+            "<m><a>y</a><a>x</a></m>",
+            "<m><a> x \n y</a></m>",
+            "<m><a>x</a></m>",
+            "<m><a/></m>",
+            "<m/>",
+            "<m><a>1</a></m>",
+            "<m><a>x\u00a0y</a></m>",
+        )
+
+    def test_rows_with_equal_keys_that_mean_different_things(self) -> None:
+        # Given pairs whose access key is the same, but of which one reads the first node only
+        texts = ("number(a)>=5", "a>=5", "string(a)='7'", "a='7'", "number(a)>6 and number(a)<8", "a>6 and a<8")
+        sources = ("<m><a>1</a><a>7</a></m>", "<m><a>7</a><a>1</a></m>", "<m><a>7</a></m>", "<m><a>1</a></m>")
+        exactly(texts, *sources)
+        exactly(texts[::-1], *sources)
+
+    def test_missing_nodes(self) -> None:
+        exactly(
+            (
+                "/m/a!=5",
+                "not(/m/a=5)",
+                "not(/m/a!=5)",
+                "/m/a=''",
+                "not(/m/a)",
+                "/m/a=false()",
+                "not(/m/a<5)",
+                "/m/@a!='x'",
+                "not(/m/@a='x')",
+                "@a",
+            ),
+            "<m/>",
+            "<m><a/></m>",
+            "<m><a>5</a></m>",
+            "<m><a>n/a</a></m>",
+            '<m a="x"/>',
+            '<m a=""/>',
+            "<n><a>5</a></n>",
+        )
+
+    def test_bounds_next_to_each_other(self) -> None:
+        exactly(
+            (
+                "a>33.2 and a<33.20001",
+                "a>=33.2 and a<=33.2",
+                "a>33.2",
+                "a<33.2",
+                "a>=-0 and a<=0",
+                "a>-0.0000001 and a<0",
+                "a>=1000000000000000000000 and a<1e300",
+                "a>1 and a<3 and a>2",
+                "a=33.2",
+                "a>33.2 and a<33.2",
+            ),
+            *[
+                f"<m><a>{v}</a></m>"
+                for v in (
+                    "33.2",
+                    "33.200000000000003",
+                    "33.200005",
+                    "0",
+                    "-0",
+                    "1e21",
+                    "1e299",
+                    "1e400",
+                    "-1e400",
+                    "2",
+                    "2.5",
+                    "3",
+                    "",
+                    "33.2x",
+                )
+            ],
+        )
+
+    def test_text_across_markup(self) -> None:
+        exactly(
+            ("/m/a='ab'", "/m/a=12", "/m/a>=12 and /m/a<13", "/m='ab'", ".='ab'"),
+            "<m><a>a<!--x-->b</a></m>",
+            "<m><a>a<![CDATA[b]]></a></m>",
+            "<m><a>1<i>2</i></a></m>",
+            "<m><a>1<?x y?>2</a></m>",
+        )
+
+    def test_a_path_first_named_while_its_parent_is_known(self) -> None:
+        index = index_of("/m/a/b=1")
+        root = etree.fromstring("<m x='1'><a>7<b>1</b></a></m>")
+        assert index.match(root) == [0]
+        for key, text in enumerate(("/m/a=71", "/m/a/b/c", "/m/@x=1", "x", "/m/a/b>0", "string(/m)='71'"), start=1):
+            index.add(key, compile_predicate(text))
+        assert sorted(index.match(root)) == [0, 1, 3, 5, 6]
+
+    def test_random_predicates_and_documents(self) -> None:
+        result = compare(100_000, seed=2004)
+        assert result.mismatches == ()
+        assert result.indexed > result.expressions // 2
+        assert result.true > result.compared // 10
+
+    @settings(derandomize=True, max_examples=60, deadline=None)
+    @given(st.integers(0, 2**32), st.lists(st.booleans(), max_size=30))
+    def test_any_sequence_of_adding_removing_and_matching(self, seed: int, steps: list[bool]) -> None:
+        chance = random.Random(seed)
+        index: PredicateIndex[int] = PredicateIndex()
+        held: dict[int, Any] = {}
+        for key, adding in enumerate(steps):
+            if adding or not held:
+                text = expression(chance)
+                index.add(key, compile_predicate(text, namespaces=NAMESPACES))
+                held[key] = etree.XPath(f"boolean({text})", namespaces=NAMESPACES)
+            else:
+                gone = chance.choice(sorted(held))
+                index.remove(gone)
+                del held[gone]
+            root = parse_metadata(document(chance))
+            assert sorted(index.match(root)) == [k for k in sorted(held) if held[k](root)]
+
+
+class TestBounds:
+    def test_more_kinds_of_predicates_than_families(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(recipe, "MAX_FAMILIES", 3)
+        texts = [f"/m/{a}='1' and /m/{b}>0 and /m/{b}<5 and /m/{c}='2'" for a in "abc" for b in "abc" for c in "abc"]
+        texts += [f"/m/{a}>1" for a in "abc"] + [f"not(/m/{a}=1)" for a in "abc"]
+        index = exactly(texts, "<m><a>1</a><b>2</b><c>1</c></m>", "<m><a>1</a><a>2</a><b>1</b><c>2</c></m>", "<m/>")
+        assert index.stats()["families"] <= 7
+        assert index.stats()["fallback"] == 0
+
+    def test_more_paths_than_slots(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(reading, "MAX_SLOTS", 6)
+        index = exactly([f"/m/a{i}=1" for i in range(20)], "<m><a3>1</a3><a17>1</a17></m>", "<m/>")
+        assert index.stats()["paths"] <= 6
+        assert index.stats()["fallback"] == 14
+
+    def test_more_sizes_of_ranges_than_levels(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(family, "MAX_LEVELS", 3)
+        texts = [f"a>{i} and a<{i + 2**-k:.9f} and b>0 and b<{2**k}" for i in range(8) for k in range(12)]
+        index = exactly(
+            texts, *[f"<m><a>{v}</a><b>1</b></m>" for v in (0.0001, 3.001, 7.4, 9)], "<m><a>1.1</a><a>2</a><b>3</b></m>"
+        )
+        for key in range(len(texts)):
+            index.remove(key)
+        assert index.stats()["rows"] == 0
+
+    def test_many_rows_in_one_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(family, "MAX_BUCKET", 400)
+        texts = [f"a>{i / 1000} and a<{1 + i / 1000} and b>0 and b<1" for i in range(300)]
+        texts += [f"c>={i / 1000} and c<={1 + i / 1000}" for i in range(300)]
+        index = exactly(texts, *[f"<m><a>{v}</a><b>.5</b><c>{v}</c></m>" for v in (0.1234, 0.9, 1.25, 2)])
+        for key in range(len(texts)):
+            index.remove(key)
+        assert index.stats()["rows"] == 0
+
+    def test_numbers_of_rows_are_used_again(self) -> None:
+        index = index_of("/m/a=1")
+        for key in range(1, 500):
+            index.add(key, compile_predicate(f"/m/a={key}"))
+            index.remove(key)
+        assert len(index._owners) < 10
+        assert index.match(etree.fromstring("<m><a>1</a></m>")) == [0]
+
+
+class TestThreads:
+    def test_readers_are_exact_while_a_writer_adds_and_removes(self) -> None:
+        # Given predicates that stay, of every kind, and documents with their known answers
+        stay = (
+            "/m/a=1",
+            "/m/a>0 and /m/a<9",
+            "//a=1",
+            "/m/a=1 or /m/b=2",
+            "not(/m/z=1)",
+            "/m/a>0",
+            "contains(/m/b,'2')",
+        )
+        index = index_of(*stay)
+        roots = [
+            etree.fromstring(s)
+            for s in ("<m><a>1</a></m>", "<m><b>2</b></m>", "<m><a>4</a><a>1</a></m>", "<m><z>1</z></m>")
+        ]
+        expected = [lxml_says(stay, r) for r in roots]
+        stop, wrong = threading.Event(), []
+
+        def read() -> None:
+            while not stop.is_set():
+                for root, answer in zip(roots, expected, strict=True):
+                    found = index.match(root)
+                    kept = sorted(k for k in found if k < 100)
+                    foreign = [k for k in found if k >= 100 and k % 2]  # odd keys never hold
+                    if kept != answer or foreign or len(found) != len(set(found)):
+                        wrong.append((answer, found))
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)  # threads alternate within a match
+        readers = [threading.Thread(target=read) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        # while predicates with new paths and new kinds of keys come and go
+        chance = random.Random(9)
+        for round_ in range(1000):
+            path = f"p{round_ % 60}"
+            true = chance.choice(
+                ("not(/m/{p}=1)", "/m/a>0 or /m/{p}", "/m/a>=0.5 and /m/a<{n}.5", "/m/a!=77 and not(/m/{p})")
+            )
+            false = chance.choice(
+                ("/m/{p}=1", "/m/{p}>1 and /m/{p}<2", "/m/a=1 and /m/{p}", "//{p}", "/m/a>1e6 and /m/a<2e6")
+            )
+            index.add(100 + 2 * round_, compile_predicate(true.format(p=path, n=round_)))
+            index.add(101 + 2 * round_, compile_predicate(false.format(p=path, n=round_)))
+            if round_ >= 20:
+                index.remove(100 + 2 * (round_ - 20))
+                index.remove(101 + 2 * (round_ - 20))
+        stop.set()
+        for reader in readers:
+            reader.join()
+        sys.setswitchinterval(before)
+        # I expect that no reader ever saw anything else for those that stayed
+        assert wrong == []
