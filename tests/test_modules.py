@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import configparser
 import pkgutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import jbi_pubsub
 
@@ -64,3 +67,16 @@ def test_the_source_tree_has_the_names_of_the_installed_package() -> None:
         if link.is_symlink():  # an installed package has folders instead
             assert str(link.readlink()) == f"../{room}"
         assert (link / "__init__.py").is_file()
+
+
+def test_every_package_is_listed_for_installation() -> None:
+    # Given setup.cfg, which lists packages because discovery would follow the links
+    top = Path(jbi_pubsub.__file__).parent.parent
+    if not (top / "setup.cfg").is_file():
+        pytest.skip("installed without its source tree")
+    settings = configparser.ConfigParser()
+    settings.read(top / "setup.cfg")
+    listed = set(settings["options"]["packages"].split())
+    # Expect every folder with Python files in it
+    found = {m.name for m in pkgutil.walk_packages(jbi_pubsub.__path__, "jbi_pubsub.") if m.ispkg} | {"jbi_pubsub"}
+    assert listed == found
