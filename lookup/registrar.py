@@ -1,0 +1,798 @@
+"""The registrar: what a lookup service knows and decides, without network, thread, disk or clock.
+
+Rules (Jini Lookup Service Specification LU.2; Apache River's Reggie where the specification leaves it open)
+- register: id "" takes the id of an item with an equal proxy, else a new one; a given id is taken as it is. An item
+  under that id is replaced, its lease dies. The call is atomic, and is announced as delete, then create.
+- Equal entries of one item stand once.
+- An item is invisible the moment its lease has ended, reaped or not. Lease ids are secrets: who has one, may renew,
+  cancel and change. Expired, cancelled, superseded and foreign lease ids are all the same UnknownLeaseError.
+- modify: all templates are held against the state before the call; a deletion wins over updates of the same entry;
+  equal entries are merged at the very end.
+- Generations of an entry class (same name, other fields) may be registered side by side, so that publishers can move
+  on one by one; a template means its own. Only where its own is not registered, but another is, the answer is
+  IncompatibleEntryError instead of silence (for event registrations made before: one diagnostic).
+- What has to be sent is returned (`Outcome`), never sent here: decide under the lock, act after it.
+
+`now` is monotonic seconds. The caller holds one lock around every call, lookups included: the index learns from them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import islice, takewhile, zip_longest
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from uuid import uuid4
+
+import msgspec
+
+from jbi_pubsub.core.errors import (
+    AccessDeniedError,
+    EntryError,
+    LeaseDeniedError,
+    OversizeError,
+    StorageError,
+    UnknownLeaseError,
+    report,
+)
+from jbi_pubsub.core.lease import (
+    DEFAULT_DURATION,
+    DEFAULT_INTERVAL,
+    FOREVER,
+    Landlord,
+    Lease,
+    LeasePeriodPolicy,
+    LoadScaledLeasePeriodPolicy,
+)
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.entry import EntryRep, check_rep, fits, matches
+from jbi_pubsub.lookup.events import AddressedDiagnostic, AddressedEvent, EventBook, Interest, check_transitions
+from jbi_pubsub.lookup.index import Bucket, EntryIndex, IndexStatus, incompatible, joined, parted
+from jbi_pubsub.lookup.item import (
+    EventRegistration,
+    LeaseResult,
+    ServiceItem,
+    ServiceMatches,
+    ServiceRegistration,
+    ServiceTemplate,
+    item_facets,
+    template_facets,
+)
+
+EVENT_LEASE_FACTOR: Final = 6
+"""Event leases last that many times longer than item leases (Reggie: 30 minutes to 5): a lost listener costs less
+than a dead service that clients still find."""
+
+PUBLIC_GROUP: Final = ""
+"""The group that every client looks in (Jini DJ.2.1)."""
+
+LOOKUP_PORT: Final = 4160
+"""Port of a locator that names none (Jini DJ.5; registered with IANA for Jini discovery)."""
+
+
+class RegistrarLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds, so that no client can take all memory.
+
+    A million items of 2 KB are 2 GB; 64 KiB is far above a generated entry with its proxy (about 1 KB). One owner
+    gets a tenth of the places. `matches` bounds one answer, `values` what browsing collects.
+    """
+
+    items: int = 1_000_000
+    items_per_owner: int = 100_000
+    event_registrations: int = 1_000_000
+    event_registrations_per_owner: int = 100_000
+    item_bytes: int = 65_536
+    entries: int = 256
+    types: int = 64
+    matches: int = 10_000
+    values: int = 10_000
+    text: int = 1_024
+    groups: int = 64
+
+
+MAX_GROUP: Final = 255
+"""Characters of a group name: it travels in a DNS-SD TXT string (RFC 6763 section 6.1: 255 bytes)."""
+
+MAX_SHARED: Final = 100_000
+"""Parts remembered for sharing: a few MB."""
+
+_COUNTERS: Final = ("lookups", "changes", "renewals", "expired", "events", "diagnostics", "refused")
+
+R = TypeVar("R")
+
+
+class Outcome(msgspec.Struct, Generic[R], frozen=True):
+    """What a call decided: `result` for the caller; `events` and `diagnostics` as (listener, message) to send, in
+    this order, when the lock is released."""
+
+    result: R
+    events: tuple[AddressedEvent, ...] = ()
+    diagnostics: tuple[AddressedDiagnostic, ...] = ()
+
+
+class RegistrarAdmin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an administrator sets: the groups served ("" is public; () means in none), the locators (host:port) of
+    other lookup services to join, and whether this one was destroyed."""
+
+    service_id: str
+    groups: tuple[str, ...] = (PUBLIC_GROUP,)
+    locators: tuple[str, ...] = ()
+    destroyed: bool = False
+
+
+class RegistrarStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A registrar in numbers. Counters run since it was made; maxima are seconds that a lease gets at most now."""
+
+    service_id: str
+    groups: tuple[str, ...]
+    items: int
+    event_registrations: int
+    owners: int
+    item_lease_maximum: float
+    event_lease_maximum: float
+    item_index: IndexStatus
+    template_index: IndexStatus
+    lookups: int
+    changes: int
+    renewals: int
+    expired: int
+    events: int
+    diagnostics: int
+    refused: int
+
+
+Kind = Literal["items", "event_registrations"]
+"""What a lease is for. Clients may choose service ids, so an id alone does not tell."""
+
+
+class ItemKept(msgspec.Struct, frozen=True, tag="item"):
+    """Log record: an item is registered, or has a new state. `expires` is monotonic, `term` what was granted."""
+
+    item: ServiceItem
+    lease_id: str
+    owner: str
+    expires: float
+    term: float
+
+
+class InterestKept(msgspec.Struct, frozen=True, tag="interest"):
+    """Log record: an event registration."""
+
+    interest: Interest
+    expires: float
+    term: float
+
+
+class LeaseMoved(msgspec.Struct, frozen=True, tag="lease"):
+    """Log record: the lease of the item or event registration `kept` was renewed."""
+
+    kind: Kind
+    kept: str
+    expires: float
+    term: float
+
+
+class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
+    """Log record: the item or event registration `kept` is gone."""
+
+    kind: Kind
+    kept: str
+
+
+LogRecord = ItemKept | InterestKept | LeaseMoved | Dropped | RegistrarAdmin
+
+
+class RegistrarLog(Protocol):
+    """Where a registrar writes what has to survive it. Both are called under the registrar's lock: don't block."""
+
+    def admit(self) -> None:
+        """Raise StorageError if nothing new may be accepted (the disk is full)."""
+
+    def write(self, records: Sequence[LogRecord]) -> None:
+        """Take the records of one call; they become durable together."""
+
+
+class KeptState(msgspec.Struct, frozen=True):
+    """All that a log has kept, for `Registrar.restore`. `expires` are on the scale of the new `now`; the interests'
+    numbers are those to go on from."""
+
+    admin: RegistrarAdmin | None = None
+    items: tuple[ItemKept, ...] = ()
+    interests: tuple[InterestKept, ...] = ()
+
+
+class _Held(msgspec.Struct):
+    item: ServiceItem
+    lease_id: str
+    owner: str
+
+
+class Registrar:
+    """The state of one lookup service. See the rules above; errors are raised before anything is changed.
+
+    `service_id` is the registrar's own (a new one by default). `item_leases` and `event_leases` default to maxima
+    that grow with the load, so that all renewals together stay below 10 a second (LoadScaledLeasePeriodPolicy).
+    `log` makes the state durable. `new_id` makes ids of services, events and leases; they must be unguessable.
+    """
+
+    def __init__(
+        self,
+        *,
+        service_id: str | None = None,
+        item_leases: LeasePeriodPolicy | None = None,
+        event_leases: LeasePeriodPolicy | None = None,
+        limits: RegistrarLimits | None = None,
+        groups: Sequence[str] = (PUBLIC_GROUP,),
+        log: RegistrarLog | None = None,
+        new_id: Callable[[], str] = lambda: uuid4().hex,
+    ) -> None:
+        self._limits = limits or RegistrarLimits()
+        self._new_id = new_id
+        self._log = log
+        self._items: dict[str, _Held] = {}
+        self._by_proxy: dict[ServiceRef, Bucket[str]] = {}
+        self._index: EntryIndex[str] = EntryIndex()
+        self._book = EventBook()
+        self._item_leases: Landlord[str] = Landlord(item_leases or self._scaled(1), new_id=new_id)
+        self._event_leases: Landlord[str] = Landlord(event_leases or self._scaled(EVENT_LEASE_FACTOR), new_id=new_id)
+        self._owned: Counter[tuple[Kind, str]] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._pool = _Pool()
+        self._admin = RegistrarAdmin(service_id or new_id(), self._check_groups(groups))
+
+    @property
+    def service_id(self) -> str:
+        """The registrar's own id."""
+        return self._admin.service_id
+
+    # -- register and look up (LU.2.2, LU.2.3) ------------------------------------------------------------------
+
+    def register(
+        self, item: ServiceItem, duration: float, now: float, *, owner: str = ""
+    ) -> Outcome[ServiceRegistration]:
+        """Register `item` for `duration` seconds (or ANY, FOREVER), in place of the one that has its id or, without
+        an id, an equal proxy.
+
+        `owner` is who it counts for (limits only). Raises EntryError (malformed), OversizeError, AccessDeniedError
+        (the registrar's own id), LeaseDeniedError (bad duration, or no room), StorageError (disk full).
+        """
+        self._check_item(item)
+        self._check_text("owner", owner)
+        service_id = item.service_id or next(iter(self._by_proxy.get(item.proxy, ())), "") or self._new_id()
+        replaced = self._items.get(service_id)
+        self._check_room("items", len(self._items), owner, replaced.owner if replaced else None)
+        self._check_log()
+        lease = self._item_leases.grant(service_id, duration, now)
+        kept = self._pool.share(msgspec.structs.replace(item, service_id=service_id, entries=_distinct(item.entries)))
+        events = self._withdraw(service_id, now) if replaced else []
+        self._items[service_id] = _Held(kept, lease.lease_id, owner)
+        self._by_proxy[kept.proxy] = joined(self._by_proxy.get(kept.proxy), (service_id,))
+        self._owned["items", owner] += 1
+        diagnostics = self._put(kept, now)
+        events += self._fire(None, kept, now)
+        self._write(ItemKept(kept, lease.lease_id, owner, now + lease.duration, lease.duration))
+        return Outcome(
+            ServiceRegistration(service_id, lease.lease_id, lease.duration), tuple(events), tuple(diagnostics)
+        )
+
+    def lookup(self, template: ServiceTemplate, now: float) -> ServiceItem | None:
+        """Any one matching item, or None. Raises EntryError, IncompatibleEntryError."""
+        return next(self._find(template, now), None)
+
+    def lookup_all(self, template: ServiceTemplate, now: float, limit: int, *, total: bool = False) -> ServiceMatches:
+        """At most `limit` matching items (0: none, and never more than the limits allow), and how many match in all
+        if `total`. Raises EntryError (malformed, or a negative limit), IncompatibleEntryError."""
+        if limit < 0:
+            raise EntryError(f"limit of a lookup is {limit}", hint="Use 0 or more", limit=limit)
+        wanted = min(limit, self._limits.matches)
+        ids = self._matching(template)
+        items = tuple(islice(self._live(ids, now), wanted))
+        if not total:
+            return ServiceMatches(items)
+        due = self._item_leases.next_deadline()
+        return ServiceMatches(items, sum(1 for _ in self._live(ids, now)) if due and due <= now else len(ids))
+
+    # -- attributes (LU.2.6) ------------------------------------------------------------------------------------
+
+    def add_attributes(self, service_id: str, lease_id: str, entries: Sequence[EntryRep], now: float) -> Outcome[None]:
+        """Add entries to an item; those it has already stay once. Raises UnknownLeaseError, EntryError,
+        OversizeError, StorageError."""
+        held = self._held(service_id, lease_id, now)
+        return self._change(held, (*held.item.entries, *entries), now)
+
+    def set_attributes(self, service_id: str, lease_id: str, entries: Sequence[EntryRep], now: float) -> Outcome[None]:
+        """Replace all entries of an item, () clears them. Raises as add_attributes."""
+        return self._change(self._held(service_id, lease_id, now), tuple(entries), now)
+
+    def modify_attributes(
+        self,
+        service_id: str,
+        lease_id: str,
+        changes: Sequence[tuple[EntryRep, EntryRep | None]],
+        now: float,
+    ) -> Outcome[None]:
+        """Change entries by pairs (template, update): each entry that matched the template before the call takes the
+        update's set fields, or goes if the update is None. The update's class must be the template's or an ancestor.
+        Raises as add_attributes, and IncompatibleEntryError."""
+        held = self._held(service_id, lease_id, now)
+        for template, update in changes:
+            _check_change(template, update)
+        modified = (_modified(entry, changes) for entry in held.item.entries)
+        return self._change(held, tuple(entry for entry in modified if entry is not None), now)
+
+    # -- browsing (LU.2.5) --------------------------------------------------------------------------------------
+
+    def entry_classes(self, template: ServiceTemplate, now: float) -> tuple[str, ...]:
+        """Names of the classes of the entries of matching items, sorted; without the entries that match one of the
+        entry templates and are of exactly its class, so that it shows what can be asked next."""
+        found: set[str] = set()
+        for item in self._find(template, now):
+            found.update(e.cls.name for e in item.entries if not _is_asked(e, template.entries))
+            self._check_values(found)
+        return tuple(sorted(found))
+
+    def field_values(self, template: ServiceTemplate, index: int, field: str, now: float) -> tuple[str | None, ...]:
+        """The distinct values of `field` over the entries of matching items that match entry template number
+        `index`; sorted, None (unset) first. Raises EntryError when the template or field does not exist."""
+        asked = template.entries[index] if 0 <= index < len(template.entries) else None
+        if asked is None or field not in asked.cls.fields:
+            raise EntryError(f"no field {field!r} in entry template {index}", field=field, index=index)
+        position = asked.cls.fields.index(field)
+        found: set[str | None] = set()
+        for item in self._find(template, now):
+            found.update(entry.values[position] for entry in item.entries if fits(asked, entry))
+            self._check_values(found)
+        return tuple(sorted(found, key=lambda value: (value is not None, value or "")))
+
+    def service_types(self, template: ServiceTemplate, prefix: str, now: float) -> tuple[str, ...]:
+        """Names of types of matching items that begin with `prefix`, sorted: of each item the first in its order
+        (concrete type first), leaving out the types of the template and what stands behind them."""
+        found: set[str] = set()
+        asked = frozenset(template.types)
+        for item in self._find(template, now):
+            below = takewhile(lambda name: name not in asked, item.types)
+            first = next((name for name in below if name.startswith(prefix)), None)
+            if first is not None:
+                found.add(first)
+                self._check_values(found)
+        return tuple(sorted(found))
+
+    # -- events (LU.2.4) ----------------------------------------------------------------------------------------
+
+    def notify(
+        self,
+        template: ServiceTemplate,
+        transitions: int,
+        duration: float,
+        now: float,
+        *,
+        handback: str = "",
+        owner: str = "",
+        listener: str = "",
+    ) -> Outcome[EventRegistration]:
+        """Ask for events of changes to what matches `template`. `listener` names the client's channel, `handback`
+        comes back with each event.
+
+        Raises EntryError (malformed template, no transitions), IncompatibleEntryError, OversizeError,
+        LeaseDeniedError (bad duration, or no room), StorageError.
+        """
+        self._check_template(template)
+        for entry in template.entries:
+            other = self._index.generation(entry.cls.name)
+            if other and not self._index.has_class(entry.cls.lineage[0]):
+                raise incompatible(entry.cls, other)
+        kind = check_transitions(transitions)
+        self._check_size("event registration", (template, handback, owner, listener))
+        self._check_room("event_registrations", len(self._book), owner, None)
+        self._check_log()
+        event_id = self._new_id()
+        lease = self._event_leases.grant(event_id, duration, now)
+        interest = Interest(event_id, template, kind, listener, lease.lease_id, handback, owner)
+        self._book.add(interest)
+        self._owned["event_registrations", owner] += 1
+        self._write(InterestKept(interest, now + lease.duration, lease.duration))
+        return Outcome(EventRegistration(event_id, interest.number, lease.lease_id, lease.duration))
+
+    def redirect(self, event_id: str, lease_id: str, listener: str, now: float) -> Outcome[None]:
+        """Send an event registration's events to another channel: its client has connected anew. Raises
+        UnknownLeaseError."""
+        interest = self._book.get(event_id)
+        if interest is None or interest.lease_id != lease_id:
+            raise _unknown_lease(lease_id)
+        self._event_leases.resource(lease_id, now)
+        kept = self._book.redirect(event_id, listener)
+        left = self._event_leases.left(lease_id, now)
+        self._write(InterestKept(kept, now + left, left))
+        return Outcome(None)
+
+    def forget_event(self, event_id: str) -> Outcome[bool]:
+        """Take an event registration out because its listener does not know it any more (Jini EV.2.1,
+        UnknownEventException). The result is whether it was there."""
+        interest = self._book.get(event_id)
+        if interest is None:
+            return Outcome(False)
+        self._event_leases.drop(interest.lease_id)
+        self._stop(event_id)
+        self._write(Dropped("event_registrations", event_id))
+        return Outcome(True)
+
+    # -- leases -------------------------------------------------------------------------------------------------
+
+    def renew(self, lease_id: str, duration: float, now: float) -> Outcome[Lease]:
+        """A new term for the lease of an item or event registration. Raises UnknownLeaseError, LeaseDeniedError."""
+        lease, record = self._renew(lease_id, duration, now)
+        self._write(record)
+        return Outcome(lease)
+
+    def renew_all(self, leases: Sequence[tuple[str, float]], now: float) -> Outcome[tuple[LeaseResult, ...]]:
+        """Renew (lease id, duration) pairs; a result for each, and one log record for all."""
+        results: list[LeaseResult] = []
+        records: list[LogRecord] = []
+        for lease_id, duration in leases:
+            try:
+                lease, record = self._renew(lease_id, duration, now)
+            except (UnknownLeaseError, LeaseDeniedError) as error:  # this lease's result, the others go on
+                results.append(LeaseResult(lease_id, error=report(error)))
+            else:
+                results.append(LeaseResult(lease_id, lease.duration))
+                records.append(record)
+        self._write(*records)
+        return Outcome(tuple(results))
+
+    def cancel(self, lease_id: str, now: float) -> Outcome[None]:
+        """End a lease: its item or event registration goes. Raises UnknownLeaseError."""
+        dropped, events = self._cancel(lease_id, now)
+        self._write(dropped)
+        return Outcome(None, tuple(events))
+
+    def cancel_all(self, lease_ids: Sequence[str], now: float) -> Outcome[tuple[LeaseResult, ...]]:
+        """Cancel leases; a result for each, and one log record for all."""
+        results: list[LeaseResult] = []
+        records: list[LogRecord] = []
+        events: list[AddressedEvent] = []
+        for lease_id in lease_ids:
+            try:
+                dropped, told = self._cancel(lease_id, now)
+            except UnknownLeaseError as error:  # this lease's result, the others go on
+                results.append(LeaseResult(lease_id, error=report(error)))
+            else:
+                results.append(LeaseResult(lease_id))
+                records.append(dropped)
+                events += told
+        self._write(*records)
+        return Outcome(tuple(results), tuple(events))
+
+    def expire(self, now: float, limit: int = 1000) -> Outcome[int]:
+        """Take out at most `limit` items and as many event registrations whose lease has ended; the result is how
+        many. Call again at once when it is `limit` or more, else at `next_deadline`."""
+        silent = self._event_leases.expire(now, limit)  # first: an expired registration hears nothing of the items
+        for event_id in silent:
+            self._stop(event_id)
+        gone = self._item_leases.expire(now, limit)
+        events = [event for service_id in gone for event in self._withdraw(service_id, now)]
+        self._counts["expired"] += len(silent) + len(gone)
+        self._write(*(Dropped("event_registrations", event_id) for event_id in silent))
+        self._write(*(Dropped("items", service_id) for service_id in gone))
+        return Outcome(len(silent) + len(gone), tuple(events))
+
+    def next_deadline(self) -> float | None:
+        """The earliest moment at which `expire` may have work, or None."""
+        deadlines = (self._item_leases.next_deadline(), self._event_leases.next_deadline())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    # -- administration (LU.2.7; DiscoveryAdmin, JoinAdmin, DestroyAdmin) -----------------------------------------
+
+    def admin(self) -> RegistrarAdmin:
+        """What an administrator has set."""
+        return self._admin
+
+    def set_groups(self, groups: Sequence[str]) -> Outcome[RegistrarAdmin]:
+        """The groups to serve from now on; () serves in none. Raises EntryError."""
+        return self._administer(groups=self._check_groups(groups))
+
+    def set_locators(self, locators: Sequence[str]) -> Outcome[RegistrarAdmin]:
+        """The lookup services (host:port, port 4160 if left out) to join from now on. Raises EntryError."""
+        if len(locators) > self._limits.groups:
+            raise OversizeError(f"{len(locators)} locators", hint=f"At most {self._limits.groups}")
+        return self._administer(locators=tuple(dict.fromkeys(map(check_locator, locators))))
+
+    def destroy(self) -> Outcome[RegistrarAdmin]:
+        """End for good: all items, event registrations and leases go, nobody is told, and nothing new is accepted."""
+        for landlord in (self._item_leases, self._event_leases):
+            for lease_id, _, _ in tuple(landlord.items()):
+                landlord.drop(lease_id)
+        self._items, self._by_proxy, self._owned = {}, {}, Counter()
+        self._index, self._book = EntryIndex(), EventBook()
+        return self._administer(destroyed=True)
+
+    def status(self) -> RegistrarStatus:
+        """The registrar in numbers."""
+        return RegistrarStatus(
+            service_id=self.service_id,
+            groups=self._admin.groups,
+            items=len(self._items),
+            event_registrations=len(self._book),
+            owners=len({owner for _, owner in self._owned}),
+            item_lease_maximum=self._item_leases.policy.period(FOREVER, 0.0),
+            event_lease_maximum=self._event_leases.policy.period(FOREVER, 0.0),
+            item_index=self._index.status(),
+            template_index=self._book.status(),
+            **{name: self._counts[name] for name in _COUNTERS},
+        )
+
+    def restore(self, state: KeptState, now: float) -> None:
+        """Take over what a log has kept, into a registrar that is still empty. Leases go on as they were; those
+        that have ended meanwhile are taken out, with their events, by the next `expire`."""
+        if state.admin is None:
+            self._write(self._admin)  # new: its id has to survive
+        else:
+            self._admin = state.admin
+        for each in state.items:
+            kept = self._pool.share(each.item)
+            service_id = kept.service_id
+            self._item_leases.restore(each.lease_id, service_id, each.expires)
+            self._items[service_id] = _Held(kept, each.lease_id, each.owner)
+            self._by_proxy[kept.proxy] = joined(self._by_proxy.get(kept.proxy), (service_id,))
+            self._owned["items", each.owner] += 1
+            self._put(kept, now)
+        for record in state.interests:
+            interest = record.interest
+            self._event_leases.restore(interest.lease_id, interest.event_id, record.expires)
+            self._book.add(interest)
+            self._owned["event_registrations", interest.owner] += 1
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _find(self, template: ServiceTemplate, now: float) -> Iterator[ServiceItem]:
+        return self._live(self._matching(template), now)
+
+    def _matching(self, template: ServiceTemplate) -> Collection[str]:
+        """Ids of the matching items, live or not; a view that is good until the next change."""
+        self._check_template(template)
+        self._counts["lookups"] += 1
+        if not template.service_id:
+            return self._index.find(template_facets(template))
+        held = self._items.get(template.service_id)
+        return (template.service_id,) if held and template.matches(held.item) else ()
+
+    def _live(self, ids: Iterable[str], now: float) -> Iterator[ServiceItem]:
+        is_live = self._item_leases.is_live
+        for service_id in ids:
+            held = self._items[service_id]
+            if is_live(held.lease_id, now):
+                yield held.item
+
+    def _held(self, service_id: str, lease_id: str, now: float) -> _Held:
+        held = self._items.get(service_id)
+        if held is None or held.lease_id != lease_id or not self._item_leases.is_live(lease_id, now):
+            raise _unknown_lease(lease_id)
+        return held
+
+    def _change(self, held: _Held, entries: tuple[EntryRep, ...], now: float) -> Outcome[None]:
+        """Give an item other entries, and tell who wants to know."""
+        before = held.item
+        after = msgspec.structs.replace(before, entries=_distinct(entries))
+        self._check_item(after)
+        self._check_log()
+        after = held.item = self._pool.share(after)
+        diagnostics = self._put(after, now) if after.entries != before.entries else []
+        events = self._fire(before, after, now)
+        lease_id = held.lease_id
+        left = self._item_leases.left(lease_id, now)
+        self._write(ItemKept(after, lease_id, held.owner, now + left, left))
+        return Outcome(None, tuple(events), tuple(diagnostics))
+
+    def _put(self, item: ServiceItem, now: float) -> list[AddressedDiagnostic]:
+        """Index an item; what to say of classes that nobody had registered before."""
+        classes = {class_key for entry in item.entries for class_key in entry.cls.lineage}
+        appeared = [class_key for class_key in classes if not self._index.has_class(class_key)]
+        self._index.add(item.service_id, item_facets(item)[1:])  # not the id: `_items` finds it
+        if not appeared or not self._book:
+            return []
+        said = self._book.diagnose(sorted(appeared), item.service_id, self._index.has_class, self._hears(now))
+        self._counts["diagnostics"] += len(said)
+        return said
+
+    def _fire(self, before: ServiceItem | None, after: ServiceItem | None, now: float) -> list[AddressedEvent]:
+        events = self._book.fire(before, after, self._hears(now))
+        self._counts["changes"] += 1
+        self._counts["events"] += len(events)
+        return events
+
+    def _hears(self, now: float) -> Callable[[str], bool]:
+        return lambda lease_id: self._event_leases.is_live(lease_id, now)
+
+    def _withdraw(self, service_id: str, now: float) -> list[AddressedEvent]:
+        """Take an item out, with its lease."""
+        held = self._items.pop(service_id)
+        self._item_leases.drop(held.lease_id)
+        self._index.remove(service_id)
+        others = parted(self._by_proxy[held.item.proxy], service_id)
+        if others:
+            self._by_proxy[held.item.proxy] = others
+        else:
+            del self._by_proxy[held.item.proxy]
+        self._disown("items", held.owner)
+        return self._fire(held.item, None, now)
+
+    def _stop(self, event_id: str) -> None:
+        self._disown("event_registrations", self._book.remove(event_id).owner)
+
+    def _disown(self, kind: Kind, owner: str) -> None:
+        self._owned[kind, owner] -= 1
+        if not self._owned[kind, owner]:
+            del self._owned[kind, owner]
+
+    def _renew(self, lease_id: str, duration: float, now: float) -> tuple[Lease, LeaseMoved]:
+        kind, landlord = self._landlord(lease_id, now)
+        kept = landlord.resource(lease_id, now)
+        lease = landlord.renew(lease_id, duration, now)
+        self._counts["renewals"] += 1
+        return lease, LeaseMoved(kind, kept, now + lease.duration, lease.duration)
+
+    def _cancel(self, lease_id: str, now: float) -> tuple[Dropped, list[AddressedEvent]]:
+        kind, landlord = self._landlord(lease_id, now)
+        kept = landlord.cancel(lease_id, now)
+        if kind == "items":
+            return Dropped(kind, kept), self._withdraw(kept, now)
+        self._stop(kept)
+        return Dropped(kind, kept), []
+
+    def _landlord(self, lease_id: str, now: float) -> tuple[Kind, Landlord[str]]:
+        if self._event_leases.is_live(lease_id, now):
+            return "event_registrations", self._event_leases
+        return "items", self._item_leases
+
+    def _administer(self, **changes: Any) -> Outcome[RegistrarAdmin]:
+        self._admin = msgspec.structs.replace(self._admin, **changes)
+        self._write(self._admin)
+        return Outcome(self._admin)
+
+    def _check_item(self, item: ServiceItem) -> None:
+        if item.service_id == self.service_id:
+            raise AccessDeniedError(
+                f"service id {item.service_id} is the lookup service's own", hint="Leave it empty to get a new one"
+            )
+        self._check_parts(item.service_id, item.types, item.entries)
+        self._check_size("item", item)
+
+    def _check_template(self, template: ServiceTemplate) -> None:
+        self._check_parts(template.service_id, template.types, template.entries)
+
+    def _check_parts(self, service_id: str, types: tuple[str, ...], entries: tuple[EntryRep, ...]) -> None:
+        self._check_text("service id", service_id)
+        for what, given, most in (("types", types, self._limits.types), ("entries", entries, self._limits.entries)):
+            if len(given) > most:
+                raise OversizeError(f"{len(given)} {what}", hint=f"At most {most}")
+        for entry in entries:
+            check_rep(entry)
+
+    def _check_size(self, what: str, value: object) -> None:
+        try:
+            size = len(msgspec.msgpack.encode(value))
+        except UnicodeEncodeError as error:  # lone surrogates, from inside this process only
+            raise EntryError(f"{what} with text that is no Unicode: {error}") from error
+        if size > self._limits.item_bytes:
+            raise OversizeError(f"{what} of {size} bytes", hint=f"At most {self._limits.item_bytes}", size=size)
+
+    def _check_text(self, what: str, text: str) -> None:
+        if len(text) > self._limits.text:
+            raise OversizeError(f"{what} of {len(text)} characters", hint=f"At most {self._limits.text}")
+
+    def _check_values(self, found: Collection[object]) -> None:
+        if len(found) > self._limits.values:
+            raise OversizeError(f"more than {self._limits.values} values", hint="Narrow the template")
+
+    def _check_room(self, kind: Kind, taken: int, owner: str, replaced: str | None) -> None:
+        """Raise LeaseDeniedError if `owner` can't have one more; `replaced` is the owner whose place becomes free."""
+        most = self._limits.items if kind == "items" else self._limits.event_registrations
+        own = self._limits.items_per_owner if kind == "items" else self._limits.event_registrations_per_owner
+        if self._admin.destroyed:
+            why = "the lookup service was destroyed"
+        elif taken - (replaced is not None) >= most:
+            why = f"the lookup service has its {most} {kind}"
+        elif self._owned[kind, owner] - (replaced == owner) >= own:
+            why = f"{owner or 'this client'} has its {own} {kind}"
+        else:
+            return
+        self._counts["refused"] += 1
+        raise LeaseDeniedError(why, hint="Cancel some, or use another lookup service", kind=kind)
+
+    def _check_log(self) -> None:
+        if self._log is not None:
+            try:
+                self._log.admit()
+            except StorageError:
+                self._counts["refused"] += 1
+                raise
+
+    def _check_groups(self, groups: Sequence[str]) -> tuple[str, ...]:
+        if len(groups) > self._limits.groups:
+            raise OversizeError(f"{len(groups)} groups", hint=f"At most {self._limits.groups}")
+        for group in groups:
+            if len(group) > MAX_GROUP or not group.isprintable() or "," in group:
+                raise EntryError(f"group {group!r}", hint=f"At most {MAX_GROUP} printable characters without comma")
+        return tuple(dict.fromkeys(groups))
+
+    def _write(self, *records: LogRecord) -> None:
+        if self._log is not None and records:
+            self._log.write(records)
+
+    def _scaled(self, factor: int) -> LeasePeriodPolicy:
+        return LoadScaledLeasePeriodPolicy(
+            lambda: len(self._items) + len(self._book) / EVENT_LEASE_FACTOR,
+            minimum=factor * DEFAULT_DURATION,
+            interval=factor * DEFAULT_INTERVAL,
+        )
+
+
+class _Pool:
+    """One copy of what many items say alike: entry classes, values, type lists, methods and endpoints.
+
+    Items come decoded from the wire, each with its own copies; an entry class alone is 1 KB.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def share(self, item: ServiceItem) -> ServiceItem:
+        """`item` made of shared parts."""
+        if len(self._known) > MAX_SHARED:
+            self._known.clear()  # what is used will be back soon; the items keep their parts
+        one = self._known.setdefault
+        proxy = item.proxy
+        proxy = msgspec.structs.replace(
+            proxy, endpoints=one(proxy.endpoints, proxy.endpoints), methods=one(proxy.methods, proxy.methods)
+        )
+        entries = tuple(
+            EntryRep(one(entry.cls, entry.cls), tuple([one(value, value) for value in entry.values]))
+            for entry in item.entries
+        )
+        return ServiceItem(item.service_id, one(item.types, item.types), proxy, entries)
+
+
+def check_locator(locator: str) -> str:
+    """`locator` as host:port, with port 4160 if it names none (Jini DJ.5.1). Raises EntryError."""
+    host, colon, port = locator.rpartition(":")
+    if not colon or locator.endswith("]"):  # [::1] without a port
+        host, port = locator, str(LOOKUP_PORT)
+    bare = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host.replace(":", " ")
+    if not (bare and bare.isprintable() and " " not in bare and port.isdecimal() and 0 < int(port) < 65536):
+        raise EntryError(f"locator {locator!r}", hint="Use host:port, an IPv6 host in brackets")
+    return f"{host.lower()}:{int(port)}"
+
+
+def _distinct(entries: Iterable[EntryRep]) -> tuple[EntryRep, ...]:
+    """Entries of the same class with equal fields stand once (LU.2.2)."""
+    return tuple(dict.fromkeys(entries))
+
+
+def _check_change(template: EntryRep, update: EntryRep | None) -> None:
+    check_rep(template)
+    if update is not None and check_rep(update).cls.lineage[0] not in template.cls.lineage:
+        raise EntryError(
+            f"update of class {update.cls.name} for a template of class {template.cls.name}",
+            hint="The update's class must be the template's or one of its superclasses",
+        )
+
+
+def _modified(entry: EntryRep, changes: Sequence[tuple[EntryRep, EntryRep | None]]) -> EntryRep | None:
+    """`entry` after all changes whose template it matches as it is now; None if one of them deletes it."""
+    updates = [update for template, update in changes if matches(template, entry)]
+    values = entry.values
+    for update in updates:
+        if update is None:
+            return None
+        pairs = zip_longest(update.values[: len(values)], values)
+        values = tuple(old if new is None else new for new, old in pairs)
+    return EntryRep(entry.cls, values)
+
+
+def _is_asked(entry: EntryRep, templates: Iterable[EntryRep]) -> bool:
+    return any(template.cls.lineage[0] == entry.cls.lineage[0] and fits(template, entry) for template in templates)
+
+
+def _unknown_lease(lease_id: str) -> UnknownLeaseError:
+    return UnknownLeaseError(
+        f"lease {lease_id} is expired, cancelled, or not of this service", hint="Register again", lease_id=lease_id
+    )

@@ -1,0 +1,343 @@
+"""The store: what survives, a full disk, a kill at any moment. Clocks are numbers; `now` and `wall` lie far apart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from jbi_pubsub.core.errors import LeaseDeniedError, StorageError
+from jbi_pubsub.core.lease import FixedLeasePeriodPolicy
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.entry import EntryRep, define
+from jbi_pubsub.lookup.events import NUMBER_JUMP
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.registrar import Registrar
+from jbi_pubsub.lookup.store import Store
+
+COMMENT = define("Comment", {"text": str})
+NOW, WALL = 100.0, 1_700_000_000.0
+POLICY = FixedLeasePeriodPolicy(maximum=10_000.0, default=10_000.0)
+
+
+def item(name: str, text: str = "", service_id: str = "") -> ServiceItem:
+    return ServiceItem(service_id, ("Service",), ServiceRef("", name, ()), (EntryRep(COMMENT, (text,)),))
+
+
+def start(path: Path, now: float = NOW, wall: float = WALL, **options) -> tuple[Registrar, Store]:
+    store = Store(path, **options)
+    state = store.recover(now, wall)
+    registrar = Registrar(item_leases=POLICY, event_leases=POLICY, log=store)
+    registrar.restore(state, now)
+    store.sync()
+    return registrar, store
+
+
+def names(registrar: Registrar, now: float = NOW) -> set[str]:
+    return {each.proxy.exported for each in registrar.lookup_all(ServiceTemplate(), now, 10_000).items}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "lookup.db"
+
+
+def test_a_restart_brings_back_items_leases_registrations_admin_and_the_own_id(path):
+    """Given a registrar with everything, when another starts an hour later on another monotonic clock, it goes on."""
+    registrar, store = start(path)
+    got = registrar.register(item("p", "x"), 8000.0, NOW, owner="me").result
+    event = registrar.notify(ServiceTemplate(), 7, 9000.0, NOW, handback="h", owner="me", listener="to").result
+    registrar.set_groups(("ops",))
+    registrar.set_attributes(got.service_id, got.lease_id, (EntryRep(COMMENT, ("y",)),), NOW)
+    store.close()
+
+    again, store = start(path, 5.0, WALL + 3600.0)
+    assert (again.service_id, again.admin().groups) == (registrar.service_id, ("ops",))
+    found = again.lookup(ServiceTemplate(), 5.0)
+    assert (found.service_id, found.entries[0].values) == (got.service_id, ("y",))
+    outcome = again.set_attributes(got.service_id, got.lease_id, (), 5.0)
+    ((listener, told),) = outcome.events
+    assert (listener, told.event_id, told.handback) == ("to", event.event_id, "h")
+    assert again.renew(event.lease_id, 20.0, 5.0).result.duration == 20.0
+    store.close()
+
+
+def test_a_new_registrar_keeps_its_own_id_though_nothing_else_has_happened(path):
+    registrar, store = start(path)
+    store.close()
+    again, store = start(path)
+    assert again.service_id == registrar.service_id
+    store.close()
+
+
+def test_event_numbers_jump_with_each_restart_so_that_clients_see_a_gap(path):
+    registrar, store = start(path)
+    registrar.notify(ServiceTemplate(), 7, 9000.0, NOW)
+    seen = [registrar.register(item("p"), 10.0, NOW).events[0][1].number]
+    store.close()
+    for _ in range(2):
+        registrar, store = start(path)
+        seen.append(registrar.register(item("q"), 10.0, NOW).events[-1][1].number)
+        store.close()
+    assert seen[0] == 1
+    assert [b - a >= NUMBER_JUMP for a, b in pairwise(seen)] == [True, True]
+
+
+def test_what_was_cancelled_expired_or_destroyed_does_not_come_back(path):
+    registrar, store = start(path)
+    cancelled = registrar.register(item("cancelled"), 5000.0, NOW).result
+    registrar.register(item("expired"), 10.0, NOW)
+    registrar.register(item("ended-while-down"), 100.0, NOW)
+    registrar.register(item("stays"), 9000.0, NOW)
+    registrar.cancel(cancelled.lease_id, NOW)
+    registrar.expire(NOW + 10.0)
+    store.close()
+    registrar, store = start(path, NOW, WALL + 1000.0)
+    assert names(registrar) == {"stays"}
+    registrar.destroy()
+    store.close()
+    registrar, store = start(path)
+    assert names(registrar) == set()
+    with pytest.raises(LeaseDeniedError, match="destroyed"):
+        registrar.register(item("late"), 10.0, NOW)
+    store.close()
+
+
+def test_a_lease_has_after_a_restart_at_least_what_was_left_and_at_most_its_term(path):
+    """Given renewals that wrote nothing, the promise holds all the same."""
+    registrar, store = start(path)
+    got = registrar.register(item("p"), 100.0, NOW).result
+    written = store.status().waiting
+    store.sync()
+    registrar.renew(got.lease_id, 100.0, NOW + 80.0)  # ends at +180, on disk +200
+    assert (written, store.status().waiting, store.status().spared) == (1, 0, 1)
+    registrar.renew(got.lease_id, 100.0, NOW + 150.0)  # ends at +250: has to be written
+    assert store.status().waiting == 1
+    store.sync()
+    registrar.renew(got.lease_id, 5.0, NOW + 160.0)  # much shorter: has to be written, or a dead one would linger
+    assert store.status().waiting == 1
+    store.close()
+    registrar, store = start(path, NOW, WALL + 162.0)
+    assert 3.0 <= registrar.next_deadline() - NOW <= 5.0
+    store.close()
+
+
+def test_a_renewal_for_a_longer_term_is_written_although_the_end_on_disk_is_later(path):
+    """After a restart a lease has at most its term; so a longer term has to be on disk."""
+    registrar, store = start(path)
+    got = registrar.register(item("p"), 100.0, NOW).result
+    store.sync()
+    registrar.renew(got.lease_id, 150.0, NOW)
+    store.close()
+    registrar, store = start(path)
+    assert registrar.next_deadline() - NOW == pytest.approx(150.0)
+    store.close()
+
+
+def test_a_renewal_during_a_commit_that_fails_lands_on_what_was_to_be_written(path, monkeypatch):
+    registrar, store = start(path)
+    got = registrar.register(item("p"), 100.0, NOW).result
+
+    def fail(_: object) -> None:
+        registrar.renew(got.lease_id, 9000.0, NOW)
+        raise StorageError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_commit", fail)
+        with pytest.raises(StorageError):
+            store.sync()
+    store.close()
+    registrar, store = start(path, NOW, WALL + 5000.0)
+    assert names(registrar) == {"p"}
+    store.close()
+
+
+def test_a_call_is_durable_after_sync_and_a_burst_is_one_commit(path):
+    registrar, store = start(path)
+    commits = store.status().commits
+    for number in range(100):
+        registrar.register(item(f"p{number}"), 5000.0, NOW)
+    assert store.status().waiting == 100
+    store.sync()
+    store.sync()
+    assert (store.status().waiting, store.status().commits) == (0, commits + 1)
+    store.close()
+
+
+def test_many_threads_share_commits_and_each_returns_durable(path):
+    """Given eight threads that register and sync, when all are done, all is on disk, in fewer commits than calls."""
+    registrar, store = start(path)
+    lock = threading.Lock()
+
+    def register(which: int) -> None:
+        for number in range(25):
+            with lock:
+                registrar.register(item(f"{which}-{number}"), 5000.0, NOW)
+            store.sync()
+
+    threads = [threading.Thread(target=register, args=(which,), name=f"client-{which}") for which in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.status().waiting == 0
+    assert store.status().commits <= 201
+    store.close()
+    registrar, store = start(path)
+    assert len(names(registrar)) == 200
+    store.close()
+
+
+def test_a_full_disk_refuses_what_is_new_serves_on_and_says_so(path):
+    """Given room for some items, when it is used up, lookups, renewals and cancels go on; space makes it well again."""
+    registrar, store = start(path, max_bytes=200_000)
+    kept = []
+
+    def fill() -> None:
+        for number in range(1000):
+            kept.append(registrar.register(item(f"p{number}", "x" * 1000), 5000.0, NOW).result)
+            store.sync()
+
+    with pytest.raises(StorageError, match="full"):
+        fill()
+    with pytest.raises(StorageError, match="nothing new is registered") as refused:
+        registrar.register(item("one more"), 5000.0, NOW)
+    assert refused.value.facts["code"] == "SQLITE_FULL"
+    assert "full" in store.status().fault
+    assert len(names(registrar)) == len(kept)
+    assert registrar.renew(kept[0].lease_id, 6000.0, NOW).result.duration == 6000.0
+    for each in kept[1:]:
+        registrar.cancel(each.lease_id, NOW)
+    store.sync()
+    assert store.status().fault == ""
+    registrar.register(item("one more"), 5000.0, NOW)
+    store.close()
+    registrar, store = start(path)
+    assert names(registrar) == {"p0", "one more"}
+    store.close()
+
+
+def test_nothing_that_waits_is_lost_when_a_commit_fails(path):
+    """Given a commit that fails, what is renewed or dropped meanwhile lands on top of what waited."""
+    registrar, store = start(path)
+    store.sync()
+    store._base.execute("PRAGMA max_page_count = 1")
+    a = registrar.register(item("a", "x" * 9000), 100.0, NOW).result
+    b = registrar.register(item("b"), 100.0, NOW).result
+    with pytest.raises(StorageError):
+        store.sync()
+    registrar.renew(a.lease_id, 9000.0, NOW)
+    registrar.cancel(b.lease_id, NOW)
+    with pytest.raises(StorageError):
+        store.sync()
+    store._base.execute("PRAGMA max_page_count = 100000")
+    store.close()
+    registrar, store = start(path, NOW, WALL + 5000.0)
+    assert names(registrar) == {"a"}
+    store.close()
+
+
+def test_free_pages_are_given_back_while_running(path):
+    registrar, store = start(path)
+    leases = [registrar.register(item(f"p{n}", "x" * 2000), 5000.0, NOW).result.lease_id for n in range(1500)]
+    store.sync()
+    store.compact()
+    large = path.stat().st_size
+    registrar.cancel_all(leases[1:], NOW)
+    store.sync()
+    store.compact()
+    assert path.stat().st_size < large / 10
+    assert names(registrar) == {"p0"}
+    store.close()
+
+
+def test_a_store_belongs_to_one_process_and_to_its_owner(path):
+    _, store = start(path)
+    assert path.stat().st_mode & 0o077 == 0, "lease ids are secrets"
+    with pytest.raises(StorageError, match="locked") as raised:
+        Store(path)
+    assert "give each its own" in raised.value.hint
+    store.close()
+
+
+@pytest.mark.parametrize("content", [b"no database" * 100, b"SQLite format 3\0" + b"\xff" * 4000])
+def test_a_damaged_file_is_said_to_be_damaged(path, content):
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match=r"lookup\.db"):
+        Store(path)
+
+
+def test_a_file_of_another_kind_or_version_is_left_alone(path):
+    with sqlite3.connect(path) as base:
+        base.execute("PRAGMA user_version = 99")
+    base.close()
+    before = path.read_bytes()
+    with pytest.raises(StorageError, match="version 99"):
+        Store(path)
+    assert path.read_bytes()[60:64] == before[60:64]
+
+
+def test_a_row_that_can_not_be_read_is_an_error_with_a_hint(path):
+    _, store = start(path)
+    store.close()
+    with sqlite3.connect(path) as base:
+        base.execute("INSERT INTO kept VALUES ('items', 'x', x'00', 9e18, 1.0, 1)")
+    base.close()
+    store = Store(path)
+    with pytest.raises(StorageError, match="Expected"):
+        store.recover(NOW, WALL)
+    store.close()
+
+
+def test_a_folder_that_does_not_exist_is_an_error_with_a_hint(tmp_path):
+    with pytest.raises(StorageError, match="must exist") as raised:
+        Store(tmp_path / "none" / "lookup.db")
+    assert raised.value.facts["path"].endswith("lookup.db")
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+from test_store import NOW, item, start
+registrar, store = start(Path({path!r}))
+number = 0
+while True:  # registers, changes and cancels; says what is durable, a line each
+    got = registrar.register(item(f"p{{number}}", service_id=f"id-{{number}}"), 5000.0, NOW).result
+    store.sync()
+    print("+", number, flush=True)
+    if number % 3 == 2:
+        registrar.cancel(got.lease_id, NOW)
+        store.sync()
+        print("-", number, flush=True)
+    number += 1
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("lines", [1, 40, 173])
+def test_after_a_kill_all_that_was_said_to_be_durable_is_there(path, lines):
+    """Given a process killed (SIGKILL) in the middle of its commits, a new one has every synced call, whole."""
+    code = CHILD.format(here=str(Path(__file__).parent), path=str(path))
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    said = [child.stdout.readline().split() for _ in range(lines)]
+    os.kill(child.pid, signal.SIGKILL)
+    said += [line.split() for line in child.stdout.read().splitlines() if len(line.split()) == 2]
+    child.stdout.close()
+    assert child.wait() == -signal.SIGKILL
+    added, taken = ({f"p{number}" for sign, number in said if sign == which} for which in "+-")
+    kept = added - taken
+    last = max(int(number) for _, number in said)
+    registrar, store = start(path)
+    unsaid = {f"p{last}", f"p{last + 1}"}  # the call that was under way may be there or not
+    assert names(registrar) - unsaid == kept - unsaid
+    assert registrar.status().items >= len(kept) - 1
+    store.close()
