@@ -51,12 +51,12 @@ def measure(
     locator: str, *, count: int, payload: bytes, predicate: str, subscribers: int = 1, pause: float = 0.0, each: int = 1
 ) -> dict[str, float]:
     config = Config(
-        lookup=LookupSection(locators=(locator,), multicast=False), queue=QueueSection(bound=200_000, publish_seconds=60)
+        lookup=LookupSection(locators=(locator,), multicast=False),
+        queue=QueueSection(bound=200_000, publish_seconds=60),
     )
     out: Any = multiprocessing.Queue()
-    processes = [
-        multiprocessing.Process(target=subscribe, args=(config, predicate, each, count, out)) for _ in range(subscribers)
-    ]
+    arguments = (config, predicate, each, count, out)
+    processes = [multiprocessing.Process(target=subscribe, args=arguments) for _ in range(subscribers)]
     for process in processes:
         process.start()
     with PublisherAdapterLight(config) as adapter:

@@ -27,7 +27,7 @@ from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
 
 SECURITY = Security()
-FIELDS = {name: str for name in ("kind", "place", "owner", "serial")}
+FIELDS = dict.fromkeys(("kind", "place", "owner", "serial"), str)
 SENSOR = define("benchmark.Sensor", FIELDS)
 
 

@@ -136,6 +136,11 @@ class UnknownUidError(JbiError, LookupError):
     code = "unknown_uid"
 
 
+def unknown_uid(kind: str, uid: str, source: str) -> UnknownUidError:
+    """The error of an adapter's call with an id that it has not given out: what it is of, and where one gets it."""
+    return UnknownUidError(f"no {kind} {uid!r} of this adapter", hint=f"Use what {source} returned", uid=str(uid))
+
+
 class DelegateNotFoundError(JbiError, LookupError):
     """No delegate has the wanted characteristics; the message lists those that exist."""
 

@@ -15,7 +15,7 @@ from typing import Any, NewType, Self
 
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, UnknownUidError
+from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, unknown_uid
 from jbi_pubsub.core.info_object import DEFAULT_VERSION
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -233,22 +233,14 @@ class PublisherAdapterLight:
         with self._lock:
             found = self._connections.get(delegate)
         if found is None:
-            raise UnknownUidError(
-                f"no delegate {delegate!r} of this adapter",
-                hint="Use what connect_to_delegate returned",
-                uid=str(delegate),
-            )
+            raise unknown_uid("delegate", delegate, "connect_to_delegate")
         return found
 
     def _publication(self, registration: RegistrationUid) -> tuple[Publication, DelegateConnection]:
         with self._lock:
             found = self._publications.get(registration)
         if found is None:
-            raise UnknownUidError(
-                f"no registration {registration!r} of this adapter",
-                hint="Use what register_publisher returned",
-                uid=str(registration),
-            )
+            raise unknown_uid("registration", registration, "register_publisher")
         return found
 
     def _check_open(self) -> None:

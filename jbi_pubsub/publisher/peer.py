@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, UnknownUidError
+from jbi_pubsub.core.errors import AdapterStateError, unknown_uid
 from jbi_pubsub.core.info_object import DEFAULT_VERSION
 from jbi_pubsub.pad.delegate import Registration
 from jbi_pubsub.pad.delivery import SubscriberSession
@@ -133,11 +133,7 @@ class PublisherAdapter:
     def _find(self, registration: RegistrationUid) -> tuple[Publication, Registration]:
         found = self._publications.get(registration)
         if found is None:
-            raise UnknownUidError(
-                f"no registration {registration!r} of this adapter",
-                hint="Use what register_publisher returned",
-                uid=str(registration),
-            )
+            raise unknown_uid("registration", registration, "register_publisher")
         return found
 
     def _check_open(self) -> None:

@@ -21,7 +21,7 @@ from jbi_pubsub.codegen.repository import InformationType as OpenType
 from jbi_pubsub.codegen.repository import TypeRepository, type_name
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, MetadataError, UnknownUidError
+from jbi_pubsub.core.errors import AdapterStateError, MetadataError, unknown_uid
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
@@ -322,11 +322,7 @@ class SubscriberAdapter:
         with self._lock:
             found = self._subscriptions.get(subscription)
         if found is None:
-            raise UnknownUidError(
-                f"no subscription {subscription!r} of this adapter",
-                hint="Use what register_subscriber returned",
-                uid=str(subscription),
-            )
+            raise unknown_uid("subscription", subscription, "register_subscriber")
         return found
 
     def _check_open(self) -> None:

@@ -13,8 +13,7 @@ from jbi_pubsub.core.xml import MAX_DEPTH, parse_metadata, parse_payload, to_byt
 
 XXE = b'<!DOCTYPE a [<!ENTITY e SYSTEM "file:///etc/passwd">]><a>&e;</a>'
 LAUGHS = (
-    b"<!DOCTYPE a ["
-    + b"<!ENTITY l0 'ha'>"
+    b"<!DOCTYPE a [<!ENTITY l0 'ha'>"
     + b"".join(b"<!ENTITY l%d '%s'>" % (n, b"&l%d;" % (n - 1) * 10) for n in range(1, 10))
     + b"]><a>&l9;</a>"
 )
