@@ -29,8 +29,8 @@ class ServiceListener(Protocol):
 class LookupCache:
     """The services that match a template, seen through any number of lookup services (Jini's LookupCache).
 
-    A lookup service that is away keeps its say: what it listed stays until it answers again or is dropped with
-    `forget`. Decides under `_changed`, tells the listener outside it but one call at a time.
+    A lookup service that is away keeps its say for a while: what it listed stays until it answers again or is dropped
+    with `forget`. Decides under `_changed`, tells the listener outside it but one call at a time.
     """
 
     def __init__(self, template: ServiceTemplate, listener: ServiceListener | None = None) -> None:

@@ -91,9 +91,12 @@ class JoinManager:
     def wait_watching(self, cache: LookupCache, timeout: float) -> int:
         """Number of lookup services that feed `cache`, as soon as all that are connected do.
 
-        Raises LookupNotFoundError when none does within `timeout` seconds.
+        Raises LookupNotFoundError when none does within `timeout` seconds, and what a lookup service refused with.
         """
-        return self._wait(lambda session: session.watches(cache), timeout)
+        watching = self._wait(lambda session: cache.error is not None or session.watches(cache), timeout)
+        if cache.error is not None:
+            raise cache.error
+        return watching
 
     def lookup(
         self, template: ServiceTemplate, limit: int = 1000, *, timeout: float | None = None
@@ -131,7 +134,7 @@ class JoinManager:
                 duration=self._config.lease.lookup,
                 probe=self._config.lookup.probe,
                 name=self._name,
-                away=lambda: self._discovery.lost(ref.endpoints[0]),
+                away=lambda: self._is_away(info.service_id),
             )
             self._sessions[info.service_id] = session
             # A restarted lookup service without state has another id: what stood at its endpoint is over.
@@ -145,6 +148,21 @@ class JoinManager:
             threading.Thread(target=old.stop, name=f"{self._name}-leave", daemon=True).start()
             for cache in caches:
                 self._hand_over(cache, old, session)
+
+    def _is_away(self, registrar_id: str) -> None:
+        """A lookup service does not answer. Once it has been silent for a lease, what it listed counts no more, if
+        another one answers: its own leases would have run out as well."""
+        with self._changed:
+            session = self._sessions.get(registrar_id)
+            another = any(s.connected for s in self._sessions.values())
+            caches = list(self._caches.values())
+        if session is None:
+            return
+        self._discovery.lost(session.ref.endpoints[0])
+        since = session.away_since
+        if another and since is not None and time.monotonic() - since > self._config.lease.lookup:
+            for cache in caches:
+                cache.forget(registrar_id)
 
     def _hand_over(self, cache: LookupCache, old: RegistrarSession, new: RegistrarSession) -> None:
         """Drop what only the ended lookup service listed, once services had the time to join the new one."""

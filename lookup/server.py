@@ -133,6 +133,7 @@ class LookupServer:
         self._channels: dict[str, _EventChannel] = {}
         self._tokens = Tokens(lambda: uuid4().hex)
         self._stopping = threading.Event()
+        self._disk_fault = False
         self._control = ControlServer({EXPORTED: _Registrar(self), "status": _Status(self)})
         self._endpoint = Endpoint(
             config.lookup.host,
@@ -232,12 +233,18 @@ class LookupServer:
             return outcome
 
         try:
-            return self.decide(remember)
+            answer = self.decide(remember)
         except StorageError as exc:
             if not result:
                 raise
-            log.error("%s", exc)
+            if not self._disk_fault:
+                log.error("nothing new is taken until the disk does again: %s", exc)
+            self._disk_fault = True
             return result[0]
+        if self._disk_fault:
+            log.warning("the disk takes what is new again")
+        self._disk_fault = False
+        return answer
 
     def read(self, call: Callable[[Registrar, float], R]) -> R:
         """Ask the registrar under the lock."""

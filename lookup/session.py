@@ -111,6 +111,8 @@ class RegistrarSession:
         self._renew_by: float | None = None
         self._stopping = False
         self.connected = False
+        self.away_since: float | None = None
+        """When it stopped to answer (monotonic seconds), None while it answers or was never tried."""
         self._events_lost = threading.Event()
         self._receiver: Receiver | None = None
         self._event_thread: threading.Thread | None = None
@@ -161,6 +163,8 @@ class RegistrarSession:
                     pass
             except WireError as exc:
                 log.info("lookup service %s is away: %s", self.ref.endpoints, exc)
+            if self.connected or self.away_since is None:
+                self.away_since = time.monotonic()
             self.connected = False
             self._away()
             with self._changed:
@@ -175,7 +179,7 @@ class RegistrarSession:
             raise WireError(f"another lookup service answers at {self.ref.endpoints}")
         self._open_events()
         with self._changed:
-            self.connected = True
+            self.connected, self.away_since = True, None
             self._dirty = True
             for watched in self._watched.values():
                 watched.resync = True  # events may have been missed while we were away

@@ -236,3 +236,9 @@ def start() -> Iterator[Callable[..., Process]]:
     yield begin
     for process in reversed(processes):
         process.end()
+
+
+@pytest.fixture(name="eventually")
+def _eventually() -> Callable[..., Any]:
+    """`eventually(good)`: wait until `good()` is true."""
+    return eventually

@@ -1,0 +1,107 @@
+"""The lookup service as a server: durable over kill -9, incompatible classes are said, gaps lead to another lookup."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.core.errors import IncompatibleEntryError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup import server as server_module
+from jbi_pubsub.lookup.entry import EntryRep, define
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.join import JoinManager
+from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
+
+COLOUR = define("test.Colour", {"name": str})
+OTHER_COLOUR = define("test.Colour", {"name": str, "shade": str})
+
+
+def printer(number: int, colour: str = "red") -> ServiceItem:
+    proxy = ServiceRef(f"printer-{number}", "printer", ("127.0.0.1:1",))
+    return ServiceItem(f"printer-{number}", ("Printer",), proxy, (EntryRep(COLOUR, (colour,)),))
+
+
+def wanting(colour: str | None) -> ServiceTemplate:
+    return ServiceTemplate(types=("Printer",), entries=(EntryRep(COLOUR, (colour,)),))
+
+
+@pytest.mark.processes
+def test_a_killed_lookup_service_comes_back_with_its_items_leases_and_identity(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given a durable lookup service with a registered printer
+    arguments = ("--no-multicast", "lookup", "--port", "0", "--state", str(tmp_path / "state.db"), "--json")
+    first = start(*arguments)
+    facts = first.fact()
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (facts["address"],)), Security())
+    granted = proxy.register(printer(1), 300.0)
+    proxy.close()
+    # When it is killed and started again
+    first.signal(signal.SIGKILL)
+    first.end()
+    again = start(*arguments).fact()
+    # Expect the same service, the same item, and the same lease
+    assert again["id"] == facts["id"]
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (again["address"],)), Security())
+    assert [item.service_id for item in proxy.lookup(wanting("red"), 10).items] == ["printer-1"]
+    assert proxy.renew([(granted.lease_id, 300.0)])[0].error is None
+    proxy.close()
+
+
+def test_a_template_of_another_generation_is_an_error_never_silence(federation: Any) -> None:
+    # Given a printer whose Colour has one field, and a community watching for a Colour of two
+    community = JoinManager(federation.config, name="test")
+    federation.stack.callback(community.close)
+    community.join(printer(1))
+    community.wait_joined("printer-1", 5.0)
+    cache = community.watch(ServiceTemplate(entries=(EntryRep(OTHER_COLOUR, ("red", None)),)))
+    # Expect the error, at once, instead of an empty cache
+    with pytest.raises(IncompatibleEntryError):
+        community.wait_watching(cache, 5.0)
+
+
+def test_a_client_that_lost_events_looks_up_again(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a watching community, and a lookup service that can't keep a single event for it
+    monkeypatch.setattr(server_module, "EVENTS_WAITING", 0)
+    lookup = federation.lookups[0]
+    watcher = JoinManager(federation.config, name="watcher")
+    federation.stack.callback(watcher.close)
+    cache = watcher.watch(wanting(None))
+    watcher.wait_watching(cache, 5.0)
+    # When many printers come
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (lookup.address,)), Security())
+    federation.stack.callback(proxy.close)
+    for number in range(200):
+        proxy.register(printer(number), 300.0)
+    # Expect every event to be lost, and the cache to hold all printers in the end
+    eventually(lambda: len(cache.items()) == 200)
+    assert lookup.status()["events_lost"] >= 200
+    proxy.register(printer(3, "blue"), 300.0)
+    eventually(lambda: any(item.entries[0].values == ("blue",) for item in cache.items()))
+
+
+def test_two_lookup_services_show_a_service_once_and_one_may_die(
+    federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given two lookup services, a printer in both, and a cache
+    second = federation.lookup()
+    community = JoinManager(federation.config, name="test")
+    federation.stack.callback(community.close)
+    community.join(printer(1))
+    cache = community.watch(wanting("red"))
+    eventually(lambda: len(community.sessions()) == 2)
+    assert community.wait_joined("printer-1", 5.0) == 2
+    eventually(lambda: len(cache.items()) == 1)
+    # When one of them ends, expect the printer still there, and changes still seen through the other
+    second.stop()
+    assert [item.service_id for item in cache.items()] == ["printer-1"]
+    community.join(printer(1, "blue"))
+    eventually(lambda: cache.items() == [])
