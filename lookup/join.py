@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import LookupNotFoundError, WireError
+from jbi_pubsub.core.errors import AccessDeniedError, LookupNotFoundError, UnknownUidError, WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.discovery import LookupDiscovery
+from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.lookup.finder import LookupCache, ServiceListener
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.proxy import RegistrarInfo, RegistrarProxy
 from jbi_pubsub.lookup.session import RegistrarSession
+
+ALL_GROUPS: Final = "*"
+"""In [lookup] groups of a client: every group (Jini's DiscoveryGroupManagement.ALL_GROUPS)."""
 
 
 class JoinManager:
@@ -29,11 +36,12 @@ class JoinManager:
         self._name = name
         self._changed = threading.Condition()
         self._items: dict[str, ServiceItem] = {}
+        self._controlled: dict[str, frozenset[str]] = {}
         self._caches: dict[int, LookupCache] = {}
         self._sessions: dict[str, RegistrarSession] = {}
         self._closed = False
         self._discovery = LookupDiscovery(
-            groups=config.lookup.groups,
+            groups=None if ALL_GROUPS in config.lookup.groups else config.lookup.groups,
             locators=config.lookup.locators,
             multicast=config.lookup.multicast,
             interfaces=config.lookup.interfaces,
@@ -54,15 +62,42 @@ class JoinManager:
             session.stop()
 
     def join(self, item: ServiceItem) -> None:
-        """Keep `item` (which has its service id) registered everywhere, or replace it."""
+        """Keep `item` (which has its service id) registered everywhere, or replace it.
+
+        The entry classes that it has now are its own: nobody else may add, change or remove entries of them.
+        """
         with self._changed:
             self._items[item.service_id] = item
+            self._controlled[item.service_id] = frozenset(name for e in item.entries for name, _ in e.cls.lineage)
         self._push()
+
+    def lookup_attributes(self, service_id: str) -> tuple[EntryRep, ...]:
+        """The entries that an item of ours is registered with (Jini's JoinAdmin). Raises UnknownUidError."""
+        return self._item(service_id).entries
+
+    def add_lookup_attributes(self, service_id: str, entries: Sequence[EntryRep]) -> None:
+        """An administrator adds entries, in every lookup service (Jini's JoinAdmin, LU.2.6).
+
+        Raises UnknownUidError, and AccessDeniedError for service-controlled classes.
+        """
+        item = self._item(service_id)
+        self._check_control(service_id, entries)
+        added = (*item.entries, *(e for e in entries if e not in item.entries))
+        self._replace(msgspec.structs.replace(item, entries=added))
+
+    def remove_lookup_attributes(self, service_id: str, templates: Sequence[EntryRep]) -> int:
+        """An administrator removes the entries that match any of the templates; how many. Raises as above."""
+        item = self._item(service_id)
+        self._check_control(service_id, templates)
+        kept = tuple(e for e in item.entries if not any(matches(t, e) for t in templates))
+        self._replace(msgspec.structs.replace(item, entries=kept))
+        return len(item.entries) - len(kept)
 
     def leave(self, service_id: str) -> None:
         """Cancel the item's registrations everywhere."""
         with self._changed:
             self._items.pop(service_id, None)
+            self._controlled.pop(service_id, None)
         self._push()
 
     def watch(self, template: ServiceTemplate, listener: ServiceListener | None = None) -> LookupCache:
@@ -123,6 +158,29 @@ class JoinManager:
         """One for each lookup service found so far."""
         with self._changed:
             return list(self._sessions.values())
+
+    def _item(self, service_id: str) -> ServiceItem:
+        with self._changed:
+            found = self._items.get(service_id)
+        if found is None:
+            raise UnknownUidError(f"no service {service_id} of this process", uid=service_id)
+        return found
+
+    def _check_control(self, service_id: str, entries: Sequence[EntryRep]) -> None:
+        controlled = self._controlled.get(service_id, frozenset())
+        for entry in entries:
+            denied = [name for name, _ in entry.cls.lineage if name in controlled]
+            if denied:
+                raise AccessDeniedError(
+                    f"entries of class {denied[0]} are controlled by the service itself",
+                    hint="Add entries of a class of your own",
+                    entry_class=denied[0],
+                )
+
+    def _replace(self, item: ServiceItem) -> None:
+        with self._changed:
+            self._items[item.service_id] = item
+        self._push()
 
     def _discovered(self, ref: ServiceRef, info: RegistrarInfo) -> None:
         with self._changed:

@@ -325,8 +325,12 @@ class RegistrarSession:
         self._close_events()
         token = self._proxy.open_events(self._listener)
         sock = dial(self.ref, DATA, self._security, 10.0)
-        line = Line(sock)
-        greet(line, Hello(token))
+        try:
+            line = Line(sock)
+            greet(line, Hello(token))
+        except JbiError:
+            sock.close()
+            raise
         self._events_lost.clear()
         receiver = Receiver(self._receive, lambda: b"")
         self._receiver = receiver

@@ -21,6 +21,7 @@ from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest
 DELEGATE: Final = "delegate"
 SUBSCRIPTIONS: Final = "subscriptions"
 STATUS: Final = "status"
+JOIN_ADMIN: Final = "join_admin"
 
 DELEGATE_METHODS: Final = ("connect", "renew", "disconnect", "register", "unregister", "open_publications")
 SUBSCRIPTIONS_METHODS: Final = (

@@ -44,6 +44,7 @@ from jbi_pubsub.pad.proxy import (
     CHUNK,
     DELEGATE,
     DELEGATE_METHODS,
+    JOIN_ADMIN,
     LAST_CHUNK,
     PUBLICATION,
     STATUS,
@@ -116,7 +117,7 @@ class DisseminationServer:
         self._stopping = threading.Event()
         exports: dict[str, object] = {SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self)}
         if characteristics:
-            exports[DELEGATE] = _Delegate(self)
+            exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self)}
         self._control = ControlServer(exports)
         self._endpoint = Endpoint(
             config.pad.host,
@@ -439,6 +440,28 @@ class _Subscriptions:
     def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
         self._server.allow(caller, "administer")
         return self._server.delegate.mail_subscriptions()
+
+
+class _JoinAdmin:
+    """What an administrator may do to the delegate's own entry in the lookup services (Jini's JoinAdmin)."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def lookup_attributes(self, caller: Caller) -> tuple[EntryRep, ...]:
+        self._server.allow(caller, "status")
+        return self._server.community.lookup_attributes(self._server.server_id)
+
+    @exported
+    def add_lookup_attributes(self, caller: Caller, entries: tuple[EntryRep, ...]) -> None:
+        self._server.allow(caller, "administer")
+        self._server.community.add_lookup_attributes(self._server.server_id, entries)
+
+    @exported
+    def remove_lookup_attributes(self, caller: Caller, templates: tuple[EntryRep, ...]) -> int:
+        self._server.allow(caller, "administer")
+        return self._server.community.remove_lookup_attributes(self._server.server_id, templates)
 
 
 class _Status:

@@ -160,7 +160,9 @@ def pad(
     config = settings.load(pad__host=host, pad__port=port, metrics__port=metrics_port)
     _raise_file_limit()
     stop = threading.Event()
-    server = DisseminationServer(config, TypeRepository(), characteristics=(name, location))
+    server = DisseminationServer(
+        config, TypeRepository(cache_dir=config.type_cache()), characteristics=(name, location)
+    )
     server.start()
     _announce(
         as_json,

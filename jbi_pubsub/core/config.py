@@ -32,7 +32,7 @@ class LookupSection(_Section, frozen=True):
     port: int = 4160
     """Jini's own port (Discovery and Join specification DJ.2.1.4)."""
     groups: tuple[str, ...] = ("",)
-    """Groups to join and to look in; "" is the public one."""
+    """Groups to join and to look in; "" is the public one, "*" (clients only) all, none at all looks nowhere."""
     locators: tuple[str, ...] = ("127.0.0.1:4160",)
     """host:port of lookup services to ask beside discovery."""
     multicast: bool = True
@@ -119,6 +119,13 @@ class MailSection(_Section, frozen=True):
     """Mails that may wait in a delegate; more count as lost (queue_overflow)."""
 
 
+class TypesSection(_Section, frozen=True):
+    """Information object types."""
+
+    cache: str = ""
+    """Folder in which what was made of schemas is kept, shared by processes; "" keeps nothing."""
+
+
 class MetricsSection(_Section, frozen=True):
     """Prometheus metrics of servers, in clear: loopback, or behind a proxy of yours."""
 
@@ -149,8 +156,13 @@ class Config(_Section, frozen=True):
     lease: LeaseSection = LeaseSection()
     queue: QueueSection = QueueSection()
     mail: MailSection = MailSection()
+    types: TypesSection = TypesSection()
     metrics: MetricsSection = MetricsSection()
     tls: TlsSection = TlsSection()
+
+    def type_cache(self) -> Path | None:
+        """Where a type repository keeps what it has made, or None."""
+        return Path(self.types.cache) if self.types.cache else None
 
     def security(self) -> Security:
         """How to listen and connect. Raises ConfigurationError when only some TLS files are named."""

@@ -156,11 +156,11 @@ class DelegateConnection:
         config: Config,
         renewals: LeaseRenewalManager,
         *,
-        find: Callable[[], ServiceItem],
+        find: Callable[[str], ServiceItem],
         name: str,
         refused: Callable[[str, JbiError], None] | None,
     ) -> None:
-        """`find` finds a delegate of the same characteristics again."""
+        """`find(avoid)` finds a delegate of the same characteristics, if possible another than the one to avoid."""
         self.uid = uuid4().hex
         self._config = config
         self._security = config.security()
@@ -177,6 +177,7 @@ class DelegateConnection:
         self._sender = Sender(self._queue, name=f"publish-{name}", acked=self._acked)
         self._progress = threading.Condition()
         self._gone = False
+        self._avoid = ""
         self._stopping = threading.Event()
         self.refusals = 0
         self._thread = threading.Thread(target=self._run, name=f"publish-{name}", daemon=True)
@@ -318,16 +319,18 @@ class DelegateConnection:
             return True
         except WireError:
             try:
-                return self._find().service_id != proxy.ref.service_id
+                return self._find(proxy.ref.service_id).service_id != proxy.ref.service_id
             except JbiError:
                 return False  # nobody there yet: try again, ours may come back
+            finally:
+                self._avoid = proxy.ref.service_id
         except JbiError:
             return False
         return False
 
     def _come_back(self) -> None:
         self._renewals.remove(self)
-        self._connect(self._find())
+        self._connect(self._find(self._avoid))
         self._sender.forget_all()
         self._queue.restart()
 

@@ -56,7 +56,7 @@ class PublisherAdapterLight:
         self._config = config or effective()
         self._name = name or f"publisher-{os.getpid()}"
         self._refused = refused
-        self._types = TypeRepository()
+        self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._lock = threading.Lock()
         self._connections: dict[DelegateUid, DelegateConnection] = {}
         self._publications: dict[RegistrationUid, tuple[Publication, DelegateConnection]] = {}
@@ -69,7 +69,8 @@ class PublisherAdapterLight:
     ) -> DelegateUid:
         """Connect to a delegate with these characteristics; None is a wildcard. A new id with each call.
 
-        Waits up to `timeout` seconds (default [lookup] timeout) for one to appear. Raises DelegateNotFoundError
+        Waits up to `timeout` seconds (default [lookup] timeout) for one to appear. If it goes away later, another one
+        with the same characteristics takes over, with all registrations. Raises DelegateNotFoundError
         (with what was looked for and what exists) or LookupNotFoundError.
         """
         self._check_open()
@@ -78,7 +79,7 @@ class PublisherAdapterLight:
         connection = DelegateConnection(
             self._config,
             self._renewals,
-            find=lambda: self._find_delegate(name, location, self._config.lookup.timeout),
+            find=lambda avoid: self._find_delegate(name, location, self._config.lookup.timeout, avoid=avoid),
             name=self._name,
             refused=self._refused,
         )
@@ -202,7 +203,8 @@ class PublisherAdapterLight:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _find_delegate(self, name: str | None, location: str | None, timeout: float) -> ServiceItem:
+    def _find_delegate(self, name: str | None, location: str | None, timeout: float, *, avoid: str = "") -> ServiceItem:
+        """A delegate with these characteristics, if possible another than `avoid`, which does not answer."""
         wanted = PublisherAdapterDelegate(name=name, location=location).rep()
         community = self._joined()
         cache = community.watch(ServiceTemplate(types=(PAD_TYPE,), entries=(wanted,)))
@@ -211,7 +213,7 @@ class PublisherAdapterLight:
         finally:
             community.unwatch(cache)
         if found:
-            return found[0]
+            return next((item for item in found if item.service_id != avoid), found[0])
         # raises when there is no lookup service; the time for finding one has been spent above
         existing = community.lookup(ServiceTemplate(types=(PAD_TYPE,)), timeout=0.5)
         known = sorted(f"({d.name}, {d.location})" for item in existing for d in _characteristics(item))

@@ -41,7 +41,7 @@ class PublisherAdapter:
         Raises PortInUseError or ConfigurationError.
         """
         self._config = config or effective()
-        self._types = TypeRepository()
+        self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._server = DisseminationServer(self._config, self._types, characteristics=None)
         self._server.start()
         self._connection = self._server.delegate.connect_own()

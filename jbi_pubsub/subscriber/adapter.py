@@ -70,7 +70,7 @@ class SubscriberAdapter:
                     hint="Use it for all subscriptions, or close it first",
                 )
             SubscriberAdapter._open = (self._pid, self)
-        self._types = TypeRepository()
+        self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._lock = threading.RLock()
         self._subscriptions: dict[str, LocalSubscription] = {}
         self._watches: dict[tuple[EntryRep, ...], _Watch] = {}

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from jbi_pubsub.core.errors import IncompatibleEntryError
+from jbi_pubsub.core.errors import AccessDeniedError, IncompatibleEntryError, LookupNotFoundError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup import server as server_module
@@ -105,3 +108,62 @@ def test_two_lookup_services_show_a_service_once_and_one_may_die(
     assert [item.service_id for item in cache.items()] == ["printer-1"]
     community.join(printer(1, "blue"))
     eventually(lambda: cache.items() == [])
+
+
+def test_a_service_registered_again_is_never_seen_as_gone(federation: Any) -> None:
+    # Given a registered printer, and a client that looks it up all the time
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (federation.lookups[0].address,)), Security())
+    federation.stack.callback(proxy.close)
+    proxy.register(printer(1), 300.0)
+    ended, seen = threading.Event(), Counter[int]()
+
+    def look() -> None:
+        own = RegistrarProxy(proxy.ref, Security())
+        while not ended.is_set():
+            seen[len(own.lookup(wanting("red"), 10).items)] += 1
+        own.close()
+
+    watching = threading.Thread(target=look)
+    watching.start()
+    # When it is registered again and again
+    for _ in range(300):
+        proxy.register(printer(1), 300.0)
+    ended.set()
+    watching.join()
+    # Expect that no lookup ever missed it
+    assert set(seen) == {1}
+    assert seen[1] > 20
+
+
+def test_entries_that_a_service_controls_are_nobody_elses(federation: Any, eventually: Callable[..., Any]) -> None:
+    # Given a service that joined with a Colour
+    community = JoinManager(federation.config, name="test")
+    federation.stack.callback(community.close)
+    community.join(printer(1))
+    # When an administrator adds a Room, expect it in the lookup service
+    room = EntryRep(define("test.Room", {"number": str}), ("12",))
+    community.add_lookup_attributes("printer-1", [room])
+    eventually(lambda: len(community.lookup(ServiceTemplate(entries=(room,)))) == 1)
+    # When one touches the Colour, expect a refusal
+    blue = EntryRep(COLOUR, ("blue",))
+    with pytest.raises(AccessDeniedError, match=r"test\.Colour"):
+        community.add_lookup_attributes("printer-1", [blue])
+    with pytest.raises(AccessDeniedError):
+        community.remove_lookup_attributes("printer-1", [EntryRep(COLOUR, (None,))])
+    assert community.remove_lookup_attributes("printer-1", [room]) == 1
+
+
+@pytest.mark.parametrize(("groups", "sees"), [(("",), True), (("*",), True), (("lab",), False), ((), False)])
+def test_groups_public_all_another_none(
+    federation: Any, eventually: Callable[..., Any], groups: tuple[str, ...], sees: bool
+) -> None:
+    # Given a lookup service in the public group, and a client of other groups
+    section = msgspec.structs.replace(federation.config.lookup, groups=groups)
+    community = JoinManager(msgspec.structs.replace(federation.config, lookup=section), name="test")
+    federation.stack.callback(community.close)
+    # Expect it to be found by the public group and by all groups only
+    if sees:
+        eventually(lambda: community.sessions())
+    else:
+        with pytest.raises(LookupNotFoundError):
+            community.lookup(ServiceTemplate(), timeout=0.5)
