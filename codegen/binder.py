@@ -123,7 +123,10 @@ class Binder:
         self._remembered: dict[int, tuple[tuple[EntryRep, ...], frozenset[Found]]] = {}
 
     def entries(self, root: Element, what: str) -> tuple[EntryRep, ...]:
-        """The entries of a document. Raises MetadataError: another type, a bad value, a single element twice."""
+        """The entries of a document. Raises MetadataError: another type, an element that the schema does not know, a
+        bad value, a single element twice."""
+        self._check_root(root, what)
+        self._check_known(root, self.root, what)
         return self._reps(self._found(root, what), what)
 
     def template(self, root: Element, what: str) -> tuple[EntryRep, ...]:
@@ -268,11 +271,24 @@ class Binder:
         text = self._joined(element, what)
         return self._canonical(text, slot, element, what) if text.strip() else None
 
-    def _ask_other(self, child: Element, node: Node, what: str) -> None:
+    def _check_known(self, element: Element, node: Node, what: str) -> None:
+        """Registered documents need not be valid (the variant part may be missing), but have no strangers."""
+        node = actual(element, node)
+        for child in element.iterchildren("*"):
+            tag = str(child.tag)
+            if tag in node.nodes:
+                self._check_known(child, node.nodes[tag], what)
+            elif tag not in node.leaves:
+                self._check_variant(child, node, what)
+
+    def _check_variant(self, child: Element, node: Node, what: str) -> None:
         if child.tag not in node.variant and not node.is_open:
             known = sorted({*node.leaves, *node.nodes, *(tag for tag in node.variant if tag[:1] != "@")})
             names = ", ".join(readable(tag, self.prefixes) for tag in known[:20])
             self._refuse(what, child, "is not in the schema", f"Elements known here: {names or 'none'}")
+
+    def _ask_other(self, child: Element, node: Node, what: str) -> None:
+        self._check_variant(child, node, what)
         if any((part.text or "").strip() or _own_attributes(part) for part in child.iter("*")):
             self._refuse(what, child, "is variant, so no publisher registers a value for it", _ASK_VARIANT)
 

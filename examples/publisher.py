@@ -13,7 +13,6 @@ def main() -> None:
         delegate = publisher.connect_to_delegate("alpha", "rome")
         imagery = publisher.register_publisher(delegate, data / "Intel_Imagery.xsd", invariants=data / "fig1.xml")
         publisher.publish(imagery, data / "fig1.xml", data / "image.png")
-        publisher.flush()
 
 
 if __name__ == "__main__":

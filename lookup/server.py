@@ -89,6 +89,10 @@ class _EventChannel:
                 size += sum(map(len, items[-1]))
         return items
 
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
     def run(self, line: Line, position: int) -> None:
         try:
             self._sender.run(line, position)

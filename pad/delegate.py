@@ -166,6 +166,7 @@ class Delegate:
         self._budget = Budget(config.pad.max_queued_bytes)
         self._closed_lost: Counter[str] = Counter()
         self._closed_delivered = 0
+        self._closed_published = 0
         self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost)
 
     # -- publishers ---------------------------------------------------------------------------------------------
@@ -205,6 +206,13 @@ class Delegate:
     def open_type(self, bundle: SchemaBundle) -> InformationTypeGate:
         """The type a schema stands for. Raises SchemaError or TypeConflictError."""
         return self._types.open(bundle)
+
+    def forget_type(self, type: TypeName) -> None:  # noqa: A002  # the field's word
+        """Drop a type that was opened for a registration which then came to nothing."""
+        with self._lock:
+            used = any(r.gate.type == type for r in self._registrations.values())
+        if not used:
+            self._types.forget(type)
 
     def register_publisher(
         self, connection_id: str, request: PublisherRequest, *, uid: str, number: int
@@ -263,6 +271,9 @@ class Delegate:
         """
         if obj.platform.sequence <= registration.sequence:
             return 0
+        gap = obj.platform.sequence - registration.sequence - 1
+        if gap and registration.sequence:  # the first one may be any: an earlier delegate had those before it
+            self._tell_of_gap(registration, gap)
         if not self._budget.wait_for_room(self._config.queue.block_seconds):
             registration.refused += 1
             raise BackPressureError(
@@ -286,6 +297,13 @@ class Delegate:
         for selected in result.selected:
             self._deliver(obj, selected, offered)
         return len(result.selected)
+
+    def _tell_of_gap(self, registration: Registration, count: int) -> None:
+        log.warning("registration %s: %d objects never came", registration.uid, count)
+        for subscription in registration.topic.table.subscriptions():
+            session = self._sessions.get(subscription.owner)
+            if session is not None:
+                session[0].lose(subscription, Cause.SEQUENCE_GAP, count)
 
     def _deliver(self, obj: InfoObject, selected: Selected, offered: set[SubscriberSession]) -> None:
         subscription = selected.subscription
@@ -433,7 +451,7 @@ class Delegate:
                 "registrations": [r.status() for r in self._registrations.values()],
                 "sessions": [s.status() for s, _ in self._sessions.values()],
                 "subscriptions": [s.status() for s in subscriptions],
-                "published": sum(r.published for r in self._registrations.values()),
+                "published": self._closed_published + sum(r.published for r in self._registrations.values()),
                 "delivered": self._closed_delivered + sum(s.delivered for s in subscriptions),
                 "lost": dict(lost),
                 "leases": len(self._landlord),
@@ -463,7 +481,8 @@ class Delegate:
     def _drop_registrations(self, registrations: list[Registration]) -> None:
         with self._lock:
             for registration in registrations:
-                self._registrations.pop(registration.uid, None)
+                if self._registrations.pop(registration.uid, None) is not None:
+                    self._closed_published += registration.published
                 topic = registration.topic
                 topic.registrations -= 1
                 if topic.registrations == 0:

@@ -22,6 +22,7 @@ from jbi_pubsub.core.errors import (
     AccessDeniedError,
     ErrorReport,
     JbiError,
+    LookupNotFoundError,
     ProtocolError,
     TypeConflictError,
     UnknownUidError,
@@ -199,6 +200,7 @@ class DisseminationServer:
         for item in standing:
             entry = next(e for e in item.entries if e.cls.name == wanted.cls.name)
             if InformationType.from_rep(entry).schema != gate.digest:
+                self.delegate.forget_type(gate.type)
                 raise TypeConflictError(
                     f"information object type {gate.type} is published with another schema already",
                     hint="Use that schema, or publish under another version",
@@ -384,6 +386,10 @@ class _Delegate:
         self._server.allow(caller, "publish", request.schema.type.name)
         self._server.check_type(request)
         self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
+        try:
+            self._server.wait_announced(uid, LOOKUP_SECONDS)
+        except LookupNotFoundError as exc:
+            log.warning("registration %s is announced when a lookup service is back: %s", uid, exc)
 
     @exported
     def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right

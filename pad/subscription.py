@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from email.errors import MessageError
 from email.headerregistry import Address
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -137,6 +137,8 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
     """Check and compile. Raises PredicateError (naming the argument), AddressError, ConfigurationError."""
     if not request.direct and not request.recipients:
         raise ConfigurationError("a subscription needs a queue, e-mail recipients, or both")
+    if request.policy not in get_args(Policy):
+        raise ConfigurationError(f"unknown queue policy {request.policy!r}", hint=f"Use {', '.join(get_args(Policy))}")
     if not 1 <= request.bound <= MAX_BOUND:
         raise ConfigurationError(f"queue bound {request.bound} is not in 1..{MAX_BOUND}", bound=request.bound)
     check_recipients(request.recipients)

@@ -80,6 +80,8 @@ class Cause(enum.StrEnum):
     """The delegate or peer publisher went away; how many objects it held is not known (count 0)."""
     CANCELLED = "cancelled"
     """The subscription was cancelled with objects waiting for it."""
+    SEQUENCE_GAP = "sequence_gap"
+    """The publisher's numbering has a gap: objects that never came. Whether they would have matched is not known."""
     OVERSIZE = "oversize"
     """Larger than the delivery target takes."""
     MAIL_REFUSED = "mail_refused"

@@ -117,6 +117,10 @@ class _Queue:
         del self._cutting[number]
         return PUBLICATION.pack(LAST_CHUNK, number), chunk
 
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
     def acknowledged(self, count: int) -> None:
         """So many items more have been taken by the delegate."""
         with self._changed:
@@ -177,6 +181,8 @@ class DelegateConnection:
         self._sender = Sender(self._queue, name=f"publish-{name}", acked=self._acked)
         self._progress = threading.Condition()
         self._gone = False
+        self._taken = 0
+        """Items acknowledged so far: after a connection that brought some, the next one need not wait long."""
         self._avoid = ""
         self._stopping = threading.Event()
         self.refusals = 0
@@ -278,7 +284,7 @@ class DelegateConnection:
     def _run(self) -> None:
         backoff = BACKOFF_FIRST
         while not self._stopping.is_set():
-            began = time.monotonic()
+            began, taken = time.monotonic(), self._taken
             try:
                 if self._gone:
                     self._come_back()
@@ -287,13 +293,15 @@ class DelegateConnection:
                 log.info("%s: the delegate has forgotten us: %s", self._name, exc)
                 self._gone = True
             except WireError as exc:
+                if self._stopping.is_set():
+                    return
                 log.debug("%s: data connection ended: %s", self._name, exc)
                 self._gone = self._gone or self._is_forgotten()
             except (DelegateNotFoundError, LookupNotFoundError) as exc:
                 log.info("%s: waiting for the delegate: %s", self._name, exc)
             except JbiError as exc:
                 log.error("%s: the delegate refuses us: %s", self._name, exc)
-            if time.monotonic() - began > BACKOFF_MOST:
+            if self._taken > taken or time.monotonic() - began > BACKOFF_MOST:
                 backoff = BACKOFF_FIRST
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
             backoff = min(2 * backoff, BACKOFF_MOST)
@@ -338,6 +346,7 @@ class DelegateConnection:
 
     def _acked(self, count: int, note: memoryview) -> None:
         self._queue.acknowledged(count)
+        self._taken += count
         with self._progress:
             self._progress.notify_all()
         if not note:

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NewType, Self
+from typing import Any, Final, NewType, Self
 
-from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, unknown_uid
 from jbi_pubsub.core.info_object import DEFAULT_VERSION
@@ -36,6 +36,10 @@ from .publication import (
 
 DelegateUid = NewType("DelegateUid", str)
 """Identifies a connection to a delegate, in all calls of the adapter that made it."""
+
+
+FIND_AGAIN_SECONDS: Final = 1.0
+"""For one look for a delegate that went away; it is repeated until one is found or the adapter is closed."""
 
 
 class PublisherAdapterLight:
@@ -79,7 +83,7 @@ class PublisherAdapterLight:
         connection = DelegateConnection(
             self._config,
             self._renewals,
-            find=lambda avoid: self._find_delegate(name, location, self._config.lookup.timeout, avoid=avoid),
+            find=lambda avoid: self._find_delegate(name, location, FIND_AGAIN_SECONDS, avoid=avoid),
             name=self._name,
             refused=self._refused,
         )
@@ -115,8 +119,12 @@ class PublisherAdapterLight:
         info_type = open_type(
             self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations or {}
         )
-        publication = opened(info_type, invariants, validate=validate)
-        connection.register(publication)
+        try:
+            publication = opened(info_type, invariants, validate=validate)
+            connection.register(publication)
+        except JbiError:
+            self._forget_if_idle(info_type)
+            raise
         with self._lock:
             self._publications[publication.uid] = (publication, connection)
         return publication.uid
@@ -230,6 +238,13 @@ class PublisherAdapterLight:
             if self._community is None:
                 self._community = JoinManager(self._config, name=self._name)
             return self._community
+
+    def _forget_if_idle(self, info_type: InformationType) -> None:
+        """A registration came to nothing: its schema must not stand in the way of the right one."""
+        with self._lock:
+            used = any(p.info_type is info_type for p, _ in self._publications.values())
+        if not used:
+            self._types.forget(info_type.type)
 
     def _connection(self, delegate: DelegateUid) -> DelegateConnection:
         with self._lock:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, unknown_uid
+from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
 from jbi_pubsub.core.info_object import DEFAULT_VERSION
 from jbi_pubsub.pad.delegate import Registration
 from jbi_pubsub.pad.delivery import SubscriberSession
@@ -67,7 +67,11 @@ class PublisherAdapter:
         info_type = open_type(
             self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations or {}
         )
-        publication = opened(info_type, invariants, validate=validate)
+        try:
+            publication = opened(info_type, invariants, validate=validate)
+        except JbiError:
+            self._server.delegate.forget_type(info_type.type)
+            raise
         request = publication.request()
         self._server.check_type(request)
         with self._lock:

@@ -77,7 +77,7 @@ class DelegateSession:
         self._changed = threading.Condition()
         self._wanted: dict[str, LocalSubscription] = {}
         self._standing: dict[str, _Standing] = {}
-        self._refused: set[str] = set()
+        self._refused: dict[str, str] = {}
         self._by_number: dict[int, _Standing] = {}
         self._opened: Opened | None = None
         self._receiver: Receiver | None = None
@@ -152,6 +152,7 @@ class DelegateSession:
                 "address": ", ".join(self.ref.endpoints),
                 "connected": self._receiver is not None,
                 "subscriptions": list(self._standing),
+                "refused": dict(self._refused),
             }
 
     # -- the session's thread -----------------------------------------------------------------------------------
@@ -206,12 +207,12 @@ class DelegateSession:
         uid = subscription.uid
         try:
             granted = self._proxy.subscribe(session_id, subscription.request, self._config.lease.mail)
-        except (WireError, UnknownUidError):
-            raise
         except JbiError as exc:
+            if isinstance(exc, UnknownUidError) or (isinstance(exc, WireError) and not isinstance(exc, ProtocolError)):
+                raise
             log.error("%s: delegate %s refuses subscription %s: %s", self._name, self.ref.endpoints, uid, exc)
             with self._changed:
-                self._refused.add(uid)
+                self._refused[uid] = str(exc)
             return
         standing = _Standing(subscription, granted.number, granted.lease)
         with self._changed:
@@ -287,14 +288,15 @@ class DelegateSession:
                 return
             if opened.uid != session_id or receiver is None:
                 session_id, receiver = opened.uid, Receiver(self._take, self._consumed)
-            began = time.monotonic()
+            began, position = time.monotonic(), receiver.position
             try:
                 self._receive(opened, receiver)
             except (UnknownUidError, UnknownLeaseError) as exc:
                 self._lose_session(exc)
             except JbiError as exc:
                 log.debug("%s: deliveries from %s ended: %s", self._name, self.ref.endpoints, exc)
-            backoff = BACKOFF_FIRST if time.monotonic() - began > 1.0 else min(2 * backoff, BACKOFF_MOST)
+            useful = receiver.position > position or time.monotonic() - began > 1.0
+            backoff = BACKOFF_FIRST if useful else min(2 * backoff, BACKOFF_MOST)
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
 
     def _await_session(self) -> Opened | None:

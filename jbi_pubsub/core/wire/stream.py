@@ -54,6 +54,8 @@ MAX_FRAME_BYTES: Final = MAX_ITEM_BYTES + MAX_BATCH_BYTES + (1 << 20)
 
 SEND_SECONDS: Final = 30.0
 """For one batch to leave; a peer that takes none of it for so long is disconnected (it may come back and resume)."""
+TAKE_SECONDS: Final = 1.0
+"""How long a sender waits for items before it looks whether its connection still stands."""
 HANDSHAKE_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 3600.0
 """How long one wait for a frame lasts before it is begun again; keepalive notices dead peers long before."""
@@ -177,6 +179,10 @@ class Source(Protocol):
         """At least one item within `timeout` seconds, else []. An item is the parts of its bytes, in order."""
         ...
 
+    def wake(self) -> None:
+        """Have a waiting `take` return now."""
+        ...
+
 
 @dataclass(slots=True)
 class _Batch:
@@ -234,6 +240,7 @@ class Sender:
             self._changed.notify_all()
         if line:
             line.shut()
+        self._source.wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
@@ -314,7 +321,7 @@ class Sender:
                     return
                 self._taking = True
             try:
-                items = self._source.take(MAX_BATCH_ITEMS, MAX_BATCH_BYTES, 0.5)
+                items = self._source.take(MAX_BATCH_ITEMS, MAX_BATCH_BYTES, TAKE_SECONDS)
                 if items:
                     self._send(items)
             finally:

@@ -1,0 +1,50 @@
+"""A publisher goes on with another delegate of the same characteristics."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.processes
+def test_when_a_delegate_dies_another_takes_over_and_every_object_comes_once_in_order(
+    federation: Any, figures: Any, start: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    # Given two delegates of the same characteristics, each a process, a publisher at one of them, and a subscriber
+    locator = federation.lookups[0].address
+    arguments = ("--no-multicast", "--locator", locator, "--set", "lease.lookup=2", "pad", "alpha", "rome", "--json")
+    delegates = {
+        facts["id"]: process for process in (start(*arguments), start(*arguments)) for facts in [process.fact()]
+    }
+    publisher = federation.light()
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(figures.figure_3, schema=figures.schema)
+    delegate = publisher.connect_to_delegate("alpha", "rome")
+    registration = publisher.register_publisher(delegate, figures.schema, figures.figure_1)
+    assert subscriber.wait_matched(uid) == 1
+    for _ in range(50):
+        publisher.publish(registration, figures.figure_1)
+    publisher.flush()
+    first = [subscriber.receive(uid).platform.sequence for _ in range(50)]
+    # When that one is killed while the publisher goes on publishing
+    used = subscriber.status()["sessions"][0]["delegate"]
+    delegates[used].signal(signal.SIGKILL)
+    for _ in range(50):
+        publisher.publish(registration, figures.figure_1)
+    # Expect the other one to get the registration, and what comes after the subscriber has followed, once and in order
+    publisher.flush(20)
+    eventually(lambda: len(subscriber.status()["sessions"]) == 2)
+    eventually(lambda: _stands_at_another(subscriber, uid, used))
+    publisher.publish(registration, figures.figure_1)
+    after = [obj.platform.sequence for obj in subscriber.objects(uid, timeout=3)]
+    assert first == list(range(1, 51))
+    assert after[-1] == 101
+    assert after == sorted(set(after))
+    assert not set(after) & set(first)
+
+
+def _stands_at_another(subscriber: Any, uid: str, used: str) -> bool:
+    return any(uid in s["subscriptions"] for s in subscriber.status()["sessions"] if s["delegate"] != used)
