@@ -63,8 +63,8 @@ class InformationType:
         first = log[0] if log else (0, "", "the document is invalid")
         shown = "; ".join(f"line {line}: {text.rstrip('. ')}" for line, _, text in log[:MAX_ERRORS_SHOWN])
         raise MetadataError(
-            f"{what} does not conform to the schema of {self.type}: {shown}",
-            hint="The invariants alone are not enough: publish the full metadata, in the order of the schema",
+            f"{what} does not conform to the schema of {self.type}: at {first[1] or '/'}: {shown}",
+            hint="Publish the full metadata, not the invariants alone, in the order and with the values of the schema",
             path=self._readable(root, first[1]),
             line=first[0],
             reason=first[2],

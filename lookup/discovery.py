@@ -109,6 +109,7 @@ class LookupDiscovery:
         self._multicast = multicast
         self._interfaces = list(interfaces)
         self._zeroconf: Zeroconf | None = None
+        self._browser: ServiceBrowser | None = None
         self._thread = threading.Thread(target=self._run, name=f"{name}-discovery", daemon=True)
 
     def start(self) -> None:
@@ -121,6 +122,8 @@ class LookupDiscovery:
             self._stopping = True
             self._changed.notify_all()
         self._thread.join(PROBE_SECONDS + 2.0)
+        if self._browser is not None:
+            self._browser.cancel()
         if self._zeroconf is not None:
             self._zeroconf.close()
 
@@ -171,7 +174,7 @@ class LookupDiscovery:
     def _browse(self) -> None:
         try:
             self._zeroconf = Zeroconf(interfaces=self._interfaces, ip_version=IPVersion.V4Only)
-            ServiceBrowser(self._zeroconf, SERVICE_TYPE, _Listener(self._suggest))
+            self._browser = ServiceBrowser(self._zeroconf, SERVICE_TYPE, _Listener(self._suggest))
         except (ZeroconfError, OSError) as exc:
             log.warning("no mDNS on %s (%s): using the locators alone", self._interfaces, exc)
 

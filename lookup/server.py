@@ -50,6 +50,9 @@ EVENTS_WAITING: Final = 10_000
 CHANNELS_MOST: Final = 10_000
 """Event channels open at once."""
 
+DESTROY_SECONDS: Final = 0.2
+"""Between the answer to `destroy` and the end: whoever called is to get it."""
+
 REAP_MOST: Final = 0.5
 """Longest pause of the reaper in seconds: the grace within which an expiry is announced."""
 
@@ -278,9 +281,11 @@ class LookupServer:
         self._announce()
 
     def destroy(self) -> None:
-        """Forget all and end (the process's owner is told)."""
+        """Forget all and end: the process's owner is told, once the caller has been answered."""
         self.change(lambda registrar, _: registrar.destroy())
-        self._destroyed()
+        ending = threading.Timer(DESTROY_SECONDS, self._destroyed)
+        ending.name, ending.daemon = "lookup-destroy", True
+        ending.start()
 
     def status(self) -> dict[str, Any]:
         """Plain data for status pages."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import BackPressureError, MetadataError, OversizeError, UnknownUidError
+from jbi_pubsub.core.errors import BackPressureError, MetadataError, OversizeError, StorageError, UnknownUidError
 from jbi_pubsub.core.info_object import Cause, InfoObject, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire import ServiceRef
@@ -33,6 +34,7 @@ from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delivery import Budget, SubscriberSession
 from jbi_pubsub.pad.dissemination import InformationTypeGate, MatchTable, Selected, check, disseminate, explain
 from jbi_pubsub.pad.mail import MailDispatcher, compose
+from jbi_pubsub.pad.store import Kept, SubscriptionStore
 from jbi_pubsub.pad.subscription import (
     PEER_TYPE,
     PUBLISHER_TYPE,
@@ -141,8 +143,14 @@ class Delegate:
         subscriptions_ref: ServiceRef,
         clock: Callable[[], float],
         peer: bool = False,
+        store: SubscriptionStore | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        """`subscriptions_ref` is the proxy handed to subscribers; `peer`: inside a publishing application."""
+        """`subscriptions_ref` is the proxy handed to subscribers; `peer`: inside a publishing application; `store`
+        keeps e-mail subscriptions, those in it are taken over. Raises StorageError."""
+        self._store = store
+        self._wall = wall
+        self._mail_leases: dict[str, str] = {}
         self.delegate_id = delegate_id
         self._config = config
         self._types = types
@@ -168,6 +176,8 @@ class Delegate:
         self._closed_delivered = 0
         self._closed_published = 0
         self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost)
+        for kept in store.load(wall()) if store is not None else ():
+            self._take_over(kept)
 
     # -- publishers ---------------------------------------------------------------------------------------------
 
@@ -311,9 +321,12 @@ class Delegate:
         subscription.unfiltered += not selected.filtered
         if subscription.request.direct:
             session = self._sessions.get(subscription.owner)
-            if session is not None:  # else the session has just ended, and counted what it held
-                session[0].offer(subscription, selected.parts, sum(map(len, selected.parts)))
+            size = sum(map(len, selected.parts))
+            if session is not None and session[0].offer(subscription, selected.parts, size):
                 offered.add(session[0])
+            else:  # cancelled, or its session over, since the match: it has accounted for what it held
+                with self._lock:
+                    self._closed_lost[Cause.CANCELLED] += 1
         if subscription.request.recipients:
             mail = compose(obj, selected.payload, subscription.uid, self._config.mail.sender)
             refused = self._mail.offer(subscription, mail, obj.object_id)
@@ -376,7 +389,30 @@ class Delegate:
             self._waiting.add(key, request.entries)
             for topic in topics:
                 topic.table.add(subscription)
+            if lease is not None:
+                self._mail_leases[lease.lease_id] = request.uid
+        if lease is not None and self._store is not None:
+            self._keep(Kept(request, lease.lease_id, self._wall() + lease.duration), key)
         return Granted(subscription.number, lease)
+
+    def _keep(self, kept: Kept, key: tuple[str, str]) -> None:
+        assert self._store is not None
+        try:
+            self._store.keep(kept)
+        except StorageError:
+            self._forget_subscription(key)  # what is not on disk is not promised
+            raise
+
+    def _take_over(self, kept: Kept) -> None:
+        """A subscription of our time before: its lease goes on."""
+        key = ("mail", kept.request.uid)
+        self._next_number += 1
+        subscription = compile_subscription(kept.request, owner="mail", number=self._next_number)
+        now = self._clock()
+        self._landlord.restore(kept.lease_id, lambda: self._forget_subscription(key), now + kept.ends - self._wall())
+        self._mail_leases[kept.lease_id] = kept.request.uid
+        self._subscriptions[key] = subscription
+        self._waiting.add(key, kept.request.entries)
 
     def unsubscribe(self, session_id: str, uid: str) -> None:
         """Cancel a subscription: nothing is delivered to it once this has returned. Raises UnknownUidError."""
@@ -408,7 +444,11 @@ class Delegate:
     def renew(self, lease_id: str, duration: float) -> Lease:
         """Renew the lease of a publisher, subscriber or e-mail subscription. Raises UnknownLeaseError."""
         with self._lock:
-            return self._landlord.renew(lease_id, duration, self._clock())
+            lease = self._landlord.renew(lease_id, duration, self._clock())
+            uid = self._mail_leases.get(lease_id)
+        if uid is not None and self._store is not None:
+            self._store.renew(uid, self._wall() + lease.duration)
+        return lease
 
     def expire(self) -> int:
         """Clean up whose lease has run out; how many there were."""
@@ -435,6 +475,8 @@ class Delegate:
         for session_id in sessions:
             self._drop_session(session_id, Cause.SHUTDOWN)
         self._mail.stop()
+        if self._store is not None:
+            self._store.close()
 
     def status(self) -> dict[str, object]:
         """Everything a status page shows, as plain data."""
@@ -510,12 +552,15 @@ class Delegate:
             subscription = self._subscriptions.pop(key, None)
             if subscription is None:
                 return
+            self._mail_leases = {k: uid for k, uid in self._mail_leases.items() if key != ("mail", uid)}
             self._waiting.remove(key)
             for topic in self._topics.values():
                 topic.table.remove(subscription)
             session = self._sessions.get(key[0])
         if session is not None:
             subscription.lost[Cause.CANCELLED] += session[0].remove(subscription, tell=False)
+        if key[0] == "mail" and self._store is not None:
+            self._store.forget(key[1])
         dropped = self._mail.cancel(subscription) if subscription.request.recipients else 0
         if dropped:
             subscription.lost[Cause.CANCELLED] += dropped

@@ -146,12 +146,14 @@ class SubscriberSession:
             self._outlets[subscription.number] = _Outlet(subscription)
 
     def remove(self, subscription: Subscription, *, tell: bool) -> int:
-        """Close the outlet; how many objects waited in it. `tell` the subscriber that no more will come."""
+        """Close the outlet; how many objects waited in it or were on their way. `tell` the subscriber that no more
+        will come."""
         with self._changed:
             outlet = self._outlets.pop(subscription.number, None)
             if outlet is None:
                 return 0
-            waiting = len(outlet.queue)
+            waiting = self._held(outlet) + sum(flying is subscription for flying in self._flying)
+            self._flying = deque(None if flying is subscription else flying for flying in self._flying)
             self._empty(outlet)
             if tell:
                 self._outlets[subscription.number] = _Outlet(subscription, untold=Counter({"": 1}))
@@ -159,8 +161,9 @@ class SubscriberSession:
             self._changed.notify_all()
             return waiting
 
-    def offer(self, subscription: Subscription, parts: Parts, cost: int) -> None:
-        """Queue an object, by the subscription's policy; may wait up to its `block_seconds` under `block`.
+    def offer(self, subscription: Subscription, parts: Parts, cost: int) -> bool:
+        """Queue an object, by the subscription's policy; may wait up to its `block_seconds` under `block`. False: the
+        subscription is gone, and does not account for the object any more.
 
         It goes out at the next `wake`: a batch of publications becomes a batch of deliveries, not a wake-up each.
         """
@@ -168,21 +171,24 @@ class SubscriberSession:
         with self._changed:
             outlet = self._outlets.get(subscription.number)
             if outlet is None:
-                return  # cancelled between match and delivery: after the cancel returned nothing may come
+                return False  # cancelled between match and delivery: after the cancel returned nothing may come
             if len(outlet.queue) >= request.bound:
                 self._changed.notify_all()
                 if request.policy == "block" and not self._wait_for_room(outlet, request.block_seconds):
+                    if self._outlets.get(subscription.number) is not outlet:
+                        return False
                     self._lose(outlet, Cause.BLOCK_TIMEOUT)
-                    return
+                    return True
                 if request.policy == "drop_newest":
                     self._lose(outlet, Cause.QUEUE_OVERFLOW)
-                    return
+                    return True
                 if request.policy == "drop_oldest":
                     self._budget.add(-_size(outlet.queue.drop_oldest()))
                     self._lose(outlet, Cause.QUEUE_OVERFLOW)
             outlet.queue.put(parts, cost)
             self._budget.add(cost)
             self._make_ready(outlet)
+            return True
 
     def wake(self) -> None:
         """What was offered goes out now."""
@@ -226,7 +232,7 @@ class SubscriberSession:
         with self._changed:
             self._closed = True
             for outlet in self._outlets.values():
-                outlet.subscription.lost[cause] += len(outlet.queue)
+                outlet.subscription.lost[cause] += self._held(outlet)
                 self._empty(outlet)
             for subscription in self._flying:
                 if subscription is not None:
@@ -261,12 +267,16 @@ class SubscriberSession:
                 "queued": {o.subscription.uid: len(o.queue) for o in self._outlets.values()},
             }
 
+    def _held(self, outlet: _Outlet) -> int:
+        """Objects that wait, and the large one of which some chunks have gone."""
+        return len(outlet.queue) + (outlet.cutting is not None)
+
     def _empty(self, outlet: _Outlet) -> None:
         while len(outlet.queue):
             self._budget.add(-_size(outlet.queue.drop_oldest()))
 
     def _left(self) -> int:
-        return sum(len(o.queue) for o in self._outlets.values()) + sum(s is not None for s in self._flying)
+        return sum(map(self._held, self._outlets.values())) + sum(s is not None for s in self._flying)
 
     def _next(self, outlet: _Outlet) -> Parts | None:
         number = outlet.subscription.number

@@ -38,10 +38,12 @@ Refusals = tuple[tuple[str, ErrorReport], ...]
 
 
 class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A connection or session with its lease."""
+    """A connection or session with its lease. `server` is who has opened it: another one may stand at an address
+    where ours was."""
 
     uid: str
     lease: Lease
+    server: str = ""
 
 
 class DelegateProxy:

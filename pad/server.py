@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -53,6 +54,7 @@ from jbi_pubsub.pad.proxy import (
     SUBSCRIPTIONS_METHODS,
     Opened,
 )
+from jbi_pubsub.pad.store import SubscriptionStore
 from jbi_pubsub.pad.subscription import (
     PAD_TYPE,
     PUBLISHER_TYPE,
@@ -138,6 +140,7 @@ class DisseminationServer:
             subscriptions_ref=self.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS),
             clock=clock,
             peer=characteristics is None,
+            store=SubscriptionStore(Path(config.pad.state)) if characteristics and config.pad.state else None,
         )
         self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
         metrics = config.metrics
@@ -369,7 +372,7 @@ class _Delegate:
         self._server.allow(caller, "connect")
         self._server.refuse_when_stopping()
         connection, lease = self._server.delegate.connect(name[:200], duration)
-        return Opened(connection.connection_id, lease)
+        return Opened(connection.connection_id, lease, self._server.server_id)
 
     @exported
     def renew(self, caller: Caller, lease_id: str, duration: float) -> Lease:  # noqa: ARG002  # the lease id is the right
@@ -412,7 +415,7 @@ class _Subscriptions:
         self._server.allow(caller, "subscribe")
         self._server.refuse_when_stopping()
         session_id, lease = self._server.delegate.open_session(name[:200], duration)
-        return Opened(session_id, lease)
+        return Opened(session_id, lease, self._server.server_id)
 
     @exported
     def renew(self, caller: Caller, lease_id: str, duration: float) -> Lease:  # noqa: ARG002  # the lease id is the right

@@ -61,7 +61,7 @@ def lookup(
         lookup__host=host, lookup__port=port, lookup__state="" if ephemeral else state, metrics__port=metrics_port
     )
     _raise_file_limit()
-    stop = threading.Event()
+    stop = _stop_on_signal()
     server = open_lookup(config, destroyed=stop.set)
     server.start()
     info = server.info()
@@ -137,6 +137,7 @@ def _registrar(context: click.Context) -> RegistrarProxy:
 @click.argument("location")
 @click.option("--host", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default any free one.")
+@click.option("--state", type=click.Path(dir_okay=False), help="Keep e-mail subscriptions in this file over restarts.")
 @click.option("--drain", type=float, default=5.0, show_default=True, help="Seconds for deliveries when stopping.")
 @click.option("--metrics-port", type=click.IntRange(-1, 65535), help="Prometheus metrics; -1 for none, 0 any port.")
 @json_option
@@ -147,6 +148,7 @@ def pad(
     location: str,
     host: str | None,
     port: int | None,
+    state: str | None,
     drain: float,
     metrics_port: int | None,
     as_json: bool,
@@ -157,9 +159,9 @@ def pad(
     jbi pad alpha rome
     jbi --set mail.host=mail.example.org pad bravo paris --port 4200
     """
-    config = settings.load(pad__host=host, pad__port=port, metrics__port=metrics_port)
+    config = settings.load(pad__host=host, pad__port=port, pad__state=state, metrics__port=metrics_port)
     _raise_file_limit()
-    stop = threading.Event()
+    stop = _stop_on_signal()
     server = DisseminationServer(
         config, TypeRepository(cache_dir=config.type_cache()), characteristics=(name, location)
     )
@@ -191,9 +193,15 @@ def _metrics(metrics: MetricsServer | None) -> dict[str, int]:
     return {"metrics": metrics.port} if metrics is not None else {}
 
 
-def _wait(stop: threading.Event) -> None:
+def _stop_on_signal() -> threading.Event:
+    """Set by SIGTERM and SIGINT from now on: before anybody is told that we are ready."""
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def _wait(stop: threading.Event) -> None:
     while not stop.wait(3600.0):
         pass
 

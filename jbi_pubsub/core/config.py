@@ -56,6 +56,8 @@ class PadSection(_Section, frozen=True):
     """0 takes a free port: delegates are found through the lookup service."""
     advertise: str = ""
     """Host name or address that others connect to, when it differs from `host`."""
+    state: str = ""
+    """File in which a delegate keeps its e-mail subscriptions over restarts; "" keeps nothing."""
     max_registrations: int = 10_000
     """Publisher registrations of one delegate; more are refused."""
     max_queued_bytes: int = 1 << 30

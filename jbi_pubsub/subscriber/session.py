@@ -53,6 +53,13 @@ class _Standing:
         """Of a large object that is still coming."""
 
 
+class _ReplacedError(JbiError):
+    """A delegate was started again at its old address: the lookup service lists the new one, it gets a session of its
+    own, and with one for the old one as well everything would come twice."""
+
+    code = "replaced"
+
+
 class DelegateSession:
     """See the module. `_changed` covers all state."""
 
@@ -169,6 +176,9 @@ class DelegateSession:
                 continue
             except (UnknownUidError, UnknownLeaseError) as exc:
                 self._lose_session(exc)
+            except _ReplacedError as exc:
+                self._end(exc)
+                return
             except WireError as exc:
                 log.debug("%s: delegate %s is away: %s", self._name, self.ref.endpoints, exc)
                 unreachable_since = unreachable_since or time.monotonic()
@@ -188,6 +198,9 @@ class DelegateSession:
         if not needed:
             return
         opened = self._proxy.open(self._name, self._config.lease.subscriber)
+        if opened.server != self.ref.service_id:
+            self._proxy.close_session(opened.uid)
+            raise _ReplacedError(f"another server answers at {', '.join(self.ref.endpoints)}")
         self._renewals.manage(
             self, opened.lease.duration, lambda: self._renew(opened.lease.lease_id), self._lose_session
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import logging
 import select
 import socket
@@ -57,12 +58,20 @@ class Security:
 
     def check(self, host: str) -> None:
         """Refuse to listen in clear beyond loopback. Raises ConfigurationError."""
-        if self.tls is None and not self.insecure and not host.startswith(LOOPBACK):
+        if self.tls is None and not self.insecure and not _is_loopback(host):
             raise ConfigurationError(
                 f"refusing to listen on {host} without TLS",
                 hint="Set [tls] certificate, key and ca, or pass --insecure on a network you trust",
                 host=host,
             )
+
+
+def _is_loopback(host: str) -> bool:
+    """Only literal loopback addresses and `localhost`: another name may resolve to anything."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def split_endpoint(text: str, *, default_port: int = 0) -> tuple[str, int]:

@@ -1,0 +1,162 @@
+"""Commands as processes that talk to each other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+FILES = Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery"
+SCHEMA, FIGURE_1, FIGURE_3, IMAGE = (
+    str(FILES / name) for name in ("Intel_Imagery.xsd", "fig1.xml", "fig3-template.xml", "image.png")
+)
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+PREDICATE = "//lat>33.2 and //latord='N'"
+
+
+@pytest.mark.parametrize("how", [("--delegate", "alpha", "rome"), ("--peer",)], ids=lambda how: how[0])
+def test_publish_and_subscribe(
+    how: tuple[str, ...], flags: list[str], federation: Any, start: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given a delegate, a subscriber whose template and predicate fit, and one whose predicate does not
+    federation.pad()
+    fits = start(
+        *flags, "subscribe", "--template", FIGURE_3, "--schema", SCHEMA, "--predicate", PREDICATE,
+        "--count", "2", "--timeout", "20", "--out", str(tmp_path / "out"), "--json",
+    )  # fmt: skip
+    misses = start(*flags, "subscribe", "--type", TYPE, "--predicate", "//lat>90", "--timeout", "3", "--json")
+
+    # When an image is published twice
+    publishing = start(
+        *flags, "publish", *how, "--schema", SCHEMA, "--metadata", FIGURE_1, "--payload", IMAGE,
+        "--count", "2", "--wait", "2", "--json",
+    )  # fmt: skip
+    published = publishing.fact()
+    assert publishing.popen.wait(10.0) == 0
+    assert published["undelivered"] == 0
+    assert len(published["published"]) == 2
+
+    # Expect both, in order, at the one that fits, which then ends, and its files as published
+    received = [fits.fact(), fits.fact()]
+    assert [fact["object"] for fact in received] == published["published"]
+    assert {(fact["type"], fact["registration"]) for fact in received} == {(TYPE, published["registration"])}
+    assert fits.popen.wait(10.0) == 0
+    written = [path.read_bytes() for path in (tmp_path / "out").iterdir()]
+    assert written.count(Path(IMAGE).read_bytes()) == 2
+    assert written.count(Path(FIGURE_1).read_bytes()) == 2
+
+    # Expect nothing at the other, which ends because nothing comes
+    out, err = misses.popen.communicate(timeout=10.0)
+    assert (out, err) == ("", "")
+
+
+def test_services_and_status(flags: list[str], federation: Any, figures: Any, said: Callable[..., Any]) -> None:
+    # Given two delegates and a registration at one of them
+    alpha = federation.pad("alpha", "rome")
+    bravo = federation.pad("bravo", "paris")
+    adapter = federation.light()
+    registration = adapter.register_publisher(
+        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    adapter.publish(registration, figures.figure_1)
+    adapter.flush()
+
+    # Expect `services` to list all three with their entries, and to filter by type and field
+    everything = json.loads(said(*flags, "services", "--json").out)
+    assert len(everything) == 3
+    delegates = json.loads(said(*flags, "services", "--type", "jbi.PublisherAdapterDelegate", "--json").out)
+    assert {(d["id"], *d["endpoints"]) for d in delegates} == {(p.server_id, p.address) for p in (alpha, bravo)}
+    for field, count in (("publisher=418th", 1), ("publisher=999th", 0), ("location=paris", 1)):
+        assert len(json.loads(said(*flags, "services", "--field", field, "--json").out)) == count
+
+    # Expect `status` to show what each server does, and one server when asked for it
+    shown = {s["id"]: s for s in json.loads(said(*flags, "status", "--json").out)}
+    assert set(shown) == {alpha.server_id, bravo.server_id, federation.lookups[0].info().service_id}
+    assert shown[alpha.server_id]["published"] == 1
+    assert [r["uid"] for r in shown[alpha.server_id]["registrations"]] == [registration]
+    assert shown[bravo.server_id]["registrations"] == []
+    [one] = json.loads(said(*flags, "status", bravo.address, "--json").out)
+    assert one["id"] == bravo.server_id
+
+    # Expect the same for people
+    assert "alpha" in said(*flags, "services").out
+    assert said(*flags, "status").code == 0
+
+
+def test_the_lookup_service_is_administered(
+    flags: list[str], federation: Any, said: Callable[..., Any], start: Callable[..., Any]
+) -> None:
+    # Given a lookup service of its own process
+    server = start(*flags, "lookup", "--port", "0", "--json")
+    ready = server.fact()
+    assert ready["groups"] == [""]
+
+    # When its groups are set
+    assert said(*flags, "lookup", "admin", "--at", ready["address"], "groups", "lab", "").code == 0
+
+    # Expect it to say so; and to end when it is destroyed
+    [status] = json.loads(said(*flags, "status", ready["address"], "--json").out)
+    assert sorted(status["groups"]) == ["", "lab"]
+    assert said(*flags, "lookup", "admin", "--at", ready["address"], "destroy", "--yes").code == 0
+    assert server.popen.wait(10.0) == 0
+
+
+def test_a_lookup_service_with_a_state_file_is_the_same_after_a_restart(
+    flags: list[str], start: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given a lookup service that keeps its state, killed
+    arguments = (*flags, "lookup", "--port", "0", "--state", str(tmp_path / "state.db"), "--json")
+    first = start(*arguments)
+    ready = first.fact()
+    first.popen.kill()
+    first.popen.wait(5.0)
+
+    # Expect the same id when it is started again
+    assert start(*arguments).fact()["id"] == ready["id"]
+
+
+def test_the_demo_is_right() -> None:
+    # Expect the whole federation to deliver what it must
+    done = subprocess.run(
+        [sys.executable, "-m", "jbi_pubsub", "demo", "--json"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["right"] is True
+    assert len(summary["subscribers"]) == 8
+    assert all(s["got"] == s["must"] for s in summary["subscribers"])
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("script", ["jbi", "jbi-lookup", "jbi-pad", "jbi-codegen", "jbi-study"])
+def test_the_console_scripts_run(script: str) -> None:
+    # Given the installed package (C-07)
+    # Expect each script to explain itself
+    command = Path(sys.executable).parent / script
+    done = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Usage: ")
+
+
+def test_a_command_that_is_interrupted_says_so_by_its_code(
+    flags: list[str], federation: Any, start: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    # Given a subscriber that waits
+    federation.pad()
+    waiting = start(*flags, "-v", "subscribe", "--type", TYPE, "--timeout", "60", "--json")
+    eventually(lambda: federation.lookups[0].status()["event_registrations"] > 0)
+
+    # When it is interrupted
+    waiting.popen.send_signal(2)
+    out, err = waiting.popen.communicate(timeout=10.0)
+
+    # Expect code 130 and no traceback
+    assert waiting.popen.returncode == 130
+    assert "Traceback" not in out + err

@@ -1,0 +1,295 @@
+"""What the command says: help, errors of one line, exit codes."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from jbi_pubsub.cli.app import jbi
+
+FILES = Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery"
+SCHEMA, FIGURE_1, FIGURE_3 = (str(FILES / name) for name in ("Intel_Imagery.xsd", "fig1.xml", "fig3-template.xml"))
+ALONE = ("--no-multicast", "--locator", "127.0.0.1:1", "--set", "lookup.timeout=0.3")
+"""Nobody listens on port 1."""
+
+
+def commands(group: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every command and subcommand."""
+    below = group.commands.items() if isinstance(group, click.Group) else ()
+    return [path, *(found for name, command in below for found in commands(command, (*path, name)))]
+
+
+def test_the_commands_of_the_design_exist() -> None:
+    promised = {
+        "demo", "lookup", "pad", "codegen", "publish", "subscribe", "subscriptions", "services", "status", "study",
+        "bench", "config",
+    }  # fmt: skip
+    assert promised <= set(jbi.commands)
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+@pytest.mark.parametrize("command", commands(jbi), ids=lambda path: " ".join(path) or "jbi")
+def test_every_command_explains_itself(command: tuple[str, ...], option: str, said: Callable[..., Any]) -> None:
+    # Expect usage and a sentence, for people who have nothing running
+    answer = said(*command, option)
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith(" ".join(("Usage: jbi", *command)))
+    _usage, explanation, *_ = answer.out.split("\n\n")
+    assert explanation.strip().endswith(".")
+
+
+def test_the_version(said: Callable[..., Any]) -> None:
+    answer = said("--version")
+    assert answer.code == 0
+    assert "0.1.0" in answer.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("nonsense",), ("pad", "alpha"), ("pad", "--nonsense", "a", "b"), ("lookup", "--port", "70000"), ("publish",)],
+    ids=" ".join,
+)
+def test_wrong_usage_is_code_2(arguments: tuple[str, ...], said: Callable[..., Any]) -> None:
+    answer = said(*arguments)
+    assert answer.code == 2
+    assert "Traceback" not in answer.err
+    assert "Error" in answer.err
+
+
+# -- configuration ------------------------------------------------------------------------------------------------
+
+
+def test_a_misspelt_key_is_answered_with_the_nearest(said: Callable[..., Any]) -> None:
+    # Expect code 2, and one line that names what was meant
+    answer = said("--set", "lease.subscribr=5", "config")
+    assert answer.code == 2
+    assert answer.is_one_line(), answer
+    assert "lease.subscribr" in answer.err
+    assert "lease.subscriber" in answer.err
+
+
+@pytest.mark.parametrize("where", ["file", "variable"])
+def test_a_misspelt_key_names_its_place(
+    where: str, said: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if where == "file":
+        (tmp_path / "jbi.toml").write_text("[queue]\nbond = 5\n")
+    else:
+        monkeypatch.setenv("JBI_QUEUE_BOND", "5")
+    answer = said("config")
+    assert answer.code == 2
+    assert answer.is_one_line(), answer
+    assert ("jbi.toml" if where == "file" else "JBI_QUEUE_BOND") in answer.err
+    assert "queue.bound" in answer.err
+
+
+@pytest.mark.parametrize(
+    "assignment", ["lease.subscriber=soon", "lookup.port=x", "queue.policy=drop_all", "queue.bound=1.5", "queue.bound"]
+)
+def test_a_bad_value_is_refused(assignment: str, said: Callable[..., Any]) -> None:
+    answer = said("--set", assignment, "config")
+    assert answer.code == 2
+    assert answer.is_one_line(), answer
+    assert assignment.partition("=")[0] in answer.err
+
+
+def test_a_file_that_is_not_there_or_no_toml_is_refused(said: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("[queue\n")
+    for name in ("bad.toml", "missing.toml"):
+        answer = said("--config", name, "config")
+        assert answer.code == 2
+        assert answer.is_one_line(), answer
+        assert name in answer.err
+
+
+def test_config_shows_where_each_value_comes_from(
+    said: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given one setting in the file, one in file and variable, one in file, variable and flag
+    (tmp_path / "jbi.toml").write_text("[lease]\npublisher = 11\nsubscriber = 11\nlookup = 11\n")
+    monkeypatch.setenv("JBI_LEASE_SUBSCRIBER", "22")
+    monkeypatch.setenv("JBI_LEASE_LOOKUP", "22")
+    answer = said("--set", "lease.lookup=33", "config", "--json")
+
+    # Expect the one of highest rank, and its origin
+    assert answer.code == 0
+    shown = json.loads(answer.out)
+    assert shown["lease.mail"] == {"value": 86400.0, "origin": "default"}
+    assert shown["lease.publisher"]["value"] == 11.0
+    assert shown["lease.publisher"]["origin"].endswith("jbi.toml")
+    assert shown["lease.subscriber"] == {"value": 22.0, "origin": "$JBI_LEASE_SUBSCRIBER"}
+    assert shown["lease.lookup"] == {"value": 33.0, "origin": "flag"}
+
+
+def test_config_names_another_file(said: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given jbi.toml here, and two files named by variable and by flag
+    for number, name in enumerate(("jbi.toml", "variable.toml", "flag.toml")):
+        (tmp_path / name).write_text(f"[queue]\nbound = {number + 1}\n")
+    # Expect flag over variable over folder
+    assert json.loads(said("config", "--json").out)["queue.bound"]["value"] == 1
+    monkeypatch.setenv("JBI_CONFIG", "variable.toml")
+    assert json.loads(said("config", "--json").out)["queue.bound"]["value"] == 2
+    assert json.loads(said("--config", "flag.toml", "config", "--json").out)["queue.bound"]["value"] == 3
+
+
+def test_config_hides_the_mail_password(said: Callable[..., Any]) -> None:
+    answer = said("--set", "mail.password=secret", "config")
+    assert answer.code == 0
+    assert "mail.password" in answer.out
+    assert "secret" not in answer.out
+
+
+# -- errors of a run ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("server", [("lookup",), ("pad", "alpha", "rome")], ids=" ".join)
+def test_a_port_in_use(server: tuple[str, ...], said: Callable[..., Any]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        answer = said(*ALONE, *server, "--port", port)
+    assert answer.code == 1
+    assert answer.is_one_line(), answer
+    assert port in answer.err
+
+
+@pytest.mark.parametrize("server", [("lookup",), ("pad", "alpha", "rome")], ids=" ".join)
+def test_listening_beyond_loopback_without_tls(server: tuple[str, ...], said: Callable[..., Any]) -> None:
+    answer = said(*ALONE, *server, "--host", "0.0.0.0", "--port", "0")
+    assert answer.code == 2
+    assert answer.is_one_line(), answer
+    assert "TLS" in answer.err
+    assert "--insecure" in answer.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("services",),
+        ("status",),
+        ("subscriptions",),
+        ("subscribe", "--type", "x"),
+        ("publish", "--schema", SCHEMA, "--metadata", FIGURE_1, "--delegate", "alpha", "rome"),
+    ],
+    ids=lambda a: a[0],
+)
+def test_no_lookup_service(arguments: tuple[str, ...], said: Callable[..., Any]) -> None:
+    answer = said(*ALONE, *arguments)
+    assert answer.code == 1
+    assert answer.is_one_line(), answer
+    assert "lookup" in answer.err.lower()
+
+
+def test_no_such_delegate(flags: list[str], federation: Any, said: Callable[..., Any]) -> None:
+    # Given another delegate
+    federation.pad("alpha", "rome")
+    answer = said(
+        *flags, "--set", "lookup.timeout=1",
+        "publish", "--delegate", "alpha", "paris", "--schema", SCHEMA, "--metadata", FIGURE_1,
+    )  # fmt: skip
+    # Expect what was looked for, and what exists
+    assert answer.code == 1
+    assert answer.is_one_line(), answer
+    assert "paris" in answer.err
+    assert "rome" in answer.err
+
+
+def test_a_broken_schema(flags: list[str], federation: Any, said: Callable[..., Any], tmp_path: Path) -> None:
+    federation.pad()
+    (tmp_path / "broken.xsd").write_text("<xs:schema xmlns:xs='http://www.w3.org/2001/XMLSchema'><xs:element/>")
+    answer = said(*flags, "publish", "--delegate", "alpha", "rome", "--schema", "broken.xsd", "--metadata", FIGURE_1)
+    assert answer.code in (1, 2)
+    assert answer.is_one_line(), answer
+    assert "broken.xsd" in answer.err
+
+
+def test_invalid_metadata(
+    flags: list[str], federation: Any, figures: Any, said: Callable[..., Any], tmp_path: Path
+) -> None:
+    federation.pad()
+    (tmp_path / "bad.xml").write_bytes(figures.metadata(lat="north"))
+    answer = said(
+        *flags, "publish", "--delegate", "alpha", "rome", "--schema", SCHEMA, "--metadata", "bad.xml", "--wait", "0"
+    )
+    # Expect the element and its value
+    assert answer.code in (1, 2)
+    assert answer.is_one_line(), answer
+    assert "'lat'" in answer.err
+    assert "'north'" in answer.err
+
+
+@pytest.mark.parametrize("option", ["--predicate", "--filter"])
+def test_a_malformed_xpath(option: str, flags: list[str], said: Callable[..., Any]) -> None:
+    answer = said(*flags, "subscribe", "--type", "x", option, "//lat >")
+    assert answer.code in (1, 2)
+    assert answer.is_one_line(), answer
+    # Expect the argument and the place in it
+    assert option.strip("-") in answer.err
+    assert "position 7" in answer.err
+
+
+@pytest.mark.parametrize("address", ["nobody", "a@b, c@d", "a@example.org\nBcc: x@example.org"])
+def test_a_bad_email_address(address: str, flags: list[str], said: Callable[..., Any]) -> None:
+    answer = said(*flags, "subscribe", "--type", "x", "--email", address)
+    assert answer.code in (1, 2)
+    assert answer.is_one_line(), answer
+
+
+def test_cancelling_an_unknown_subscription(flags: list[str], federation: Any, said: Callable[..., Any]) -> None:
+    federation.pad()
+    answer = said(*flags, "subscriptions", "cancel", "subscription-unknown")
+    assert answer.code in (1, 2)
+    assert answer.is_one_line(), answer
+    assert "subscription-unknown" in answer.err
+
+
+# -- codegen ------------------------------------------------------------------------------------------------------
+
+
+def test_codegen_writes_a_module_that_check_accepts(said: Callable[..., Any], tmp_path: Path) -> None:
+    # Given generated entries
+    assert said("codegen", SCHEMA, "-o", "entries.py").code == 0
+    made = (tmp_path / "entries.py").read_bytes()
+    compile(made, "entries.py", "exec")
+
+    # Expect --check to pass, to change nothing, and the output to be the same each time, in a file and on stdout
+    assert said("codegen", SCHEMA, "--check", "-o", "entries.py").code == 0
+    assert said("codegen", SCHEMA).out.encode() == made
+    assert said("codegen", "generate", SCHEMA).out.encode() == made
+
+    # When the file is stale
+    (tmp_path / "entries.py").write_bytes(made.replace(b"publisher", b"published"))
+    answer = said("codegen", SCHEMA, "--check", "-o", "entries.py")
+
+    # Expect code 1, a diff, and the file as it was
+    assert answer.code == 1
+    assert "-" in answer.out + answer.err
+    assert "publisher" in answer.out + answer.err
+    assert b"published" in (tmp_path / "entries.py").read_bytes()
+
+
+def test_codegen_explains_what_is_matched_at_registration(said: Callable[..., Any]) -> None:
+    # Given one equality on an invariant element, one inequality on a variant one
+    predicate = "/metadata[RequiredMetadata/publisher='418th' and ImageDescriptor/LocationCoord/lat>33]"
+    answer = said("codegen", "explain", SCHEMA, predicate)
+
+    # Expect both to be named
+    assert answer.code == 0
+    assert "418th" in answer.out
+    assert "lat" in answer.out
+
+
+@pytest.mark.parametrize("arguments", [("codegen", "missing.xsd"), ("codegen", "broken.xsd")], ids=" ".join)
+def test_codegen_without_a_good_schema(arguments: tuple[str, ...], said: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "broken.xsd").write_text("<not-a-schema/>")
+    answer = said(*arguments)
+    assert answer.code in (1, 2)
+    assert "Traceback" not in answer.err
+    assert arguments[1] in answer.err

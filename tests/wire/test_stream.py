@@ -1,0 +1,292 @@
+"""The data plane over lines that break: in order, once, bounded."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from jbi_pubsub.core.errors import ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.wire.stream import (
+    ACK,
+    BATCH,
+    ITEMS,
+    LENGTH,
+    MAX_BATCH_ITEMS,
+    WINDOW_BATCHES,
+    WINDOW_BYTES,
+    Line,
+    Part,
+    Receiver,
+    Sender,
+)
+
+
+class Numbers:
+    """A source of so many numbered items, at most `at_once` in a batch."""
+
+    def __init__(self, count: int, *, at_once: int = MAX_BATCH_ITEMS, size: int = 8) -> None:
+        self.count = count
+        self.taken = 0
+        self._at_once = at_once
+        self._size = size
+        self._empty = threading.Event()
+
+    def take(self, max_items: int, max_bytes: int, timeout: float) -> list[tuple[Part, ...]]:  # noqa: ARG002  # a Source
+        """The next ones."""
+        if self.taken >= self.count:
+            self._empty.wait(min(timeout, 0.02))
+            return []
+        first = self.taken + 1
+        self.taken = min(self.count, self.taken + min(max_items, self._at_once))
+        return [(n.to_bytes(8, "big"), bytes(self._size - 8)) for n in range(first, self.taken + 1)]
+
+    def wake(self) -> None:
+        """End a wait."""
+        self._empty.set()
+
+
+class Pipe:
+    """Two ends of a line with a relay between them that cuts the line after so many bytes in one direction."""
+
+    def __init__(self, cut_after: int | None = None, *, cut_acks_after: int | None = None) -> None:
+        self.sending, near = socket.socketpair()
+        far, self.receiving = socket.socketpair()
+        self._sockets = (self.sending, near, far, self.receiving)
+        self._relays = [
+            threading.Thread(target=self._relay, args=(near, far, cut_after)),
+            threading.Thread(target=self._relay, args=(far, near, cut_acks_after)),
+        ]
+        for relay in self._relays:
+            relay.start()
+
+    def _relay(self, source: socket.socket, target: socket.socket, left: int | None) -> None:
+        with suppress(OSError):
+            while left is None or left > 0:
+                data = source.recv(1500 if left is None else min(left, 1500))
+                if not data:
+                    break
+                target.sendall(data)
+                left = None if left is None else left - len(data)
+        for sock in (source, target):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End it."""
+        for sock in self._sockets:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for relay in self._relays:
+            relay.join()
+        for sock in self._sockets:
+            sock.close()
+
+
+def run(end: Callable[[], None]) -> None:
+    """Run one end of a line until it fails."""
+    with suppress(WireError):
+        end()
+
+
+def meet(sender: Sender, receiver: Receiver, pipe: Pipe, until: Callable[[], bool]) -> None:
+    """Connect both ends as a reconnecting client and its server do, until the line is cut or `until()` is true."""
+    position = receiver.position
+    sending = Line(pipe.sending)
+    receiving = Line(pipe.receiving)
+    ends = [
+        threading.Thread(target=run, args=(lambda: sender.run(sending, position),)),
+        threading.Thread(target=run, args=(lambda: receiver.run(receiving),)),
+    ]
+    for end in ends:
+        end.start()
+    while all(end.is_alive() for end in ends) and not until():
+        ends[0].join(0.005)
+    pipe.close()
+    for end in ends:
+        end.join()
+
+
+@pytest.fixture
+def senders() -> Iterator[Callable[[Numbers], Sender]]:
+    """Senders that are stopped in the end."""
+    made: list[Sender] = []
+
+    def begin(source: Numbers) -> Sender:
+        sender = Sender(source, name="test", acked=lambda _count, _note: None)
+        sender.start()
+        made.append(sender)
+        return sender
+
+    yield begin
+    for sender in made:
+        sender.stop()
+
+
+@pytest.mark.parametrize("direction", ["items", "acknowledgements", "both"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_line_that_is_cut_again_and_again_loses_and_doubles_nothing(
+    direction: str, seed: int, senders: Callable[[Numbers], Sender]
+) -> None:
+    # Given 5,000 items, and lines that are cut in the middle of a frame, of an acknowledgement, or of both
+    chance = random.Random(seed)
+    source = Numbers(5000, at_once=50, size=20)
+    received: list[int] = []
+    sender = senders(source)
+    receiver = Receiver(lambda items: received.extend(int.from_bytes(i[:8], "big") for i in items), lambda: b"")
+
+    # When both ends meet on one line after the other, the last of which holds
+    cuts = 0
+    for _ in range(25):
+        items = chance.randrange(1, 12_000) if direction != "acknowledgements" else None
+        acks = chance.randrange(1, 150) if direction != "items" else None
+        meet(sender, receiver, Pipe(items, cut_acks_after=acks), lambda: len(received) == 5000)
+        cuts += len(received) < 5000
+    meet(sender, receiver, Pipe(), lambda: len(received) == 5000 and sender.unacknowledged == 0)
+
+    # Expect every item once, in order
+    assert cuts > 3
+    assert received == list(range(1, 5001))
+    assert sender.unacknowledged == 0
+
+
+def test_a_receiver_that_does_not_acknowledge_bounds_the_sender(senders: Callable[[Numbers], Sender]) -> None:
+    # Given a sender with far more to send than its window, one item a batch, and a receiver that only reads
+    source = Numbers(1000, at_once=1)
+    sender = senders(source)
+    ours, theirs = socket.socketpair()
+    end = threading.Thread(target=run, args=(lambda: sender.run(Line(ours), 0),))
+    end.start()
+    line = Line(theirs)
+    firsts = [BATCH.unpack_from(line.receive(5.0)[1])[0] for _ in range(WINDOW_BATCHES)]
+
+    # Expect as many batches as the window allows and not one more
+    assert firsts == list(range(1, WINDOW_BATCHES + 1))
+    with pytest.raises(WireTimeoutError):
+        line.receive(0.3)
+    assert source.taken == sender.unacknowledged == WINDOW_BATCHES
+
+    # When one is acknowledged, expect one more
+    line.send(ACK, [(1).to_bytes(8, "big")])
+    kind, body = line.receive(5.0)
+    assert (kind, BATCH.unpack_from(body)) == (ITEMS, (WINDOW_BATCHES + 1, 1))
+    with pytest.raises(WireTimeoutError):
+        line.receive(0.2)
+    assert source.taken == WINDOW_BATCHES + 1
+    line.shut()
+    end.join()
+    ours.close()
+    theirs.close()
+
+
+def test_the_window_counts_bytes_as_well(senders: Callable[[Numbers], Sender]) -> None:
+    # Given items of which three exceed the window's bytes
+    size = WINDOW_BYTES // 3 + 1
+    source = Numbers(1000, at_once=1, size=size)
+    sender = senders(source)
+    ours, theirs = socket.socketpair()
+    end = threading.Thread(target=run, args=(lambda: sender.run(Line(ours), 0),))
+    end.start()
+    line = Line(theirs)
+
+    # Expect three and not one more
+    for _ in range(3):
+        line.receive(5.0)
+    with pytest.raises(WireTimeoutError):
+        line.receive(0.3)
+    assert source.taken == 3
+    line.shut()
+    end.join()
+    ours.close()
+    theirs.close()
+
+
+def test_nothing_is_taken_from_the_source_without_a_line(senders: Callable[[Numbers], Sender]) -> None:
+    # Given a sender that nobody has connected to, and another that works meanwhile
+    idle, busy = Numbers(10), Numbers(10)
+    waiting = senders(idle)
+    received: list[int] = []
+    receiver = Receiver(lambda items: received.extend(range(len(items))), lambda: b"")
+
+    # When the other one has sent all it has
+    meet(senders(busy), receiver, Pipe(), lambda: len(received) == 10)
+
+    # Expect that the first has taken nothing: what waits in the source can still be dropped or counted there
+    assert (idle.taken, waiting.unacknowledged, waiting.connected) == (0, 0, False)
+
+
+@pytest.mark.parametrize("position", [6, 2**63])
+def test_acknowledging_what_was_never_sent_is_refused(position: int, senders: Callable[[Numbers], Sender]) -> None:
+    # Given five items sent
+    sender = senders(Numbers(5, at_once=1))
+    ours, theirs = socket.socketpair()
+    refused: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            sender.run(Line(ours), 0)
+        except WireError as exc:
+            refused.append(exc)
+
+    end = threading.Thread(target=serve)
+    end.start()
+    line = Line(theirs)
+    for _ in range(5):
+        line.receive(5.0)
+
+    # When more is acknowledged
+    line.send(ACK, [position.to_bytes(8, "big")])
+    end.join(5.0)
+
+    # Expect the line to end as a breach of the protocol, and what was sent to be kept
+    assert [type(exc) for exc in refused] == [ProtocolError]
+    assert sender.unacknowledged == 5
+    ours.close()
+    theirs.close()
+
+
+def batch(first: int, count: int, *items: bytes) -> list[bytes]:
+    """The body of a frame of items."""
+    return [BATCH.pack(first, count), *(LENGTH.pack(len(item)) + item for item in items)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        batch(2, 1, b"a gap before it"),
+        batch(1, 2, b"fewer than it says"),
+        batch(1, 1, b"more", b"than it says"),
+        [BATCH.pack(1, 1), LENGTH.pack(100), b"short"],
+        [b"short"],
+    ],
+    ids=["gap", "fewer", "more", "truncated item", "truncated batch"],
+)
+def test_a_bad_batch_ends_the_line_and_hands_nothing_on(body: list[bytes]) -> None:
+    # Given a receiver
+    received: list[bytes] = []
+    receiver = Receiver(lambda items: received.extend(bytes(i) for i in items), lambda: b"")
+    ours, theirs = socket.socketpair()
+    refused: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            receiver.run(Line(ours))
+        except WireError as exc:
+            refused.append(exc)
+
+    end = threading.Thread(target=serve)
+    end.start()
+
+    # When a batch comes that breaks the rules
+    Line(theirs).send(ITEMS, body)
+    end.join(5.0)
+
+    # Expect a breach of the protocol, nothing handed on, and the position as before
+    assert [type(exc) for exc in refused] == [ProtocolError]
+    assert (received, receiver.position) == ([], 0)
+    ours.close()
+    theirs.close()
