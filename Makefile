@@ -39,5 +39,9 @@ $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,spark]'
 	touch $@ $(VENV)/demo.stamp
 
+# ten minutes of churn over real processes; make soak ARGS="--minutes 3 --seed 7"
+soak: $(VENV)/test.stamp
+	$(BIN)/python benchmarks/soak.py $(ARGS)
+
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

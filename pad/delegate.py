@@ -174,6 +174,7 @@ class Delegate:
         self._budget = Budget(config.pad.max_queued_bytes)
         self._closed_lost: Counter[str] = Counter()
         self._closed_delivered = 0
+        self._closed_matched = 0
         self._closed_published = 0
         self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost)
         for kept in store.load(wall()) if store is not None else ():
@@ -317,7 +318,6 @@ class Delegate:
 
     def _deliver(self, obj: InfoObject, selected: Selected, offered: set[SubscriberSession]) -> None:
         subscription = selected.subscription
-        subscription.matched += 1
         subscription.unfiltered += not selected.filtered
         if subscription.request.direct:
             session = self._sessions.get(subscription.owner)
@@ -327,6 +327,9 @@ class Delegate:
             else:  # cancelled, or its session over, since the match: it has accounted for what it held
                 with self._lock:
                     self._closed_lost[Cause.CANCELLED] += 1
+                    self._closed_matched += 1
+        else:
+            subscription.matched += 1
         if subscription.request.recipients:
             mail = compose(obj, selected.payload, subscription.uid, self._config.mail.sender)
             refused = self._mail.offer(subscription, mail, obj.object_id)
@@ -494,6 +497,7 @@ class Delegate:
                 "sessions": [s.status() for s, _ in self._sessions.values()],
                 "subscriptions": [s.status() for s in subscriptions],
                 "published": self._closed_published + sum(r.published for r in self._registrations.values()),
+                "matched": self._closed_matched + sum(s.matched for s in subscriptions),
                 "delivered": self._closed_delivered + sum(s.delivered for s in subscriptions),
                 "lost": dict(lost),
                 "leases": len(self._landlord),
@@ -567,6 +571,7 @@ class Delegate:
         with self._lock:
             self._closed_lost.update(+subscription.lost)
             self._closed_delivered += subscription.delivered
+            self._closed_matched += subscription.matched
 
     def _mail_lost(self, subscription: Subscription, cause: Cause, count: int, why: str) -> None:
         if why:

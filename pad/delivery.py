@@ -172,11 +172,16 @@ class SubscriberSession:
             outlet = self._outlets.get(subscription.number)
             if outlet is None:
                 return False  # cancelled between match and delivery: after the cancel returned nothing may come
-            if len(outlet.queue) >= request.bound:
+            has_room = len(outlet.queue) < request.bound
+            if not has_room:
                 self._changed.notify_all()
-                if request.policy == "block" and not self._wait_for_room(outlet, request.block_seconds):
+                if request.policy == "block":
+                    has_room = self._wait_for_room(outlet, request.block_seconds)
                     if self._outlets.get(subscription.number) is not outlet:
-                        return False
+                        return False  # cancelled while we waited: its queue is empty, but nobody takes from it
+            subscription.matched += 1
+            if not has_room:
+                if request.policy == "block":
                     self._lose(outlet, Cause.BLOCK_TIMEOUT)
                     return True
                 if request.policy == "drop_newest":

@@ -6,6 +6,7 @@ A subscriber gets `SubscriptionsProxy` through the lookup service; publisher cal
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -33,6 +34,12 @@ WHOLE, CHUNK, LAST_CHUNK = 1, 2, 3
 """A publication starts with its kind and the number of its registration on the connection. A large object comes as
 CHUNK ... LAST_CHUNK; between them come items of other registrations, none of its own."""
 
+RENEW_SECONDS: Final = 5.0
+"""For renewing a lease: it is tried again until it runs out, so one try need not last."""
+
+SUBSCRIBE_AT_ONCE: Final = 100
+"""Subscriptions in one call: 100 take a delegate some 20 ms, and a client with thousands some dozens of calls."""
+
 Refusals = tuple[tuple[str, ErrorReport], ...]
 """Note of a delegate's acknowledgements: (object id, why it was refused)."""
 
@@ -46,12 +53,23 @@ class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     server: str = ""
 
 
+class Subscribed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to one subscription of a call: granted, or why not."""
+
+    granted: Granted | None = None
+    error: ErrorReport | None = None
+
+
 class DelegateProxy:
-    """Calls of a publishing application. Each raises the delegate's errors, WireError or WireTimeoutError."""
+    """Calls of a publishing application. Each raises the delegate's errors, WireError or WireTimeoutError.
+
+    Leases are renewed over a connection of their own: a long call must not cost a lease.
+    """
 
     def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
         self.ref = ref
         self._client = ControlClient(ref, security, timeout=timeout)
+        self._renewing = ControlClient(ref, security, timeout=min(timeout, RENEW_SECONDS))
 
     def connect(self, name: str, duration: float) -> Opened:
         """Connect under a lease (paper section 2.4(1))."""
@@ -59,7 +77,7 @@ class DelegateProxy:
 
     def renew(self, lease_id: str, duration: float) -> Lease:
         """Renew the connection's lease."""
-        return self._client.call("renew", Lease, lease_id, duration)
+        return self._renewing.call("renew", Lease, lease_id, duration)
 
     def disconnect(self, connection_id: str) -> None:
         """Leave, with all registrations."""
@@ -78,16 +96,21 @@ class DelegateProxy:
         return self._client.call("open_publications", str, connection_id)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
         self._client.close()
+        self._renewing.close()
 
 
 class SubscriptionsProxy:
-    """Calls of a subscribing application. Each raises the delegate's errors, WireError or WireTimeoutError."""
+    """Calls of a subscribing application. Each raises the delegate's errors, WireError or WireTimeoutError.
+
+    Leases are renewed over a connection of their own: a long call must not cost a lease.
+    """
 
     def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
         self.ref = ref
         self._client = ControlClient(ref, security, timeout=timeout)
+        self._renewing = ControlClient(ref, security, timeout=min(timeout, RENEW_SECONDS))
 
     def open(self, name: str, duration: float) -> Opened:
         """Open a session for this process under a lease."""
@@ -95,15 +118,17 @@ class SubscriptionsProxy:
 
     def renew(self, lease_id: str, duration: float) -> Lease:
         """Renew the lease of a session or of an e-mail subscription."""
-        return self._client.call("renew", Lease, lease_id, duration)
+        return self._renewing.call("renew", Lease, lease_id, duration)
 
     def close_session(self, session_id: str) -> None:
         """End the session and its subscriptions."""
         self._client.call("close", None, session_id)
 
-    def subscribe(self, session_id: str, request: SubscriptionRequest, duration: float) -> Granted:
-        """Register a subscription; `duration` is for the lease of an e-mail-only one."""
-        return self._client.call("subscribe", Granted, session_id, request, duration)
+    def subscribe(
+        self, session_id: str, requests: Sequence[SubscriptionRequest], duration: float
+    ) -> tuple[Subscribed, ...]:
+        """Register subscriptions, an answer for each; `duration` is for the leases of e-mail-only ones."""
+        return self._client.call("subscribe", tuple[Subscribed, ...], session_id, tuple(requests), duration)
 
     def unsubscribe(self, session_id: str, uid: str) -> None:
         """Cancel it."""
@@ -122,8 +147,9 @@ class SubscriptionsProxy:
         return self._client.call("mail_subscriptions", list[dict[str, Any]])
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connections."""
         self._client.close()
+        self._renewing.close()
 
 
 def fetch_status(ref: ServiceRef, security: Security, *, timeout: float) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from jbi_pubsub.core.errors import (
     ErrorReport,
     JbiError,
     LookupNotFoundError,
+    OversizeError,
     ProtocolError,
     TypeConflictError,
     UnknownUidError,
@@ -40,7 +41,7 @@ from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Line, Receiver, Tokens, 
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
-from jbi_pubsub.pad.delegate import Delegate, Granted, Registration, TypeRepository
+from jbi_pubsub.pad.delegate import Delegate, Registration, TypeRepository
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.proxy import (
     CHUNK,
@@ -50,9 +51,11 @@ from jbi_pubsub.pad.proxy import (
     LAST_CHUNK,
     PUBLICATION,
     STATUS,
+    SUBSCRIBE_AT_ONCE,
     SUBSCRIPTIONS,
     SUBSCRIPTIONS_METHODS,
     Opened,
+    Subscribed,
 )
 from jbi_pubsub.pad.store import SubscriptionStore
 from jbi_pubsub.pad.subscription import (
@@ -426,10 +429,22 @@ class _Subscriptions:
         self._server.delegate.close_session(session_id)
 
     @exported
-    def subscribe(self, caller: Caller, session_id: str, request: SubscriptionRequest, duration: float) -> Granted:
+    def subscribe(
+        self, caller: Caller, session_id: str, requests: tuple[SubscriptionRequest, ...], duration: float
+    ) -> tuple[Subscribed, ...]:
         self._server.refuse_when_stopping()
-        self._server.allow(caller, "subscribe", _type_wanted(request.entries))
-        return self._server.delegate.subscribe(session_id, request, duration)
+        if len(requests) > SUBSCRIBE_AT_ONCE:
+            raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
+        return tuple(self._subscribe(caller, session_id, request, duration) for request in requests)
+
+    def _subscribe(self, caller: Caller, session_id: str, request: SubscriptionRequest, duration: float) -> Subscribed:
+        try:
+            self._server.allow(caller, "subscribe", _type_wanted(request.entries))
+            return Subscribed(self._server.delegate.subscribe(session_id, request, duration))
+        except UnknownUidError:
+            raise  # the session is gone, and with it all of the call
+        except JbiError as exc:
+            return Subscribed(error=report(exc))
 
     @exported
     def unsubscribe(self, caller: Caller, session_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right

@@ -1,4 +1,4 @@
-"""Keeps leases alive for those who hold them (Jini's LeaseRenewalManager). One thread for many leases."""
+"""Keeps leases alive for those who hold them (Jini's LeaseRenewalManager). A few threads for many leases."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,9 @@ log = logging.getLogger("jbi_pubsub.renewal")
 
 RENEW_AT: Final = 7 / 8
 """Part of the term after which a lease is renewed (Jini's LeaseRenewalManager: 1/8 of the term before the end)."""
+
+RENEWALS_AT_ONCE: Final = 8
+"""Renewals under way together: grantors that hang for a whole call hold up nobody else's lease, short of so many."""
 
 RETRY_PART: Final = 1 / 16
 """Part of the term between two tries while the grantor can't be reached: two fit in before the end."""
@@ -31,7 +35,7 @@ class _Held:
 
 
 class LeaseRenewalManager:
-    """Renews each managed lease at 7/8 of its term. Callbacks run on the manager's thread, one at a time.
+    """Renews each managed lease at 7/8 of its term. Callbacks run on the manager's threads, one at a time per lease.
 
     A grantor that can't be reached is tried again until the lease has run out. `lost` is called once when a lease
     is gone: refused, unknown, or run out.
@@ -43,6 +47,7 @@ class LeaseRenewalManager:
         self._due: list[tuple[float, int, Hashable, _Held]] = []
         self._tie = itertools.count()
         self._stopping = False
+        self._pool = ThreadPoolExecutor(RENEWALS_AT_ONCE, thread_name_prefix=f"{name}-renew")
         self._thread = threading.Thread(target=self._run, name=f"{name}-renewal", daemon=True)
         self._thread.start()
 
@@ -67,8 +72,8 @@ class LeaseRenewalManager:
             self._stopping = True
             self._held.clear()
             self._changed.notify_all()
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout)
+        self._thread.join(timeout)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __len__(self) -> int:
         return len(self._held)
@@ -87,7 +92,7 @@ class LeaseRenewalManager:
                 _, _, key, held = heapq.heappop(self._due)
                 current = self._held.get(key) is held
             if current:
-                self._renew(key, held)
+                self._pool.submit(self._renew, key, held)
 
     def _renew(self, key: Hashable, held: _Held) -> None:
         try:

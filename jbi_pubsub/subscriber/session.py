@@ -19,15 +19,24 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownLeaseError, UnknownUidError, WireError
+from jbi_pubsub.core.errors import (
+    JbiError,
+    ProtocolError,
+    UnknownLeaseError,
+    UnknownUidError,
+    WireError,
+    rebuild,
+    report,
+)
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, decode
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, greet
+from jbi_pubsub.pad.delegate import Granted
 from jbi_pubsub.pad.delivery import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT
-from jbi_pubsub.pad.proxy import Opened, SubscriptionsProxy
+from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Opened, Subscribed, SubscriptionsProxy
 
 from .subscription import LocalSubscription
 
@@ -213,20 +222,30 @@ class DelegateSession:
             self._dirty = False
             missing = [s for uid, s in self._wanted.items() if uid not in self._standing and uid not in self._refused]
             session_id = self._opened.uid if self._opened else ""
-        for subscription in missing:
-            self._subscribe(session_id, subscription)
+        for at in range(0, len(missing), SUBSCRIBE_AT_ONCE):
+            self._subscribe(session_id, missing[at : at + SUBSCRIBE_AT_ONCE])
 
-    def _subscribe(self, session_id: str, subscription: LocalSubscription) -> None:
-        uid = subscription.uid
+    def _subscribe(self, session_id: str, subscriptions: list[LocalSubscription]) -> None:
+        requests = [s.request for s in subscriptions]
         try:
-            granted = self._proxy.subscribe(session_id, subscription.request, self._config.lease.mail)
-        except JbiError as exc:
-            if isinstance(exc, UnknownUidError) or (isinstance(exc, WireError) and not isinstance(exc, ProtocolError)):
-                raise
-            log.error("%s: delegate %s refuses subscription %s: %s", self._name, self.ref.endpoints, uid, exc)
-            with self._changed:
-                self._refused[uid] = str(exc)
-            return
+            answers = self._proxy.subscribe(session_id, requests, self._config.lease.mail)
+        except ProtocolError as exc:
+            answers = tuple(
+                Subscribed(error=report(exc)) for _ in requests
+            )  # it does not understand us: no use to insist
+        for subscription, answer in zip(subscriptions, answers, strict=True):
+            if answer.granted is not None:
+                self._stand(session_id, subscription, answer.granted)
+            else:
+                self._refuse(subscription.uid, rebuild(answer.error) if answer.error else ProtocolError("no answer"))
+
+    def _refuse(self, uid: str, why: JbiError) -> None:
+        log.error("%s: delegate %s refuses subscription %s: %s", self._name, self.ref.endpoints, uid, why)
+        with self._changed:
+            self._refused[uid] = str(why)
+
+    def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
+        uid = subscription.uid
         standing = _Standing(subscription, granted.number, granted.lease)
         with self._changed:
             cancelled = uid not in self._wanted
