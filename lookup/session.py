@@ -161,7 +161,7 @@ class RegistrarSession:
                 backoff = BACKOFF_FIRST
                 while self._work():
                     pass
-            except WireError as exc:
+            except JbiError as exc:
                 log.info("lookup service %s is away: %s", self.ref.endpoints, exc)
             if self.connected or self.away_since is None:
                 self.away_since = time.monotonic()

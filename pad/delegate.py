@@ -24,11 +24,19 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import BackPressureError, MetadataError, OversizeError, StorageError, UnknownUidError
+from jbi_pubsub.core.errors import (
+    BackPressureError,
+    ConfigurationError,
+    JbiError,
+    MetadataError,
+    OversizeError,
+    StorageError,
+    UnknownUidError,
+)
 from jbi_pubsub.core.info_object import Cause, InfoObject, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delivery import Budget, SubscriberSession
@@ -43,6 +51,7 @@ from jbi_pubsub.pad.subscription import (
     Subscription,
     SubscriptionRequest,
     compile_subscription,
+    shown,
 )
 
 log = logging.getLogger("jbi_pubsub.pad")
@@ -186,6 +195,7 @@ class Delegate:
         """A publishing application comes (paper section 2.4(1)). Raises LeaseDeniedError."""
         connection_id = f"connection-{uuid4().hex}"
         with self._lock:
+            self._check_room(len(self._connections), "publishers")
             lease = self._landlord.grant(lambda: self._drop_connection(connection_id), duration, self._clock())
             connection = PublisherConnection(connection_id, name, lease.lease_id)
             self._connections[connection_id] = connection
@@ -233,15 +243,29 @@ class Delegate:
         The publisher chooses `uid`, which it keeps over failures, and `number`, which its publications start with.
         Raises UnknownUidError, SchemaError, TypeConflictError, MetadataError, OversizeError.
         """
-        connection = self.connection(connection_id)
+        self.connection(connection_id)
+        for entry in request.entries:
+            check_rep(entry)
         gate = self._types.open(request.schema)
+        try:
+            registration, entries = self._register(connection_id, request, gate, uid, number)
+        except JbiError:
+            self.forget_type(gate.type)
+            raise
+        self._announcer.join(ServiceItem(registration.uid, self._item_types, self._ref, entries))
+        return registration
+
+    def _register(
+        self, connection_id: str, request: PublisherRequest, gate: InformationTypeGate, uid: str, number: int
+    ) -> tuple[Registration, Entries]:
         described = InformationType(name=gate.type.name, version=gate.type.version, schema=gate.digest).rep()
         entries = (described, *request.entries)
         with self._lock:
+            connection = self.connection(connection_id)  # asked again: its lease may have run out meanwhile
             if uid in self._registrations:
                 known = self._registrations[uid]
                 if known.connection == connection_id:
-                    return known
+                    return known, known.topic.entries
                 raise UnknownUidError(f"registration {uid} belongs to another publisher", uid=uid)
             if number in connection.registrations or not uid.startswith("registration-") or len(uid) > 64:
                 raise UnknownUidError(f"registration {uid!r} number {number} can't be made", uid=uid)
@@ -258,8 +282,7 @@ class Delegate:
             )
             connection.registrations[registration.number] = registration
             self._registrations[registration.uid] = registration
-        self._announcer.join(ServiceItem(registration.uid, self._item_types, self._ref, entries))
-        return registration
+        return registration, entries
 
     def unregister_publisher(self, connection_id: str, uid: str) -> None:
         """Take a registration back. Raises UnknownUidError for one that is not this publisher's."""
@@ -343,11 +366,16 @@ class Delegate:
         session_id = f"session-{uuid4().hex}"
         session = SubscriberSession(session_id, name=name, budget=self._budget)
         with self._lock:
+            self._check_room(len(self._sessions), "subscriber sessions")
             lease = self._landlord.grant(
                 lambda: self._drop_session(session_id, Cause.SUBSCRIBER_DEAD), duration, self._clock()
             )
             self._sessions[session_id] = (session, lease.lease_id)
         return session_id, lease
+
+    def _check_room(self, taken: int, what: str) -> None:
+        if taken >= self._config.pad.max_sessions:
+            raise OversizeError(f"the delegate holds its limit of {taken} {what}")
 
     def close_session(self, session_id: str) -> None:
         """The subscriber leaves. Raises UnknownUidError."""
@@ -370,33 +398,44 @@ class Delegate:
         The same request again is the same subscription. Raises UnknownUidError, PredicateError, AddressError,
         ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError; no state is left then.
         """
-        session = self.session(session_id) if request.direct else None
-        owner = session_id if session else "mail"
+        owner = session_id if request.direct else "mail"
         key = (owner, request.uid)
+        if request.direct:
+            self.session(session_id)
+        subscription = compile_subscription(request, owner=owner, number=0)
         with self._lock:
             known = self._subscriptions.get(key)
+            if known is not None and known.request == request:
+                return Granted(known.number, self._mail_lease(known))
             if known is not None:
-                self._forget_subscription(key)
-        with self._lock:
+                raise ConfigurationError(
+                    f"subscription {request.uid} stands here with other terms", hint="Cancel it first"
+                )
+            session = self.session(session_id) if request.direct else None  # its lease may have run out meanwhile
             if len(self._subscriptions) >= self._config.pad.max_subscriptions:
                 raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
-            self._next_number += 1
-            subscription = compile_subscription(request, owner=owner, number=self._next_number)
-            topics = [self._topics[key] for key in self._published.find(request.entries)]
+            topics = [self._topics[topic] for topic in self._published.find(request.entries)]
             lease = None
             if session is None:
                 lease = self._landlord.grant(lambda: self._forget_subscription(key), duration, self._clock())
-            else:
+                subscription.lease_id = lease.lease_id
+                self._mail_leases[lease.lease_id] = request.uid
+            self._next_number += 1
+            subscription.number = self._next_number
+            if session is not None:
                 session.add(subscription)
             self._subscriptions[key] = subscription
             self._waiting.add(key, request.entries)
             for topic in topics:
                 topic.table.add(subscription)
-            if lease is not None:
-                self._mail_leases[lease.lease_id] = request.uid
         if lease is not None and self._store is not None:
             self._keep(Kept(request, lease.lease_id, self._wall() + lease.duration), key)
         return Granted(subscription.number, lease)
+
+    def _mail_lease(self, subscription: Subscription) -> Lease | None:
+        if not subscription.lease_id:
+            return None
+        return Lease(subscription.lease_id, self._landlord.left(subscription.lease_id, self._clock()))
 
     def _keep(self, kept: Kept, key: tuple[str, str]) -> None:
         assert self._store is not None
@@ -414,6 +453,7 @@ class Delegate:
         now = self._clock()
         self._landlord.restore(kept.lease_id, lambda: self._forget_subscription(key), now + kept.ends - self._wall())
         self._mail_leases[kept.lease_id] = kept.request.uid
+        subscription.lease_id = kept.lease_id
         self._subscriptions[key] = subscription
         self._waiting.add(key, kept.request.entries)
 
@@ -458,7 +498,10 @@ class Delegate:
         with self._lock:
             gone = self._landlord.expire(self._clock())
         for drop in gone:
-            drop()
+            try:
+                drop()
+            except JbiError as exc:
+                log.error("cleaning up behind a lease: %s", exc)
         return len(gone)
 
     def drain(self, timeout: float) -> int:
@@ -490,7 +533,7 @@ class Delegate:
                 lost.update(s.lost)
             return {
                 "publishers": [
-                    {"id": c.connection_id, "name": c.name, "registrations": len(c.registrations)}
+                    {"id": shown(c.connection_id), "name": c.name, "registrations": len(c.registrations)}
                     for c in self._connections.values()
                 ],
                 "registrations": [r.status() for r in self._registrations.values()],
@@ -556,7 +599,9 @@ class Delegate:
             subscription = self._subscriptions.pop(key, None)
             if subscription is None:
                 return
-            self._mail_leases = {k: uid for k, uid in self._mail_leases.items() if key != ("mail", uid)}
+            if subscription.lease_id:
+                self._mail_leases.pop(subscription.lease_id, None)
+                self._landlord.drop(subscription.lease_id)
             self._waiting.remove(key)
             for topic in self._topics.values():
                 topic.table.remove(subscription)

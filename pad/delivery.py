@@ -23,7 +23,7 @@ import msgspec
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.info_object import Cause, LossNotice
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Line, Part, Sender, chunks
-from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.pad.subscription import Subscription, shown
 
 ITEM: Final = struct.Struct("!BI")
 OBJECT, LOSS, ENDED, CHUNK, LAST_CHUNK = 1, 2, 3, 4, 5
@@ -76,12 +76,17 @@ class FifoQueue:
         return len(self._waiting)
 
 
+SHARE: Final = 8
+"""One queue may hold an eighth of a delegate's memory; then its policy decides as if its bound were reached."""
+
+
 class Budget:
     """Bytes that wait in all queues of a delegate, shared by its sessions. An object that waits in several queues
     counts for each, although its bytes are shared: an upper bound. `_changed` covers all state."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.share = limit // SHARE
         self.used = 0
         self._changed = threading.Condition()
 
@@ -108,6 +113,7 @@ class _Outlet:
     queue: DeliveryQueue = field(default_factory=FifoQueue)
     sent: int = 0
     consumed: int = 0
+    waiting_bytes: int = 0
     untold: Counter[str] = field(default_factory=Counter)
     ready: bool = False
     cutting: Iterator[memoryview] | None = None
@@ -138,7 +144,6 @@ class SubscriberSession:
         self._flying: deque[Subscription | None] = deque()
         self._closed = False
         self._sender = Sender(self, name=f"deliver-{name}", acked=self._acked)
-        self._sender.start()
 
     def add(self, subscription: Subscription) -> None:
         """Open the subscription's outlet."""
@@ -172,7 +177,7 @@ class SubscriberSession:
             outlet = self._outlets.get(subscription.number)
             if outlet is None:
                 return False  # cancelled between match and delivery: after the cancel returned nothing may come
-            has_room = len(outlet.queue) < request.bound
+            has_room = not self._is_full(outlet)
             if not has_room:
                 self._changed.notify_all()
                 if request.policy == "block":
@@ -188,10 +193,10 @@ class SubscriberSession:
                     self._lose(outlet, Cause.QUEUE_OVERFLOW)
                     return True
                 if request.policy == "drop_oldest":
-                    self._budget.add(-_size(outlet.queue.drop_oldest()))
+                    self._account(outlet, -_size(outlet.queue.drop_oldest()))
                     self._lose(outlet, Cause.QUEUE_OVERFLOW)
             outlet.queue.put(parts, cost)
-            self._budget.add(cost)
+            self._account(outlet, cost)
             self._make_ready(outlet)
             return True
 
@@ -230,6 +235,7 @@ class SubscriberSession:
 
     def run(self, line: Line, position: int) -> None:
         """Serve a delivery connection until it fails; always ends with WireError."""
+        self._sender.start()  # not before somebody connects: a session alone costs no thread
         self._sender.run(line, position)
 
     def close(self, cause: Cause) -> None:
@@ -265,7 +271,7 @@ class SubscriberSession:
         """Plain data: connection, queue lengths."""
         with self._changed:
             return {
-                "session": self.session_id,
+                "session": shown(self.session_id),
                 "name": self.name,
                 "connected": self.connected,
                 "in_flight": len(self._flying),
@@ -278,7 +284,17 @@ class SubscriberSession:
 
     def _empty(self, outlet: _Outlet) -> None:
         while len(outlet.queue):
-            self._budget.add(-_size(outlet.queue.drop_oldest()))
+            self._account(outlet, -_size(outlet.queue.drop_oldest()))
+
+    def _is_full(self, outlet: _Outlet) -> bool:
+        waiting = len(outlet.queue)
+        return waiting >= outlet.subscription.request.bound or (
+            waiting > 0 and outlet.waiting_bytes >= self._budget.share
+        )
+
+    def _account(self, outlet: _Outlet, size: int) -> None:
+        outlet.waiting_bytes += size
+        self._budget.add(size)
 
     def _left(self) -> int:
         return sum(map(self._held, self._outlets.values())) + sum(s is not None for s in self._flying)
@@ -300,7 +316,7 @@ class SubscriberSession:
         outlet.sent += 1
         parts = outlet.queue.take()
         size = _size(parts)
-        self._budget.add(-size)
+        self._account(outlet, -size)
         if size > CHUNK_BYTES:
             outlet.cutting = chunks(parts, CHUNK_BYTES)
             outlet.next_chunk = next(outlet.cutting)
@@ -329,9 +345,8 @@ class SubscriberSession:
         self._make_ready(outlet)
 
     def _wait_for_room(self, outlet: _Outlet, seconds: float) -> bool:
-        bound = outlet.subscription.request.bound
         deadline = self._clock() + seconds
-        while len(outlet.queue) >= bound:
+        while self._is_full(outlet):
             left = deadline - self._clock()
             if left <= 0 or self._closed or self._outlets.get(outlet.subscription.number) is not outlet:
                 return False

@@ -73,7 +73,9 @@ class DelegateProxy:
 
     def connect(self, name: str, duration: float) -> Opened:
         """Connect under a lease (paper section 2.4(1))."""
-        return self._client.call("connect", Opened, name, duration)
+        opened = self._client.call("connect", Opened, name, duration)
+        self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
+        return opened
 
     def renew(self, lease_id: str, duration: float) -> Lease:
         """Renew the connection's lease."""
@@ -114,7 +116,9 @@ class SubscriptionsProxy:
 
     def open(self, name: str, duration: float) -> Opened:
         """Open a session for this process under a lease."""
-        return self._client.call("open", Opened, name, duration)
+        opened = self._client.call("open", Opened, name, duration)
+        self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
+        return opened
 
     def renew(self, lease_id: str, duration: float) -> Lease:
         """Renew the lease of a session or of an e-mail subscription."""

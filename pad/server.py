@@ -193,8 +193,8 @@ class DisseminationServer:
         if self._stopping.is_set():
             raise WireError(f"{self.name} is stopping")
 
-    def check_type(self, request: PublisherRequest) -> None:
-        """Exactly one schema per type, also across delegates (J-17). Raises TypeConflictError."""
+    def check_type(self, request: PublisherRequest) -> str:
+        """The type's name. Exactly one schema per type, also across delegates (J-17). Raises TypeConflictError."""
         gate = self.delegate.open_type(request.schema)
         wanted = InformationType(name=gate.type.name, version=gate.type.version).rep()
         template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted,))
@@ -202,16 +202,17 @@ class DisseminationServer:
             standing = self.community.lookup(template, limit=1, timeout=LOOKUP_SECONDS)
         except JbiError as exc:
             log.warning("schema of %s not compared with other delegates: %s", gate.type, exc)
-            return
+            return gate.type.name
         for item in standing:
-            entry = next(e for e in item.entries if e.cls.name == wanted.cls.name)
-            if InformationType.from_rep(entry).schema != gate.digest:
+            entry = next((e for e in item.entries if e.cls == wanted.cls), None)
+            if entry is not None and InformationType.from_rep(entry).schema != gate.digest:
                 self.delegate.forget_type(gate.type)
                 raise TypeConflictError(
                     f"information object type {gate.type} is published with another schema already",
                     hint="Use that schema, or publish under another version",
                     type=str(gate.type),
                 )
+        return gate.type.name
 
     def wait_announced(self, uid: str, timeout: float) -> None:
         """Wait until the lookup services hold a registration. Raises LookupNotFoundError after `timeout` seconds."""
@@ -271,13 +272,18 @@ class DisseminationServer:
         hello = listen(line)
         kind, uid = self._tokens.redeem(hello.token) or ("", "")
         if kind == "deliver":
-            self._deliver(line, self.delegate.session(uid), hello.position)
+            self._deliver(line, uid, hello.position)
         elif kind == "publish":
             self._take_publications(line, uid)
         else:
             refuse(line, "unknown or used token")
 
-    def _deliver(self, line: Line, session: SubscriberSession, position: int) -> None:
+    def _deliver(self, line: Line, uid: str, position: int) -> None:
+        try:
+            session = self.delegate.session(uid)
+        except UnknownUidError as exc:
+            refuse(line, str(exc))
+            return
         welcome(line, 0)
         session.run(line, position)
 
@@ -389,8 +395,8 @@ class _Delegate:
     @exported
     def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
         self._server.refuse_when_stopping()
-        self._server.allow(caller, "publish", request.schema.type.name)
-        self._server.check_type(request)
+        self._server.delegate.connection(connection_id)
+        self._server.allow(caller, "publish", self._server.check_type(request))
         self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
         try:
             self._server.wait_announced(uid, LOOKUP_SECONDS)
@@ -447,7 +453,9 @@ class _Subscriptions:
             return Subscribed(error=report(exc))
 
     @exported
-    def unsubscribe(self, caller: Caller, session_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
+    def unsubscribe(self, caller: Caller, session_id: str, uid: str) -> None:
+        if not session_id:  # of somebody's e-mail subscription; else the session id is the right
+            self._server.allow(caller, "administer")
         self._server.delegate.unsubscribe(session_id, uid)
 
     @exported

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,11 +17,14 @@ import msgspec
 from jbi_pubsub.core.errors import AddressError, ConfigurationError, OversizeError
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, compile_filter, compile_predicate
-from jbi_pubsub.lookup.entry import Entry, EntryRep
+from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
 
 MAX_RECIPIENTS: Final = 100
 """RFC 5321 4.5.3.1.8: a server must take at least 100 recipients of one message."""
 MAX_BOUND: Final = 10_000_000
+MAX_BLOCK_SECONDS: Final = 60.0
+"""Longest that one subscriber may hold a publisher up, under policy `block`."""
+MAX_TEXT: Final = 1_024
 
 Policy = Literal["drop_oldest", "drop_newest", "block"]
 
@@ -98,6 +103,8 @@ class Subscription:
     number: int
     predicate: Predicate | None
     payload_filter: PayloadFilter | None
+    lease_id: str = ""
+    """Of an e-mail-only subscription."""
     matched: int = 0
     delivered: int = 0
     suppressed: int = 0
@@ -116,7 +123,7 @@ class Subscription:
         request = self.request
         return {
             "uid": self.uid,
-            "owner": self.owner,
+            "owner": shown(self.owner),
             "template": [f"{e.cls.name}{_shown(e)}" for e in request.entries],
             "predicate": request.predicate,
             "filter": request.payload_filter,
@@ -133,12 +140,24 @@ class Subscription:
         }
 
 
+def shown(uid: str) -> str:
+    """How a session or connection id, which is the right to what it names, is shown to others."""
+    kind, dash, _ = uid.partition("-")
+    return f"{kind}-{hashlib.sha256(uid.encode()).hexdigest()[:8]}" if dash else uid
+
+
 def compile_subscription(request: SubscriptionRequest, *, owner: str, number: int) -> Subscription:
     """Check and compile. Raises PredicateError (naming the argument), AddressError, ConfigurationError."""
     if not request.direct and not request.recipients:
         raise ConfigurationError("a subscription needs a queue, e-mail recipients, or both")
     if request.policy not in get_args(Policy):
         raise ConfigurationError(f"unknown queue policy {request.policy!r}", hint=f"Use {', '.join(get_args(Policy))}")
+    if not (math.isfinite(request.block_seconds) and 0 <= request.block_seconds <= MAX_BLOCK_SECONDS):
+        raise ConfigurationError(f"block_seconds {request.block_seconds} is not in 0..{MAX_BLOCK_SECONDS:g}")
+    if max(len(request.uid), *(len(k) + len(v) for k, v in (*request.attributes, ("", "")))) > MAX_TEXT:
+        raise OversizeError(f"a subscription's id or attribute has more than {MAX_TEXT} characters")
+    for entry in request.entries:
+        check_rep(entry)
     if not 1 <= request.bound <= MAX_BOUND:
         raise ConfigurationError(f"queue bound {request.bound} is not in 1..{MAX_BOUND}", bound=request.bound)
     check_recipients(request.recipients)

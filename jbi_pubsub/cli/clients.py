@@ -27,7 +27,7 @@ from jbi_pubsub.pad.subscription import PAD_TYPE
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
-from .settings import Settings, console, json_option, pass_settings, show_json, show_rows, table
+from .settings import Settings, console, json_option, pass_settings, printable, show_json, show_rows, table
 
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -217,7 +217,7 @@ def _facts(obj: InfoObject) -> dict[str, object]:
 def _line(obj: InfoObject) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(obj.platform.published))
     cut = f" of {obj.platform.payload_length}" if len(obj.payload) != obj.platform.payload_length else ""
-    return (
+    return printable(
         f"{at}  {obj.type.name}  #{obj.platform.sequence}  metadata {len(obj.metadata)} B"
         f"  payload {len(obj.payload)}{cut} B  {obj.object_id}"
     )
@@ -285,7 +285,7 @@ def _watch_services(
             click.echo(
                 json.dumps({"change": change, **_item_facts(item)})
                 if as_json
-                else f"{at}  {change:8}  " + "  ".join(_item_row(item))
+                else printable(f"{at}  {change:8}  " + "  ".join(_item_row(item)))
             )
             sys.stdout.flush()
 

@@ -91,6 +91,7 @@ def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None)
     registrar.restore(kept, now)
     if kept.admin is None:
         registrar.set_groups(config.lookup.groups)  # writes our own id down, so that we are the same after a restart
+        store.sync()
     return LookupServer(config, registrar, store=store, destroyed=destroyed)
 
 

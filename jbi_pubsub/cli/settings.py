@@ -12,6 +12,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from jbi_pubsub.core.config import Config, Origins, default_file, entries, load
 
@@ -51,7 +52,7 @@ def show_rows(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title
         return
     click.echo("\t".join(columns))
     for row in rows:
-        click.echo("\t".join(str(cell).replace("\t", " ").replace("\n", " ") for cell in row))
+        click.echo("\t".join(printable(cell) for cell in row))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> Table:
@@ -60,8 +61,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: st
     for column in columns:
         made.add_column(column, overflow="fold")
     for row in rows:
-        made.add_row(*(str(cell) for cell in row))
+        made.add_row(*(Text(printable(cell)) for cell in row))
     return made
+
+
+def printable(value: object) -> str:
+    """Text from a peer without what a terminal would obey: control characters become spaces."""
+    return "".join(c if c.isprintable() else " " for c in str(value))
 
 
 def show_json(value: Any) -> None:

@@ -62,6 +62,8 @@ class PadSection(_Section, frozen=True):
     """Publisher registrations of one delegate; more are refused."""
     max_queued_bytes: int = 1 << 30
     """Bytes that may wait in all subscriber queues together; then publishers wait, and are refused in the end."""
+    max_sessions: int = 5_000
+    """Publishers, and subscriber processes, connected to one delegate; more are refused."""
     max_subscriptions: int = 200_000
     """Subscriptions of one delegate; more are refused."""
 

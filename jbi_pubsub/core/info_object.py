@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -31,12 +31,12 @@ class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bridges, 0 and () when the object comes straight from its publisher.
     """
 
-    published: float
-    registration: str
-    sequence: int
-    metadata_length: int
-    payload_length: int
-    hops: int = 0
+    published: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+    registration: Annotated[str, msgspec.Meta(max_length=64)]
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    metadata_length: Annotated[int, msgspec.Meta(ge=0)]
+    payload_length: Annotated[int, msgspec.Meta(ge=0)]
+    hops: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     via: tuple[str, ...] = ()
 
 
@@ -102,7 +102,7 @@ class LossNotice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    object_id: str
+    object_id: Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z._-]{1,64}\Z")]
     type: TypeName
     metadata: bytes
     platform: Platform
@@ -130,6 +130,6 @@ def decode_head(data: memoryview) -> tuple[InfoObject, memoryview]:
     try:
         (length,) = _LENGTH.unpack_from(data)
         head = _decoder.decode(data[4 : 4 + length])
-    except (struct.error, msgspec.DecodeError) as exc:
+    except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ProtocolError(f"bad information object: {exc}") from exc
     return InfoObject(head.object_id, head.type, head.metadata, b"", head.platform), data[4 + length :]

@@ -25,6 +25,7 @@ from jbi_pubsub.core.errors import (
     DelegateNotFoundError,
     JbiError,
     LookupNotFoundError,
+    ProtocolError,
     UnknownLeaseError,
     UnknownUidError,
     WireError,
@@ -114,7 +115,7 @@ class _Queue:
         self._taken.append((number, self._whole[number]))
         if cutting:
             return PUBLICATION.pack(CHUNK, number), chunk
-        del self._cutting[number]
+        del self._cutting[number], self._whole[number]
         return PUBLICATION.pack(LAST_CHUNK, number), chunk
 
     def wake(self) -> None:
@@ -135,6 +136,10 @@ class _Queue:
                 lane = again.setdefault(number, [])
                 if not lane or lane[-1] is not parts:
                     lane.append(parts)
+            for number in self._cutting:
+                lane = again.setdefault(number, [])
+                if not lane or lane[-1] is not self._whole[number]:
+                    lane.append(self._whole[number])
             for number, lane in again.items():
                 self._lanes[number].extendleft(reversed(lane))
                 self._count += len(lane)
@@ -233,6 +238,11 @@ class DelegateConnection:
         except BackPressureError as exc:
             log.warning("%s leaves a delegate with objects lost: %s", self._name, exc)
         self._stopping.set()
+        self._leave()
+        self._sender.stop()
+        self._thread.join(5.0)
+
+    def _leave(self) -> None:
         self._renewals.remove(self)
         with self._lock:
             proxy, opened = self._proxy, self._opened
@@ -242,8 +252,6 @@ class DelegateConnection:
             except JbiError as exc:
                 log.debug("the delegate will notice by the lease: %s", exc)
             proxy.close()
-        self._sender.stop()
-        self._thread.join(5.0)
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
@@ -262,7 +270,7 @@ class DelegateConnection:
         with self._lock:
             if self._proxy is not None:
                 self._proxy.close()
-            self._proxy, self._opened, self._gone = proxy, opened, False
+            self._proxy, self._opened = proxy, opened
             for publication in self._publications.values():
                 proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
         self._renewals.manage(self, opened.lease.duration, self._renew, self._lease_lost)
@@ -341,6 +349,9 @@ class DelegateConnection:
         self._connect(self._find(self._avoid))
         self._sender.forget_all()
         self._queue.restart()
+        self._gone = False
+        if self._stopping.is_set():
+            self._leave()
 
     # -- acknowledgements ---------------------------------------------------------------------------------------
 
@@ -351,10 +362,24 @@ class DelegateConnection:
             self._progress.notify_all()
         if not note:
             return
-        for object_id, error in msgspec.msgpack.decode(note, type=Refusals):
+        for object_id, error in _decoded(note):
             self.refusals += 1
             rebuilt = rebuild(error)
             facts = {"object": object_id}
             log.warning("%s: the delegate refused object %s: %s", self._name, object_id, rebuilt, extra=facts)
             if self._refused is not None:
-                self._refused(object_id, rebuilt)
+                self._tell(object_id, rebuilt)
+
+    def _tell(self, object_id: str, error: JbiError) -> None:
+        assert self._refused is not None
+        try:
+            self._refused(object_id, error)
+        except Exception:  # an application's mistake must not end its publishing
+            log.exception("%s: the callback for refused objects failed", self._name)
+
+
+def _decoded(note: memoryview) -> Refusals:
+    try:
+        return msgspec.msgpack.decode(note, type=Refusals)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise ProtocolError(f"bad acknowledgement: {exc}") from exc

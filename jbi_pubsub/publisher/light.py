@@ -67,6 +67,7 @@ class PublisherAdapterLight:
         self._community: JoinManager | None = None
         self._renewals = LeaseRenewalManager(self._name)
         self._closed = False
+        self._pid = os.getpid()
 
     def connect_to_delegate(
         self, name: str | None = None, location: str | None = None, *, timeout: float | None = None
@@ -194,6 +195,8 @@ class PublisherAdapterLight:
 
     def close(self, timeout: float = 5.0) -> None:
         """Disconnect from all delegates, handing over what is queued within `timeout` seconds. Safe to call twice."""
+        if self._pid != os.getpid():
+            return  # a forked child: the connections are its parent's
         with self._lock:
             if self._closed:
                 return
@@ -261,8 +264,11 @@ class PublisherAdapterLight:
         return found
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise AdapterStateError("this PublisherAdapterLight is closed")
+        if self._closed or self._pid != os.getpid():
+            raise AdapterStateError(
+                "this PublisherAdapterLight is closed, or belongs to the parent process",
+                hint="Open a new one after a fork",
+            )
 
 
 def _characteristics(item: ServiceItem) -> list[PublisherAdapterDelegate]:

@@ -6,6 +6,7 @@ filters, e-mail. Calls are those of PublisherAdapterLight without the delegate.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -49,6 +50,7 @@ class PublisherAdapter:
         self._lock = threading.Lock()
         self._next_number = 0
         self._closed = False
+        self._pid = os.getpid()
 
     def register_publisher(
         self,
@@ -80,7 +82,11 @@ class PublisherAdapter:
             self._connection.connection_id, request, uid=publication.uid, number=publication.number
         )
         self._publications[publication.uid] = (publication, registration)
-        self._server.wait_announced(registration.uid, self._config.lookup.timeout if timeout is None else timeout)
+        try:
+            self._server.wait_announced(registration.uid, self._config.lookup.timeout if timeout is None else timeout)
+        except JbiError:
+            self.unregister_publisher(publication.uid)
+            raise
         return publication.uid
 
     def publish(self, registration: RegistrationUid, metadata: Document, payload: Payload = None) -> str:
@@ -96,7 +102,7 @@ class PublisherAdapter:
             offered: set[SubscriberSession] = set()
             try:
                 self._server.delegate.publish(registered, obj, offered)
-            except ValueError:  # refused metadata: the number is used again, subscribers see no gap
+            except JbiError:  # refused: the number is used again, subscribers see no gap
                 publication.sequence -= 1
                 registered.sequence = publication.sequence
                 raise
@@ -124,7 +130,7 @@ class PublisherAdapter:
 
     def close(self, timeout: float = 5.0) -> None:
         """Leave: deliver what waits within `timeout` seconds, end all threads. Safe to call twice."""
-        if not self._closed:
+        if not self._closed and self._pid == os.getpid():  # a forked child leaves its parent's alone
             self._closed = True
             self._server.stop(timeout)
 
@@ -141,5 +147,7 @@ class PublisherAdapter:
         return found
 
     def _check_open(self) -> None:
-        if self._closed:
-            raise AdapterStateError("this PublisherAdapter is closed")
+        if self._closed or self._pid != os.getpid():
+            raise AdapterStateError(
+                "this PublisherAdapter is closed, or belongs to the parent process", hint="Open a new one after a fork"
+            )

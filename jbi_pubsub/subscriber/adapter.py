@@ -21,7 +21,7 @@ from jbi_pubsub.codegen.repository import InformationType as OpenType
 from jbi_pubsub.codegen.repository import TypeRepository, type_name
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, MetadataError, unknown_uid
+from jbi_pubsub.core.errors import AdapterStateError, JbiError, MetadataError, unknown_uid
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
@@ -77,8 +77,12 @@ class SubscriberAdapter:
         self._by_uid: dict[str, _Watch] = {}
         self._sessions: dict[str, DelegateSession] = {}
         self._closed = False
+        try:
+            self._community = JoinManager(self._config, name=self._name)
+        except JbiError:
+            SubscriberAdapter._open = None
+            raise
         self._renewals = LeaseRenewalManager(self._name)
-        self._community = JoinManager(self._config, name=self._name)
 
     def register_subscriber(
         self,

@@ -121,6 +121,7 @@ class DelegateSession:
         """Cancel it there. Waits for the delegate's answer, so that nothing is delivered afterwards."""
         with self._changed:
             self._wanted.pop(uid, None)
+            self._refused.pop(uid, None)
             standing = self._standing.pop(uid, None)
             if standing is not None:
                 self._by_number.pop(standing.number, None)
@@ -215,6 +216,7 @@ class DelegateSession:
         )
         with self._changed:
             self._opened, self._lost = opened, False
+            self._refused.clear()  # another session, another answer
             self._changed.notify_all()
 
     def _reconcile(self) -> None:
@@ -372,7 +374,7 @@ class DelegateSession:
                 standing.chunks = bytearray()
                 self._arrived(standing, decode(body))
             elif kind == LOSS:
-                notice = msgspec.msgpack.decode(body, type=LossNotice)
+                notice = _notice(body)
                 standing.subscription.lose(notice.cause, notice.count, notice.detail)
 
     def _arrived(self, standing: _Standing, obj: InfoObject) -> None:
@@ -386,7 +388,7 @@ class DelegateSession:
             highest = max(self._by_number, default=0)
             deadline = time.monotonic() + 2.0
             while number > highest and number not in self._by_number and time.monotonic() < deadline:
-                if not self._dirty and all(uid in self._standing for uid in self._wanted):
+                if not self._dirty and all(uid in self._standing or uid in self._refused for uid in self._wanted):
                     break
                 self._changed.wait(0.05)
             return self._by_number.get(number)
@@ -405,3 +407,10 @@ class DelegateSession:
             for number, total in news.items():
                 self._by_number[number].reported = total
         return msgspec.msgpack.encode(news) if news else b""
+
+
+def _notice(body: memoryview) -> LossNotice:
+    try:
+        return msgspec.msgpack.decode(body, type=LossNotice)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise ProtocolError(f"bad loss notice: {exc}") from exc

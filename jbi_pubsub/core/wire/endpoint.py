@@ -20,7 +20,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from jbi_pubsub.core.errors import ConfigurationError, PortInUseError, ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.errors import (
+    ConfigurationError,
+    JbiError,
+    PortInUseError,
+    ProtocolError,
+    WireError,
+    WireTimeoutError,
+)
 
 from .ref import PROTOCOL, ServiceRef
 from .tls import TlsIdentity, peer_fingerprint, peer_name
@@ -34,6 +41,9 @@ DATA: Final = b"D"
 
 HANDSHAKE_SECONDS: Final = 10.0
 """TLS and preamble together. Longer than a round trip of a 7,200 bps link; bounds what a silent client holds."""
+
+STEP_BYTES: Final = 1 << 20
+"""Memory taken for an announced length at first; it doubles as bytes come."""
 
 MAX_CONNECTIONS: Final = 2048
 """Below the usual 4,096 of file descriptors a process may open after raising its soft limit."""
@@ -103,8 +113,9 @@ def _dial(endpoint: str, plane: bytes, security: Security, certificate: str, tim
         sock = socket.create_connection((host, port), timeout=timeout)
     except TimeoutError as exc:
         raise WireTimeoutError(f"no answer from {endpoint} within {timeout:g} s", endpoint=endpoint) from exc
-    except OSError as exc:
-        raise WireError(f"can't reach {endpoint}: {exc.strerror or exc}", endpoint=endpoint) from exc
+    except (OSError, UnicodeError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        raise WireError(f"can't reach {endpoint}: {why}", endpoint=endpoint) from exc
     try:
         _tune(sock)
         if security.tls:
@@ -124,17 +135,19 @@ def _dial(endpoint: str, plane: bytes, security: Security, certificate: str, tim
 
 def recv_exactly(sock: socket.socket, count: int, timeout: float) -> bytearray:
     """`count` bytes within `timeout` seconds in all. Raises WireError (closed) or WireTimeoutError."""
-    data = bytearray(count)
-    view = memoryview(data)
+    data = bytearray(min(count, STEP_BYTES))  # what is announced is not taken before it comes
     deadline = time.monotonic() + timeout
     got = 0
     while got < count:
+        if got == len(data):
+            data.extend(bytes(min(count - got, got)))
         left = deadline - time.monotonic()
         if left <= 0:
             raise WireTimeoutError(f"peer sent {got} of {count} bytes within {timeout:g} s")
         try:
             sock.settimeout(left)
-            read = sock.recv_into(view[got:])
+            with memoryview(data) as view:
+                read = sock.recv_into(view[got:])
         except TimeoutError:
             continue
         except (OSError, ValueError) as exc:
@@ -237,8 +250,15 @@ class Endpoint:
         if full:
             self.refused += 1
             sock.close()
-        else:
+            return
+        try:
             thread.start()
+        except RuntimeError as exc:  # the system has no more threads for us
+            log.warning("%s: %s refused: %s", self.name, address, exc)
+            self.refused += 1
+            with self._lock:
+                self._open.pop(sock, None)
+            sock.close()
 
     def _serve(self, raw: socket.socket, address: str) -> None:
         sock = raw
@@ -255,8 +275,10 @@ class Endpoint:
             if magic != MAGIC or protocol != PROTOCOL or plane not in self._handlers:
                 raise ProtocolError(f"{address} speaks another protocol ({magic!r} {protocol})")
             self._handlers[plane](sock, Caller(address, identity))
-        except (WireError, OSError) as exc:
+        except (JbiError, OSError) as exc:
             log.debug("%s: %s: %s", self.name, address, exc)
+        except Exception:  # the peer is not trusted, and one connection must not end with a traceback on stderr
+            log.exception("%s: connection of %s failed", self.name, address)
         finally:
             with self._lock:
                 self._open.pop(sock, None)

@@ -48,6 +48,10 @@ WINDOW_BYTES: Final = 8 << 20
 """Unacknowledged bytes; a single larger object may still go when nothing else is under way."""
 MAX_ITEM_BYTES: Final = 64 << 20
 """Largest information object. Checked before anything is allocated."""
+STEP_BYTES: Final = 1 << 20
+"""Memory taken for a frame at first; it doubles as bytes come, so that a mere announcement costs no more."""
+ACK_BYTES: Final = 1 << 20
+"""Largest acknowledgement: consumption of 100,000 subscriptions."""
 CHUNK_BYTES: Final = 256 << 10
 """Larger items go in chunks of this size; others take turns between them."""
 MAX_FRAME_BYTES: Final = MAX_ITEM_BYTES + MAX_BATCH_BYTES + (1 << 20)
@@ -105,11 +109,11 @@ class Line:
                 for part in parts:
                     self._write(memoryview(part), deadline)
 
-    def receive(self, timeout: float = IDLE_SECONDS) -> tuple[int, memoryview]:
-        """The next frame: (kind, body). Raises WireError, WireTimeoutError or ProtocolError."""
+    def receive(self, timeout: float = IDLE_SECONDS, limit: int = MAX_FRAME_BYTES) -> tuple[int, memoryview]:
+        """The next frame of at most `limit` bytes: (kind, body). Raises WireError, WireTimeoutError, ProtocolError."""
         length, kind = FRAME.unpack(self._read(FRAME.size, timeout))
-        if length > MAX_FRAME_BYTES:
-            raise ProtocolError(f"peer announces a frame of {length} bytes, the limit is {MAX_FRAME_BYTES}")
+        if length > limit:
+            raise ProtocolError(f"peer announces a frame of {length} bytes, the limit is {limit}")
         return kind, memoryview(self._read(length, max(timeout, SEND_SECONDS)))
 
     def shut(self) -> None:
@@ -118,17 +122,19 @@ class Line:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def _read(self, count: int, timeout: float) -> bytearray:
-        data = bytearray(count)
-        view = memoryview(data)
+        data = bytearray(min(count, STEP_BYTES))  # what is announced is not taken before it comes
         got = 0
         deadline = time.monotonic() + timeout
         while got < count:
+            if got == len(data):
+                data.extend(bytes(min(count - got, got)))
             try:
-                if self._tls:
-                    with self._use:
+                with memoryview(data) as view:
+                    if self._tls:
+                        with self._use:
+                            read = self._sock.recv_into(view[got:])
+                    else:
                         read = self._sock.recv_into(view[got:])
-                else:
-                    read = self._sock.recv_into(view[got:])
             except (BlockingIOError, ssl.SSLWantReadError):
                 self._wait(select.POLLIN, deadline, f"{got} of {count} bytes received")
                 continue
@@ -215,7 +221,7 @@ class Sender:
         self._sequence = 0
         self._position = 0
         self._stopping = False
-        self._taking = False
+        self._taking = self._started = False
         self._thread = threading.Thread(target=self._send_all, name=f"{name}-send", daemon=True)
 
     @property
@@ -229,8 +235,13 @@ class Sender:
         return self._line is not None
 
     def start(self) -> None:
-        """Start the sending thread."""
-        self._thread.start()
+        """Start the sending thread, once. Raises WireError after `stop`."""
+        with self._changed:
+            if self._stopping:
+                raise WireError("stopped")
+            if not self._started:
+                self._started = True
+                self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread and the connection, within `timeout` seconds. What is unacknowledged stays so."""
@@ -291,7 +302,7 @@ class Sender:
 
     def _read_ack(self, line: Line) -> None:
         try:
-            kind, body = line.receive()
+            kind, body = line.receive(limit=ACK_BYTES)
         except WireTimeoutError:
             return  # an idle line is no failure
         if kind == BYE:
@@ -450,7 +461,7 @@ def _split(body: memoryview, count: int) -> list[memoryview]:
 def greet(line: Line, hello: Hello) -> int:
     """Client side of the handshake: the server's position. Raises ProtocolError when refused."""
     line.send(HELLO, [msgspec.msgpack.encode(hello)], HANDSHAKE_SECONDS)
-    kind, body = line.receive(HANDSHAKE_SECONDS)
+    kind, body = line.receive(HANDSHAKE_SECONDS, limit=1024)
     if kind == REFUSED:
         raise ProtocolError(f"data connection refused: {bytes(body[:200]).decode(errors='replace')}")
     if kind != WELCOME or len(body) != 8:
@@ -460,12 +471,12 @@ def greet(line: Line, hello: Hello) -> int:
 
 def listen(line: Line) -> Hello:
     """Server side, first half: the client's HELLO."""
-    kind, body = line.receive(HANDSHAKE_SECONDS)
-    if kind != HELLO or len(body) > 1024:
+    kind, body = line.receive(HANDSHAKE_SECONDS, limit=1024)
+    if kind != HELLO:
         raise ProtocolError(f"frame of kind {kind} where a hello belongs")
     try:
         return msgspec.msgpack.decode(body, type=Hello)
-    except msgspec.DecodeError as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ProtocolError(f"bad hello: {exc}") from exc
 
 
