@@ -24,7 +24,7 @@ locators = ["lookup.example.org:4160"]
 groups = ["lab"]
 
 [lease]
-subscriber = 20.0      # seconds; renewed at 7/8 of the term
+subscriber = 20.0      # seconds; renewed at 2/5 of the term
 
 [mail]
 host = "mail.example.org"

@@ -20,7 +20,6 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownLeaseError, WireError, rebuild
-from jbi_pubsub.core.renewal import RENEW_AT
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
@@ -36,6 +35,9 @@ from jbi_pubsub.lookup.proxy import DIAGNOSTIC, EVENT, GAP, RegistrarProxy
 
 log = logging.getLogger("jbi_pubsub.lookup")
 
+RENEW_AT: Final = 7 / 8
+"""Part of the shortest term after which all leases are renewed (Jini's LeaseRenewalManager: 1/8 before the end). If an
+outage costs them, everything is registered again and nothing is lost."""
 BACKOFF_FIRST: Final = 0.1
 BACKOFF_MOST: Final = 10.0
 """Seconds between two tries to reach a lookup service again; long enough not to crowd a 7,200 bps link."""

@@ -73,7 +73,7 @@ class DelegateProxy:
 
     def connect(self, name: str, duration: float) -> Opened:
         """Connect under a lease (paper section 2.4(1))."""
-        opened = self._client.call("connect", Opened, name, duration)
+        opened: Opened = self._client.call("connect", Opened, name, duration)
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
 
@@ -116,7 +116,7 @@ class SubscriptionsProxy:
 
     def open(self, name: str, duration: float) -> Opened:
         """Open a session for this process under a lease."""
-        opened = self._client.call("open", Opened, name, duration)
+        opened: Opened = self._client.call("open", Opened, name, duration)
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
 

@@ -69,7 +69,7 @@ class PadSection(_Section, frozen=True):
 
 
 class LeaseSection(_Section, frozen=True):
-    """Seconds of the leases that clients ask for; renewed at 7/8 of the term."""
+    """Seconds of the leases that clients ask for; renewed at 2/5 of the term (at lookup services at 7/8)."""
 
     publisher: float = 60.0
     """Publisher at its delegate."""

@@ -16,8 +16,10 @@ from .errors import JbiError, UnknownLeaseError, WireError
 
 log = logging.getLogger("jbi_pubsub.renewal")
 
-RENEW_AT: Final = 7 / 8
-"""Part of the term after which a lease is renewed (Jini's LeaseRenewalManager: 1/8 of the term before the end)."""
+RENEW_AT: Final = 2 / 5
+"""Part of the term after which a lease is renewed. Jini's LeaseRenewalManager waits until 1/8 is left; then an outage
+of half a term ends the lease if it begins late. This early, one is survived whenever it begins, with a tenth of the
+term to come back."""
 
 RENEWALS_AT_ONCE: Final = 8
 """Renewals under way together: grantors that hang for a whole call hold up nobody else's lease, short of so many."""
@@ -35,7 +37,7 @@ class _Held:
 
 
 class LeaseRenewalManager:
-    """Renews each managed lease at 7/8 of its term. Callbacks run on the manager's threads, one at a time per lease.
+    """Renews each managed lease at 2/5 of its term. Callbacks run on the manager's threads, one at a time per lease.
 
     A grantor that can't be reached is tried again until the lease has run out. `lost` is called once when a lease
     is gone: refused, unknown, or run out.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +16,7 @@ from typing import Any, Final, NewType, Self
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, unknown_uid
+from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, WireError, unknown_uid
 from jbi_pubsub.core.info_object import DEFAULT_VERSION
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -80,7 +81,6 @@ class PublisherAdapterLight:
         """
         self._check_open()
         seconds = self._config.lookup.timeout if timeout is None else timeout
-        item = self._find_delegate(name, location, seconds)
         connection = DelegateConnection(
             self._config,
             self._renewals,
@@ -88,7 +88,7 @@ class PublisherAdapterLight:
             name=self._name,
             refused=self._refused,
         )
-        connection.open(item)
+        self._open(connection, name, location, seconds)
         uid = DelegateUid(f"delegate-{connection.uid}")
         with self._lock:
             self._connections[uid] = connection
@@ -213,6 +213,28 @@ class PublisherAdapterLight:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _open(self, connection: DelegateConnection, name: str | None, location: str | None, timeout: float) -> None:
+        """Open a connection to the first delegate that answers; one that is listed may be dead until its lease ends."""
+        deadline = time.monotonic() + timeout
+        avoid = ""
+        while True:
+            item = self._find_delegate(name, location, max(0.0, deadline - time.monotonic()), avoid=avoid)
+            try:
+                connection.open(item)
+            except WireError as exc:
+                avoid = item.service_id
+                if time.monotonic() >= deadline:
+                    raise DelegateNotFoundError(
+                        f"the delegate ({name or '*'}, {location or '*'}) at {', '.join(item.proxy.endpoints)}"
+                        f" is listed, but did not answer within {timeout:g} s: {exc.message}",
+                        hint="It may be dead: see `jbi status`, or start another with `jbi pad NAME LOCATION`",
+                        name=name,
+                        location=location,
+                    ) from exc
+                time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))  # until it is back, or out of the list
+            else:
+                return
 
     def _find_delegate(self, name: str | None, location: str | None, timeout: float, *, avoid: str = "") -> ServiceItem:
         """A delegate with these characteristics, if possible another than `avoid`, which does not answer."""

@@ -1,7 +1,8 @@
 """Sockets: one listening port a process, for both planes. A preamble says which plane and which protocol.
 
-Rules: TCP_NODELAY, keepalive and TCP_USER_TIMEOUT on both sides (a half-open peer is noticed in 8-10 s, not
-never); every read has a deadline; connections are capped; a full file table slows accepting, it never ends it.
+Rules: TCP_NODELAY, keepalive and TCP_USER_TIMEOUT on both sides: a half-open peer is noticed in 10 s while something
+is under way, in 25 s when idle, not never (more eager probes would cost a 7,200 bps link a fifth); every read has a
+deadline; connections are capped; a full file table slows accepting, it never ends it.
 """
 
 from __future__ import annotations
@@ -307,7 +308,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 10_000)):
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 10_000)):
         if hasattr(socket, name):  # Linux; elsewhere the lease alone ends a half-open peer
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

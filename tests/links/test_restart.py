@@ -1,0 +1,69 @@
+"""A delegate that is killed and started again is used again, by nobody's doing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.pad.proxy import fetch_status
+
+pytestmark = pytest.mark.processes
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+
+
+@pytest.mark.parametrize("same_port", [True, False], ids=["same port", "another port"])
+def test_publisher_and_subscriber_go_on_with_a_restarted_delegate(
+    same_port: bool, scene: Any, federation: Any, figures: Any, start: Callable[..., Any]
+) -> None:
+    # Given a delegate as a process, a publisher, and a subscriber that has received
+    scene.leases(1.0)
+    flags = ["--no-multicast", "--locator", federation.lookups[0].address, "--set", "lease.lookup=1"]
+
+    def pad(port: str) -> Any:
+        process = start(*flags, "pad", "alpha", "rome", "--port", port, "--json")
+        return process, process.fact()["address"]
+
+    first, address = pad("0")
+    scene.publisher = federation.light()
+    at = scene.publisher.connect_to_delegate("alpha", "rome")
+    scene.registration = scene.publisher.register_publisher(at, figures.schema, figures.figure_1)
+    scene.subscriber = federation.subscriber()
+    scene.subscription = scene.subscriber.register_subscriber(type_name=TYPE)
+    assert scene.subscriber.wait_matched(scene.subscription) == 1
+    scene.publish(b"before")
+    assert scene.sequences(1) == [1]
+
+    # When it is killed, objects are published meanwhile, and it is started again
+    first.signal(signal.SIGKILL)
+    first.popen.wait(10.0)
+    scene.publish(*[b"meanwhile"] * 5)
+    _, address = pad(address.rpartition(":")[2] if same_port else "0")
+
+    # Expect that the publisher's registration and the subscription stand there
+    def status() -> dict[str, Any]:
+        return fetch_status(ServiceRef("", "status", (address,)), federation.config.security(), timeout=5.0)
+
+    scene.eventually(
+        lambda: len(status()["registrations"]) == len(status()["subscriptions"]) == 1, 20.0, what="both stand there"
+    )
+    scene.publisher.flush()
+
+    # Expect what is published from now on, and of what was published meanwhile each at most once, in order; what
+    # the subscriber missed, the delegate counts as matching nobody
+    scene.publish(b"after")
+    came = scene.sequences(7)
+    assert came == sorted(set(came))
+    assert came[-1] == 7
+    scene.eventually(lambda: status()["delivered"] == len(came))
+    now = status()
+    assert [r["published"] for r in now["registrations"]] == [6]
+    assert [r["unmatched"] for r in now["registrations"]] == [6 - len(came)]
+    assert now["lost"] == {}
+
+    # Expect that the subscriber has been told that the first delegate may have held something for it
+    scene.eventually(lambda: scene.local()["lost"] == {"delegate_dead": 1}, what=scene.local())
