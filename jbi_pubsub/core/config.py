@@ -41,7 +41,7 @@ class LookupSection(_Section, frozen=True):
     """Addresses of the interfaces used for mDNS."""
     timeout: float = 10.0
     """Seconds to wait for a lookup service, or for a delegate to be found."""
-    probe: float = 5.0
+    probe: float = 10.0
     """Seconds between two probes of a lookup service."""
     state: str = ""
     """File in which a lookup service keeps its registrations over restarts; "" keeps nothing."""
