@@ -607,7 +607,7 @@ class Delegate:
                 topic.table.remove(subscription)
             session = self._sessions.get(key[0])
         if session is not None:
-            subscription.lost[Cause.CANCELLED] += session[0].remove(subscription, tell=False)
+            subscription.lost[Cause.CANCELLED] += session[0].remove(subscription)
         if key[0] == "mail" and self._store is not None:
             self._store.forget(key[1])
         dropped = self._mail.cancel(subscription) if subscription.request.recipients else 0

@@ -26,7 +26,7 @@ from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Line, Part, Sender, chunks
 from jbi_pubsub.pad.subscription import Subscription, shown
 
 ITEM: Final = struct.Struct("!BI")
-OBJECT, LOSS, ENDED, CHUNK, LAST_CHUNK = 1, 2, 3, 4, 5
+OBJECT, LOSS, CHUNK, LAST_CHUNK = 1, 2, 3, 4
 """Kinds of items on a delivery connection, each with a subscription number. A large object comes as CHUNK ...
 LAST_CHUNK; between them come items of other subscriptions, none of its own."""
 
@@ -150,9 +150,8 @@ class SubscriberSession:
         with self._changed:
             self._outlets[subscription.number] = _Outlet(subscription)
 
-    def remove(self, subscription: Subscription, *, tell: bool) -> int:
-        """Close the outlet; how many objects waited in it or were on their way. `tell` the subscriber that no more
-        will come."""
+    def remove(self, subscription: Subscription) -> int:
+        """Close the outlet; how many objects waited in it or were on their way."""
         with self._changed:
             outlet = self._outlets.pop(subscription.number, None)
             if outlet is None:
@@ -160,9 +159,6 @@ class SubscriberSession:
             waiting = self._held(outlet) + sum(flying is subscription for flying in self._flying)
             self._flying = deque(None if flying is subscription else flying for flying in self._flying)
             self._empty(outlet)
-            if tell:
-                self._outlets[subscription.number] = _Outlet(subscription, untold=Counter({"": 1}))
-                self._make_ready(self._outlets[subscription.number])
             self._changed.notify_all()
             return waiting
 
@@ -306,9 +302,6 @@ class SubscriberSession:
         if outlet.untold:
             cause, count = outlet.untold.popitem()
             self._flying.append(None)
-            if not cause:
-                self._outlets.pop(number, None)
-                return (ITEM.pack(ENDED, number),)
             notice = LossNotice(outlet.subscription.uid, Cause(cause), count)
             return ITEM.pack(LOSS, number), msgspec.msgpack.encode(notice)
         if not outlet.may_send():
