@@ -253,6 +253,10 @@ class Delegate:
             self.forget_type(gate.type)
             raise
         self._announcer.join(ServiceItem(registration.uid, self._item_types, self._ref, entries))
+        with self._lock:
+            ended = registration.uid not in self._registrations
+        if ended:  # its publisher's lease ran out meanwhile: taking it back came before there was something to take
+            self._announcer.leave(registration.uid)
         return registration
 
     def _register(
@@ -457,12 +461,20 @@ class Delegate:
         self._subscriptions[key] = subscription
         self._waiting.add(key, kept.request.entries)
 
-    def unsubscribe(self, session_id: str, uid: str) -> None:
-        """Cancel a subscription: nothing is delivered to it once this has returned. Raises UnknownUidError."""
+    def unsubscribe(self, right: str, uid: str, *, administer: bool = False) -> None:
+        """Cancel a subscription: nothing is delivered to it once this has returned.
+
+        `right` is the session id, or the lease id of an e-mail-only one; an administrator needs neither. Raises
+        UnknownUidError.
+        """
         with self._lock:
-            key = next((k for k in ((session_id, uid), ("mail", uid)) if k in self._subscriptions), None)
-        if key is None:
-            raise UnknownUidError(f"no subscription {uid} here", uid=uid)
+            mailed = self._subscriptions.get(("mail", uid))
+            if (right, uid) in self._subscriptions and right != "mail":
+                key = (right, uid)
+            elif mailed is not None and (administer or right == mailed.lease_id):
+                key = ("mail", uid)
+            else:
+                raise UnknownUidError(f"no subscription {uid} here", uid=uid)
         self._forget_subscription(key)
 
     def mail_subscriptions(self) -> list[dict[str, object]]:

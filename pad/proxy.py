@@ -134,9 +134,9 @@ class SubscriptionsProxy:
         """Register subscriptions, an answer for each; `duration` is for the leases of e-mail-only ones."""
         return self._client.call("subscribe", tuple[Subscribed, ...], session_id, tuple(requests), duration)
 
-    def unsubscribe(self, session_id: str, uid: str) -> None:
-        """Cancel it."""
-        self._client.call("unsubscribe", None, session_id, uid)
+    def unsubscribe(self, right: str, uid: str) -> None:
+        """Cancel it, by the session id, the lease id of an e-mail-only one, or "" as an administrator."""
+        self._client.call("unsubscribe", None, right, uid)
 
     def open_deliveries(self, session_id: str) -> str:
         """A token for the data connection on which objects are delivered."""

@@ -31,14 +31,14 @@ from jbi_pubsub.core.errors import (
     WireError,
     report,
 )
-from jbi_pubsub.core.info_object import Cause, decode, decode_head
+from jbi_pubsub.core.info_object import Cause, TypeName, decode, decode_head
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Line, Receiver, Tokens, listen, refuse, welcome
-from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.pad.delegate import Delegate, Registration, TypeRepository
@@ -193,8 +193,11 @@ class DisseminationServer:
         if self._stopping.is_set():
             raise WireError(f"{self.name} is stopping")
 
-    def check_type(self, request: PublisherRequest) -> str:
-        """The type's name. Exactly one schema per type, also across delegates (J-17). Raises TypeConflictError."""
+    def check_type(self, request: PublisherRequest) -> TypeName:
+        """The type. Exactly one schema per type, also across delegates (J-17). Raises EntryError, SchemaError,
+        TypeConflictError."""
+        for described in request.entries:
+            check_rep(described)
         gate = self.delegate.open_type(request.schema)
         wanted = InformationType(name=gate.type.name, version=gate.type.version).rep()
         template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted,))
@@ -202,7 +205,7 @@ class DisseminationServer:
             standing = self.community.lookup(template, limit=1, timeout=LOOKUP_SECONDS)
         except JbiError as exc:
             log.warning("schema of %s not compared with other delegates: %s", gate.type, exc)
-            return gate.type.name
+            return gate.type
         for item in standing:
             entry = next((e for e in item.entries if e.cls == wanted.cls), None)
             if entry is not None and InformationType.from_rep(entry).schema != gate.digest:
@@ -212,7 +215,7 @@ class DisseminationServer:
                     hint="Use that schema, or publish under another version",
                     type=str(gate.type),
                 )
-        return gate.type.name
+        return gate.type
 
     def wait_announced(self, uid: str, timeout: float) -> None:
         """Wait until the lookup services hold a registration. Raises LookupNotFoundError after `timeout` seconds."""
@@ -396,7 +399,12 @@ class _Delegate:
     def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
         self._server.refuse_when_stopping()
         self._server.delegate.connection(connection_id)
-        self._server.allow(caller, "publish", self._server.check_type(request))
+        opened = self._server.check_type(request)
+        try:
+            self._server.allow(caller, "publish", opened.name)
+        except JbiError:
+            self._server.delegate.forget_type(opened)
+            raise
         self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
         try:
             self._server.wait_announced(uid, LOOKUP_SECONDS)
@@ -453,10 +461,10 @@ class _Subscriptions:
             return Subscribed(error=report(exc))
 
     @exported
-    def unsubscribe(self, caller: Caller, session_id: str, uid: str) -> None:
-        if not session_id:  # of somebody's e-mail subscription; else the session id is the right
+    def unsubscribe(self, caller: Caller, right: str, uid: str) -> None:
+        if not right:  # somebody else's e-mail subscription; otherwise the session or lease id is the right
             self._server.allow(caller, "administer")
-        self._server.delegate.unsubscribe(session_id, uid)
+        self._server.delegate.unsubscribe(right, uid, administer=not right)
 
     @exported
     def open_deliveries(self, caller: Caller, session_id: str) -> str:  # noqa: ARG002  # the session id is the right

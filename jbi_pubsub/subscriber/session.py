@@ -131,7 +131,7 @@ class DelegateSession:
         self._renewals.remove((self, uid))
         if standing.lease is None or cancel_mail:
             try:
-                self._proxy.unsubscribe(session_id, uid)
+                self._proxy.unsubscribe(standing.lease.lease_id if standing.lease else session_id, uid)
             except JbiError as exc:
                 log.debug("subscription %s ends with its lease: %s", uid, exc)
 
@@ -256,7 +256,7 @@ class DelegateSession:
                 self._by_number[granted.number] = standing
                 self._changed.notify_all()
         if cancelled:
-            self._proxy.unsubscribe(session_id, uid)
+            self._proxy.unsubscribe(granted.lease.lease_id if granted.lease else session_id, uid)
         elif granted.lease is not None:
             lease = granted.lease
             self._renewals.manage(

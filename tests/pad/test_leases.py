@@ -1,0 +1,243 @@
+"""Leases are the only clean-up path: nothing outlives its lease, whatever races with the end of it or fails then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import jbi_pubsub.pad.delegate as delegate_module
+from jbi_pubsub import Config
+from jbi_pubsub.core.errors import ConfigurationError, StorageError, UnknownUidError
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.pad.delegate import Delegate
+from jbi_pubsub.pad.store import Kept
+from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest
+
+REQUEST = PublisherRequest(SchemaBundle("main.xsd", ()), ())
+MAIL = SubscriptionRequest("mail", direct=False, recipients=("chief@example.org",))
+
+
+class Gate:
+    """An opened type."""
+
+    type = TypeName("t")
+    digest = "digest"
+
+
+@dataclass
+class World:
+    """A delegate without network: its clock, its types, its presence in lookup services and its store are ours."""
+
+    now: float = 0.0
+    opening: Callable[[], object] = lambda: None
+    announcing: Callable[[], object] = lambda: None
+    types: set[TypeName] = field(default_factory=set)
+    announced: list[str] = field(default_factory=list)
+    disk_is_broken: bool = False
+    delegate: Delegate = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.delegate = Delegate(
+            "d" * 32,
+            config=Config(),
+            types=self,  # type: ignore[arg-type]  # as much of a repository as is asked
+            announcer=self,
+            subscriptions_ref=ServiceRef("d", "subscriptions", ("127.0.0.1:1",)),
+            clock=lambda: self.now,
+            store=self,  # type: ignore[arg-type]  # and of a store
+            wall=lambda: self.now,
+        )
+
+    def later(self, seconds: float) -> None:
+        """Time passes, and the delegate looks at its leases."""
+        self.now += seconds
+        self.delegate.expire()
+
+    def open(self, _bundle: SchemaBundle) -> Gate:
+        self.opening()
+        self.types.add(Gate.type)
+        return Gate()
+
+    def join(self, item: Any) -> None:
+        self.announcing()
+        self.announced.append(item.service_id)
+
+    def leave(self, service_id: str) -> None:
+        self.announced[:] = [known for known in self.announced if known != service_id]
+
+    def load(self, _wall: float) -> list[Kept]:
+        return []
+
+    def keep(self, _kept: Kept) -> None: ...
+
+    def renew(self, _uid: str, _ends: float) -> None: ...
+
+    def close(self) -> None: ...
+
+    def forget(self, what: Any) -> None:
+        """A type, or a subscription in the store."""
+        if isinstance(what, TypeName):
+            self.types.discard(what)
+        elif self.disk_is_broken:
+            raise StorageError("disk I/O error")
+
+    def held(self) -> dict[str, Any]:
+        """All that the delegate holds for others."""
+        status = self.delegate.status()
+        kinds = ("publishers", "registrations", "sessions", "subscriptions", "leases")
+        return {kind: status[kind] for kind in kinds if status[kind]} | (
+            {"announced": self.announced} if self.announced else {}
+        )
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.disk_is_broken = False
+    made.delegate.close()
+
+
+# -- e-mail subscriptions -----------------------------------------------------------------------------------------
+
+
+def test_an_email_subscription_sent_again_is_the_same_one_under_the_same_lease(world: World) -> None:
+    # Given an e-mail subscription under a lease of 10 s
+    first = world.delegate.subscribe("", MAIL, 10.0)
+    # When it is sent again after 4 s, as a client does that has not seen the answer
+    world.later(4.0)
+    second = world.delegate.subscribe("", MAIL, 10.0)
+    # Expect the same number, the same lease, and what is left of it
+    assert first.lease is not None
+    assert second.lease is not None
+    assert (second.number, second.lease.lease_id) == (first.number, first.lease.lease_id)
+    assert second.lease.duration == pytest.approx(6.0)
+    assert world.held()["leases"] == 1
+
+
+def test_an_email_subscription_sent_again_lives_as_long_as_its_lease_is_renewed(world: World) -> None:
+    # Given an e-mail subscription that was sent twice
+    world.delegate.subscribe("", MAIL, 10.0)
+    lease = world.delegate.subscribe("", MAIL, 10.0).lease
+    assert lease is not None
+    # When the lease is renewed beyond its first term
+    world.later(9.0)
+    world.delegate.renew(lease.lease_id, 10.0)
+    world.later(9.0)
+    # Expect the subscription to stand
+    assert [s["uid"] for s in world.delegate.mail_subscriptions()] == ["mail"]
+    # When nobody renews it
+    world.later(2.0)
+    # Expect nothing to be left
+    assert world.held() == {}
+
+
+def test_nobody_turns_an_email_subscription_to_other_recipients(world: World) -> None:
+    # Given an e-mail subscription
+    world.delegate.subscribe("", MAIL, 10.0)
+    # When somebody registers one of the same id for other recipients
+    other = msgspec.structs.replace(MAIL, recipients=("somebody.else@example.net",))
+    # Expect a refusal, and the first to stand as it was
+    with pytest.raises(ConfigurationError, match="other terms"):
+        world.delegate.subscribe("", other, 10.0)
+    assert [s["recipients"] for s in world.delegate.mail_subscriptions()] == [["chief@example.org"]]
+    assert world.held()["leases"] == 1
+
+
+def test_a_cancelled_email_subscription_leaves_no_lease(world: World) -> None:
+    world.delegate.subscribe("", MAIL, 10.0)
+    world.delegate.unsubscribe("", "mail", administer=True)
+    assert world.held() == {}
+
+
+# -- races with the end of a lease --------------------------------------------------------------------------------
+
+
+def test_a_lease_that_runs_out_while_its_publisher_registers_leaves_nothing(world: World) -> None:
+    # Given a publisher with 10 s left
+    connection, _ = world.delegate.connect("publisher", 10.0)
+    # When opening the schema of its registration takes longer
+    world.opening = lambda: world.later(11.0)
+    # Expect the publisher to be unknown, and no registration, announcement or type
+    with pytest.raises(UnknownUidError):
+        world.delegate.register_publisher(connection.connection_id, REQUEST, uid="registration-1", number=1)
+    assert world.held() == {}
+    assert world.types == set()
+    # When it comes back, expect its registration to be taken
+    world.opening = lambda: None
+    again, _ = world.delegate.connect("publisher", 10.0)
+    world.delegate.register_publisher(again.connection_id, REQUEST, uid="registration-1", number=1)
+    assert world.announced == ["registration-1"]
+
+
+def test_a_lease_that_runs_out_before_the_registration_is_announced_leaves_no_announcement(world: World) -> None:
+    # Given a publisher with 10 s left
+    connection, _ = world.delegate.connect("publisher", 10.0)
+    # When they pass between the decision to register and the announcement
+    world.announcing = lambda: world.later(11.0)
+    with suppress(UnknownUidError):
+        world.delegate.register_publisher(connection.connection_id, REQUEST, uid="registration-1", number=1)
+    # Expect nothing to be announced for ever
+    assert world.held() == {}
+
+
+def test_a_lease_that_runs_out_while_its_subscriber_subscribes_leaves_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscriber with 10 s left
+    session, _ = world.delegate.open_session("subscriber", 10.0)
+    # When compiling its subscription takes longer
+    compiled = delegate_module.compile_subscription
+
+    def slowly(*arguments: Any, **options: Any) -> Any:
+        world.later(11.0)
+        return compiled(*arguments, **options)
+
+    monkeypatch.setattr(delegate_module, "compile_subscription", slowly)
+    # Expect the session to be unknown, and no subscription that nobody's lease covers
+    with pytest.raises(UnknownUidError):
+        world.delegate.subscribe(session, SubscriptionRequest("late"), 10.0)
+    assert world.held() == {}
+
+
+# -- failures while cleaning up -----------------------------------------------------------------------------------
+
+
+def test_a_disk_that_fails_while_one_lease_ends_keeps_no_other_alive(world: World) -> None:
+    # Given an e-mail subscription that is on disk, a session and a publisher, all with 10 s left
+    world.delegate.subscribe("", MAIL, 10.0)
+    world.delegate.open_session("subscriber", 10.0)
+    world.delegate.connect("publisher", 10.0)
+    # When the disk fails, and all leases run out
+    world.disk_is_broken = True
+    world.later(11.0)
+    # Expect nothing to be left
+    assert world.held() == {}
+
+
+def test_a_delegate_goes_on_looking_at_leases_after_its_disk_has_failed(
+    federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate that keeps its e-mail subscriptions on a disk, one of them there
+    section = msgspec.structs.replace(federation.config.pad, state=str(tmp_path / "state.db"))
+    pad = federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
+    pad.delegate.subscribe("", MAIL, 0.1)
+    asked = []
+
+    def failing(uid: str) -> None:
+        asked.append(uid)
+        raise StorageError("disk I/O error")
+
+    # When the disk fails as its lease ends
+    monkeypatch.setattr(pad.delegate._store, "forget", failing)
+    eventually(lambda: asked == ["mail"])
+    # Expect a lease that ends later to be seen
+    pad.delegate.open_session("subscriber", 0.1)
+    eventually(lambda: pad.status()["sessions"] == [] and pad.status()["leases"] == 0)

@@ -1,0 +1,568 @@
+"""What a peer that may only open a port can't do to a delegate: use what is not its own, exhaust it, poison it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.errors import (
+    AccessDeniedError,
+    ConfigurationError,
+    EntryError,
+    JbiError,
+    OversizeError,
+    ProtocolError,
+    UnknownUidError,
+    rebuild,
+)
+from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, TypeName, decode, encode
+from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlServer
+from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security, dial
+from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
+from jbi_pubsub.core.wire.stream import FRAME, HELLO, ITEMS, MAX_FRAME_BYTES, Hello, Line, greet
+from jbi_pubsub.lookup.entry import EntryClass, EntryRep
+from jbi_pubsub.pad.delivery import SHARE, Budget, SubscriberSession
+from jbi_pubsub.pad.proxy import DELEGATE, SUBSCRIPTIONS, DelegateProxy, SubscriptionsProxy, fetch_status
+from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest, compile_subscription
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+MAIL = SubscriptionRequest("mail", direct=False, recipients=("chief@example.org",))
+
+
+class Policy:
+    """An access hook that remembers what it was asked, and forbids some actions."""
+
+    def __init__(self, *forbidden: str) -> None:
+        self.forbidden = set(forbidden)
+        self.asked: list[tuple[str, str]] = []
+
+    def allow(self, caller: Caller, action: str, type_name: str) -> bool:  # noqa: ARG002  # the protocol's parameters
+        self.asked.append((action, type_name))
+        return action not in self.forbidden
+
+
+class Peer:
+    """Somebody who knows the address of a delegate and speaks its protocol."""
+
+    def __init__(self, pad: DisseminationServer) -> None:
+        self.pad = pad
+        self.ref = pad.ref(SUBSCRIPTIONS, ())
+        self.publishing = DelegateProxy(pad.ref(DELEGATE, ()), Security(), timeout=5.0)
+        self.subscribing = SubscriptionsProxy(self.ref, Security(), timeout=5.0)
+
+    def status(self) -> dict[str, Any]:
+        """As the status page has it."""
+        return fetch_status(self.ref, Security(), timeout=5.0)
+
+    def subscribe(self, session: str, request: SubscriptionRequest) -> Any:
+        """The grant. Raises what the delegate says."""
+        (answer,) = self.subscribing.subscribe(session, [request], 60.0)
+        if answer.error is not None:
+            raise rebuild(answer.error)
+        return answer.granted
+
+    def close(self) -> None:
+        self.publishing.close()
+        self.subscribing.close()
+
+
+@pytest.fixture
+def meet(federation: Any) -> Iterator[Callable[[DisseminationServer], Peer]]:
+    """meet(pad) is a peer of the delegate."""
+    with ExitStack() as stack:
+        yield lambda pad: stack.enter_context(closing(Peer(pad)))
+
+
+@pytest.fixture
+def guarded(federation: Any) -> Iterator[Callable[..., DisseminationServer]]:
+    """guarded(policy) is a delegate with an access hook."""
+    with ExitStack() as stack:
+
+        def make(policy: Policy) -> DisseminationServer:
+            server = DisseminationServer(
+                federation.config, TypeRepository(), characteristics=("alpha", "rome"), access=policy
+            )
+            server.start()
+            stack.callback(server.stop, 0.5)
+            return server
+
+        yield make
+
+
+def _with_pad(federation: Any, **changes: Any) -> Any:
+    section = msgspec.structs.replace(federation.config.pad, **changes)
+    return msgspec.structs.replace(federation.config, pad=section)
+
+
+def _bundle(figures: Any, name: str = "", **changed: str) -> SchemaBundle:
+    text = figures.schema.read_bytes()
+    for old, new in changed.items():
+        text = text.replace(f'name="{old}"'.encode(), f'name="{new}"'.encode())
+    return read_bundle(text, marks=None, name=name, version="1.0", locations={})
+
+
+# -- secrets ------------------------------------------------------------------------------------------------------
+
+
+def test_a_status_page_shows_no_id_that_could_be_used(federation: Any, figures: Any, meet: Callable[..., Peer]) -> None:
+    # Given a delegate with a publisher, a subscriber, and an e-mail subscription
+    pad = federation.pad()
+    owner, stranger = meet(pad), meet(pad)
+    publisher = owner.publishing.connect("publisher", 60.0)
+    owner.publishing.register(publisher.uid, PublisherRequest(_bundle(figures), ()), "registration-1", 1)
+    subscriber = owner.subscribing.open("subscriber", 60.0)
+    owner.subscribe(subscriber.uid, SubscriptionRequest("direct"))
+    mail = owner.subscribe("", MAIL)
+    # When a stranger asks for the status
+    status = stranger.status()
+    # Expect everything to be there, but no connection, session or lease id
+    text = json.dumps(status)
+    assert len(status["publishers"]) == len(status["sessions"]) == len(status["registrations"]) == 1
+    assert {s["uid"] for s in status["subscriptions"]} == {"direct", "mail"}
+    for secret in (publisher.uid, publisher.lease.lease_id, subscriber.uid, subscriber.lease.lease_id):
+        assert secret not in text
+        assert secret.partition("-")[2] not in text or "-" not in secret
+    assert mail.lease.lease_id not in text
+    # Expect what it shows instead to open nothing
+    shown = status["publishers"][0]["id"], status["sessions"][0]["session"], status["subscriptions"][0]["owner"]
+    for uid in shown:
+        for attempt in (
+            lambda uid=uid: stranger.publishing.open_publications(uid),
+            lambda uid=uid: stranger.publishing.unregister(uid, "registration-1"),
+            lambda uid=uid: stranger.publishing.disconnect(uid),
+            lambda uid=uid: stranger.subscribing.open_deliveries(uid),
+            lambda uid=uid: stranger.subscribing.unsubscribe(uid, "direct"),
+            lambda uid=uid: stranger.subscribing.close_session(uid),
+            lambda uid=uid: stranger.subscribe(uid, SubscriptionRequest("mine")),
+        ):
+            with pytest.raises(UnknownUidError):
+                attempt()
+    assert stranger.status()["subscriptions"] == status["subscriptions"]
+
+
+def test_a_status_page_tells_sessions_apart(federation: Any, meet: Callable[..., Peer]) -> None:
+    pad = federation.pad()
+    peer = meet(pad)
+    sessions = {peer.subscribing.open("same name", 60.0).uid for _ in range(3)}
+    shown = [session["session"] for session in peer.status()["sessions"]]
+    assert len(sessions) == len(set(shown)) == 3
+    assert all(uid.startswith("session-") for uid in shown)
+
+
+def test_who_cancels_an_email_subscription_must_be_allowed_to_administer(
+    guarded: Callable[..., Any], meet: Callable[..., Peer]
+) -> None:
+    # Given a delegate that lets nobody administer, and an e-mail subscription
+    policy = Policy("administer")
+    peer = meet(guarded(policy))
+    peer.subscribe("", MAIL)
+    # When somebody cancels it
+    # Expect a refusal, and the subscription to stand
+    with pytest.raises(AccessDeniedError, match="administer"):
+        peer.subscribing.unsubscribe("", "mail")
+    assert [s["uid"] for s in peer.status()["subscriptions"]] == ["mail"]
+    # When administering is allowed, expect it to be cancelled
+    policy.forbidden.clear()
+    peer.subscribing.unsubscribe("", "mail")
+    assert peer.status()["subscriptions"] == []
+
+
+@pytest.mark.parametrize("session", ["own", "made up"])
+def test_a_session_id_gives_no_right_to_email_subscriptions(
+    session: str, guarded: Callable[..., Any], meet: Callable[..., Peer]
+) -> None:
+    # Given a delegate that lets nobody administer, an e-mail subscription, and a stranger with a session of its own
+    pad = guarded(Policy("administer"))
+    owner, stranger = meet(pad), meet(pad)
+    owner.subscribe("", MAIL)
+    uid = stranger.subscribing.open("stranger", 60.0).uid if session == "own" else "session-made-up"
+    # When the stranger cancels the e-mail subscription under that session
+    # Expect a refusal, and the subscription to stand
+    with pytest.raises(JbiError):
+        stranger.subscribing.unsubscribe(uid, "mail")
+    assert [s["uid"] for s in owner.status()["subscriptions"]] == ["mail"]
+
+
+# -- access -------------------------------------------------------------------------------------------------------
+
+
+def test_the_access_hook_is_asked_about_the_type_that_the_schema_decides(
+    guarded: Callable[..., Any], federation: Any, figures: Any
+) -> None:
+    # Given a delegate with an access hook
+    policy = Policy()
+    guarded(policy)
+    publisher = federation.light()
+    delegate = publisher.connect_to_delegate("alpha", "rome")
+    # When a publisher registers without naming the type, as the schema does
+    publisher.register_publisher(delegate, figures.schema, figures.figure_1)
+    # Expect the hook to be asked about that type, never about none
+    assert [type_name for action, type_name in policy.asked if action == "publish"] == [TYPE]
+
+
+def test_a_type_whose_publication_is_forbidden_is_not_registered(
+    guarded: Callable[..., Any], federation: Any, figures: Any
+) -> None:
+    pad = guarded(Policy("publish"))
+    publisher = federation.light()
+    delegate = publisher.connect_to_delegate("alpha", "rome")
+    with pytest.raises(AccessDeniedError, match=TYPE):
+        publisher.register_publisher(delegate, figures.schema, figures.figure_1)
+    assert pad.status()["registrations"] == []
+
+
+# -- types --------------------------------------------------------------------------------------------------------
+
+
+def _poison(peer: Peer, figures: Any, how: str) -> None:
+    """Fail to register the type "Victim" with a schema that is not its own."""
+    wrong = PublisherRequest(_bundle(figures, "Victim", lat="latitude"), ())
+    if how == "unknown connection":
+        peer.publishing.register("connection-made-up", wrong, "registration-1", 1)
+    connection = peer.publishing.connect("stranger", 60.0).uid
+    if how == "bad registration id":
+        peer.publishing.register(connection, wrong, "not-a-registration", 1)
+    if how == "forged entries":
+        forged = EntryRep(EntryClass("Forged", ("a", "b"), (("Forged", "1"),)), ("only one",))
+        peer.publishing.register(connection, msgspec.structs.replace(wrong, entries=(forged,)), "registration-1", 1)
+    if how == "forbidden":
+        peer.publishing.register(connection, wrong, "registration-1", 1)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "unknown connection",
+        "bad registration id",
+        "forged entries",
+        "forbidden",
+    ],
+)
+def test_a_refused_registration_leaves_no_type_behind(
+    how: str, guarded: Callable[..., Any], figures: Any, meet: Callable[..., Peer]
+) -> None:
+    # Given a registration of a type with a wrong schema that is refused
+    policy = Policy(*(("publish",) if how == "forbidden" else ()))
+    pad = guarded(policy)
+    with pytest.raises(JbiError):
+        _poison(meet(pad), figures, how)
+    policy.forbidden.clear()
+    # When the type is registered with the right one
+    honest = meet(pad)
+    connection = honest.publishing.connect("honest", 60.0).uid
+    honest.publishing.register(connection, PublisherRequest(_bundle(figures, "Victim"), ()), "registration-2", 1)
+    # Expect that to be taken
+    assert [r["uid"] for r in honest.status()["registrations"]] == ["registration-2"]
+
+
+# -- forged values ------------------------------------------------------------------------------------------------
+
+FORGED = {
+    "too few values": EntryRep(EntryClass("Forged", ("a", "b"), (("Forged", "1"),)), ("only one",)),
+    "too many values": EntryRep(EntryClass("Forged", ("a",), (("Forged", "1"),)), ("one", "two")),
+    "no lineage": EntryRep(EntryClass("Forged", (), ()), ()),
+    "another's lineage": EntryRep(EntryClass("Forged", (), (("Other", "1"),)), ()),
+}
+
+
+@pytest.mark.parametrize("rep", FORGED.values(), ids=FORGED)
+def test_a_forged_entry_is_refused_and_the_delegate_stays_usable(
+    rep: EntryRep, federation: Any, figures: Any, meet: Callable[..., Peer]
+) -> None:
+    # Given a peer with a connection and a session
+    peer = meet(federation.pad())
+    connection = peer.publishing.connect("stranger", 60.0).uid
+    session = peer.subscribing.open("stranger", 60.0).uid
+    # When it subscribes and registers with entries that no class could make
+    # Expect refusals
+    with pytest.raises(EntryError):
+        peer.subscribe(session, SubscriptionRequest("forged", (rep,)))
+    with pytest.raises(EntryError):
+        peer.publishing.register(connection, PublisherRequest(_bundle(figures), (rep,)), "registration-1", 1)
+    # Expect the status page to show that nothing came of it
+    status = peer.status()
+    assert (status["subscriptions"], status["registrations"]) == ([], [])
+
+
+@pytest.mark.parametrize("seconds", [1e9, 60.5, -1.0, float("nan"), float("inf"), float("-inf")])
+def test_nobody_may_hold_publishers_up_for_longer_than_a_minute(
+    seconds: float, federation: Any, meet: Callable[..., Peer]
+) -> None:
+    # When a subscription asks for another time to block its publishers
+    # Expect a refusal
+    request = SubscriptionRequest("blocking", bound=1, policy="block", block_seconds=seconds)
+    with pytest.raises(ConfigurationError, match="block_seconds"):
+        compile_subscription(request, owner="session-1", number=1)
+    # Expect the same over the wire
+    peer = meet(federation.pad())
+    session = peer.subscribing.open("stranger", 60.0).uid
+    with pytest.raises(JbiError):
+        peer.subscribe(session, request)
+    assert peer.status()["subscriptions"] == []
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0, 60.0])
+def test_a_publisher_may_be_held_up_for_up_to_a_minute(seconds: float) -> None:
+    request = SubscriptionRequest("blocking", bound=1, policy="block", block_seconds=seconds)
+    assert compile_subscription(request, owner="session-1", number=1).request == request
+
+
+def _numbered(sequence: int) -> InfoObject:
+    return InfoObject("object-1", TypeName("t"), b"<m/>", b"", Platform(1.0, "registration-1", sequence, 4, 0))
+
+
+@pytest.mark.parametrize("sequence", [2**53 + 1, 2**60, 2**63, -1])
+def test_a_sequence_number_that_leaves_no_room_for_others_is_refused(sequence: int) -> None:
+    with pytest.raises(ProtocolError, match="sequence"):
+        decode(memoryview(b"".join(encode(_numbered(sequence)))))
+
+
+@pytest.mark.parametrize("sequence", [0, 1, 2**53])
+def test_any_number_that_a_publisher_can_reach_is_taken(sequence: int) -> None:
+    assert decode(memoryview(b"".join(encode(_numbered(sequence))))) == _numbered(sequence)
+
+
+# -- memory -------------------------------------------------------------------------------------------------------
+
+AFFORDABLE = 8 << 20
+"""Bytes: a few steps of memory for a frame, far below what is announced."""
+
+
+@pytest.fixture
+def traced() -> Iterator[Callable[[], int]]:
+    """traced() is the largest amount of memory in use since the test began, beyond what was in use then."""
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    yield lambda: tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+
+
+def _end_of(sock: socket.socket) -> bytes:
+    """What the server still says until it closes, once it has seen that nothing more comes."""
+    sock.settimeout(5.0)
+    said = b""
+    with suppress(OSError):  # it may have closed already
+        sock.shutdown(socket.SHUT_WR)
+    with suppress(ConnectionError):
+        while data := sock.recv(1 << 16):
+            said += data
+    return said
+
+
+@pytest.mark.parametrize(
+    ("plane", "header"),
+    [
+        (DATA, FRAME.pack(MAX_FRAME_BYTES, HELLO)),
+        (DATA, FRAME.pack(MAX_FRAME_BYTES, ITEMS)),
+        (CONTROL, struct.pack("!LB", MAX_CONTROL_FRAME - 1, 0)),
+    ],
+    ids=["hello", "items before a hello", "call"],
+)
+def test_a_stranger_that_announces_a_huge_frame_costs_no_such_memory(
+    plane: bytes, header: bytes, federation: Any, traced: Callable[[], int]
+) -> None:
+    # Given a delegate
+    host, _, port = federation.pad().address.rpartition(":")
+    with ExitStack() as stack:
+        # When strangers announce as much as is allowed, and send next to nothing
+        strangers = [stack.enter_context(socket.create_connection((host, int(port)), 5.0)) for _ in range(4)]
+        for stranger in strangers:
+            stranger.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, plane) + header + b"next to nothing")
+        for stranger in strangers:
+            _end_of(stranger)
+    # Expect the delegate to have taken no memory for what did not come
+    assert traced() < AFFORDABLE
+
+
+def test_a_stranger_that_announces_more_than_a_hello_is_not_listened_to(federation: Any) -> None:
+    # Given a stranger on the data plane that announces somewhat more than the largest hello
+    host, _, port = federation.pad().address.rpartition(":")
+    with socket.create_connection((host, int(port)), 5.0) as stranger:
+        stranger.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, DATA) + FRAME.pack(1025, HELLO))
+        # Expect to be disconnected without having sent any of it
+        assert stranger.recv(1) == b""
+
+
+def test_a_publisher_that_announces_a_huge_batch_costs_no_such_memory(
+    federation: Any, meet: Callable[..., Peer], traced: Callable[[], int], eventually: Callable[..., Any]
+) -> None:
+    # Given publishers with a data connection
+    peer = meet(federation.pad())
+    with ExitStack() as stack:
+        publishers = []
+        for _ in range(4):
+            uid = peer.publishing.connect("publisher", 60.0).uid
+            sock = stack.enter_context(closing(dial(peer.publishing.ref, DATA, Security(), 5.0)))
+            greet(Line(sock), Hello(peer.publishing.open_publications(uid)))
+            publishers.append(sock)
+        # When each announces the largest batch, and sends next to nothing of it
+        for sock in publishers:
+            sock.setblocking(True)
+            sock.sendall(FRAME.pack(MAX_FRAME_BYTES, ITEMS) + b"next to nothing")
+        for sock in publishers:
+            _end_of(sock)
+    # Expect the delegate to have taken no memory for what did not come
+    assert traced() < AFFORDABLE
+
+
+def test_a_frame_that_does_come_is_read_whole() -> None:
+    # Given a line, and a frame of several of the steps in which memory is taken
+    left, right = socket.socketpair()
+    with closing(left), closing(right):
+        body = bytes(range(256)) * (20 << 10)
+        sending = threading.Thread(target=lambda: Line(left).send(ITEMS, [body], 10.0))
+        sending.start()
+        # When it comes, expect all of it
+        kind, received = Line(right).receive(10.0)
+        sending.join()
+    assert (kind, bytes(received) == body) == (ITEMS, True)
+
+
+def test_a_frame_larger_than_is_expected_is_refused_unread() -> None:
+    left, right = socket.socketpair()
+    with closing(left), closing(right):
+        left.sendall(FRAME.pack(1025, HELLO))
+        with pytest.raises(ProtocolError, match="1025"):
+            Line(right).receive(5.0, limit=1024)
+
+
+# -- numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_sessions_and_publishers_are_bounded(federation: Any, meet: Callable[..., Peer]) -> None:
+    # Given a delegate for two sessions and two publishers
+    peer = meet(federation.pad(config=_with_pad(federation, max_sessions=2)))
+    sessions = [peer.subscribing.open("subscriber", 60.0).uid for _ in range(2)]
+    connections = [peer.publishing.connect("publisher", 60.0).uid for _ in range(2)]
+    # When a third of each comes, expect a refusal that leaves no lease
+    with pytest.raises(OversizeError, match="sessions"):
+        peer.subscribing.open("subscriber", 60.0)
+    with pytest.raises(OversizeError, match="publishers"):
+        peer.publishing.connect("publisher", 60.0)
+    assert peer.status()["leases"] == 4
+    # When one of each leaves, expect there to be room again
+    peer.subscribing.close_session(sessions[0])
+    peer.publishing.disconnect(connections[0])
+    assert peer.subscribing.open("subscriber", 60.0).uid not in sessions
+    assert peer.publishing.connect("publisher", 60.0).uid not in connections
+
+
+def test_a_session_without_a_delivery_connection_costs_no_thread(federation: Any, meet: Callable[..., Peer]) -> None:
+    # Given a delegate and a peer of it
+    peer = meet(federation.pad())
+    peer.subscribing.open("first", 60.0)
+    before = set(threading.enumerate())
+    # When the peer opens many sessions
+    for _ in range(40):
+        peer.subscribing.open("session", 60.0)
+    # Expect no thread for each of them
+    assert len(set(threading.enumerate()) - before) < 10
+    assert len(peer.status()["sessions"]) == 41
+
+
+def test_a_port_goes_on_accepting_after_the_system_had_no_thread_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a port, and a system without a thread for its next connection
+    control = ControlServer({}).serve
+    endpoint = Endpoint("127.0.0.1", 0, name="busy", security=Security(), control=control, data=control)
+    endpoint.start()
+    start = threading.Thread.start
+    full = [True]
+
+    def scarce(thread: threading.Thread) -> None:
+        if full[0] and thread.name.startswith("busy-127"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    ref = ServiceRef("", "status", (f"127.0.0.1:{endpoint.port}",))
+    # When somebody connects, expect the connection to be closed
+    with closing(dial(ref, CONTROL, Security(), 5.0)) as refused:
+        assert _end_of(refused) == b""
+    assert (endpoint.refused, endpoint.connections) == (1, 0)
+    # When there are threads again, expect the next one to be served
+    full[0] = False
+    with closing(dial(ref, CONTROL, Security(), 5.0)) as sock:
+        sock.sendall(struct.pack("!LB", MAX_CONTROL_FRAME + 1, 0))
+        assert _end_of(sock) == b""
+    assert endpoint.refused == 1
+    endpoint.stop()
+
+
+# -- a share of the memory ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest"])
+def test_a_queue_may_hold_an_eighth_of_the_memory_then_its_policy_decides(policy: Any) -> None:
+    # Given memory for 80 kB, and two subscriptions with room for thousands of objects each
+    budget = Budget(80_000)
+    assert budget.share == 80_000 // SHARE == 10_000
+    session = SubscriberSession("session-1", name="stalled", budget=budget)
+    stalled, other = (
+        compile_subscription(SubscriptionRequest(uid, policy=policy), owner="session-1", number=number)
+        for number, uid in enumerate(("stalled", "other"), 1)
+    )
+    session.add(stalled)
+    session.add(other)
+    # When 50 objects of 1 kB come for one that takes none
+    for _ in range(50):
+        session.offer(stalled, (b"x" * 1000,), 1000)
+    # Expect ten to wait, the others lost by its policy and told so, and no more memory taken
+    assert session.status()["queued"]["stalled"] == 10
+    assert stalled.lost == {"queue_overflow": 40}
+    assert budget.used == 10_000
+    # Expect room for the other one
+    assert session.offer(other, (b"x" * 1000,), 1000)
+    assert other.lost == {}
+    assert budget.used == 11_000
+
+
+def test_a_queue_takes_one_object_larger_than_its_share() -> None:
+    budget = Budget(80_000)
+    session = SubscriberSession("session-1", name="large", budget=budget)
+    subscription = compile_subscription(SubscriptionRequest("large"), owner="session-1", number=1)
+    session.add(subscription)
+    assert session.offer(subscription, (b"x" * 20_000,), 20_000)
+    assert (subscription.lost, budget.used) == ({}, 20_000)
+
+
+def test_a_subscriber_that_takes_nothing_stops_no_publisher_and_no_other_subscriber(
+    federation: Any, figures: Any
+) -> None:
+    # Given a delegate with memory for 1 MB, a subscriber that never connects, and one that listens
+    config = _with_pad(federation, max_queued_bytes=1 << 20)
+    config = msgspec.structs.replace(config, queue=msgspec.structs.replace(config.queue, block_seconds=0.1))
+    pad = federation.pad(config=config)
+    stalled, _ = pad.delegate.open_session("stalled", 60.0)
+    pad.delegate.subscribe(stalled, SubscriptionRequest("stalled"), 60.0)
+    publisher = federation.light()
+    delegate = publisher.connect_to_delegate("alpha", "rome")
+    registration = publisher.register_publisher(delegate, figures.schema, figures.figure_1)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(uid) == 1
+    # When 40 objects of 50 kB are published, twice the memory
+    received = []
+    for _ in range(40):
+        publisher.publish(registration, figures.figure_1, b"x" * 50_000)
+        obj = subscriber.receive(uid, 5.0)
+        received.append(obj and obj.platform.sequence)
+    # Expect all of them to be taken and to reach who listens
+    publisher.flush()
+    assert received == list(range(1, 41))
+    status = pad.status()
+    assert [r["refused"] for r in status["registrations"]] == [0]
+    # Expect the other's queue to be within its share, and the rest told as lost
+    assert status["queued_bytes"] < (1 << 20) // SHARE + 60_000
+    assert status["lost"] == {"queue_overflow": 37}

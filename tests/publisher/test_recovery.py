@@ -1,0 +1,241 @@
+"""A publisher goes on publishing: after a come-back that fails at first, a callback that fails, and a fork."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.core.errors import InvariantError, JbiError, WireTimeoutError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES
+from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, DelegateProxy, fetch_status
+from jbi_pubsub.publisher.connection import _Queue
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+
+
+def _forget(pad: Any) -> None:
+    """The delegate forgets its publishers, as it does when their leases run out."""
+    for connection in list(pad.delegate._connections):
+        pad.delegate.disconnect(connection)
+        pad.forget_publications(connection)
+
+
+@pytest.mark.parametrize("error", [WireTimeoutError("no answer"), JbiError("not now")], ids=["no answer", "refusal"])
+def test_a_publisher_whose_come_back_fails_once_comes_back(
+    error: JbiError, federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a publisher with a registration, and a subscriber that has its first object
+    pad = federation.pad()
+    publisher = federation.light()
+    registration = publisher.register_publisher(
+        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(uid) == 1
+    publisher.publish(registration, figures.figure_1)
+    assert subscriber.receive(uid, 5.0).platform.sequence == 1
+    # When the delegate forgets it, and its first call to register again fails
+    calls: list[str] = []
+    register = DelegateProxy.register
+
+    def fails_once(proxy: DelegateProxy, connection: str, *rest: Any) -> None:
+        calls.append(connection)
+        if len(calls) == 1:
+            raise error
+        register(proxy, connection, *rest)
+
+    monkeypatch.setattr(DelegateProxy, "register", fails_once)
+    _forget(pad)
+    # Expect another try, the registration to stand again, and what is published to arrive
+    publisher.publish(registration, figures.figure_1)
+    publisher.flush(10.0)
+    assert len(calls) == 2
+    assert [r["uid"] for r in pad.status()["registrations"]] == [registration]
+    assert subscriber.receive(uid, 5.0).platform.sequence == 2
+
+
+def test_a_callback_for_refused_objects_that_fails_does_not_end_publishing(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a publisher whose callback for refused objects raises, and a delegate that refuses one object
+    pad = federation.pad()
+    told: list[str] = []
+
+    def mistaken(object_id: str, _error: JbiError) -> None:
+        told.append(object_id)
+        raise KeyError("the application's mistake")
+
+    publisher = federation.light(refused=mistaken)
+    registration = publisher.register_publisher(
+        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    publish = pad.delegate.publish
+
+    def refuses_the_first(registered: Any, obj: Any, offered: Any) -> int:
+        if obj.platform.sequence == 1:
+            raise InvariantError("other invariants")
+        return int(publish(registered, obj, offered))
+
+    monkeypatch.setattr(pad.delegate, "publish", refuses_the_first)
+    # When it publishes
+    first = publisher.publish(registration, figures.figure_1)
+    publisher.flush(5.0)
+    for _ in range(3):
+        publisher.publish(registration, figures.figure_1)
+        publisher.flush(5.0)
+    # Expect the application to have been told once, and the other objects to be taken
+    assert told == [first]
+    assert [r["published"] for r in pad.status()["registrations"]] == [3]
+
+
+# -- what goes again ----------------------------------------------------------------------------------------------
+
+SMALL = (b"head", b"small")
+LARGE = (b"head", bytes(range(256)) * (4 << 10))
+
+
+def _objects(items: list[tuple[Any, ...]]) -> list[bytes]:
+    """The objects that a delegate puts together of a registration's items, none of them half."""
+    whole: list[bytes] = []
+    coming: bytes | None = None
+    for head, *parts in items:
+        kind, _ = PUBLICATION.unpack(head)
+        body = b"".join(parts)
+        if kind not in (CHUNK, LAST_CHUNK):
+            whole.append(body)
+            continue
+        coming = (coming or b"") + body
+        if kind == LAST_CHUNK:
+            whole.append(coming)
+            coming = None
+    assert coming is None
+    return whole
+
+
+def _all(queue: _Queue) -> list[tuple[Any, ...]]:
+    return queue.take(1000, 1 << 30, 0.0)
+
+
+@pytest.mark.parametrize(("taken", "acknowledged"), [(t, a) for t in range(1, 6) for a in range(t + 1)])
+def test_a_large_object_that_has_not_gone_whole_goes_again_whole(taken: int, acknowledged: int) -> None:
+    # Given a large object and a small one behind it, some items taken, some of these acknowledged
+    assert sum(map(len, LARGE)) > 4 * CHUNK_BYTES
+    queue = _Queue()
+    queue.put(1, LARGE, 1.0)
+    queue.put(1, SMALL, 1.0)
+    assert len(queue.take(taken, 1 << 30, 0.0)) == taken
+    queue.acknowledged(acknowledged)
+    # When everything begins again with a delegate that knows nothing of it
+    queue.restart()
+    # Expect both objects whole and in order, but for what was acknowledged whole
+    again = _objects(_all(queue))
+    expected = [b"".join(LARGE), b"".join(SMALL)]
+    assert again == (expected[1:] if acknowledged >= 5 else expected)
+
+
+def test_large_objects_of_several_registrations_each_go_again_once() -> None:
+    # Given large objects of two registrations that take turns, half of them gone
+    queue = _Queue()
+    for number in (1, 2):
+        queue.put(number, LARGE, 1.0)
+    queue.acknowledged(len(queue.take(5, 1 << 30, 0.0)))
+    # When everything begins again twice
+    queue.restart()
+    queue.take(3, 1 << 30, 0.0)
+    queue.restart()
+    # Expect each of them once, and then nothing to wait for
+    items = _all(queue)
+    for number in (1, 2):
+        own = [item for item in items if PUBLICATION.unpack(item[0])[1] == number]
+        assert _objects(own) == [b"".join(LARGE)]
+    queue.acknowledged(len(items))
+    assert queue.wait_empty(0.0) == 0
+
+
+def test_an_object_that_has_gone_is_not_kept() -> None:
+    # Given a large object
+    queue = _Queue()
+    queue.put(1, LARGE, 1.0)
+    # When all of it is acknowledged
+    queue.acknowledged(len(_all(queue)))
+    # Expect nothing of it to be kept, nor to go again
+    assert queue._whole == {}
+    queue.restart()
+    assert _all(queue) == []
+
+
+# -- fork ---------------------------------------------------------------------------------------------------------
+
+FORKING = """
+import json, os, sys, warnings
+from pathlib import Path
+from jbi_pubsub import PublisherAdapter, PublisherAdapterLight
+from jbi_pubsub.core.config import load
+from jbi_pubsub.core.errors import AdapterStateError
+
+warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork in a process with threads
+flags = {{"lookup.multicast": False, "lookup.locators": [{locator!r}], "lookup.port": 0}}
+config = load(file=None, environment={{}}, flags=flags)[0]
+schema, figure = Path({schema!r}), Path({schema!r}).with_name("fig1.xml")
+
+def tell(**facts):
+    print(json.dumps(facts), flush=True)
+
+with PublisherAdapterLight(config) as light, PublisherAdapter(config) as peer:
+    at_delegate = light.register_publisher(light.connect_to_delegate("alpha", "rome"), schema, figure)
+    at_peer = peer.register_publisher(schema, figure)
+    tell(address=peer.status()["address"])
+    input()
+    child = os.fork()
+    if not child:
+        refused = 0
+        light.close(0.2)
+        peer.close(0.2)
+        for adapter, registration in ((light, at_delegate), (peer, at_peer)):
+            try:
+                adapter.publish(registration, figure)
+            except AdapterStateError:
+                refused += 1
+        os._exit(refused)
+    tell(child=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    input()
+    light.publish(at_delegate, figure)
+    light.flush()
+    peer.publish(at_peer, figure)
+    tell(published=[at_delegate, at_peer])
+    input()
+"""
+
+
+@pytest.mark.processes
+def test_a_forked_child_that_closes_its_parents_publishers_leaves_them_alone(
+    federation: Any, figures: Any, start: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    # Given a process that publishes at a delegate and peer to peer, and a subscriber to both
+    pad = federation.pad()
+    process = start(script=FORKING.format(locator=federation.lookups[0].address, schema=str(figures.schema)))
+    address = process.fact()["address"]
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    eventually(lambda: subscriber.wait_matched(uid, 2, 1.0) == 2)
+    before = pad.status()
+    # When it forks, and the child closes both publishers and tries to publish
+    process.say("fork")
+    # Expect that the child is refused, and ends in time
+    assert process.fact() == {"child": 2}
+    # Expect the same connection at the delegate, and the peer's port to be served
+    after = pad.status()
+    assert [p["id"] for p in after["publishers"]] == [p["id"] for p in before["publishers"]]
+    assert [r["uid"] for r in after["registrations"]] == [r["uid"] for r in before["registrations"]]
+    assert len(fetch_status(ServiceRef("", "status", (address,)), Security(), timeout=5.0)["registrations"]) == 1
+    # When the parent publishes, expect its objects to arrive
+    process.say("publish")
+    published = process.fact()["published"]
+    received = {subscriber.receive(uid, 5.0).platform.registration for _ in published}
+    assert received == set(published)
+    process.say("end")

@@ -1,0 +1,120 @@
+"""Sessions of a subscriber, with delegates and with lookup services: one failure costs nothing beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import msgspec
+import pytest
+
+import jbi_pubsub.lookup.server as lookup_server
+from jbi_pubsub import SubscriberAdapter
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
+from jbi_pubsub.core.info_object import Cause, LossNotice
+from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.lookup.join import JoinManager
+from jbi_pubsub.pad.delivery import ITEM, LOSS, OBJECT
+from jbi_pubsub.pad.subscription import PAD_TYPE
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+
+
+def test_a_refused_subscription_holds_up_no_other_delivery(
+    federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate with room for one subscription, and a subscriber whose second one it refuses
+    section = msgspec.structs.replace(federation.config.pad, max_subscriptions=1)
+    federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
+    publisher = federation.light()
+    registration = publisher.register_publisher(
+        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(uid) == 1
+    refused = subscriber.register_subscriber(type_name=TYPE)
+    eventually(lambda: refused in subscriber.status()["sessions"][0]["refused"])
+    # When objects still come for a subscription that was cancelled
+    (session,) = subscriber._sessions.values()
+    began = time.monotonic()
+    session._take([memoryview(ITEM.pack(OBJECT, 1000)) for _ in range(3)])
+    # Expect them to be passed over at once
+    assert time.monotonic() - began < 1.0
+    # Expect the standing one to get its objects
+    publisher.publish(registration, figures.figure_1)
+    assert subscriber.receive(uid, 5.0).platform.sequence == 1
+
+
+def test_a_cancelled_subscription_is_no_longer_shown_as_refused(
+    federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a subscription that a delegate has no room for
+    section = msgspec.structs.replace(federation.config.pad, max_subscriptions=1)
+    federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
+    publisher = federation.light()
+    publisher.register_publisher(publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1)
+    subscriber = federation.subscriber()
+    standing = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(standing) == 1
+    refused = subscriber.register_subscriber(type_name=TYPE)
+    eventually(lambda: refused in subscriber.status()["sessions"][0]["refused"])
+    # When it is cancelled, expect the session to forget it
+    subscriber.cancel_subscription(refused)
+    assert subscriber.status()["sessions"][0]["refused"] == {}
+    assert subscriber.wait_matched(standing) == 1
+
+
+def test_a_malformed_loss_notice_is_an_error_of_the_protocol(
+    federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a subscription that stands at a delegate
+    federation.pad()
+    publisher = federation.light()
+    publisher.register_publisher(publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(uid) == 1
+    (session,) = subscriber._sessions.values()
+    (number,) = session._by_number
+    # When the delegate tells of a loss in bytes that are no notice, or no text
+    for body in (b"", b"\xc1", msgspec.msgpack.encode({"count": 1}), b"\x81\xa5cause\xa2\xff\xff"):
+        with pytest.raises(ProtocolError):
+            session._take([memoryview(ITEM.pack(LOSS, number) + body)])
+    # Expect no loss to be counted; expect a good one to be
+    assert subscriber.losses(uid) == {}
+    notice = LossNotice(uid, Cause.QUEUE_OVERFLOW, 3)
+    session._take([memoryview(ITEM.pack(LOSS, number) + msgspec.msgpack.encode(notice))])
+    assert subscriber.losses(uid) == {"queue_overflow": 3}
+
+
+def test_a_lookup_service_that_refuses_for_a_while_is_asked_again(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a lookup service with no room for another client's events, and a delegate that is registered there
+    pad = federation.pad()
+    pad.community.wait_joined(pad.server_id, 5.0)
+    monkeypatch.setattr(lookup_server, "CHANNELS_MOST", 0)
+    with closing(JoinManager(federation.config, name="client")) as client:
+        # When a client comes and is refused
+        eventually(lambda: [s for s in client.sessions() if s.away_since is not None])
+        assert [s.connected for s in client.sessions()] == [False]
+        # When there is room
+        monkeypatch.setattr(lookup_server, "CHANNELS_MOST", 10_000)
+        # Expect its session to come to life, and to find the delegate
+        eventually(lambda: [s.connected for s in client.sessions()] == [True])
+        found = client.lookup(ServiceTemplate(types=(PAD_TYPE,)), 10)
+        assert [item.service_id for item in found] == [pad.server_id]
+
+
+def test_a_subscriber_adapter_that_could_not_open_does_not_stand_in_the_way_of_the_next(federation: Any) -> None:
+    # Given a configuration with a locator that is none
+    wrong = msgspec.structs.replace(federation.config.lookup, locators=("host:port",))
+    # When an adapter is opened with it, expect an error
+    with pytest.raises(JbiError) as failed:
+        SubscriberAdapter(msgspec.structs.replace(federation.config, lookup=wrong))
+    assert isinstance(failed.value, ConfigurationError)
+    # Expect a better one to open
+    SubscriberAdapter(federation.config).close()
