@@ -1,4 +1,4 @@
-"""What idle parties send over their link: leases, probes, discovery (paper section 3.1, J-95).
+"""What idle parties send over their link: leases, probes, discovery (paper section 3.1).
 
     python benchmarks/links.py [--seconds 120] [--leases 60 10] [--json]
 

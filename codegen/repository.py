@@ -120,7 +120,7 @@ class TypeRepository:
         """The type that `bundle` describes; the same object for an equal bundle.
 
         Raises SchemaError (invalid, without marks, too large), TypeConflictError for a second, different schema of a
-        type that is known (J-17).
+        type that is known.
         """
         with self._lock:
             known = next((t for t in self._types.values() if t.bundle == bundle), None)

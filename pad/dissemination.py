@@ -95,7 +95,7 @@ class MatchTable:
         return [s for key in self._index.match(root) if (s := by_key.get(key)) is not None]
 
     def stats(self) -> dict[str, int]:
-        """Counters of the predicate index (J-08: `evaluations`)."""
+        """Counters of the predicate index (`evaluations` among them)."""
         return self._index.stats()
 
 

@@ -194,7 +194,7 @@ class DisseminationServer:
             raise WireError(f"{self.name} is stopping")
 
     def check_type(self, request: PublisherRequest) -> TypeName:
-        """The type. Exactly one schema per type, also across delegates (J-17). Raises EntryError, SchemaError,
+        """The type. Exactly one schema per type, also across delegates. Raises EntryError, SchemaError,
         TypeConflictError."""
         for described in request.entries:
             check_rep(described)
@@ -422,7 +422,7 @@ class _Delegate:
 
 
 class _Subscriptions:
-    """The subscribers' calls: what the proxy in the lookup service offers, nothing else (J-42)."""
+    """The subscribers' calls: what the proxy in the lookup service offers, nothing else."""
 
     def __init__(self, server: DisseminationServer) -> None:
         self._server = server

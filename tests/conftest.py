@@ -136,7 +136,7 @@ def federation() -> Iterator[Federation]:
 
 
 class Publishing:
-    """A publisher of either kind with one registration, for tests that hold for both (J-90)."""
+    """A publisher of either kind with one registration, for tests that hold for both."""
 
     def __init__(self, federation: Federation, kind: str) -> None:
         self._federation = federation

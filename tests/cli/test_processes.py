@@ -137,7 +137,7 @@ def test_the_demo_is_right() -> None:
 
 @pytest.mark.parametrize("script", ["jbi", "jbi-lookup", "jbi-pad", "jbi-codegen", "jbi-study"])
 def test_the_console_scripts_run(script: str) -> None:
-    # Given the installed package (C-07)
+    # Given the installed package
     # Expect each script to explain itself
     command = Path(sys.executable).parent / script
     done = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=20, check=False)

@@ -1,4 +1,4 @@
-"""From a predicate to templates (J-22, J-23): what has to be derived, what must not be, and that nothing gets lost."""
+"""From a predicate to templates: what has to be derived, what must not be, and that nothing gets lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the paper's figures become: entries, templates, the check of each publication (J-15 to J-21, J-34 to J-43)."""
+"""What the paper's figures become: entries, templates, the check of each publication."""
 
 from __future__ import annotations
 

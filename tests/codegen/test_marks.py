@@ -1,4 +1,4 @@
-"""What is invariant: comments, attributes, marks files, and what contradicts itself (J-19 to J-21)."""
+"""What is invariant: comments, attributes, marks files, and what contradicts itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated modules: importable, deterministic, harmless, and equal in identity to the model (J-34 to J-37)."""
+"""Generated modules: importable, deterministic, harmless, and equal in identity to the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One schema per type (J-17), shared between threads and, as models on disk, between processes."""
+"""One schema per type, shared between threads and, as models on disk, between processes."""
 
 from __future__ import annotations
 

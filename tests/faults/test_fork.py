@@ -1,4 +1,4 @@
-"""One SubscriberAdapter in a process; a forked child is a process of its own (J-80)."""
+"""One SubscriberAdapter in a process; a forked child is a process of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mail server that can't be reached, or never says a word (J-88)."""
+"""A mail server that can't be reached, or never says a word."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers as processes: any number, stopped by SIGTERM, nothing left in the lookup service (J-61)."""
+"""Servers as processes: any number, stopped by SIGTERM, nothing left in the lookup service."""
 
 from __future__ import annotations
 

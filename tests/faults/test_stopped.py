@@ -1,4 +1,4 @@
-"""Processes that hang for a while: SIGSTOP, and SIGCONT (J-67, J-83)."""
+"""Processes that hang for a while: SIGSTOP, and SIGCONT."""
 
 from __future__ import annotations
 

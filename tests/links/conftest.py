@@ -433,7 +433,7 @@ class Scene:
 
     def account(self) -> dict[str, int]:
         """Where everything has gone, by the node's status. Waits until nothing is on its way between the two ends of
-        a live connection, and checks that no object is missing from the account (J-78)."""
+        a live connection, and checks that no object is missing from the account."""
         return balanced(self.node.status, self.eventually, self.published)
 
     def outage(self, link: Link, seconds: float, *, silent: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""No object is missing: published = not matched + suppressed + delivered + lost + waiting (J-78, X-12)."""
+"""No object is missing: published = not matched + suppressed + delivered + lost + waiting."""
 
 from __future__ import annotations
 

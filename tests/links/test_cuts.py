@@ -1,4 +1,4 @@
-"""Connections are cut anywhere, at any byte; while the leases live nobody loses or repeats anything (J-92, J-96)."""
+"""Connections are cut anywhere, at any byte; while the leases live nobody loses or repeats anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links that fail for a while: shorter than the lease nothing happens, longer and everybody comes back (J-96)."""
+"""Links that fail for a while: shorter than the lease nothing happens, longer and everybody comes back."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_a_subscriber_cut_off_from_the_lookup_service_keeps_receiving_and_then_f
     scene.eventually(lambda: time.monotonic() - began >= 3.0)
     scene.publish(b"meanwhile")
 
-    # Expect that the subscriber is served on by whom it knows (J-27)
+    # Expect that the subscriber is served on by whom it knows
     assert scene.sequences(1) == [1]
     assert scene.local()["matched"] == 1
 

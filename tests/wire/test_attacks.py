@@ -1,4 +1,4 @@
-"""What an untrusted peer can't do to a server (C-04): reach objects, run code, exhaust it, use what is not its own."""
+"""What an untrusted peer can't do to a server: reach objects, run code, exhaust it, use what is not its own."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_one_publishers_connection_id_is_no_use_without_knowing_it(attacker: Any
 
 
 def test_the_subscribers_proxy_reaches_no_publishers_calls(publishing: Any, federation: Any, figures: Any) -> None:
-    # Given a registration in the lookup service, and the proxy that comes with it (J-42)
+    # Given a registration in the lookup service, and the proxy that comes with it
     publishing.register(figures.figure_1, figures.schema)
     community = JoinManager(federation.config, name="finder")
     found = community.watch(ServiceTemplate(types=("jbi.PublisherRegistration",))).wait(1, 5.0)

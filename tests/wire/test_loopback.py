@@ -1,4 +1,4 @@
-"""Discovery by mDNS stays on the interfaces it is given (C-03)."""
+"""Discovery by mDNS stays on the interfaces it is given."""
 
 from __future__ import annotations
 
