@@ -57,7 +57,7 @@ CHUNK_BYTES: Final = 256 << 10
 MAX_FRAME_BYTES: Final = MAX_ITEM_BYTES + MAX_BATCH_BYTES + (1 << 20)
 
 SEND_SECONDS: Final = 30.0
-"""For one batch to leave; a peer that takes none of it for so long is disconnected (it may come back and resume)."""
+"""A peer that takes nothing of a batch for so long is disconnected (it may come back and resume)."""
 TAKE_SECONDS: Final = 1.0
 """How long a sender waits for items before it looks whether its connection still stands."""
 HANDSHAKE_SECONDS: Final = 10.0
@@ -100,14 +100,13 @@ class Line:
         if total > MAX_FRAME_BYTES:
             raise OversizeError(f"frame of {total} bytes, the limit is {MAX_FRAME_BYTES}")
         head = FRAME.pack(total, kind)
-        deadline = time.monotonic() + timeout
         with self._sending:
             if total < MAX_BATCH_BYTES or self._tls:
-                self._write(memoryview(b"".join((head, *parts))), deadline)
+                self._write(memoryview(b"".join((head, *parts))), timeout)
             else:
-                self._write(memoryview(head), deadline)
+                self._write(memoryview(head), timeout)
                 for part in parts:
-                    self._write(memoryview(part), deadline)
+                    self._write(memoryview(part), timeout)
 
     def receive(self, timeout: float = IDLE_SECONDS, limit: int = MAX_FRAME_BYTES) -> tuple[int, memoryview]:
         """The next frame of at most `limit` bytes: (kind, body). Raises WireError, WireTimeoutError, ProtocolError."""
@@ -148,7 +147,8 @@ class Line:
             got += read
         return data
 
-    def _write(self, data: memoryview, deadline: float) -> None:
+    def _write(self, data: memoryview, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
         while data:
             try:
                 if self._tls:
@@ -165,6 +165,7 @@ class Line:
             except (OSError, ValueError) as exc:
                 raise WireError(f"connection lost: {exc}") from exc
             data = data[sent:]
+            deadline = time.monotonic() + timeout  # a slow link is no dead one
 
     def _wait(self, event: int, deadline: float, doing: str) -> None:
         left = deadline - time.monotonic()
