@@ -60,26 +60,32 @@ class Subscribed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: ErrorReport | None = None
 
 
-class DelegateProxy:
-    """Calls of a publishing application. Each raises the delegate's errors, WireError or WireTimeoutError.
-
-    Leases are renewed over a connection of their own: a long call must not cost a lease.
-    """
+class _LeasedProxy:
+    """What both proxies share. Leases are renewed over a connection of their own: a long call must not cost a lease."""
 
     def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
         self.ref = ref
         self._client = ControlClient(ref, security, timeout=timeout)
         self._renewing = ControlClient(ref, security, timeout=min(timeout, RENEW_SECONDS))
 
+    def renew(self, lease_id: str, duration: float) -> Lease:
+        """Renew a lease granted there."""
+        return self._renewing.call("renew", Lease, lease_id, duration)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+        self._renewing.close()
+
+
+class DelegateProxy(_LeasedProxy):
+    """Calls of a publishing application. Each raises the delegate's errors, WireError or WireTimeoutError."""
+
     def connect(self, name: str, duration: float) -> Opened:
         """Connect under a lease (paper section 2.4(1))."""
         opened: Opened = self._client.call("connect", Opened, name, duration)
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
-
-    def renew(self, lease_id: str, duration: float) -> Lease:
-        """Renew the connection's lease."""
-        return self._renewing.call("renew", Lease, lease_id, duration)
 
     def disconnect(self, connection_id: str) -> None:
         """Leave, with all registrations."""
@@ -97,32 +103,15 @@ class DelegateProxy:
         """A token for the data connection on which objects are published."""
         return self._client.call("open_publications", str, connection_id)
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-        self._renewing.close()
 
-
-class SubscriptionsProxy:
-    """Calls of a subscribing application. Each raises the delegate's errors, WireError or WireTimeoutError.
-
-    Leases are renewed over a connection of their own: a long call must not cost a lease.
-    """
-
-    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
-        self.ref = ref
-        self._client = ControlClient(ref, security, timeout=timeout)
-        self._renewing = ControlClient(ref, security, timeout=min(timeout, RENEW_SECONDS))
+class SubscriptionsProxy(_LeasedProxy):
+    """Calls of a subscribing application. Each raises the delegate's errors, WireError or WireTimeoutError."""
 
     def open(self, name: str, duration: float) -> Opened:
         """Open a session for this process under a lease."""
         opened: Opened = self._client.call("open", Opened, name, duration)
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
-
-    def renew(self, lease_id: str, duration: float) -> Lease:
-        """Renew the lease of a session or of an e-mail subscription."""
-        return self._renewing.call("renew", Lease, lease_id, duration)
 
     def close_session(self, session_id: str) -> None:
         """End the session and its subscriptions."""
@@ -149,11 +138,6 @@ class SubscriptionsProxy:
     def mail_subscriptions(self) -> list[dict[str, Any]]:
         """The e-mail-only subscriptions that live there."""
         return self._client.call("mail_subscriptions", list[dict[str, Any]])
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-        self._renewing.close()
 
 
 def fetch_status(ref: ServiceRef, security: Security, *, timeout: float) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from click.shell_completion import get_completion_class
 from rich.progress import Progress, TaskID
 
 from jbi_pubsub.codegen.drafting import draft_marks
-from jbi_pubsub.codegen.render import difference, dump, render
+from jbi_pubsub.codegen.render import DICTIONARY_STYLESHEET, difference, dump, render
 from jbi_pubsub.codegen.repository import open_type
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import ConfigurationError
@@ -83,7 +83,7 @@ def generate(
     if dump_model:
         click.echo(dump(opened.model), nl=False)
         return 0
-    stylesheet = _dictionary() if dictionary and xsl is None else xsl
+    stylesheet = DICTIONARY_STYLESHEET if dictionary and xsl is None else xsl
     text = render(opened.model, stylesheet=stylesheet)
     if check:
         if output is None:
@@ -134,12 +134,6 @@ def explain(
     conditions = facts.get("conditions", [])
     columns = tuple(conditions[0]) if conditions else ("condition",)
     show_rows(columns, ([c[k] for k in columns] for c in conditions), title=facts.get("reason", "") or predicate)
-
-
-def _dictionary() -> Path:
-    from jbi_pubsub.codegen import render as home
-
-    return Path(home.__file__).with_name("dictionary.xsl")
 
 
 @click.group()

@@ -266,7 +266,11 @@ class DelegateConnection:
 
     def _connect(self, item: ServiceItem) -> None:
         proxy = DelegateProxy(item.proxy, self._security, timeout=self._config.lookup.timeout)
-        opened = proxy.connect(self._name, self._config.lease.publisher)
+        try:
+            opened = proxy.connect(self._name, self._config.lease.publisher)
+        except JbiError:
+            proxy.close()
+            raise
         with self._lock:
             if self._proxy is not None:
                 self._proxy.close()

@@ -49,8 +49,6 @@ STEP_BYTES: Final = 1 << 20
 MAX_CONNECTIONS: Final = 2048
 """Below the usual 4,096 of file descriptors a process may open after raising its soft limit."""
 
-LOOPBACK: Final = ("127.", "::1", "localhost")
-
 
 @dataclass(frozen=True, slots=True)
 class Caller:
