@@ -191,11 +191,6 @@ def normalize(bundle: SchemaBundle) -> Sources:
     return Sources(documents, names[bundle.main], {v: k for k, v in names.items()}, marks, marked, digest)
 
 
-def place_of(declaration: Element | None) -> str:
-    """ "document:line" of a normalised declaration, "" when it is not one."""
-    return "" if declaration is None else declaration.get(PLACE, "")
-
-
 def _marks_bytes(marks: str | Path | bytes | None, root: str) -> bytes:
     data = b"" if marks is None else marks if isinstance(marks, bytes) else _read(Path(marks), "marks file")
     parsed = parse_marks(data)

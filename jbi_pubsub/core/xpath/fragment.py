@@ -60,8 +60,6 @@ OPAQUE: Final = "opaque"
 
 RELATIONS: Final = frozenset([LESS, LESS_EQUAL, GREATER, GREATER_EQUAL])
 NUMERIC: Final = RELATIONS | {NUMBER_EQUAL, NUMBER_UNEQUAL}
-SELECTIVE: Final = RELATIONS | {EQUAL, NUMBER_EQUAL, EXISTS}
-"""Conditions by which candidates can be found, when not negated."""
 
 _REQUIRES_NODE: Final = NUMERIC | {EQUAL, UNEQUAL, EXISTS}
 _MIRRORED: Final[Mapping[str, str]] = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
