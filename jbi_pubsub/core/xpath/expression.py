@@ -496,7 +496,7 @@ class _Parser:
     def _fault(self, what: str, *, hint: str = "", place: int | None = None) -> PredicateError:
         position = self._position(self._at if place is None else place)
         return PredicateError(
-            f"{self._argument}: {what}, at position {position}",
+            f"{self._argument}: {what}, at position {position} of {around(self._text, position)}",
             hint=hint,
             argument=self._argument,
             expression=self._text,
@@ -581,3 +581,10 @@ def _reads_little(expression: Expression) -> bool:
     if isinstance(expression, Negate):
         return _reads_little(expression.operand)
     return isinstance(expression, CONSTANTS)
+
+
+def around(expression: str, position: int) -> str:
+    """The part of the expression around the position, for people."""
+    start = max(0, position - 40)
+    part = expression[start : position + 40]
+    return f"{'...' if start else ''}{part}{'...' if len(expression) > position + 40 else ''}"

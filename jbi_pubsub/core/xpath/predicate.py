@@ -23,7 +23,7 @@ from jbi_pubsub.core.errors import JbiError, OversizeError, PredicateError
 from jbi_pubsub.core.xml import Element
 
 from . import fragment
-from .expression import check_namespaces, check_text, is_boolean, parse
+from .expression import around, check_namespaces, check_text, is_boolean, parse
 from .fragment import Plan
 
 NO_NAMESPACES: Final[Mapping[str, str]] = {}
@@ -232,19 +232,12 @@ def analysed(expression: str, namespaces: Mapping[str, str], argument: str) -> t
         log = getattr(exc, "error_log", None)
         position = log[0].column if log else 0
         raise PredicateError(
-            f"{argument}: {exc}, at position {position} of {_shortened(expression, position)}",
+            f"{argument}: {exc}, at position {position} of {around(expression, position)}",
             argument=argument,
             expression=expression,
             position=position,
         ) from exc
     return Shape(fragment.analyse(tree), degree, is_boolean(tree)), holes
-
-
-def _shortened(expression: str, position: int) -> str:
-    """The part of the expression around the position, for people."""
-    start = max(0, position - 40)
-    part = expression[start : position + 40]
-    return f"{'...' if start else ''}{part}{'...' if len(expression) > position + 40 else ''}"
 
 
 def _foreign(expression: str, bound: tuple[tuple[str, str], ...], language: str, argument: str) -> Predicate:
