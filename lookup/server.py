@@ -22,10 +22,11 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, StorageError
+from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire.control import ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
-from jbi_pubsub.core.wire.stream import Line, Part, Sender, Tokens, listen, refuse, welcome
+from jbi_pubsub.core.wire.stream import Line, Sender, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.discovery import Announcement
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import (

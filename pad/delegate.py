@@ -33,14 +33,21 @@ from jbi_pubsub.core.errors import (
     StorageError,
     UnknownUidError,
 )
-from jbi_pubsub.core.info_object import Cause, InfoObject, SchemaBundle, TypeName
+from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delivery import Budget, SubscriberSession
-from jbi_pubsub.pad.dissemination import InformationTypeGate, MatchTable, Selected, check, disseminate, explain
+from jbi_pubsub.pad.delivery import Budget, Deliveries, SubscriberSession
+from jbi_pubsub.pad.dissemination import (
+    Disseminated,
+    InformationTypeGate,
+    Judgement,
+    MatchTable,
+    disseminate,
+    explain,
+)
 from jbi_pubsub.pad.mail import MailDispatcher, compose
 from jbi_pubsub.pad.store import Kept, SubscriptionStore
 from jbi_pubsub.pad.subscription import (
@@ -104,10 +111,17 @@ class Registration:
     entries: Entries
     validate: bool
     topic: _Topic
+    judgement: Judgement
     sequence: int = 0
     published: int = 0
     refused: int = 0
     unmatched: int = 0
+
+    def check_head(self, head: Head) -> None:
+        """Raises MetadataError for an object of another registration or type."""
+        known = self.gate.type
+        if head.registration != self.uid or head.type_name != known.name or head.type_version != known.version:
+            raise MetadataError(f"object {head.object_id} is not of registration {self.uid}")
 
     def status(self) -> dict[str, object]:
         """Plain data."""
@@ -275,14 +289,10 @@ class Delegate:
                 raise UnknownUidError(f"registration {uid!r} number {number} can't be made", uid=uid)
             if len(self._registrations) >= self._config.pad.max_registrations:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
+            topic = self._topic_for(entries)
+            judgement = Judgement(gate, request.entries, topic.table, validate=request.validate)
             registration = Registration(
-                uid,
-                number,
-                connection_id,
-                gate,
-                request.entries,
-                request.validate,
-                self._topic_for(entries),
+                uid, number, connection_id, gate, request.entries, request.validate, topic, judgement
             )
             connection.registrations[registration.number] = registration
             self._registrations[registration.uid] = registration
@@ -298,18 +308,19 @@ class Delegate:
             del connection.registrations[registration.number]
         self._drop_registrations([registration])
 
-    def publish(self, registration: Registration, obj: InfoObject, offered: set[SubscriberSession]) -> int:
+    def publish(self, registration: Registration, parcel: Parcel, deliveries: Deliveries) -> int:
         """Disseminate an object; how many subscriptions it matched. An object seen before is passed over (0).
 
-        Sessions that got something are added to `offered`: the caller wakes them, once for a batch.
+        What subscribers get is added to `deliveries`: the caller has them `deliver`ed, once for a batch.
 
         Waits for room in the delegate's memory. Raises MetadataError, InvariantError, OversizeError or
         BackPressureError: nothing is delivered then. One thread at a time publishes for one registration, which keeps
         its order.
         """
-        if obj.platform.sequence <= registration.sequence:
+        head = parcel.head
+        gap = head.sequence - registration.sequence - 1
+        if gap < 0:
             return 0
-        gap = obj.platform.sequence - registration.sequence - 1
         if gap and registration.sequence:  # the first one may be any: an earlier delegate had those before it
             self._tell_of_gap(registration, gap)
         if not self._budget.wait_for_room(self._config.queue.block_seconds):
@@ -318,23 +329,33 @@ class Delegate:
                 f"the delegate's queues hold {self._budget.used} bytes, the limit is {self._budget.limit}",
                 hint="Subscribers are too slow; see `jbi status`, or raise [pad] max_queued_bytes",
             )
-        registration.sequence = obj.platform.sequence
+        registration.sequence = head.sequence
         try:
-            if obj.type != registration.gate.type or obj.platform.registration != registration.uid:
-                raise MetadataError(f"object {obj.object_id} is not of registration {registration.uid}")
-            root = check(obj, registration.gate, registration.entries, validate=registration.validate)
+            registration.check_head(head)
+            matched = registration.judgement.match(head.metadata)
         except (MetadataError, OversizeError):
             registration.refused += 1
             raise
-        result = disseminate(obj, root, registration.topic.table)
         registration.published += 1
-        registration.unmatched += not (result.selected or result.suppressed)
-        for subscription in result.suppressed:
-            subscription.matched += 1
-            subscription.suppressed += 1
-        for selected in result.selected:
-            self._deliver(obj, selected, offered)
-        return len(result.selected)
+        if not matched:
+            registration.unmatched += 1
+        elif registration.topic.table.filters and any(s.payload_filter is not None for s in matched):
+            self._deliver_filtered(disseminate(parcel, matched), deliveries)
+        else:
+            for subscription in matched:
+                self._deliver(subscription, parcel, deliveries)
+        return len(matched)
+
+    def deliver(self, deliveries: Deliveries) -> None:
+        """What `publish` has gathered goes to the subscribers' queues, and out."""
+        gone = deliveries.offer()
+        if gone:  # cancelled, or their session over, since the match: those have accounted for what they held
+            self._came_to_nothing(gone)
+
+    def _came_to_nothing(self, count: int) -> None:
+        with self._lock:
+            self._closed_lost[Cause.CANCELLED] += count
+            self._closed_matched += count
 
     def _tell_of_gap(self, registration: Registration, count: int) -> None:
         log.warning("registration %s: %d objects never came", registration.uid, count)
@@ -343,25 +364,32 @@ class Delegate:
             if session is not None:
                 session[0].lose(subscription, Cause.SEQUENCE_GAP, count)
 
-    def _deliver(self, obj: InfoObject, selected: Selected, offered: set[SubscriberSession]) -> None:
-        subscription = selected.subscription
-        subscription.unfiltered += not selected.filtered
-        if subscription.request.direct:
+    def _deliver_filtered(self, result: Disseminated, deliveries: Deliveries) -> None:
+        for subscription in result.suppressed:
+            subscription.matched += 1
+            subscription.suppressed += 1
+        for selected in result.selected:
+            selected.subscription.unfiltered += not selected.filtered
+            self._deliver(selected.subscription, selected.parcel, deliveries)
+
+    def _deliver(self, subscription: Subscription, parcel: Parcel, deliveries: Deliveries) -> None:
+        request = subscription.request
+        if request.direct:
             session = self._sessions.get(subscription.owner)
-            size = sum(map(len, selected.parts))
-            if session is not None and session[0].offer(subscription, selected.parts, size):
-                offered.add(session[0])
-            else:  # cancelled, or its session over, since the match: it has accounted for what it held
-                with self._lock:
-                    self._closed_lost[Cause.CANCELLED] += 1
-                    self._closed_matched += 1
+            if session is not None:
+                deliveries.add(session[0], subscription, parcel)
+            else:
+                self._came_to_nothing(1)
         else:
             subscription.matched += 1
-        if subscription.request.recipients:
-            mail = compose(obj, selected.payload, subscription.uid, self._config.mail.sender)
-            refused = self._mail.offer(subscription, mail, obj.object_id)
-            if refused is not None:
-                self._mail_lost(subscription, refused, len(subscription.request.recipients), "")
+        if request.recipients:
+            self._mail_out(subscription, parcel.unpacked())
+
+    def _mail_out(self, subscription: Subscription, obj: InfoObject) -> None:
+        mail = compose(obj, obj.payload, subscription.uid, self._config.mail.sender)
+        refused = self._mail.offer(subscription, mail, obj.object_id)
+        if refused is not None:
+            self._mail_lost(subscription, refused, len(subscription.request.recipients), "")
 
     # -- subscribers --------------------------------------------------------------------------------------------
 

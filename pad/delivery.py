@@ -14,15 +14,15 @@ import struct
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
-from jbi_pubsub.core.info_object import Cause, LossNotice
-from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Line, Part, Sender, chunks
+from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Line, Sender, chunks
 from jbi_pubsub.pad.subscription import Subscription, shown
 
 ITEM: Final = struct.Struct("!BI")
@@ -34,6 +34,9 @@ Consumed = dict[int, int]
 """Note of the subscriber's acknowledgements: subscription number -> objects its application has taken in all."""
 
 Parts = tuple[Part, ...]
+
+Delivery = tuple[Subscription, Parcel]
+"""An object for a subscription."""
 
 
 class DeliveryQueue(Protocol):
@@ -162,42 +165,59 @@ class SubscriberSession:
             self._changed.notify_all()
             return waiting
 
-    def offer(self, subscription: Subscription, parts: Parts, cost: int) -> bool:
-        """Queue an object, by the subscription's policy; may wait up to its `block_seconds` under `block`. False: the
-        subscription is gone, and does not account for the object any more.
+    def offer(self, deliveries: Sequence[Delivery]) -> int:
+        """Queue objects, each by its subscription's policy, and have them go out; may wait up to `block_seconds` for
+        those under `block`. How many came to nothing: their subscription is gone, and does not account for them any
+        more.
 
-        It goes out at the next `wake`: a batch of publications becomes a batch of deliveries, not a wake-up each.
+        A batch of publications becomes a batch of deliveries here, not a wake-up and a lock each.
         """
-        request = subscription.request
+        gone = taken = 0
         with self._changed:
-            outlet = self._outlets.get(subscription.number)
-            if outlet is None:
-                return False  # cancelled between match and delivery: after the cancel returned nothing may come
-            has_room = not self._is_full(outlet)
-            if not has_room:
-                self._changed.notify_all()
-                if request.policy == "block":
-                    has_room = self._wait_for_room(outlet, request.block_seconds)
-                    if self._outlets.get(subscription.number) is not outlet:
-                        return False  # cancelled while we waited: its queue is empty, but nobody takes from it
-            subscription.matched += 1
-            if not has_room:
-                if request.policy == "block":
-                    self._lose(outlet, Cause.BLOCK_TIMEOUT)
-                    return True
-                if request.policy == "drop_newest":
-                    self._lose(outlet, Cause.QUEUE_OVERFLOW)
-                    return True
-                if request.policy == "drop_oldest":
-                    self._account(outlet, -_size(outlet.queue.drop_oldest()))
-                    self._lose(outlet, Cause.QUEUE_OVERFLOW)
-            outlet.queue.put(parts, cost)
-            self._account(outlet, cost)
-            self._make_ready(outlet)
-            return True
+            for subscription, parcel in deliveries:
+                outlet = self._outlets.get(subscription.number)
+                if outlet is None:
+                    gone += 1  # cancelled between match and delivery: after the cancel returned nothing may come
+                    continue
+                if self._is_full(outlet):
+                    has_room, stands = self._make_room(outlet)
+                    if not stands:
+                        gone += 1
+                        continue
+                    if not has_room:
+                        continue
+                subscription.matched += 1
+                outlet.queue.put(parcel.parts, parcel.size)
+                outlet.waiting_bytes += parcel.size
+                taken += parcel.size
+                if not outlet.ready:
+                    self._make_ready(outlet)
+            self._budget.add(taken)
+            self._changed.notify_all()
+        return gone
+
+    def _make_room(self, outlet: _Outlet) -> tuple[bool, bool]:
+        """The queue is full: act by the policy. (whether there is room, whether the subscription still stands)"""
+        request = outlet.subscription.request
+        cause = Cause.QUEUE_OVERFLOW
+        if request.policy == "block":
+            self._changed.notify_all()  # what was offered before goes out meanwhile
+            has_room = self._wait_for_room(outlet, request.block_seconds)
+            if self._outlets.get(outlet.subscription.number) is not outlet:
+                return False, False  # cancelled while we waited: its queue is empty, but nobody takes from it
+            if has_room:
+                return True, True
+            cause = Cause.BLOCK_TIMEOUT
+        has_room = request.policy == "drop_oldest"
+        if has_room:
+            self._account(outlet, -_size(outlet.queue.drop_oldest()))
+        else:
+            outlet.subscription.matched += 1
+        self._lose(outlet, cause)
+        return has_room, True
 
     def wake(self) -> None:
-        """What was offered goes out now."""
+        """Whoever waits in `take` looks again (Source)."""
         with self._changed:
             self._changed.notify_all()
 
@@ -218,14 +238,18 @@ class SubscriberSession:
         with self._changed:
             if not self._ready:
                 self._changed.wait(timeout)
+            freed = 0
             while self._ready and len(items) < max_items and size < max_bytes:
                 outlet = self._ready.popleft()
                 outlet.ready = False
+                waiting = outlet.waiting_bytes
                 item = self._next(outlet)
                 if item is not None:
                     items.append(item)
                     size += sum(map(len, item))
+                    freed += waiting - outlet.waiting_bytes
                     self._make_ready(outlet)
+            self._budget.add(-freed)
             self._changed.notify_all()  # room for those who wait under `block`
         return items
 
@@ -309,7 +333,7 @@ class SubscriberSession:
         outlet.sent += 1
         parts = outlet.queue.take()
         size = _size(parts)
-        self._account(outlet, -size)
+        outlet.waiting_bytes -= size
         if size > CHUNK_BYTES:
             outlet.cutting = chunks(parts, CHUNK_BYTES)
             outlet.next_chunk = next(outlet.cutting)
@@ -362,6 +386,28 @@ class SubscriberSession:
                     outlet.consumed = total
                     self._make_ready(outlet)
             self._changed.notify_all()
+
+
+class Deliveries:
+    """What a batch of publications comes to, gathered by subscriber session. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._by_session: dict[SubscriberSession, list[Delivery]] = {}
+        self.size = 0
+        """Bytes gathered; an object that goes to several counts for each."""
+
+    def add(self, session: SubscriberSession, subscription: Subscription, parcel: Parcel) -> None:
+        """One more."""
+        waiting = self._by_session.get(session)
+        if waiting is None:
+            waiting = self._by_session[session] = []
+        waiting.append((subscription, parcel))
+        self.size += parcel.size
+
+    def offer(self) -> int:
+        """Hand all to their sessions; how many came to nothing, see `SubscriberSession.offer`."""
+        gathered, self._by_session, self.size = self._by_session, {}, 0
+        return sum(session.offer(deliveries) for session, deliveries in gathered.items())
 
 
 def _size(parts: Parts) -> int:

@@ -1,24 +1,21 @@
-"""What happens to one information object: validate, match, filter, encode. Pure: no network, thread or clock.
+"""What happens to one information object: validate, match, filter. Pure: no network, thread or clock.
 
 Rules:
 - First level was decided at registration; here only predicates of subscriptions that matched it are asked
-  (paper section 1). Metadata are parsed once, and only if somebody needs them parsed.
+  (paper section 1). Metadata are parsed once; metadata equal to the ones before are not judged again.
 - A predicate or filter that fails for an object is false for it and disturbs nobody else.
-- A filter is computed once per distinct filter and object, the object encoded once per distinct payload; the
-  bytes are shared by all who get them. Metadata are never modified (paper section 2.3.2).
+- A filter is computed once per distinct filter and object. An object is never encoded again: the bytes that came are
+  what goes out, shared by all who get them; of a filtered one all but the payload. Metadata are never modified (paper
+  section 2.3.2).
 - A payload that is not well-formed XML passes every filter unchanged (paper section 2.4(5)).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-import msgspec
-
-from jbi_pubsub.core.info_object import InfoObject, TypeName, encode
-from jbi_pubsub.core.wire.stream import Part
+from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import PayloadFilter, PredicateIndex
 from jbi_pubsub.lookup.entry import EntryRep, matches
@@ -57,10 +54,15 @@ class MatchTable:
     def __init__(self) -> None:
         self._index: PredicateIndex[int] = PredicateIndex()
         self._by_key: dict[int, Subscription] = {}
+        self._unconditional: dict[int, Subscription] = {}
         self._keys: dict[int, int] = {}
         self._next_key = 0
         self.predicates = 0
-        """How many of the subscriptions have a predicate: without any the metadata need not be parsed."""
+        """How many of the subscriptions have a predicate: without any the metadata need not be read."""
+        self.filters = 0
+        """How many of the subscriptions have a payload filter: without any payloads need not be parsed."""
+        self.version = 0
+        """Changes with every subscription that comes or goes."""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -77,7 +79,11 @@ class MatchTable:
         self._by_key[self._next_key] = subscription
         self._keys[id(subscription)] = self._next_key
         self._index.add(self._next_key, subscription.predicate)
+        if subscription.predicate is None:
+            self._unconditional[self._next_key] = subscription
         self.predicates += subscription.predicate is not None
+        self.filters += subscription.payload_filter is not None
+        self.version += 1
 
     def remove(self, subscription: Subscription) -> None:
         """Take it out; unknown ones are ignored."""
@@ -85,14 +91,22 @@ class MatchTable:
         if key is not None:
             self._index.remove(key)
             del self._by_key[key]
+            self._unconditional.pop(key, None)
             self.predicates -= subscription.predicate is not None
+            self.filters -= subscription.payload_filter is not None
+            self.version += 1
 
     def match(self, root: Element | None) -> list[Subscription]:
-        """Those whose predicate is true. `root` may be None when there are no predicates."""
-        if root is None:
-            return list(self._by_key.values())
+        """Those whose predicate is true; without `root` those that have none."""
+        if root is None or not self.predicates:
+            return list(self._unconditional.values())
         by_key = self._by_key
         return [s for key in self._index.match(root) if (s := by_key.get(key)) is not None]
+
+    def count_again(self) -> None:
+        """The last answer of `match` was given once more."""
+        if self.predicates:
+            self._index.count_again()
 
     def stats(self) -> dict[str, int]:
         """Counters of the predicate index (`evaluations` among them)."""
@@ -103,42 +117,88 @@ class Selected(NamedTuple):
     """One object for one subscription. `filtered` False: there is a filter, but the payload is not XML."""
 
     subscription: Subscription
-    payload: bytes
-    parts: tuple[Part, ...]
+    parcel: Parcel
     filtered: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Disseminated:
+class Disseminated(NamedTuple):
     """What becomes of an object: deliveries, and those whose filter selected nothing and who asked for silence."""
 
     selected: Sequence[Selected]
     suppressed: Sequence[Subscription] = ()
 
 
-def check(obj: InfoObject, gate: InformationTypeGate, entries: tuple[EntryRep, ...], *, validate: bool) -> Element:
+def check(metadata: bytes, gate: InformationTypeGate, entries: tuple[EntryRep, ...], *, validate: bool) -> Element:
     """The parsed metadata of an object about to be published, if they are what was registered.
 
     Raises MetadataError, InvariantError or OversizeError.
     """
-    root = parse_metadata(obj.metadata)
+    root = parse_metadata(metadata)
     if validate:
         gate.validate(root)
     gate.check_invariants(root, entries)
     return root
 
 
-def disseminate(obj: InfoObject, root: Element | None, table: MatchTable) -> Disseminated:
-    """Match and filter `obj`. `root` None: not parsed yet (then it is here, if a predicate needs it)."""
-    if root is None and table.predicates:
-        root = parse_metadata(obj.metadata)
-    matched = table.match(root if table.predicates else None)
-    if not matched:
-        return Disseminated(())
-    if all(s.payload_filter is None for s in matched):
-        parts = encode(obj)
-        return Disseminated([Selected(s, obj.payload, parts) for s in matched])
-    return _filtered(obj, matched)
+class Judgement:
+    """What one registration's last metadata came to: whether they pass, and whom they match.
+
+    A source whose objects differ in their payloads alone (frames of a camera, samples of a sensor) asks the same again
+    and again; the answer holds while the metadata and the table's subscriptions are the same. One thread at a time.
+    """
+
+    __slots__ = ("_entries", "_gate", "_matched", "_metadata", "_table", "_validate", "_version")
+
+    def __init__(
+        self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], table: MatchTable, *, validate: bool
+    ) -> None:
+        self._gate = gate
+        self._entries = entries
+        self._validate = validate
+        self._table = table
+        self._metadata = b""
+        self._version = -1
+        self._matched: list[Subscription] = []
+
+    def match(self, metadata: bytes) -> list[Subscription]:
+        """Check an object's metadata; the subscriptions whose predicate is true for them.
+
+        Raises MetadataError, InvariantError or OversizeError.
+        """
+        table = self._table
+        version = table.version  # read first: what is added meanwhile makes the answer stale
+        if metadata == self._metadata:
+            if version == self._version:
+                table.count_again()
+                return self._matched
+            root = parse_metadata(metadata) if table.predicates else None
+        else:
+            root = check(metadata, self._gate, self._entries, validate=self._validate)
+        self._matched = table.match(root)
+        self._metadata, self._version = metadata, version
+        return self._matched
+
+
+def disseminate(parcel: Parcel, matched: list[Subscription]) -> Disseminated:
+    """Filter the object for those it matched."""
+    parsed = parse_payload(bytes(parcel.payload))
+    cuts: dict[PayloadFilter, tuple[int, Parcel]] = {}
+    selected: list[Selected] = []
+    suppressed: list[Subscription] = []
+    for subscription in matched:
+        wanted = subscription.payload_filter
+        if wanted is None or parsed is None:
+            selected.append(Selected(subscription, parcel, filtered=wanted is None))
+            continue
+        if wanted not in cuts:
+            cut = wanted.apply(parsed)
+            cuts[wanted] = cut.count, parcel.with_payload(cut.payload)
+        count, rest = cuts[wanted]
+        if count == 0 and subscription.request.suppress_empty:
+            suppressed.append(subscription)
+        else:
+            selected.append(Selected(subscription, rest))
+    return Disseminated(selected, suppressed)
 
 
 def explain(
@@ -188,25 +248,3 @@ def _miss(template: EntryRep, entries: tuple[EntryRep, ...]) -> list[str]:
         for name, wanted in template.as_dict().items()
         if wanted is not None and all(e.as_dict()[name] != wanted for e in same)
     ] or [f"{template.cls.name}: no single entry has all the wanted values"]
-
-
-def _filtered(obj: InfoObject, matched: list[Subscription]) -> Disseminated:
-    payload = parse_payload(obj.payload)
-    unchanged = encode(obj)
-    cuts: dict[PayloadFilter, tuple[int, bytes, tuple[Part, ...]]] = {}
-    selected: list[Selected] = []
-    suppressed: list[Subscription] = []
-    for subscription in matched:
-        wanted = subscription.payload_filter
-        if wanted is None or payload is None:
-            selected.append(Selected(subscription, obj.payload, unchanged, filtered=wanted is None))
-            continue
-        if wanted not in cuts:
-            cut = wanted.apply(payload)
-            cuts[wanted] = (cut.count, cut.payload, encode(msgspec.structs.replace(obj, payload=cut.payload)))
-        count, data, parts = cuts[wanted]
-        if count == 0 and subscription.request.suppress_empty:
-            suppressed.append(subscription)
-        else:
-            selected.append(Selected(subscription, data, parts))
-    return Disseminated(selected, suppressed)

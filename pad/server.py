@@ -31,7 +31,7 @@ from jbi_pubsub.core.errors import (
     WireError,
     report,
 )
-from jbi_pubsub.core.info_object import Cause, TypeName, decode, decode_head
+from jbi_pubsub.core.info_object import Cause, Parcel, Part, TypeName
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
@@ -42,7 +42,7 @@ from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.pad.delegate import Delegate, Registration, TypeRepository
-from jbi_pubsub.pad.delivery import SubscriberSession
+from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.proxy import (
     CHUNK,
     DELEGATE,
@@ -72,8 +72,10 @@ log = logging.getLogger("jbi_pubsub.pad")
 LOOKUP_SECONDS: Final = 2.0
 """For asking the lookup services about a type: a registration must not hang because one of them does."""
 
-WAKE_EVERY: Final = 32
-"""Publications of a batch after which subscribers' connections are woken: about a millisecond's work."""
+DELIVER_EVERY: Final = 32
+"""Publications of a batch after which what they come to is delivered: about a millisecond's work."""
+DELIVER_BYTES: Final = 1 << 20
+"""The same for large objects: what is gathered counts in no queue's bound yet."""
 
 MAX_COMING: Final = 64
 """Large objects of one publisher that may be coming in chunks at once."""
@@ -310,34 +312,31 @@ class DisseminationServer:
             registrations = self.delegate.connection(connection_id).registrations
         except UnknownUidError as exc:
             raise WireError(str(exc)) from exc
-        offered: set[SubscriberSession] = set()
-        for count, item in enumerate(items, 1):
-            self.refuse_when_stopping()
-            data = _whole(item, coming)
-            if data is not None:
-                number = PUBLICATION.unpack_from(item)[1]
-                self._publish_one(connection_id, registrations.get(number), data, offered)
-            if count % WAKE_EVERY == 0 or count == len(items):
-                for session in offered:
-                    session.wake()
-                offered.clear()
+        deliveries = Deliveries()
+        waiting = 0
+        try:
+            for item in items:
+                self.refuse_when_stopping()
+                data = _whole(item, coming)
+                if data is not None:
+                    number = PUBLICATION.unpack_from(item)[1]
+                    self._publish_one(connection_id, registrations.get(number), Parcel.received(data), deliveries)
+                    waiting += 1
+                if waiting == DELIVER_EVERY or deliveries.size > DELIVER_BYTES:
+                    self.delegate.deliver(deliveries)
+                    waiting = 0
+        finally:  # what was taken is delivered, also when something behind it ends the connection
+            self.delegate.deliver(deliveries)
 
     def _publish_one(
-        self,
-        connection_id: str,
-        registration: Registration | None,
-        data: memoryview,
-        offered: set[SubscriberSession],
+        self, connection_id: str, registration: Registration | None, parcel: Parcel, deliveries: Deliveries
     ) -> None:
+        object_id = parcel.head.object_id
         try:
             if registration is None:
-                head, _ = decode_head(data)
-                raise UnknownUidError("publication for no registration of this publisher", object_id=head.object_id)
-            self.delegate.publish(registration, decode(data), offered)
-        except ProtocolError:
-            raise
+                raise UnknownUidError("publication for no registration of this publisher", object_id=object_id)
+            self.delegate.publish(registration, parcel, deliveries)
         except JbiError as exc:
-            object_id = decode_head(data)[0].object_id
             log.info("refused object %s: %s", object_id, exc, extra={"object": object_id})
             self._refusals.setdefault(connection_id, []).append((object_id, report(exc)))
 
@@ -351,19 +350,22 @@ class DisseminationServer:
                         self.forget_publications(connection_id)
 
 
-def _whole(item: memoryview, coming: dict[int, bytearray]) -> memoryview | None:
-    """The bytes of an object if the item completes one. Raises ProtocolError."""
+def _whole(item: memoryview, coming: dict[int, bytearray]) -> Part | None:
+    """The bytes of an object if the item completes one. Raises ProtocolError.
+
+    A small one is copied, so that it does not hold the whole batch that it came in for as long as it waits.
+    """
     if len(item) < PUBLICATION.size:
         raise ProtocolError("truncated publication")
     kind, number = PUBLICATION.unpack_from(item)
     body = item[PUBLICATION.size :]
     if kind not in (CHUNK, LAST_CHUNK):
-        return body
+        return bytes(body) if body.nbytes < memoryview(item.obj).nbytes // 2 else body
     gathered = coming.setdefault(number, bytearray())
     if len(gathered) + len(body) > MAX_ITEM_BYTES or len(coming) > MAX_COMING:
         raise ProtocolError(f"object of more than {MAX_ITEM_BYTES} bytes, or more than {MAX_COMING} at once")
     gathered += body
-    return memoryview(coming.pop(number)) if kind == LAST_CHUNK else None
+    return coming.pop(number) if kind == LAST_CHUNK else None
 
 
 def _encode_refusals(refusals: list[tuple[str, ErrorReport]]) -> bytes:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import enum
+import re
 import struct
 from typing import Annotated, Final
 
 import msgspec
 
 from .errors import ProtocolError
+
+Part = bytes | bytearray | memoryview
+"""Some of an object's bytes."""
 
 DEFAULT_VERSION: Final = "1.0"
 """Version of an information object type whose publisher names none."""
@@ -101,35 +105,118 @@ class LossNotice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detail: str = ""
 
 
-class _Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    object_id: Annotated[str, msgspec.Meta(pattern=r"\A[0-9A-Za-z._-]{1,64}\Z")]
-    type: TypeName
+class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """An information object on the wire, but for its payload: one flat array, no field names (on a slow link they
+    would cost as much as an object's platform metadata)."""
+
+    object_id: Annotated[str, msgspec.Meta(max_length=64)]
+    registration: Annotated[str, msgspec.Meta(max_length=64)]
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    published: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
+    type_name: str
+    type_version: str
     metadata: bytes
-    platform: Platform
+    payload_length: Annotated[int, msgspec.Meta(ge=0)]
+    hops: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+    via: tuple[str, ...] = ()
 
 
+_PLAIN_ID: Final = re.compile(r"[0-9A-Za-z._-]+")
+_PLACE: Final = re.compile(r"\$\[(\d{1,2})\]")
 _LENGTH: Final = struct.Struct("!I")
-_encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(_Head)
+_encode_head: Final = msgspec.msgpack.Encoder().encode
+_decode_head: Final = msgspec.msgpack.Decoder(Head).decode
 
 
-def encode(obj: InfoObject) -> tuple[bytes, bytes]:
-    """The object's bytes on the wire in two parts: all but the payload, and the payload itself, not copied."""
-    head = _encoder.encode(_Head(obj.object_id, obj.type, obj.metadata, obj.platform))
-    return _LENGTH.pack(len(head)) + head, obj.payload
+class Parcel:
+    """An information object on its way: its head read, its bytes as they go over the wire, not copied.
+
+    The last of `parts` ends with the payload; whoever passes the object on passes `parts` on.
+    """
+
+    __slots__ = ("_payload_at", "head", "parts", "size")
+
+    def __init__(self, head: Head, parts: tuple[Part, ...], payload_at: int) -> None:
+        """`payload_at`: where in the last part the payload begins."""
+        self.head = head
+        self.parts = parts
+        self.size = sum(map(len, parts))
+        self._payload_at = payload_at
+
+    @classmethod
+    def received(cls, data: Part) -> Parcel:
+        """A parcel from the bytes of one. Raises ProtocolError."""
+        try:
+            (length,) = _LENGTH.unpack_from(data)
+            head = _decode_head(memoryview(data)[4 : 4 + length])
+        except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise ProtocolError(f"bad information object: {_with_name(str(exc))}") from exc
+        object_id = head.object_id
+        if not (object_id.isascii() and object_id.isalnum()) and not _PLAIN_ID.fullmatch(object_id):
+            raise ProtocolError(f"bad information object: {object_id!r} is no object id")
+        return cls(head, (data,), 4 + length)
+
+    @property
+    def payload(self) -> Part:
+        """The payload, not copied."""
+        last = self.parts[-1]
+        return memoryview(last)[self._payload_at :] if self._payload_at else last
+
+    def with_payload(self, payload: bytes) -> Parcel:
+        """The same object with what a filter has left of its payload."""
+        if len(self.parts) > 1:
+            return Parcel(self.head, (*self.parts[:-1], payload), 0)
+        return Parcel(self.head, (memoryview(self.parts[0])[: self._payload_at], payload), 0)
+
+    def unpacked(self) -> InfoObject:
+        """The object as applications see it."""
+        head = self.head
+        metadata = head.metadata
+        platform = Platform(
+            head.published,
+            head.registration,
+            head.sequence,
+            len(metadata),
+            head.payload_length,
+            head.hops,
+            head.via,
+        )
+        return InfoObject(
+            head.object_id, TypeName(head.type_name, head.type_version), metadata, bytes(self.payload), platform
+        )
 
 
-def decode(data: memoryview) -> InfoObject:
+def _with_name(problem: str) -> str:
+    """What msgspec says about `$[2]`, with the name of that field."""
+    found = _PLACE.search(problem)
+    name = Head.__struct_fields__[int(found[1])] if found and int(found[1]) < len(Head.__struct_fields__) else ""
+    return f"{problem} ({name})" if name else problem
+
+
+def pack(head: Head, payload: bytes) -> Parcel:
+    """A new parcel; the payload is not copied."""
+    encoded = _encode_head(head)
+    return Parcel(head, (_LENGTH.pack(len(encoded)) + encoded, payload), 0)
+
+
+def encode(obj: InfoObject) -> tuple[Part, ...]:
+    """The object's bytes on the wire, in parts: all but the payload, and the payload itself, not copied."""
+    platform = obj.platform
+    head = Head(
+        obj.object_id,
+        platform.registration,
+        platform.sequence,
+        platform.published,
+        obj.type.name,
+        obj.type.version,
+        obj.metadata,
+        platform.payload_length,
+        platform.hops,
+        platform.via,
+    )
+    return pack(head, obj.payload).parts
+
+
+def decode(data: Part) -> InfoObject:
     """The object of the joined parts of `encode`. Raises ProtocolError."""
-    head, payload = decode_head(data)
-    return msgspec.structs.replace(head, payload=bytes(payload))
-
-
-def decode_head(data: memoryview) -> tuple[InfoObject, memoryview]:
-    """The object without its payload, and the payload as a view. Raises ProtocolError."""
-    try:
-        (length,) = _LENGTH.unpack_from(data)
-        head = _decoder.decode(data[4 : 4 + length])
-    except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"bad information object: {exc}") from exc
-    return InfoObject(head.object_id, head.type, head.metadata, b"", head.platform), data[4 + length :]
+    return Parcel.received(data).unpacked()

@@ -31,10 +31,10 @@ from jbi_pubsub.core.errors import (
     WireError,
     rebuild,
 )
-from jbi_pubsub.core.info_object import InfoObject, encode
+from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire.endpoint import DATA, dial
-from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Hello, Line, Part, Sender, chunks, greet
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Hello, Line, Sender, chunks, greet
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, WHOLE, DelegateProxy, Opened, Refusals
 
@@ -215,9 +215,9 @@ class DelegateConnection:
             proxy.unregister(opened.uid, publication.uid)
             self._publications.pop(publication.uid, None)
 
-    def publish(self, publication: Publication, obj: InfoObject, timeout: float) -> None:
+    def publish(self, publication: Publication, parcel: Parcel, timeout: float) -> None:
         """Queue an object. Raises BackPressureError."""
-        self._queue.put(publication.number, encode(obj), timeout)
+        self._queue.put(publication.number, parcel.parts, timeout)
 
     def flush(self, timeout: float) -> None:
         """Wait until everything is acknowledged. Raises BackPressureError."""

@@ -150,13 +150,13 @@ class PublisherAdapterLight:
         publication.check(data)
         seconds = self._config.queue.publish_seconds if timeout is None else timeout
         with publication.lock:
-            obj = publication.next_object(data, body)
+            parcel = publication.next_object(data, body)
             try:
-                connection.publish(publication, obj, seconds)
+                connection.publish(publication, parcel, seconds)
             except JbiError:
                 publication.sequence -= 1  # not queued: the number is used again
                 raise
-        return obj.object_id
+        return parcel.head.object_id
 
     def flush(self, timeout: float = 10.0) -> None:
         """Wait until the delegates have taken all that was published. Raises BackPressureError after `timeout` s."""

@@ -18,7 +18,7 @@ from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
 from jbi_pubsub.core.info_object import DEFAULT_VERSION
 from jbi_pubsub.pad.delegate import Registration
-from jbi_pubsub.pad.delivery import SubscriberSession
+from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.server import DisseminationServer
 
 from .publication import (
@@ -98,17 +98,16 @@ class PublisherAdapter:
         publication, registered = self._find(registration)
         data, body = document_bytes(metadata, what="metadata"), payload_bytes(payload)
         with publication.lock:
-            obj = publication.next_object(data, body)
-            offered: set[SubscriberSession] = set()
+            parcel = publication.next_object(data, body)
+            deliveries = Deliveries()
             try:
-                self._server.delegate.publish(registered, obj, offered)
+                self._server.delegate.publish(registered, parcel, deliveries)
             except JbiError:  # refused: the number is used again, subscribers see no gap
                 publication.sequence -= 1
                 registered.sequence = publication.sequence
                 raise
-        for session in offered:
-            session.wake()
-        return obj.object_id
+            self._server.delegate.deliver(deliveries)
+        return parcel.head.object_id
 
     def unregister_publisher(self, registration: RegistrationUid) -> None:
         """Undo register_publisher. Raises UnknownUidError."""

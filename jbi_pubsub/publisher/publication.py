@@ -12,7 +12,7 @@ from uuid import uuid4
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import MetadataError, OversizeError
-from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, Platform
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, pack
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
 from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
 from jbi_pubsub.lookup.entry import EntryRep
@@ -40,9 +40,13 @@ class Publication:
         self.entries = entries
         self.validate = validate
         self.sequence = 0
+        self._stem = uid.rpartition("-")[2]
         self.number = 1
         """Of the registration at its delegate."""
         self.lock = threading.Lock()
+        self._checked = b""
+        """The metadata that passed last: a source whose objects differ in their payloads alone need not wait for the
+        same answer again."""
 
     def request(self) -> PublisherRequest:
         """What the delegate is told."""
@@ -50,16 +54,25 @@ class Publication:
 
     def check(self, metadata: bytes) -> None:
         """Raises MetadataError, InvariantError or OversizeError, each naming the element's path."""
+        if metadata == self._checked:
+            return
         root = parse_metadata(metadata)
         if self.validate:
             self.info_type.validate(root)
         self.info_type.check_invariants(root, self.entries)
+        self._checked = metadata
 
-    def next_object(self, metadata: bytes, payload: bytes) -> InfoObject:
-        """The next object. Call under `lock`."""
-        self.sequence += 1
-        platform = Platform(time.time(), self.uid, self.sequence, len(metadata), len(payload))
-        return InfoObject(uuid4().hex, self.info_type.type, metadata, payload, platform)
+    def next_object(self, metadata: bytes, payload: bytes) -> Parcel:
+        """The next object. Call under `lock`.
+
+        Its id is the registration's with its number: unique without a random number for each.
+        """
+        self.sequence = sequence = self.sequence + 1
+        kind = self.info_type.type
+        object_id = f"{self._stem}{sequence:012x}"
+        return pack(
+            Head(object_id, self.uid, sequence, time.time(), kind.name, kind.version, metadata, len(payload)), payload
+        )
 
 
 def open_type(

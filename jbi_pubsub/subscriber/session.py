@@ -52,14 +52,38 @@ CREDIT_PART: Final = 4
 class _Standing:
     """A subscription as it stands at the delegate."""
 
-    def __init__(self, subscription: LocalSubscription, number: int, lease: Lease | None) -> None:
+    def __init__(
+        self, subscription: LocalSubscription, number: int, lease: Lease | None, due: Callable[[], None]
+    ) -> None:
+        """`due` is called when enough is consumed for a report of its own."""
         self.subscription = subscription
         self.number = number
         self.lease = lease
-        self.consumed = 0
         self.reported = 0
-        self.chunks = bytearray()
+        self._due = due
+        self._report_after = max(1, subscription.request.bound // CREDIT_PART)
+        self._lock = threading.Lock()  # covers consumed: several threads of an application may take
+        self.consumed = 0
+        self._chunks = bytearray()
         """Of a large object that is still coming."""
+
+    def consume(self, count: int) -> None:
+        """The application has taken so many objects more."""
+        with self._lock:
+            self.consumed += count
+        if self.consumed - self.reported >= self._report_after:
+            self._due()
+
+    def gather(self, chunk: memoryview) -> None:
+        """Some more of a large object. Raises ProtocolError when it becomes too large."""
+        if len(self._chunks) + len(chunk) > MAX_ITEM_BYTES:
+            raise ProtocolError(f"object of more than {MAX_ITEM_BYTES} bytes")
+        self._chunks += chunk
+
+    def gathered(self) -> bytearray:
+        """All of it."""
+        whole, self._chunks = self._chunks, bytearray()
+        return whole
 
 
 class _ReplacedError(JbiError):
@@ -248,7 +272,7 @@ class DelegateSession:
 
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
         uid = subscription.uid
-        standing = _Standing(subscription, granted.number, granted.lease)
+        standing = _Standing(subscription, granted.number, granted.lease, self._report_credits)
         with self._changed:
             cancelled = uid not in self._wanted
             if not cancelled:
@@ -356,29 +380,36 @@ class DelegateSession:
             sock.close()
 
     def _take(self, items: list[memoryview]) -> None:
+        """Hand a batch on. What follows each other for one subscription goes to it at once."""
+        run: list[InfoObject] = []
+        before: _Standing | None = None
         for item in items:
             try:
                 kind, number = ITEM.unpack_from(item)
             except struct.error as exc:
                 raise ProtocolError(f"bad delivery: {exc}") from exc
-            standing = self._await_standing(number)
+            standing = self._by_number.get(number) or self._await_standing(number)
             if standing is None:
                 continue  # cancelled meanwhile
+            if run and before is not None and standing is not before:
+                before.subscription.add(run, before.consume)
+                run = []
+            before = standing
             body = item[ITEM.size :]
-            if kind in (CHUNK, LAST_CHUNK):
-                if len(standing.chunks) + len(body) > MAX_ITEM_BYTES:
-                    raise ProtocolError(f"object of more than {MAX_ITEM_BYTES} bytes")
-                standing.chunks += body
-                body = memoryview(standing.chunks)
-            if kind in (OBJECT, LAST_CHUNK):
-                standing.chunks = bytearray()
-                self._arrived(standing, decode(body))
+            if kind == OBJECT:
+                run.append(decode(body))
+            elif kind in (CHUNK, LAST_CHUNK):
+                standing.gather(body)
+                if kind == LAST_CHUNK:
+                    run.append(decode(standing.gathered()))
             elif kind == LOSS:
+                if run:
+                    standing.subscription.add(run, standing.consume)
+                    run = []
                 notice = _notice(body)
                 standing.subscription.lose(notice.cause, notice.count, notice.detail)
-
-    def _arrived(self, standing: _Standing, obj: InfoObject) -> None:
-        standing.subscription.add(obj, lambda: self._consume(standing))
+        if run and before is not None:
+            before.subscription.add(run, before.consume)
 
     def _await_standing(self, number: int) -> _Standing | None:
         """The subscription of that number. Its first object may overtake the answer to subscribe: wait for that."""
@@ -393,12 +424,9 @@ class DelegateSession:
                 self._changed.wait(0.05)
             return self._by_number.get(number)
 
-    def _consume(self, standing: _Standing) -> None:
-        with self._changed:
-            standing.consumed += 1
-            due = standing.consumed - standing.reported >= max(1, standing.subscription.request.bound // CREDIT_PART)
-            receiver = self._receiver
-        if due and receiver is not None:
+    def _report_credits(self) -> None:
+        receiver = self._receiver
+        if receiver is not None:
             receiver.report()
 
     def _consumed(self) -> bytes:

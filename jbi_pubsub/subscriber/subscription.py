@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NewType, Protocol
 
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
@@ -34,8 +34,8 @@ class SubscriptionListener(Protocol):
         """Objects were lost: how many (0: not known) and why."""
 
 
-Consumer = Callable[[], None]
-"""Called once an object has been taken by the application: returns a credit to where it came from."""
+Consumer = Callable[[int], None]
+"""Called with the number of objects that the application has taken: returns credits to where they came from."""
 
 
 class LocalSubscription:
@@ -59,23 +59,32 @@ class LocalSubscription:
             self._thread = threading.Thread(target=self._listen, name=f"listener-{self.uid[-8:]}", daemon=True)
             self._thread.start()
 
-    def add(self, obj: InfoObject, consumed: Consumer) -> None:
-        """An object has come; one seen before is dropped (same registration, not a later sequence number)."""
+    def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
+        """Objects have come; those seen before are dropped (same registration, not a later sequence number)."""
+        dropped = 0
         with self._changed:
-            key, sequence = obj.platform.registration, obj.platform.sequence
-            fresh = not self._closed and sequence > self._last.get(key, 0)
-            if fresh:
-                self._last[key] = sequence
-                self._last.move_to_end(key)
-                if len(self._last) > REGISTRATIONS_REMEMBERED:
-                    self._last.popitem(last=False)
-                self.arrived += 1
-                self._waiting.append((obj, consumed))
-                self._changed.notify()
-            elif not self._closed:
-                self.duplicates += 1
-        if not fresh:
-            consumed()
+            for obj in objects:
+                platform = obj.platform
+                if not self._closed and self._is_new(platform.registration, platform.sequence):
+                    self._waiting.append((obj, consumed))
+                else:
+                    dropped += 1
+            if not self._closed:
+                self.arrived += len(objects) - dropped
+                self.duplicates += dropped
+            self._changed.notify()
+        if dropped:
+            consumed(dropped)
+
+    def _is_new(self, registration: str, sequence: int) -> bool:
+        last = self._last
+        if sequence <= last.get(registration, 0):
+            return False
+        last[registration] = sequence
+        last.move_to_end(registration)
+        if len(last) > REGISTRATIONS_REMEMBERED:
+            last.popitem(last=False)
+        return True
 
     def lose(self, cause: Cause, count: int, detail: str = "") -> None:
         """Objects were lost."""
@@ -99,7 +108,7 @@ class LocalSubscription:
             if not self._waiting:
                 return None
             obj, consumed = self._waiting.popleft()
-        consumed()
+        consumed(1)
         return obj
 
     def drain(self) -> list[InfoObject]:
@@ -107,8 +116,8 @@ class LocalSubscription:
         with self._changed:
             taken = list(self._waiting)
             self._waiting.clear()
-        for _, consumed in taken:
-            consumed()
+        for consumed, count in Counter(consumed for _, consumed in taken).items():
+            consumed(count)
         return [obj for obj, _ in taken]
 
     def __len__(self) -> int:
@@ -134,7 +143,7 @@ class LocalSubscription:
                 obj, consumed = (None, None) if notice else self._waiting.popleft()
             self._tell(obj, notice)
             if consumed is not None:
-                consumed()
+                consumed(1)
 
     def _tell(self, obj: InfoObject | None, notice: LossNotice | None) -> None:
         assert self._listener is not None

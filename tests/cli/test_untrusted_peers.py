@@ -15,7 +15,7 @@ from rich.console import Console
 from jbi_pubsub.cli.clients import _line, _write
 from jbi_pubsub.cli.settings import printable, show_rows, table
 from jbi_pubsub.core.errors import ProtocolError
-from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName, decode, decode_head, encode
+from jbi_pubsub.core.info_object import InfoObject, Parcel, Platform, TypeName, decode, encode
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.lookup.join import JoinManager
@@ -63,7 +63,7 @@ def _wire(obj: InfoObject) -> memoryview:
 def test_an_object_id_that_is_no_plain_name_is_refused(object_id: str) -> None:
     data = _wire(msgspec.structs.replace(OBJECT, object_id=object_id))
     with pytest.raises(ProtocolError):
-        decode_head(data)
+        Parcel.received(data)
     with pytest.raises(ProtocolError):
         decode(data)
 

@@ -26,7 +26,17 @@ from jbi_pubsub.core.errors import (
     UnknownUidError,
     rebuild,
 )
-from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, TypeName, decode, encode
+from jbi_pubsub.core.info_object import (
+    Head,
+    InfoObject,
+    Parcel,
+    Platform,
+    SchemaBundle,
+    TypeName,
+    decode,
+    encode,
+    pack,
+)
 from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlServer
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security, dial
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
@@ -503,6 +513,12 @@ def test_a_port_goes_on_accepting_after_the_system_had_no_thread_left(monkeypatc
 # -- a share of the memory ----------------------------------------------------------------------------------------
 
 
+def _parcel(size: int) -> Parcel:
+    """An object of so many bytes in all."""
+    head = Head("object1", "registration-1", 1, 1.0, "t", "1.0", b"<m/>", 0)
+    return pack(head, b"x" * (size - pack(head, b"").size))
+
+
 @pytest.mark.parametrize("policy", ["drop_oldest", "drop_newest"])
 def test_a_queue_may_hold_an_eighth_of_the_memory_then_its_policy_decides(policy: Any) -> None:
     # Given memory for 80 kB, and two subscriptions with room for thousands of objects each
@@ -517,13 +533,13 @@ def test_a_queue_may_hold_an_eighth_of_the_memory_then_its_policy_decides(policy
     session.add(other)
     # When 50 objects of 1 kB come for one that takes none
     for _ in range(50):
-        session.offer(stalled, (b"x" * 1000,), 1000)
+        session.offer([(stalled, _parcel(1000))])
     # Expect ten to wait, the others lost by its policy and told so, and no more memory taken
     assert session.status()["queued"]["stalled"] == 10
     assert stalled.lost == {"queue_overflow": 40}
     assert budget.used == 10_000
     # Expect room for the other one
-    assert session.offer(other, (b"x" * 1000,), 1000)
+    assert session.offer([(other, _parcel(1000))]) == 0
     assert other.lost == {}
     assert budget.used == 11_000
 
@@ -533,7 +549,7 @@ def test_a_queue_takes_one_object_larger_than_its_share() -> None:
     session = SubscriberSession("session-1", name="large", budget=budget)
     subscription = compile_subscription(SubscriptionRequest("large"), owner="session-1", number=1)
     session.add(subscription)
-    assert session.offer(subscription, (b"x" * 20_000,), 20_000)
+    assert session.offer([(subscription, _parcel(20_000))]) == 0
     assert (subscription.lost, budget.used) == ({}, 20_000)
 
 

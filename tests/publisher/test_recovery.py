@@ -76,10 +76,10 @@ def test_a_callback_for_refused_objects_that_fails_does_not_end_publishing(
     )
     publish = pad.delegate.publish
 
-    def refuses_the_first(registered: Any, obj: Any, offered: Any) -> int:
-        if obj.platform.sequence == 1:
+    def refuses_the_first(registered: Any, parcel: Any, deliveries: Any) -> int:
+        if parcel.head.sequence == 1:
             raise InvariantError("other invariants")
-        return int(publish(registered, obj, offered))
+        return int(publish(registered, parcel, deliveries))
 
     monkeypatch.setattr(pad.delegate, "publish", refuses_the_first)
     # When it publishes

@@ -31,6 +31,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from jbi_pubsub.core.errors import OversizeError, ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.info_object import Part
 
 FRAME: Final = struct.Struct("!IB")
 BATCH: Final = struct.Struct("!QI")
@@ -64,7 +65,6 @@ HANDSHAKE_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 3600.0
 """How long one wait for a frame lasts before it is begun again; keepalive notices dead peers long before."""
 
-Part = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 

@@ -184,6 +184,15 @@ class PredicateIndex(Generic[K]):
             found.sort(key=lambda k: self._groups.get(k, 0))
         return found
 
+    def count_again(self) -> None:
+        """The caller knew the answer of a match: its document was the same as before. It counts as any other."""
+        thread = threading.get_ident()
+        tally = self._tallies.get(thread)
+        if tally is None:
+            tally = self._tallies[thread] = [0, 0, 0, 0]
+        tally[0] += 1
+        tally[1] += len(self._placed)
+
     def stats(self) -> dict[str, int]:
         """Counters.
 
@@ -386,11 +395,8 @@ class PredicateIndex(Generic[K]):
         return plain, others
 
     def _count(self, thread: int, visit: _Visit) -> None:
-        tally = self._tallies.get(thread)
-        if tally is None:
-            tally = self._tallies[thread] = [0, 0, 0, 0]
-        tally[0] += 1
-        tally[1] += len(self._placed)
+        self.count_again()
+        tally = self._tallies[thread]
         tally[2] += visit.evaluations
         tally[3] += visit.errors
 

@@ -1,0 +1,134 @@
+"""What one object comes to at a delegate: judged once while nothing changes, its bytes passed on as they came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.core.errors import MetadataError
+from jbi_pubsub.core.info_object import Head, Parcel, TypeName, decode, pack
+from jbi_pubsub.core.xml import Element
+from jbi_pubsub.pad.dissemination import Judgement, MatchTable, disseminate
+from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
+
+KABUL = b"<m><lat>34.5</lat></m>"
+ROME = b"<m><lat>41.9</lat></m>"
+
+
+class Gate:
+    """A type whose metadata must have a latitude; counts how often it is asked."""
+
+    type = TypeName("t")
+    digest = "d"
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def validate(self, root: Element) -> None:
+        self.asked += 1
+        if root.find("lat") is None:
+            raise MetadataError("no lat", path="/m")
+
+    def check_invariants(self, root: Element, registered: Any) -> None:
+        """Nothing is invariant."""
+
+
+def _subscription(uid: str, predicate: str = "", **options: Any) -> Subscription:
+    return compile_subscription(SubscriptionRequest(uid, predicate=predicate, **options), owner="s", number=1)
+
+
+@pytest.fixture
+def table() -> MatchTable:
+    return MatchTable()
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def judgement(gate: Gate, table: MatchTable) -> Judgement:
+    return Judgement(gate, (), table, validate=True)
+
+
+def _uids(matched: list[Subscription]) -> list[str]:
+    return sorted(s.uid for s in matched)
+
+
+def test_metadata_equal_to_the_ones_before_are_not_judged_again(
+    judgement: Judgement, gate: Gate, table: MatchTable
+) -> None:
+    # Given subscriptions with and without a predicate
+    table.add(_subscription("north", "/m/lat > 40"))
+    table.add(_subscription("south", "/m/lat < 40"))
+    table.add(_subscription("all"))
+    # When a source says the same three times, then something else, then the first again
+    said = [_uids(judgement.match(metadata)) for metadata in (KABUL, KABUL, bytes(bytearray(KABUL)), ROME, KABUL)]
+    # Expect the answers of five separate judgements, of which three were made
+    assert said == [["all", "south"]] * 3 + [["all", "north"], ["all", "south"]]
+    assert gate.asked == 3
+    # Expect the counters to know no difference: second-level matching is per publication
+    assert table.stats()["documents"] == 5
+    assert table.stats()["evaluations"] == 10
+
+
+def test_a_subscription_that_comes_or_goes_makes_the_answer_stale(judgement: Judgement, table: MatchTable) -> None:
+    # Given metadata that were judged when nobody had subscribed
+    assert judgement.match(KABUL) == []
+    # When subscriptions come one by one, expect each to be asked from the next object on
+    south, everything, north = (
+        _subscription("south", "/m/lat < 40"),
+        _subscription("all"),
+        _subscription("north", "/m/lat > 40"),
+    )
+    table.add(everything)
+    assert _uids(judgement.match(KABUL)) == ["all"]
+    table.add(south)
+    assert _uids(judgement.match(KABUL)) == ["all", "south"]
+    table.add(north)
+    assert _uids(judgement.match(KABUL)) == ["all", "south"]
+    # When they go, expect them to be gone
+    table.remove(south)
+    assert _uids(judgement.match(KABUL)) == ["all"]
+    table.remove(everything)
+    assert judgement.match(KABUL) == []
+
+
+def test_metadata_that_were_refused_are_refused_again(judgement: Judgement, gate: Gate) -> None:
+    for _ in range(2):
+        with pytest.raises(MetadataError, match="no lat"):
+            judgement.match(b"<m/>")
+    assert gate.asked == 2
+    # Expect what passed before a refusal to be judged by what was said last, not by the refused
+    assert judgement.match(KABUL) == []
+    with pytest.raises(MetadataError):
+        judgement.match(b"<m/>")
+    assert judgement.match(KABUL) == []
+
+
+def test_what_goes_out_is_what_came_in() -> None:
+    # Given an object as it came over the wire
+    came = b"".join(pack(Head("1", "registration-1", 7, 1.0, "t", "1.0", KABUL, 9), b"<p>a</p> ").parts)
+    parcel = Parcel.received(came)
+    # Expect its bytes to be passed on, not made anew
+    assert parcel.parts == (came,)
+    assert parcel.parts[0] is came
+    assert bytes(parcel.payload) == b"<p>a</p> "
+
+
+def test_a_filter_changes_the_payload_alone() -> None:
+    # Given an object whose payload is XML, one subscription with a filter, one without
+    payload = b"<p><keep>a</keep><drop>b</drop></p>"
+    came = b"".join(pack(Head("1", "registration-1", 7, 1.0, "t", "1.0", KABUL, len(payload)), payload).parts)
+    some, whole = _subscription("some", payload_filter="/p/keep"), _subscription("whole")
+    # When it is disseminated
+    result = disseminate(Parcel.received(came), [some, whole])
+    # Expect the one to get a selection, with the length as published, the other the bytes as they came
+    cut, full = (decode(b"".join(selected.parcel.parts)) for selected in result.selected)
+    assert b"<keep>a</keep>" in cut.payload
+    assert b"drop" not in cut.payload
+    assert (cut.metadata, cut.platform) == (full.metadata, full.platform)
+    assert cut.platform.payload_length == len(payload)
+    assert full.payload == payload
