@@ -29,15 +29,15 @@ EXAMPLES = Path(__file__).parent.parent / "examples" / "data"
 T = TypeVar("T")
 
 
-def eventually(good: Callable[[], T], timeout: float = 10.0, *, what: str = "") -> T:
-    """Wait until `good()` is true, and return it; fail after `timeout` seconds."""
+def eventually(good: Callable[[], T], timeout: float = 10.0, *, what: Callable[[], object] = str) -> T:
+    """Wait until `good()` is true, and return it; fail after `timeout` seconds with what `what()` says."""
     deadline = time.monotonic() + timeout
     while True:
         value = good()
         if value:
             return value
         if time.monotonic() > deadline:
-            pytest.fail(f"not within {timeout:g} s: {what or good}")
+            pytest.fail(f"not within {timeout:g} s: {what()}")
         time.sleep(0.01)
 
 
@@ -131,7 +131,7 @@ def federation() -> Iterator[Federation]:
         yield made
     eventually(
         lambda: {t.name for t in threading.enumerate() if t not in before and t.name[:7] != "asyncio"} == set(),
-        what=f"threads ended: {[t.name for t in threading.enumerate() if t not in before]}",
+        what=lambda: f"threads that did not end: {[t.name for t in threading.enumerate() if t not in before]}",
     )
 
 

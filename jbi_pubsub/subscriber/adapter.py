@@ -40,6 +40,7 @@ from jbi_pubsub.pad.subscription import (
     compile_subscription,
 )
 
+from .listeners import ListenerPool
 from .session import DelegateSession
 from .subscription import LocalSubscription, SubscriptionListener, SubscriptionUid
 
@@ -83,6 +84,7 @@ class SubscriberAdapter:
             SubscriberAdapter._open = None
             raise
         self._renewals = LeaseRenewalManager(self._name)
+        self._listeners = ListenerPool(self._name)
 
     def register_subscriber(
         self,
@@ -141,7 +143,7 @@ class SubscriberAdapter:
             tuple((attributes or {}).items()),
         )
         compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is told
-        subscription = LocalSubscription(request, listener)
+        subscription = LocalSubscription(request, listener, self._listeners)
         watch = self._watch(subscription)
         try:
             self._community.wait_watching(watch.cache, self._config.lookup.timeout if timeout is None else timeout)
@@ -224,6 +226,7 @@ class SubscriberAdapter:
             session.close()
         for subscription in subscriptions:
             subscription.close()
+        self._listeners.stop()
         self._renewals.stop()
         self._community.close()
 

@@ -12,10 +12,17 @@ from typing import Final, NewType, Protocol
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 
+from .listeners import ListenerPool
+
 log = logging.getLogger("jbi_pubsub.subscriber")
 
 SubscriptionUid = NewType("SubscriptionUid", str)
 """Identifies a subscription, in all calls of the adapter that made it."""
+
+SERVED_AT_ONCE: Final = 32
+"""Calls of one listener before others have their turn."""
+CLOSE_SECONDS: Final = 5.0
+"""How long closing a subscription waits for its listener to return."""
 
 REGISTRATIONS_REMEMBERED: Final = 10_000
 """Publisher registrations whose last sequence number a subscription keeps to drop duplicates; the least recent go."""
@@ -24,7 +31,8 @@ REGISTRATIONS_REMEMBERED: Final = 10_000
 class SubscriptionListener(Protocol):
     """What an application is told (paper section 2.4(5)). Calls are serial per subscription, on a library thread.
 
-    An exception is logged and counted; delivery goes on.
+    An exception is logged and counted; delivery goes on. A listener that takes its time delays only its own
+    subscription (see listeners.py).
     """
 
     def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
@@ -41,7 +49,10 @@ Consumer = Callable[[int], None]
 class LocalSubscription:
     """Objects wait here for the application. Any thread may add or take; `_changed` covers all state."""
 
-    def __init__(self, request: SubscriptionRequest, listener: SubscriptionListener | None) -> None:
+    def __init__(
+        self, request: SubscriptionRequest, listener: SubscriptionListener | None, listeners: ListenerPool
+    ) -> None:
+        """`listeners` calls the `listener`, if there is one."""
         self.uid = SubscriptionUid(request.uid)
         self.request = request
         self._listener = listener
@@ -54,10 +65,9 @@ class LocalSubscription:
         self.duplicates = 0
         self.listener_errors = 0
         self.lost: Counter[str] = Counter()
-        self._thread: threading.Thread | None = None
-        if listener is not None:
-            self._thread = threading.Thread(target=self._listen, name=f"listener-{self.uid[-8:]}", daemon=True)
-            self._thread.start()
+        self._listeners = listeners
+        self._submitted = False
+        self._served_by: threading.Thread | None = None
 
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Objects have come; those seen before are dropped (same registration, not a later sequence number)."""
@@ -72,7 +82,7 @@ class LocalSubscription:
             if not self._closed:
                 self.arrived += len(objects) - dropped
                 self.duplicates += dropped
-            self._changed.notify()
+            self._announce()
         if dropped:
             consumed(dropped)
 
@@ -94,7 +104,7 @@ class LocalSubscription:
             self.lost[cause] += max(count, 1)
             if self._listener is not None:
                 self._notices.append(LossNotice(self.uid, cause, count, detail))
-                self._changed.notify()
+                self._announce()
         number = count or "an unknown number of"
         facts = {"subscription": self.uid, "cause": cause.value, "count": count}
         log.warning("subscription %s lost %s objects: %s %s", self.uid, number, cause, detail, extra=facts)
@@ -128,22 +138,41 @@ class LocalSubscription:
         with self._changed:
             self._closed = True
             self._waiting.clear()
+            self._notices.clear()
             self._changed.notify_all()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(5.0)
+            if self._served_by is not threading.current_thread():
+                self._changed.wait_for(lambda: self._served_by is None, CLOSE_SECONDS)
 
-    def _listen(self) -> None:
-        while True:
+    def serve(self) -> bool:
+        """Tell the listener some of what waits; whether there is more. One thread at a time (a pool's Client)."""
+        for _ in range(SERVED_AT_ONCE):
             with self._changed:
-                while not self._waiting and not self._notices and not self._closed:
-                    self._changed.wait(60.0)
-                if self._closed:
-                    return
-                notice = self._notices.popleft() if self._notices else None
-                obj, consumed = (None, None) if notice else self._waiting.popleft()
+                self._served_by = threading.current_thread()
+                if self._notices:
+                    obj, consumed, notice = None, None, self._notices.popleft()
+                elif self._waiting:
+                    (obj, consumed), notice = self._waiting.popleft(), None
+                else:
+                    return self._rest()
             self._tell(obj, notice)
             if consumed is not None:
                 consumed(1)
+        with self._changed:
+            return self._rest()
+
+    def _rest(self) -> bool:
+        self._served_by = None
+        self._submitted = bool(self._waiting or self._notices)
+        self._changed.notify_all()
+        return self._submitted
+
+    def _announce(self) -> None:
+        """Something waits: for the listener, or for whoever takes."""
+        if self._listener is None:
+            self._changed.notify()
+        elif not self._submitted and (self._waiting or self._notices):
+            self._submitted = True
+            self._listeners.submit(self)
 
     def _tell(self, obj: InfoObject | None, notice: LossNotice | None) -> None:
         assert self._listener is not None
@@ -152,6 +181,6 @@ class LocalSubscription:
                 self._listener.lost(self.uid, notice)
             elif obj is not None:
                 self._listener.arrived(self.uid, obj)
-        except Exception:  # an application's mistake must not stop its deliveries
+        except (Exception, SystemExit):  # an application's mistake must not stop its deliveries
             self.listener_errors += 1
             log.exception("listener of subscription %s failed", self.uid)

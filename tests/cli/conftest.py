@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,18 +49,3 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
 def flags(federation: Any) -> list[str]:
     """The federation for the command line."""
     return ["--no-multicast", "--locator", federation.lookups[0].address, "--set", "lookup.timeout=3"]
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    """eventually(good, timeout) waits until `good()` is true, and returns it."""
-
-    def wait(good: Callable[[], Any], timeout: float = 10.0) -> Any:
-        deadline = time.monotonic() + timeout
-        while not (value := good()):
-            if time.monotonic() > deadline:
-                pytest.fail(f"not within {timeout:g} s")
-            time.sleep(0.02)
-        return value
-
-    return wait

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -204,18 +203,3 @@ def field(federation: Any, start: Callable[..., Any]) -> Iterator[Field]:
     made = Field(federation.config, start)
     yield made
     made.close()
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    """eventually(good, timeout) waits until `good()` is true, and returns it."""
-
-    def wait(good: Callable[[], Any], timeout: float = 10.0, *, what: Callable[[], object] = lambda: "") -> Any:
-        deadline = time.monotonic() + timeout
-        while not (value := good()):
-            if time.monotonic() > deadline:
-                pytest.fail(f"not within {timeout:g} s: {what()}")
-            time.sleep(0.02)
-        return value
-
-    return wait

@@ -325,12 +325,6 @@ def fixtures(pytestconfig: pytest.Config) -> Any:
 
 
 @pytest.fixture
-def eventually(fixtures: Any) -> Callable[..., Any]:
-    """eventually(condition) waits until the condition is true, and returns its value."""
-    return fixtures.eventually  # type: ignore[no-any-return]
-
-
-@pytest.fixture
 def new_link() -> Iterator[Callable[..., Link]]:
     """new_link("127.0.0.2", seed=7) is a link; closed at the end."""
     links: list[Link] = []

@@ -56,12 +56,6 @@ def fixtures(pytestconfig: pytest.Config) -> Any:
     return pytestconfig.pluginmanager.get_plugin(str(Path(__file__).parent.parent / "conftest.py"))
 
 
-@pytest.fixture
-def eventually(fixtures: Any) -> Callable[..., Any]:
-    """eventually(condition) waits until the condition is true, and returns its value."""
-    return fixtures.eventually  # type: ignore[no-any-return]
-
-
 class Listener:
     """A listener that notes what it is told; `gate` holds it up, `fail` makes it raise."""
 

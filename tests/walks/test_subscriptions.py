@@ -182,7 +182,7 @@ def test_a_full_queue_loses_objects_by_its_policy_and_counts_every_one(
         found.extend(obj.platform.sequence for obj in walk.subscriber.drain(uid))
         return len(found) + sum(walk.subscriber.losses(uid).values()) == 21
 
-    eventually(accounted, what="all accounted for")
+    eventually(accounted)
     assert set(walk.subscriber.losses(uid)) == {Cause.QUEUE_OVERFLOW}
     assert walk.subscriber.losses(other) == {}
     # at most the bound here and again at the node, in order

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -123,18 +122,3 @@ def serve() -> Iterator[Callable[..., Served]]:
 
         yield begin
     assert set(threading.enumerate()) <= before
-
-
-@pytest.fixture
-def eventually() -> Callable[..., Any]:
-    """eventually(good, timeout) waits until `good()` is true, and returns it."""
-
-    def wait(good: Callable[[], Any], timeout: float = 10.0, *, what: Callable[[], object] = lambda: "") -> Any:
-        deadline = time.monotonic() + timeout
-        while not (value := good()):
-            if time.monotonic() > deadline:
-                pytest.fail(f"not within {timeout:g} s: {what()}")
-            time.sleep(0.01)
-        return value
-
-    return wait

@@ -74,22 +74,11 @@ class Jbi(Adapter):
                 print("lost", notice, file=sys.stderr)
 
         with SubscriberAdapter(self.config()) as sa:
-            if len(predicates) <= 16:
-                uids = [sa.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", predicate=p.xpath, listener=L(p.sub)) for p in predicates]
-                ready()
-                while not rec.stopped():
-                    time.sleep(0.05)
-                return
-            uids = {sa.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", predicate=p.xpath): p.sub for p in predicates}
+            for p in predicates:
+                sa.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", predicate=p.xpath, listener=L(p.sub))
             ready()
             while not rec.stopped():
-                got = 0
-                for uid, sub in uids.items():
-                    for obj in sa.drain(uid):
-                        rec.deliver(sub, obj.metadata, obj.payload)
-                        got += 1
-                if not got:
-                    time.sleep(0.0005)
+                time.sleep(0.05)
 
 
 class JbiLean(Jbi):

@@ -1,0 +1,134 @@
+"""The threads that call listeners, shared by all subscriptions of a process.
+
+Theory of operation: a subscription with something to tell stands in a queue, once; a worker takes it and calls its
+listener, so calls are serial per subscription. While listeners are quick one worker serves all of them, without a
+thread switch a subscription. Meanwhile another one watches: if nobody has come back to the queue for PATIENCE, because
+listeners take their time, it takes over, and a further one watches. A slow listener thus delays nobody but itself, as
+long as there are fewer than MAX_WORKERS of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Final, Protocol
+
+PATIENCE: Final = 0.005
+"""Seconds listeners may take before others are called beside them: a quick one needs a thousandth of that, and nobody
+notices so short a delay."""
+MAX_WORKERS: Final = 128
+"""Threads at most: so many listeners may be slow at once before they delay others."""
+SPARE_SECONDS: Final = 10.0
+"""How long a worker that is not needed stays."""
+
+
+class Client(Protocol):
+    """Who has something to tell."""
+
+    def serve(self) -> bool:
+        """Tell some of it; whether there is more."""
+        ...
+
+
+class ListenerPool:
+    """See the module. `_changed` covers all state; clients are served outside it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._ready: deque[Client] = deque()
+        self._threads: set[threading.Thread] = set()
+        self._busy = 0
+        self._watching = False
+        self._turns = 0
+        """How often a client was taken: as long as that goes up somebody comes back to the queue."""
+        self._started = 0
+        self._stopping = False
+
+    @property
+    def workers(self) -> int:
+        """How many threads there are now."""
+        return len(self._threads)
+
+    def submit(self, client: Client) -> None:
+        """Have `client` served soon. Not to be submitted again before its `serve` has returned False."""
+        with self._changed:
+            if not self._stopping:
+                self._ready.append(client)
+                if not self._busy or not self._watching:
+                    self._call_one()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Begin no more calls; wait up to `timeout` seconds for those under way."""
+        with self._changed:
+            self._stopping = True
+            self._ready.clear()
+            threads = list(self._threads)
+            self._changed.notify_all()
+        deadline = time.monotonic() + timeout
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _call_one(self) -> None:
+        """Have somebody look at the queue: an idle worker, or a new one."""
+        if self._busy < len(self._threads):
+            self._changed.notify()
+        elif len(self._threads) < MAX_WORKERS:
+            self._started += 1
+            thread = threading.Thread(target=self._work, name=f"{self._name}-listener-{self._started}", daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def _work(self) -> None:
+        client = self._first()
+        while client is not None:
+            client = self._next(client, more=client.serve())
+
+    def _first(self) -> Client | None:
+        with self._changed:
+            return self._await()
+
+    def _next(self, served: Client, *, more: bool) -> Client | None:
+        with self._changed:
+            self._busy -= 1
+            if more and not self._stopping:
+                self._ready.append(served)
+            return self._take() if self._ready else self._await()
+
+    def _take(self) -> Client:
+        self._busy += 1
+        self._turns += 1
+        client = self._ready.popleft()
+        if self._ready and not self._watching:
+            self._call_one()  # somebody has to watch while this one is served
+        return client
+
+    def _await(self) -> Client | None:
+        """Wait until this worker is needed; None when it is not any more."""
+        while not self._stopping:
+            if not self._ready:
+                if not self._changed.wait(SPARE_SECONDS) and not self._ready and self._is_spare():
+                    break
+            elif not self._busy:
+                return self._take()
+            elif self._watching:
+                self._changed.wait(SPARE_SECONDS)  # one watches already
+            elif self._watch():
+                return self._take()
+        self._threads.discard(threading.current_thread())
+        return None
+
+    def _watch(self) -> bool:
+        """Whether nobody came back to the queue for PATIENCE, and something waits there still."""
+        self._watching = True
+        turns, until = self._turns, time.monotonic() + PATIENCE
+        while self._ready and self._busy and not self._stopping and (left := until - time.monotonic()) > 0:
+            self._changed.wait(left)
+        self._watching = False
+        return bool(self._ready) and not self._stopping and (not self._busy or self._turns == turns)
+
+    def _is_spare(self) -> bool:
+        """Whether another one is idle as well."""
+        return len(self._threads) - self._busy > 1
