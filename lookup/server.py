@@ -260,14 +260,16 @@ class LookupServer:
             return call(self._registrar, self._clock())
 
     def open_events(self, listener: str) -> str:
-        """A token for the listener's event connection; its channel is made if it is new."""
+        """A token for the listener's event connection. Its channel is a new one: events that an earlier one holds are
+        of no use, because a client that has connected again looks up again."""
         with self._channels_lock:
-            if listener not in self._channels:
-                if len(self._channels) >= CHANNELS_MOST or len(listener) > 64:
-                    raise OversizeError(f"{len(self._channels)} event channels are open, the limit is {CHANNELS_MOST}")
-                self._channels[listener] = _EventChannel(listener)
-            self._channels[listener].used = time.monotonic()
-        return self._tokens.issue(listener)
+            before = self._channels.get(listener)
+            if before is None and (len(self._channels) >= CHANNELS_MOST or len(listener) > 64):
+                raise OversizeError(f"{len(self._channels)} event channels are open, the limit is {CHANNELS_MOST}")
+            channel = self._channels[listener] = _EventChannel(listener)
+        if before is not None:
+            before.stop()
+        return self._tokens.issue(channel)
 
     def check_admin(self, caller: Caller) -> None:
         """Raises AccessDeniedError."""
@@ -348,9 +350,7 @@ class LookupServer:
     def _serve_events(self, sock: socket.socket, _caller: Caller) -> None:
         line = Line(sock)
         hello = listen(line)
-        listener = self._tokens.redeem(hello.token)
-        with self._channels_lock:
-            channel = self._channels.get(listener) if listener else None
+        channel: _EventChannel | None = self._tokens.redeem(hello.token)
         if channel is None:
             refuse(line, "unknown or used token")
             return

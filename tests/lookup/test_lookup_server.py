@@ -5,19 +5,21 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from jbi_pubsub.core.errors import AccessDeniedError, IncompatibleEntryError, LookupNotFoundError
+from jbi_pubsub.core.errors import AccessDeniedError, IncompatibleEntryError, LookupNotFoundError, WireError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
 from jbi_pubsub.lookup import server as server_module
 from jbi_pubsub.lookup.entry import EntryRep, define
-from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceEvent, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
 
@@ -32,6 +34,28 @@ def printer(number: int, colour: str = "red") -> ServiceItem:
 
 def wanting(colour: str | None) -> ServiceTemplate:
     return ServiceTemplate(types=("Printer",), entries=(EntryRep(COLOUR, (colour,)),))
+
+
+@contextmanager
+def listening(proxy: RegistrarProxy, listener: str, heard: list[ServiceEvent]) -> Iterator[None]:
+    """An event connection for a while; what comes is added to `heard`."""
+
+    def hear(items: list[memoryview]) -> None:
+        heard.extend(msgspec.msgpack.decode(item[1:], type=ServiceEvent) for item in items)
+
+    def read() -> None:
+        with suppress(WireError):
+            receiver.run(line)
+
+    with dial(proxy.ref, DATA, Security(), 5.0) as sock:
+        line = Line(sock)
+        greet(line, Hello(proxy.open_events(listener)))
+        receiver = Receiver(hear, lambda: b"")
+        reading = threading.Thread(target=read)
+        reading.start()
+        yield
+        line.shut()
+        reading.join()
 
 
 @pytest.mark.processes
@@ -89,6 +113,23 @@ def test_a_client_that_lost_events_looks_up_again(
     assert lookup.status()["events_lost"] >= 200
     proxy.register(printer(3, "blue"), 300.0)
     eventually(lambda: any(item.entries[0].values == ("blue",) for item in cache.items()))
+
+
+def test_a_listener_that_connects_again_hears_what_comes_then(federation: Any, eventually: Callable[..., Any]) -> None:
+    # Given a listener that has heard of a printer, and whose event connection is cut
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (federation.lookups[0].address,)), Security())
+    federation.stack.callback(proxy.close)
+    proxy.notify(wanting(None), int(ALL_TRANSITIONS), 300.0, "", "listener")
+    heard: list[ServiceEvent] = []
+    with listening(proxy, "listener", heard):
+        proxy.register(printer(1), 300.0)
+        eventually(lambda: len(heard) == 1)
+
+    # When it connects again, expect to hear of the next printer
+    with listening(proxy, "listener", heard):
+        proxy.register(printer(2), 300.0)
+        eventually(lambda: len(heard) == 2)
+    assert [(event.service_id, event.number) for event in heard] == [("printer-1", 1), ("printer-2", 2)]
 
 
 def test_two_lookup_services_show_a_service_once_and_one_may_die(
