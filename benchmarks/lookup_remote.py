@@ -11,17 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
+import selectors
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
+from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME, Hello, Line, greet
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
@@ -78,54 +82,90 @@ def four_clients(address: str, size: int) -> float:
     return done / 2.0
 
 
-class Listener:
-    """An event connection that counts."""
+class Connection:
+    """One event connection, read without a thread: counts what comes and acknowledges it."""
 
-    def __init__(self, proxy: RegistrarProxy, name: str, template: ServiceTemplate, counter: list[int]) -> None:
+    def __init__(self, proxy: RegistrarProxy, name: str, template: ServiceTemplate) -> None:
         proxy.notify(template, int(ALL_TRANSITIONS), 300.0, "", name)
         self.sock = dial(proxy.ref, DATA, SECURITY, 10.0)
-        line = Line(self.sock)
-        greet(line, Hello(proxy.open_events(name)))
-        lock = threading.Lock()
+        greet(Line(self.sock), Hello(proxy.open_events(name)))
+        self._came = bytearray()
 
-        def count(items: list[memoryview]) -> None:
-            with lock:
-                counter[0] += len(items)
+    def read(self) -> int:
+        """How many events came, after one read of the socket."""
+        data = self.sock.recv(256 << 10)
+        if not data:
+            raise SystemExit("the lookup service closed an event connection")
+        self._came += data
+        events = last = at = 0
+        while len(self._came) - at >= FRAME.size:
+            length, _ = FRAME.unpack_from(self._came, at)
+            if len(self._came) - at - FRAME.size < length:
+                break
+            first, count = BATCH.unpack_from(self._came, at + FRAME.size)
+            events, last, at = events + count, first + count - 1, at + FRAME.size + length
+        del self._came[:at]
+        if events:
+            self.sock.send(FRAME.pack(8, ACK) + last.to_bytes(8, "big"))
+        return events
 
-        self.receiver = Receiver(count, lambda: b"")
-        self.thread = threading.Thread(target=self.run, args=(line,), daemon=True)
-        self.thread.start()
 
-    def run(self, line: Line) -> None:
-        try:
-            self.receiver.run(line)
-        except ConnectionError:
-            self.sock.close()
-
-
-def events(address: str, listeners: int, burst: int) -> float:
-    """Events per second to so many listeners, when `burst` items leave with one call."""
+def listen(address: str, listeners: int, orders: Any) -> None:
+    """A client process of one thread: opens the connections, says so, and then for each number n that it is told when
+    n more events had come, and its own CPU seconds for them."""
     proxy = proxy_at(address)
-    counter = [0]
     template = ServiceTemplate(types=("benchmark.Burst",))
-    heard = [Listener(proxy, f"listener-{listeners}-{n}", template, counter) for n in range(listeners)]
-    leases = []
-    for number in range(burst):
-        of = ServiceRef(f"b{number}", "sensor", ("127.0.0.1:1",))
-        leases.append(proxy.register(ServiceItem(f"burst-{number}", ("benchmark.Burst",), of), 300.0).lease_id)
-    settled = time.perf_counter() + 60
-    while counter[0] < burst * listeners and time.perf_counter() < settled:
-        time.sleep(0.01)
-    counter[0] = 0
-    begin = time.perf_counter()
-    proxy.cancel(leases)
-    while counter[0] < burst * listeners and time.perf_counter() - begin < 60:
-        time.sleep(0.001)
-    took = time.perf_counter() - begin
-    for listener in heard:
-        listener.receiver.stop()
+    selector = selectors.DefaultSelector()
+    for n in range(listeners):
+        connection = Connection(proxy, f"listener-{listeners}-{n}", template)
+        selector.register(connection.sock, selectors.EVENT_READ, connection)
+    orders.send("ready")
+    came = 0
+    while wanted := orders.recv():
+        begin = time.process_time()
+        while came < wanted:
+            for key, _ in selector.select(60.0):
+                came += key.data.read()
+        came -= wanted
+        orders.send((time.perf_counter(), time.process_time() - begin))
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def events(address: str, pid: int, listeners: int, burst: int) -> dict[str, float]:
+    """To so many listeners: items that come by one call each, and the same ones leaving with one call. Events per
+    second, and CPU time of the lookup service (process `pid`) and of the listeners for each."""
+    proxy = proxy_at(address)
+    ours, theirs = multiprocessing.Pipe()
+    client = multiprocessing.Process(target=listen, args=(address, listeners, theirs))
+    client.start()
+    ours.recv()
+    items = [
+        msgspec.structs.replace(item(n), service_id=f"burst-{n}", types=("benchmark.Burst",)) for n in range(burst)
+    ]
+    result: dict[str, float] = {}
+    leases: list[str] = []
+
+    def run(name: str, make: Callable[[], object]) -> None:
+        count = burst * listeners
+        ours.send(count)
+        before, begin = cpu_seconds(pid), time.perf_counter()
+        make()
+        end, theirs_cpu = ours.recv()
+        result[f"{name} to {listeners} /s"] = round(count / (end - begin))
+        result[f"{name} to {listeners}: us"] = round((cpu_seconds(pid) - before) / count * 1e6, 1)
+        result[f"{name} to {listeners}: us there"] = round(theirs_cpu / count * 1e6, 1)
+
+    run("one by one", lambda: leases.extend(proxy.register(each, 300.0).lease_id for each in items))
+    run("in a burst", lambda: proxy.cancel(leases))
+    ours.send(0)
+    client.join()
     proxy.close()
-    return counter[0] / took
+    return result
 
 
 def measure(size: int) -> dict[str, Any]:
@@ -150,8 +190,8 @@ def measure(size: int) -> dict[str, Any]:
             "lookup p99 us": round(lookup99),
             "lookup/ping": round(lookup / ping, 2),
             "4 clients /s": round(four_clients(address, size)),
-            "events/s to 1": round(events(address, 1, 5_000)),
-            "events/s to 1000": round(events(address, 1000, 20)),
+            **events(address, server.pid, 1, 5_000),
+            **events(address, server.pid, 1_000, 50),
         }
     finally:
         server.terminate()
@@ -168,7 +208,7 @@ def main() -> None:
         print(json.dumps(rows))
         return
     for key in rows[0]:
-        print(f"{key:20}" + "".join(f"{row[key]:>12}" for row in rows))
+        print(f"{key:30}" + "".join(f"{row[key]:>12}" for row in rows))
 
 
 if __name__ == "__main__":
