@@ -17,6 +17,7 @@ import ssl
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -197,7 +198,9 @@ class Endpoint:
         self.address = f"{advertise or host}:{self.port}"
         self._max = max_connections
         self._open: dict[socket.socket, threading.Thread] = {}
-        self._lock = threading.Lock()  # covers _open and _stopping
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        """Those that serve, and those that have left `_open` and are about to end."""
+        self._lock = threading.Lock()  # covers _open, _threads and _stopping
         self._stopping = False
         self.refused = 0
         self._thread = threading.Thread(target=self._accept_all, name=f"{name}-accept", daemon=True)
@@ -210,14 +213,15 @@ class Endpoint:
         """Stop accepting, close every connection, join the threads within `timeout` seconds."""
         with self._lock:
             self._stopping = True
-            connections = dict(self._open)
+            connections = list(self._open)
+            threads = [self._thread, *self._threads]
         with contextlib.suppress(OSError):  # not connected: the shutdown is only there to wake accept()
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for sock in connections:
             _shut(sock)
         deadline = time.monotonic() + timeout
-        for thread in [self._thread, *connections.values()]:
+        for thread in threads:
             if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -246,6 +250,7 @@ class Endpoint:
                     target=self._serve, args=(sock, address), name=f"{self.name}-{address}", daemon=True
                 )
                 self._open[sock] = thread
+                self._threads.add(thread)
         if full:
             self.refused += 1
             sock.close()
@@ -257,6 +262,7 @@ class Endpoint:
             self.refused += 1
             with self._lock:
                 self._open.pop(sock, None)
+                self._threads.discard(thread)
             sock.close()
 
     def _serve(self, raw: socket.socket, address: str) -> None:
@@ -266,10 +272,9 @@ class Endpoint:
             raw.settimeout(HANDSHAKE_SECONDS)
             identity = ""
             if self._context:
-                secured = self._context.wrap_socket(raw, server_side=True)
-                sock, identity = secured, peer_name(secured)
-                with self._lock:
-                    self._open[sock] = self._open.pop(raw, threading.current_thread())
+                sock = secured = self._secure(raw, self._context)
+                secured.do_handshake()
+                identity = peer_name(secured)
             magic, protocol, plane = PREAMBLE.unpack(recv_exactly(sock, PREAMBLE.size, HANDSHAKE_SECONDS))
             if magic != MAGIC or protocol != PROTOCOL or plane not in self._handlers:
                 raise ProtocolError(f"{address} speaks another protocol ({magic!r} {protocol})")
@@ -283,6 +288,15 @@ class Endpoint:
                 self._open.pop(sock, None)
                 self._open.pop(raw, None)
             sock.close()
+
+    def _secure(self, raw: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
+        """The TLS socket in the place of `raw`, before the handshake: so `stop` can end that as well."""
+        with self._lock:
+            if self._stopping:
+                raise WireError("stopping")
+            secured = context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
+            self._open[secured] = self._open.pop(raw)
+        return secured
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -313,4 +327,5 @@ def _tune(sock: socket.socket) -> None:
 
 def _shut(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # already gone: that is what was wanted
-        sock.shutdown(socket.SHUT_RDWR)
+        # Not SSLSocket's own shutdown: that takes the TLS state away from under a thread that reads or writes.
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)

@@ -118,7 +118,8 @@ class Line:
     def shut(self) -> None:
         """Wake and end whoever reads or writes; the owner of the socket closes it."""
         with contextlib.suppress(OSError):  # already disconnected
-            self._sock.shutdown(socket.SHUT_RDWR)
+            # Not SSLSocket's own shutdown: that takes the TLS state away from under a thread that reads or writes.
+            socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def _read(self, count: int, timeout: float) -> bytearray:
         data = bytearray(min(count, STEP_BYTES))  # what is announced is not taken before it comes

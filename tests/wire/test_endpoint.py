@@ -1,0 +1,80 @@
+"""A listening port ends what it has begun, whatever state its connections are in."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.core.wire.tls import TlsIdentity
+
+
+def identity(folder: Path) -> TlsIdentity:
+    """A certificate and its authority."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("server.example")
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(folder / "own.pem"))
+    issued.private_key_pem.write_to_path(str(folder / "own.key"))
+    return TlsIdentity(folder / "own.pem", folder / "own.key", folder / "ca.pem")
+
+
+def test_a_client_silent_in_its_tls_handshake_does_not_outlive_the_server(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a client that has connected to a TLS port and says nothing
+    served = serve(Security(identity(tmp_path)))
+    begun = threading.Event()
+    shake = ssl.SSLSocket.do_handshake
+
+    def begin(sock: ssl.SSLSocket, block: bool = False) -> None:
+        begun.set()
+        shake(sock, block)
+
+    monkeypatch.setattr(ssl.SSLSocket, "do_handshake", begin)
+    with socket.create_connection(("127.0.0.1", served.endpoint.port)) as client:
+        assert begun.wait(10.0)
+
+        # When the server stops, long before the handshake's deadline
+        served.endpoint.stop()
+
+        # Expect the connection to be over on both sides (that its thread is, `serve` looks)
+        client.settimeout(5.0)
+        assert client.recv(1) == b""
+    assert served.endpoint.connections == 0
+
+
+def test_stop_waits_for_threads_that_are_about_to_end(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a connection that is over and counts no more, whose thread has not ended
+    served = serve()
+    leaving, may_leave = threading.Event(), threading.Event()
+    close = socket.socket.close
+
+    def slowly(sock: socket.socket) -> None:
+        if threading.current_thread().name.startswith("echo-127"):
+            leaving.set()
+            may_leave.wait(10.0)
+        close(sock)
+
+    monkeypatch.setattr(socket.socket, "close", slowly)
+    socket.create_connection(("127.0.0.1", served.endpoint.port)).close()
+    assert leaving.wait(10.0)
+    assert served.endpoint.connections == 0
+
+    # When the server stops, expect that it waits for the thread
+    stopping = threading.Thread(target=served.endpoint.stop)
+    stopping.start()
+    stopping.join(0.2)
+    assert stopping.is_alive()
+    may_leave.set()
+    stopping.join()
+    assert [t.name for t in threading.enumerate() if t.name.startswith("echo-")] == []
