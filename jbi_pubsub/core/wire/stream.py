@@ -36,6 +36,7 @@ from jbi_pubsub.core.info_object import Part
 FRAME: Final = struct.Struct("!IB")
 BATCH: Final = struct.Struct("!QI")
 LENGTH: Final = struct.Struct("!I")
+_ITEMS_HEAD: Final = struct.Struct("!IBQI")  # FRAME and BATCH in one
 
 HELLO, WELCOME, REFUSED, ITEMS, ACK, BYE = range(1, 7)
 
@@ -99,14 +100,15 @@ class Line:
         total = sum(map(len, parts))
         if total > MAX_FRAME_BYTES:
             raise OversizeError(f"frame of {total} bytes, the limit is {MAX_FRAME_BYTES}")
-        head = FRAME.pack(total, kind)
+        self.send_frame([FRAME.pack(total, kind), *parts], timeout)
+
+    def send_frame(self, frame: Sequence[Part], timeout: float = SEND_SECONDS) -> None:
+        """The same for a frame that has its head already (`Batch.frame`)."""
         with self._sending:
-            if total < MAX_BATCH_BYTES or self._tls:
-                self._write(memoryview(b"".join((head, *parts))), timeout)
-            else:
-                self._write(memoryview(head), timeout)
-                for part in parts:
-                    self._write(memoryview(part), timeout)
+            if len(frame) > 1 and (self._tls or sum(map(len, frame)) < MAX_BATCH_BYTES):
+                frame = [b"".join(frame)]
+            for part in frame:
+                self._write(memoryview(part), timeout)
 
     def receive(self, timeout: float = IDLE_SECONDS, limit: int = MAX_FRAME_BYTES) -> tuple[int, memoryview]:
         """The next frame of at most `limit` bytes: (kind, body). Raises WireError, WireTimeoutError, ProtocolError."""
@@ -192,21 +194,97 @@ class Source(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Batch:
-    """Items on their way: the sequence number of the last, how many, their bytes with lengths between."""
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Items on their way: the sequence number of the last, how many, and the frame that carries them (its head, then
+    the items with their lengths before them), in parts that may be shared with other senders."""
 
     last: int
     count: int
     size: int
-    parts: list[Part]
+    frame: list[Part]
 
-    def frame(self) -> list[Part]:
-        return [BATCH.pack(self.last - self.count + 1, self.count), *self.parts]
+
+class Window:
+    """What one receiver has been sent and has not acknowledged yet: numbers, what to send again, whether more may go.
+
+    Pure: no socket, thread or clock. Not thread-safe; the owner's lock covers it, or its one thread.
+    """
+
+    def __init__(self) -> None:
+        self._batches: deque[Batch] = deque()
+        self._bytes = 0
+        self.sequence = 0
+        """Number of the last item sent, or about to be."""
+        self.position = 0
+        """Number of the last item acknowledged."""
+
+    @property
+    def unacknowledged(self) -> int:
+        """Items sent or about to be, not yet acknowledged."""
+        return self.sequence - self.position
+
+    def may_add(self) -> bool:
+        """Whether one more batch may be under way."""
+        return not self._batches or (len(self._batches) < WINDOW_BATCHES and self._bytes < WINDOW_BYTES)
+
+    def add(self, items: Sequence[Sequence[Part]]) -> Batch:
+        """Number the items, and keep them as one batch until they are acknowledged. An item is the parts of its bytes.
+
+        Raises OversizeError when they do not fit in a frame; nothing is kept then."""
+        parts: list[Part] = [b""]
+        size = 0
+        for item in items:
+            length = sum(map(len, item))
+            size += LENGTH.size + length
+            parts.append(LENGTH.pack(length))
+            parts.extend(item)
+        if BATCH.size + size > MAX_FRAME_BYTES:
+            raise OversizeError(f"batch of {size} bytes, the limit of a frame is {MAX_FRAME_BYTES}")
+        count = len(items)
+        parts[0] = _ITEMS_HEAD.pack(BATCH.size + size, ITEMS, self.sequence + 1, count)
+        if size < MAX_BATCH_BYTES:
+            parts = [b"".join(parts)]
+        self.sequence += count
+        batch = Batch(self.sequence, count, size, parts)
+        self._batches.append(batch)
+        self._bytes += size
+        return batch
+
+    def acknowledge(self, position: int) -> int:
+        """The receiver has all up to `position`; how many items it has more than before. Raises ProtocolError when it
+        was never sent so many, or had acknowledged more."""
+        if not self.position <= position <= self.sequence:
+            raise ProtocolError(f"peer is at {position}, we are at {self.position}..{self.sequence}")
+        count, self.position = position - self.position, position
+        while self._batches and self._batches[0].last <= position:
+            self._bytes -= self._batches.popleft().size
+        return count
+
+    def beyond(self, position: int) -> list[Batch]:
+        """Batches with items behind `position`, in order: what to send again. The receiver passes over those items of
+        the first one that it has."""
+        return [batch for batch in self._batches if batch.last > position]
+
+    def restart(self) -> None:
+        """The receiver has forgotten us: begin at 1 again, and forget what was under way."""
+        self._batches.clear()
+        self._bytes = self.sequence = self.position = 0
+
+
+def acknowledged(kind: int, body: Part) -> int:
+    """The position in a frame from the receiving end; its note is body[8:]. Raises ProtocolError when the frame is no
+    acknowledgement, WireError when it says good-bye."""
+    if kind == BYE:
+        raise WireError("the peer said good-bye")
+    if kind != ACK or len(body) < 8:
+        raise ProtocolError(f"frame of kind {kind} where an acknowledgement belongs")
+    return int.from_bytes(body[:8], "big")
 
 
 class Sender:
-    """The sending end. One thread takes from the source and sends; whoever owns the socket calls `run`.
+    """The sending end of a client, which has few streams (a server with many has a SenderHub). One thread takes from
+    the source and sends; whoever owns the socket calls `run`.
 
     Shared between the sending thread and the thread in `run`; `_changed` covers all state. The source's `take`
     and the socket are used outside it.
@@ -218,10 +296,7 @@ class Sender:
         self._acked = acked
         self._changed = threading.Condition()
         self._line: Line | None = None
-        self._unacked: deque[_Batch] = deque()
-        self._unacked_bytes = 0
-        self._sequence = 0
-        self._position = 0
+        self._window = Window()
         self._stopping = False
         self._taking = self._started = False
         self._thread = threading.Thread(target=self._send_all, name=f"{name}-send", daemon=True)
@@ -229,7 +304,7 @@ class Sender:
     @property
     def unacknowledged(self) -> int:
         """Items sent or about to be, not yet acknowledged."""
-        return self._sequence - self._position
+        return self._window.unacknowledged
 
     @property
     def connected(self) -> bool:
@@ -263,8 +338,7 @@ class Sender:
         with self._changed:
             while self._taking:
                 self._changed.wait(1.0)
-            self._unacked.clear()
-            self._unacked_bytes = self._sequence = self._position = 0
+            self._window.restart()
 
     def run(self, line: Line, position: int) -> None:
         """Use `line` until it fails: send again what the peer has not received, then read its acknowledgements.
@@ -275,7 +349,7 @@ class Sender:
             if self._line is not None:
                 self._line.shut()  # a newer connection of the same peer wins
                 self._line = None
-            count = self._forget(position)
+            count = self._window.acknowledge(position)
         if count:
             self._acked(count, memoryview(b""))
         self._catch_up(line, position)
@@ -291,7 +365,7 @@ class Sender:
         """Send what is kept; attach the line at the moment when nothing is left, so that order holds."""
         while True:
             with self._changed:
-                waiting = [batch for batch in self._unacked if batch.last > sent]
+                waiting = self._window.beyond(sent)
                 if self._stopping:
                     raise WireError("stopped")
                 if not waiting:
@@ -299,7 +373,7 @@ class Sender:
                     self._changed.notify_all()
                     return
             for batch in waiting:
-                line.send(ITEMS, batch.frame())
+                line.send_frame(batch.frame)
                 sent = batch.last
 
     def _read_ack(self, line: Line) -> None:
@@ -307,28 +381,16 @@ class Sender:
             kind, body = line.receive(limit=ACK_BYTES)
         except WireTimeoutError:
             return  # an idle line is no failure
-        if kind == BYE:
-            raise WireError("the peer said good-bye")
-        if kind != ACK or len(body) < 8:
-            raise ProtocolError(f"frame of kind {kind} where an acknowledgement belongs")
-        position = int.from_bytes(body[:8], "big")
+        position = acknowledged(kind, body)
         with self._changed:
-            count = self._forget(position)
+            count = self._window.acknowledge(position)
             self._changed.notify_all()
         self._acked(count, body[8:])
-
-    def _forget(self, position: int) -> int:
-        if not self._position <= position <= self._sequence:
-            raise ProtocolError(f"peer is at {position}, we are at {self._position}..{self._sequence}")
-        count, self._position = position - self._position, position
-        while self._unacked and self._unacked[0].last <= position:
-            self._unacked_bytes -= self._unacked.popleft().size
-        return count
 
     def _send_all(self) -> None:
         while True:
             with self._changed:
-                while not self._stopping and not self._may_send():
+                while not self._stopping and (self._line is None or not self._window.may_add()):
                     self._changed.wait(1.0)
                 if self._stopping:
                     return
@@ -342,30 +404,13 @@ class Sender:
                     self._taking = False
                     self._changed.notify_all()
 
-    def _may_send(self) -> bool:
-        return (
-            self._line is not None
-            and len(self._unacked) < WINDOW_BATCHES
-            and (self._unacked_bytes < WINDOW_BYTES or not self._unacked)
-        )
-
     def _send(self, items: list[tuple[Part, ...]]) -> None:
-        parts: list[Part] = []
-        for item in items:
-            parts.append(LENGTH.pack(sum(map(len, item))))
-            parts.extend(item)
-        size = sum(map(len, parts))
-        if size < MAX_BATCH_BYTES:
-            parts = [b"".join(parts)]
         with self._changed:
-            self._sequence += len(items)
-            batch = _Batch(self._sequence, len(items), size, parts)
-            self._unacked.append(batch)
-            self._unacked_bytes += size
+            batch = self._window.add(items)
             line = self._line
         if line is not None:
             try:
-                line.send(ITEMS, batch.frame())
+                line.send_frame(batch.frame)
             except WireError:
                 line.shut()  # `run` notices and ends; the batch is kept and sent again on the next line
 
