@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import trustme
 
-from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.core.wire.endpoint import DATA, Caller, Endpoint, Security, dial
+from jbi_pubsub.core.wire.ref import ServiceRef
 from jbi_pubsub.core.wire.tls import TlsIdentity
 
 
@@ -78,3 +79,47 @@ def test_stop_waits_for_threads_that_are_about_to_end(
     may_leave.set()
     stopping.join()
     assert [t.name for t in threading.enumerate() if t.name.startswith("echo-")] == []
+
+
+def test_a_connection_that_is_handed_over_outlives_its_thread_and_not_the_server(
+    eventually: Callable[..., Any],
+) -> None:
+    # Given a server whose handler hands its connections over and returns
+    closes: list[Callable[[], None]] = []
+    kept: list[socket.socket] = []
+
+    def keep(sock: socket.socket, _caller: Caller) -> None:
+        kept.append(sock)
+        closes.append(endpoint.hand_over(sock))
+
+    endpoint = Endpoint("127.0.0.1", 0, name="keeper", security=Security(), control=keep, data=keep)
+    endpoint.start()
+    ref = ServiceRef("id", "keeper", (endpoint.address,))
+    with dial(ref, DATA, Security(), 5.0) as first, dial(ref, DATA, Security(), 5.0) as second:
+        eventually(lambda: len(closes) == 2 and not serving(endpoint))
+
+        # Expect both to count and to be open
+        assert endpoint.connections == 2
+        for sock in kept:
+            sock.sendall(b"still here")
+        for client in (first, second):
+            client.settimeout(5.0)
+            assert client.recv(100) == b"still here"
+
+        # When one is closed by whoever has it, expect it to count no more
+        mine = next(n for n, sock in enumerate(kept) if sock.getpeername() == first.getsockname())
+        closes[mine]()
+        assert first.recv(1) == b""
+        assert endpoint.connections == 1
+
+        # When the server stops, expect the other one to be over as well
+        endpoint.stop()
+        assert second.recv(1) == b""
+    for close in closes:
+        close()
+    assert endpoint.connections == 0
+
+
+def serving(endpoint: Endpoint) -> list[str]:
+    """Threads that serve a connection of the endpoint."""
+    return [t.name for t in threading.enumerate() if t.name.startswith(f"{endpoint.name}-127")]

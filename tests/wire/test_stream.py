@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from jbi_pubsub.core.errors import ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import (
     ACK,
     BATCH,
@@ -93,13 +94,63 @@ def run(end: Callable[[], None]) -> None:
         end()
 
 
-def meet(sender: Sender, receiver: Receiver, pipe: Pipe, until: Callable[[], bool]) -> None:
+class Threaded:
+    """A sender with a thread of its own."""
+
+    def __init__(self, source: Numbers) -> None:
+        self.sender = Sender(source, name="test", acked=lambda _count, _note: None)
+        self.sender.start()
+
+    def run(self, sock: socket.socket, position: int) -> None:
+        """Use the socket until it fails."""
+        self.sender.run(Line(sock), position)
+
+    def stop(self) -> None:
+        """End."""
+        self.sender.stop()
+
+
+class Hubbed:
+    """A sender in a hub: the rules are the same."""
+
+    def __init__(self, source: Numbers) -> None:
+        self._source = source
+        self._hub = SenderHub(name="test-hub")
+        self._hub.start()
+        self.sender = HubSender(self._hub, take=self._take, acked=lambda _count, _note: None)
+
+    def run(self, sock: socket.socket, position: int) -> None:
+        """Use the socket until it fails."""
+        ended = threading.Event()
+        own = sock.dup()  # the hub's: whoever has the other one may close it at any time
+
+        def end() -> None:
+            own.close()
+            ended.set()
+
+        self.sender.attach(own, position, ended=end)
+        assert ended.wait(30.0)
+
+    def stop(self) -> None:
+        """End."""
+        self._hub.stop()
+
+    def _take(self, max_items: int, max_bytes: int) -> list[tuple[Part, ...]]:
+        items = self._source.take(max_items, max_bytes, 0.0)
+        if self._source.taken < self._source.count:
+            self.sender.ready()
+        return items
+
+
+Senders = Callable[[Numbers], Threaded | Hubbed]
+
+
+def meet(sender: Threaded | Hubbed, receiver: Receiver, pipe: Pipe, until: Callable[[], bool]) -> None:
     """Connect both ends as a reconnecting client and its server do, until the line is cut or `until()` is true."""
     position = receiver.position
-    sending = Line(pipe.sending)
     receiving = Line(pipe.receiving)
     ends = [
-        threading.Thread(target=run, args=(lambda: sender.run(sending, position),)),
+        threading.Thread(target=run, args=(lambda: sender.run(pipe.sending, position),)),
         threading.Thread(target=run, args=(lambda: receiver.run(receiving),)),
     ]
     for end in ends:
@@ -111,16 +162,14 @@ def meet(sender: Sender, receiver: Receiver, pipe: Pipe, until: Callable[[], boo
         end.join()
 
 
-@pytest.fixture
-def senders() -> Iterator[Callable[[Numbers], Sender]]:
-    """Senders that are stopped in the end."""
-    made: list[Sender] = []
+@pytest.fixture(params=[Threaded, Hubbed])
+def senders(request: pytest.FixtureRequest) -> Iterator[Senders]:
+    """Senders of either kind that are stopped in the end."""
+    made: list[Threaded | Hubbed] = []
 
-    def begin(source: Numbers) -> Sender:
-        sender = Sender(source, name="test", acked=lambda _count, _note: None)
-        sender.start()
-        made.append(sender)
-        return sender
+    def begin(source: Numbers) -> Threaded | Hubbed:
+        made.append(request.param(source))
+        return made[-1]
 
     yield begin
     for sender in made:
@@ -130,7 +179,7 @@ def senders() -> Iterator[Callable[[Numbers], Sender]]:
 @pytest.mark.parametrize("direction", ["items", "acknowledgements", "both"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_line_that_is_cut_again_and_again_loses_and_doubles_nothing(
-    direction: str, seed: int, senders: Callable[[Numbers], Sender]
+    direction: str, seed: int, senders: Senders
 ) -> None:
     # Given 5,000 items, and lines that are cut in the middle of a frame, of an acknowledgement, or of both
     chance = random.Random(seed)
@@ -146,20 +195,20 @@ def test_a_line_that_is_cut_again_and_again_loses_and_doubles_nothing(
         acks = chance.randrange(1, 150) if direction != "items" else None
         meet(sender, receiver, Pipe(items, cut_acks_after=acks), lambda: len(received) == 5000)
         cuts += len(received) < 5000
-    meet(sender, receiver, Pipe(), lambda: len(received) == 5000 and sender.unacknowledged == 0)
+    meet(sender, receiver, Pipe(), lambda: len(received) == 5000 and sender.sender.unacknowledged == 0)
 
     # Expect every item once, in order
     assert cuts > 3
     assert received == list(range(1, 5001))
-    assert sender.unacknowledged == 0
+    assert sender.sender.unacknowledged == 0
 
 
-def test_a_receiver_that_does_not_acknowledge_bounds_the_sender(senders: Callable[[Numbers], Sender]) -> None:
+def test_a_receiver_that_does_not_acknowledge_bounds_the_sender(senders: Senders) -> None:
     # Given a sender with far more to send than its window, one item a batch, and a receiver that only reads
     source = Numbers(1000, at_once=1)
     sender = senders(source)
     ours, theirs = socket.socketpair()
-    end = threading.Thread(target=run, args=(lambda: sender.run(Line(ours), 0),))
+    end = threading.Thread(target=run, args=(lambda: sender.run(ours, 0),))
     end.start()
     line = Line(theirs)
     firsts = [BATCH.unpack_from(line.receive(5.0)[1])[0] for _ in range(WINDOW_BATCHES)]
@@ -168,7 +217,7 @@ def test_a_receiver_that_does_not_acknowledge_bounds_the_sender(senders: Callabl
     assert firsts == list(range(1, WINDOW_BATCHES + 1))
     with pytest.raises(WireTimeoutError):
         line.receive(0.3)
-    assert source.taken == sender.unacknowledged == WINDOW_BATCHES
+    assert source.taken == sender.sender.unacknowledged == WINDOW_BATCHES
 
     # When one is acknowledged, expect one more
     line.send(ACK, [(1).to_bytes(8, "big")])
@@ -183,13 +232,13 @@ def test_a_receiver_that_does_not_acknowledge_bounds_the_sender(senders: Callabl
     theirs.close()
 
 
-def test_the_window_counts_bytes_as_well(senders: Callable[[Numbers], Sender]) -> None:
+def test_the_window_counts_bytes_as_well(senders: Senders) -> None:
     # Given items of which three exceed the window's bytes
     size = WINDOW_BYTES // 3 + 1
     source = Numbers(1000, at_once=1, size=size)
     sender = senders(source)
     ours, theirs = socket.socketpair()
-    end = threading.Thread(target=run, args=(lambda: sender.run(Line(ours), 0),))
+    end = threading.Thread(target=run, args=(lambda: sender.run(ours, 0),))
     end.start()
     line = Line(theirs)
 
@@ -205,7 +254,7 @@ def test_the_window_counts_bytes_as_well(senders: Callable[[Numbers], Sender]) -
     theirs.close()
 
 
-def test_nothing_is_taken_from_the_source_without_a_line(senders: Callable[[Numbers], Sender]) -> None:
+def test_nothing_is_taken_from_the_source_without_a_line(senders: Senders) -> None:
     # Given a sender that nobody has connected to, and another that works meanwhile
     idle, busy = Numbers(10), Numbers(10)
     waiting = senders(idle)
@@ -216,19 +265,19 @@ def test_nothing_is_taken_from_the_source_without_a_line(senders: Callable[[Numb
     meet(senders(busy), receiver, Pipe(), lambda: len(received) == 10)
 
     # Expect that the first has taken nothing: what waits in the source can still be dropped or counted there
-    assert (idle.taken, waiting.unacknowledged, waiting.connected) == (0, 0, False)
+    assert (idle.taken, waiting.sender.unacknowledged, waiting.sender.connected) == (0, 0, False)
 
 
 @pytest.mark.parametrize("position", [6, 2**63])
-def test_acknowledging_what_was_never_sent_is_refused(position: int, senders: Callable[[Numbers], Sender]) -> None:
+def test_acknowledging_what_was_never_sent_is_refused(position: int) -> None:
     # Given five items sent
-    sender = senders(Numbers(5, at_once=1))
+    sender = Threaded(Numbers(5, at_once=1))
     ours, theirs = socket.socketpair()
     refused: list[BaseException] = []
 
     def serve() -> None:
         try:
-            sender.run(Line(ours), 0)
+            sender.run(ours, 0)
         except WireError as exc:
             refused.append(exc)
 
@@ -244,7 +293,8 @@ def test_acknowledging_what_was_never_sent_is_refused(position: int, senders: Ca
 
     # Expect the line to end as a breach of the protocol, and what was sent to be kept
     assert [type(exc) for exc in refused] == [ProtocolError]
-    assert sender.unacknowledged == 5
+    assert sender.sender.unacknowledged == 5
+    sender.stop()
     ours.close()
     theirs.close()
 

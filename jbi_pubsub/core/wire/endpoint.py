@@ -173,7 +173,8 @@ def readable(sock: socket.socket, timeout: float) -> bool:
 class Endpoint:
     """A listening port. Each accepted connection gets a named thread of its own, which runs `control` or `data`.
 
-    Handlers get (socket, caller) and own the socket until they return; it is closed behind them.
+    Handlers get (socket, caller) and own the socket until they return; it is closed behind them, unless they have
+    called `hand_over`.
     """
 
     def __init__(
@@ -197,7 +198,8 @@ class Endpoint:
         self.port = int(self._listener.getsockname()[1])
         self.address = f"{advertise or host}:{self.port}"
         self._max = max_connections
-        self._open: dict[socket.socket, threading.Thread] = {}
+        self._open: dict[socket.socket, threading.Thread | None] = {}
+        """With the thread that serves it; None: handed over."""
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Those that serve, and those that have left `_open` and are about to end."""
         self._lock = threading.Lock()  # covers _open, _threads and _stopping
@@ -224,6 +226,20 @@ class Endpoint:
         for thread in threads:
             if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(max(0.0, deadline - time.monotonic()))
+
+    def hand_over(self, sock: socket.socket) -> Callable[[], None]:
+        """For a handler: the connection outlives its thread. It goes on to count, and `stop` shuts it down; whoever has
+        it from now on calls what is returned, which closes it, when that or anything else has ended it."""
+        with self._lock:
+            if sock in self._open:
+                self._open[sock] = None
+
+        def close() -> None:
+            with self._lock:
+                self._open.pop(sock, None)
+            sock.close()
+
+        return close
 
     @property
     def connections(self) -> int:
@@ -285,9 +301,11 @@ class Endpoint:
             log.exception("%s: connection of %s failed", self.name, address)
         finally:
             with self._lock:
-                self._open.pop(sock, None)
-                self._open.pop(raw, None)
-            sock.close()
+                ours = self._open.get(sock) is threading.current_thread()
+                if ours:
+                    del self._open[sock]
+            if ours:
+                sock.close()
 
     def _secure(self, raw: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         """The TLS socket in the place of `raw`, before the handshake: so `stop` can end that as well."""

@@ -1,0 +1,418 @@
+"""The sending end of many streams in one thread: what a server pushes to its clients.
+
+A thread that reads and one that writes for each of a thousand clients cost more time in switches than in work. One
+thread with a selector writes for all and reads all acknowledgements. Theory of operation:
+
+- Whoever has something new for a client says `ready()`, which costs next to nothing and wakes the thread only when it
+  is idle. The thread takes one batch from each ready stream in turn, so a large backlog of one holds up no other, and
+  sends what the socket takes. What it does not take is sent when there is room; until then nothing more is taken.
+- The window, what is sent again after a reconnect, and the frames are those of Sender (see `stream`).
+- A peer that takes nothing of what waits for SEND_SECONDS is disconnected, and may come back and resume.
+- The handshake is done by the connection's own thread, which then hands the socket over and ends.
+
+Whatever is called on the hub's thread (`take`, `acked`, `ended`) must not block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Final
+
+from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.info_object import Part
+
+from .stream import (
+    ACK_BYTES,
+    FRAME,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ITEMS,
+    SEND_SECONDS,
+    Window,
+    acknowledged,
+)
+
+log = logging.getLogger("jbi_pubsub.wire")
+
+READ_BYTES: Final = 64 << 10
+"""Read from a socket at once; acknowledgements have 13 bytes and their note."""
+TURN_BYTES: Final = 1 << 20
+"""Written to one socket before others get their turn: four full batches."""
+TLS_BYTES: Final = 16 << 10
+"""Given to a TLS socket at once: one record (RFC 8446, 5.1), so that what the peer takes is seen as it takes it."""
+PARTS_AT_ONCE: Final = 64
+"""Parts given to one sendmsg; far below IOV_MAX, which is 1,024 on Linux."""
+LOOK_SECONDS: Final = 1.0
+"""How often stalled peers are looked for, while something is unsent."""
+
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_CLOSED: Final = "the hub has stopped"
+
+
+class SenderHub:
+    """One thread that sends for any number of HubSenders."""
+
+    def __init__(
+        self, *, name: str, send_seconds: float = SEND_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`name` of the thread; `send_seconds`: how long a peer may take nothing of what waits for it."""
+        self._clock = clock
+        self._send_seconds = send_seconds
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = socket.socketpair()
+        for end in (self._wake_read, self._wake_write):
+            end.setblocking(False)
+        self._selector.register(self._wake_read, _READ)
+        self._ready: deque[HubSender] = deque()
+        self._orders: deque[Callable[[], None]] = deque()
+        self._unsent: set[HubSender] = set()
+        self._look_at = 0.0
+        self._asleep = False
+        """Set by the thread before it looks for work the last time and waits: whoever brings some then wakes it."""
+        self._lock = threading.Lock()  # covers _stopping beside _orders: no order is taken and then forgotten
+        self._stopping = self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End all connections and the thread, within `timeout` seconds. Safe to repeat."""
+        with self._lock:
+            self._stopping = True
+        self._wake()
+        if not self._thread.is_alive():
+            self._close()  # never started, or ended already
+        elif self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def order(self, order: Callable[[], None]) -> bool:
+        """Have the hub's thread call `order`, in the order of the calls. False: the hub has stopped."""
+        with self._lock:
+            if self._stopping:
+                return False
+            self._orders.append(order)
+        self.wake()
+        return True
+
+    def enqueue(self, sender: HubSender) -> None:
+        """Give the sender a turn soon. Any thread."""
+        self._ready.append(sender)
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the thread if it waits."""
+        if self._asleep:
+            self._asleep = False
+            self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full: it will wake; closed: it has ended
+            self._wake_write.send(b"\0")
+
+    # -- the hub's thread ---------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            for sender, mask in self._wait():
+                sender._guarded(sender._serve, mask)
+            while self._orders:
+                self._orders.popleft()()
+            for _ in range(len(self._ready)):  # who gets ready meanwhile has his turn in the next round
+                sender = self._ready.popleft()
+                sender._guarded(sender._turn)
+            if self._unsent and self._clock() >= self._look_at:
+                self._drop_stalled()
+        self._close()
+
+    def _wait(self) -> list[tuple[HubSender, int]]:
+        self._asleep = True
+        busy = self._ready or self._orders or self._stopping
+        happened = self._selector.select(0 if busy else LOOK_SECONDS if self._unsent else None)
+        self._asleep = False
+        served = []
+        for key, mask in happened:
+            if key.data is None:
+                self._wake_read.recv(READ_BYTES)
+            else:
+                served.append((key.data, mask))
+        return served
+
+    def _drop_stalled(self) -> None:
+        now = self._clock()
+        self._look_at = now + LOOK_SECONDS
+        for sender in list(self._unsent):
+            sender._drop_if_stalled(now)
+
+    def _close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        while self._orders:  # of those who came while we were stopping: they are told at once
+            self._orders.popleft()()
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None:
+                key.data._end(_CLOSED)
+        self._ready.clear()
+        self._selector.close()
+        self._wake_read.close()
+        self._wake_write.close()
+
+
+class HubSender:
+    """The sending end of one stream, as Sender is, without a thread.
+
+    Any thread may call what is public. All else runs on the hub's thread.
+    """
+
+    def __init__(
+        self,
+        hub: SenderHub,
+        *,
+        take: Callable[[int, int], Sequence[Sequence[Part]]],
+        acked: Callable[[int, bytes], None],
+    ) -> None:
+        """`take(max_items, max_bytes)`: what goes out next. Fewer items and fewer bytes than that (one item may exceed
+        them) means that there is no more until `ready` says so; [] that there is nothing.
+
+        `acked(count, note)`: so many items more were acknowledged, with the receiver's note. Neither may block.
+        """
+        self._hub = hub
+        self._take = take
+        self._acked = acked
+        self._window = Window()
+        self._connection: _Connection | None = None
+        self._queued = False
+        self._wanting = False
+        """There may be something to take, but the connection or the window does not allow it yet."""
+        self._stopped = False
+
+    @property
+    def unacknowledged(self) -> int:
+        """Items sent or about to be, not yet acknowledged."""
+        return self._window.unacknowledged
+
+    @property
+    def connected(self) -> bool:
+        """Whether a socket is attached."""
+        return self._connection is not None
+
+    def ready(self) -> None:
+        """There is something to take."""
+        if not self._queued:  # two threads at once queue it twice, which costs one empty turn
+            self._queued = True
+            self._hub.enqueue(self)
+
+    def attach(self, sock: socket.socket, position: int, *, ended: Callable[[], None]) -> None:
+        """Use `sock` from now on: send again what the peer, which is at `position`, has not received, then the rest.
+
+        A newer connection wins over an older one. `ended` is called once, when the connection is over (at once, if the
+        hub or this sender has stopped): it closes the socket.
+        """
+        sock.setblocking(False)
+        if not self._hub.order(lambda: self._begin(sock, position, ended)):
+            ended()
+
+    def stop(self) -> None:
+        """End the connection, and take no other. What is unacknowledged stays so."""
+        self._hub.order(self._stop)
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._end("stopped")
+
+    def _begin(self, sock: socket.socket, position: int, ended: Callable[[], None]) -> None:
+        self._end("a newer connection has come")
+        if self._stopped or self._hub._stopping:
+            ended()
+            return
+        try:
+            self._hub._selector.register(sock, _READ, self)
+        except (OSError, ValueError) as exc:
+            log.warning("connection refused: %s", exc)
+            ended()
+            return
+        self._connection = connection = _Connection(sock, ended)
+        self._guarded(self._resume, connection, position)
+
+    def _resume(self, connection: _Connection, position: int) -> None:
+        count = self._window.acknowledge(position)
+        if count:
+            self._acked(count, b"")
+        for batch in self._window.beyond(position):
+            connection.put(batch.frame)
+        self._wanting = True
+        self._serve(_READ | _WRITE)  # a TLS socket may hold what the selector does not see
+
+    def _guarded(self, step: Callable[..., None], *arguments: object) -> None:
+        """Do a step; whatever fails ends this connection, and no other."""
+        try:
+            step(*arguments)
+        except (JbiError, OSError) as exc:
+            self._end(str(exc))
+        except Exception:  # one stream must not end all: neither the peer nor the source is trusted so far
+            log.exception("a connection failed")
+            self._end("failure")
+
+    def _serve(self, mask: int) -> None:
+        """The socket can be read, written, or both."""
+        connection = self._connection
+        if connection is None:
+            return
+        if mask & _READ or connection.tls:
+            for kind, body in connection.read():
+                self._take_ack(kind, body)
+        if connection.unsent and (mask & _WRITE or connection.tls):
+            self._flush(connection)
+        self._watch(connection)
+        if self._wanting:
+            self.ready()
+
+    def _take_ack(self, kind: int, body: bytes) -> None:
+        count = self._window.acknowledge(acknowledged(kind, body))
+        self._acked(count, body[8:])
+
+    def _turn(self) -> None:
+        """Send one batch, if there is one, and the window and the socket have room."""
+        self._queued = False
+        connection = self._connection
+        if connection is None or connection.unsent or not self._window.may_add():
+            self._wanting = True
+            return
+        self._wanting = False
+        items = self._take(MAX_BATCH_ITEMS, MAX_BATCH_BYTES)
+        if items:
+            batch = self._window.add(items)
+            connection.put(batch.frame)
+            self._flush(connection)
+            if batch.count >= MAX_BATCH_ITEMS or batch.size >= MAX_BATCH_BYTES:
+                self.ready()  # there is more; the others come first
+
+    def _flush(self, connection: _Connection) -> None:
+        took = connection.write()
+        if not connection.unsent:
+            self._hub._unsent.discard(self)
+        elif took or self not in self._hub._unsent:
+            connection.deadline = self._hub._clock() + self._hub._send_seconds  # a slow link is no dead one
+            self._hub._unsent.add(self)
+        self._watch(connection)
+
+    def _watch(self, connection: _Connection) -> None:
+        wanted = _READ | _WRITE if connection.wants_room or connection.answers else _READ
+        if wanted != connection.watched:
+            connection.watched = wanted
+            self._hub._selector.modify(connection.sock, wanted, self)
+
+    def _drop_if_stalled(self, now: float) -> None:
+        connection = self._connection
+        if connection is not None and now >= connection.deadline:
+            self._end(str(WireTimeoutError(f"peer is too slow: {connection.unsent} parts unsent")))
+
+    def _end(self, why: str) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            log.debug("connection ended: %s", why)
+            self._hub._unsent.discard(self)
+            self._hub._selector.unregister(connection.sock)
+            connection.ended()
+
+
+class _Connection:
+    """A non-blocking socket, what it has not taken yet, and what has come of a frame."""
+
+    def __init__(self, sock: socket.socket, ended: Callable[[], None]) -> None:
+        self.sock = sock
+        self.ended = ended
+        self.tls = isinstance(sock, ssl.SSLSocket)
+        self.watched = _READ
+        self.deadline = 0.0
+        self.wants_room = False
+        """The socket is full: to be written when the selector says so."""
+        self.answers = False
+        """TLS has to write before it can read on (keys are renewed), and the socket is full."""
+        self._out: deque[memoryview] = deque()
+        self._came = bytearray()
+
+    @property
+    def unsent(self) -> int:
+        """Parts that wait."""
+        return len(self._out)
+
+    def put(self, frame: Sequence[Part]) -> None:
+        """To be written behind what waits."""
+        self._out.extend(memoryview(part) for part in frame if len(part))
+
+    def write(self) -> int:
+        """Write what the socket takes, at most about TURN_BYTES; how much. Raises OSError."""
+        out, took = self._out, 0
+        self.wants_room = False
+        try:
+            while out and took < TURN_BYTES:
+                took += self._write_tls() if self.tls else self._write_plain()
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            self.wants_room = True
+        except ssl.SSLWantReadError:
+            pass  # the peer renews its keys: what it sends for that wakes us
+        else:
+            self.wants_room = bool(out)
+        return took
+
+    def _write_plain(self) -> int:
+        out = self._out
+        sent = self.sock.send(out[0]) if len(out) == 1 else self.sock.sendmsg(list(islice(out, PARTS_AT_ONCE)))
+        self._drop(sent)
+        return sent
+
+    def _write_tls(self) -> int:
+        # The same bytes again until they are taken: OpenSSL has begun to encrypt them.
+        sent = self.sock.send(self._out[0][:TLS_BYTES])
+        self._drop(sent)
+        return sent
+
+    def _drop(self, count: int) -> None:
+        out = self._out
+        while out and count >= len(out[0]):
+            count -= len(out.popleft())
+        if count:
+            out[0] = out[0][count:]
+
+    def read(self) -> list[tuple[int, bytes]]:
+        """The frames that have come, of at most ACK_BYTES each. Raises WireError when the peer has closed, OSError,
+        ProtocolError."""
+        self.answers = False
+        try:
+            while True:
+                data = self.sock.recv(READ_BYTES)
+                if not data:
+                    raise WireError("connection closed by the peer")
+                self._came += data
+                if not (isinstance(self.sock, ssl.SSLSocket) and self.sock.pending()):
+                    break  # what OpenSSL holds decrypted, the selector does not see
+        except (BlockingIOError, ssl.SSLWantReadError):
+            pass
+        except ssl.SSLWantWriteError:
+            self.answers = True
+        return self._frames()
+
+    def _frames(self) -> list[tuple[int, bytes]]:
+        came, at, frames = self._came, 0, []
+        while len(came) - at >= FRAME.size:
+            length, kind = FRAME.unpack_from(came, at)
+            if length > ACK_BYTES:
+                raise ProtocolError(f"peer announces a frame of {length} bytes, the limit is {ACK_BYTES}")
+            end = at + FRAME.size + length
+            if end > len(came):
+                break
+            frames.append((kind, bytes(came[at + FRAME.size : end])))
+            at = end
+        del came[:at]
+        return frames

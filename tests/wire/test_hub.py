@@ -1,0 +1,474 @@
+"""One thread sends for many: nobody holds up anybody else. (The rules of a single stream are in test_stream.)"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from jbi_pubsub.core.errors import WireError
+from jbi_pubsub.core.wire.hub import HubSender, SenderHub
+from jbi_pubsub.core.wire.stream import ACK, ACK_BYTES, FRAME, WINDOW_BATCHES, Line, Part, Receiver
+
+MEGABYTE = 1 << 20
+
+
+class Stream:
+    """A stream of a hub: what waits for it, what was acknowledged, which of its connections have ended."""
+
+    def __init__(self, hub: SenderHub, log: list[str] | None = None, name: str = "") -> None:
+        self.waiting: deque[tuple[Part, ...]] = deque()
+        self.acked = 0
+        self.notes: list[bytes] = []
+        self.ended: list[socket.socket] = []
+        self.on_take: Callable[[], None] = lambda: None
+        self._log, self._name = log, name
+        self.sender = HubSender(hub, take=self._take, acked=self._acked)
+
+    def give(self, *items: bytes) -> None:
+        """To be sent."""
+        self.waiting.extend((item,) for item in items)
+        self.sender.ready()
+
+    def connect(self, sock: socket.socket, position: int = 0) -> None:
+        """Use that socket from now on."""
+
+        def ended() -> None:
+            self.ended.append(sock)
+            sock.close()
+
+        self.sender.attach(sock, position, ended=ended)
+
+    def _take(self, max_items: int, max_bytes: int) -> list[tuple[Part, ...]]:
+        self.on_take()
+        if self._log is not None:
+            self._log.append(self._name)
+        items: list[tuple[Part, ...]] = []
+        while self.waiting and len(items) < max_items and sum(len(p) for i in items for p in i) < max_bytes:
+            items.append(self.waiting.popleft())
+        return items
+
+    def _acked(self, count: int, note: bytes) -> None:
+        self.acked += count
+        if note:
+            self.notes.append(note)
+
+
+class Reader:
+    """A client in a thread of its own: what it has received."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.received: list[bytes] = []
+        self._sock = sock
+        self._receiver = Receiver(lambda items: self.received.extend(map(bytes, items)), lambda: b"note")
+        self._thread: threading.Thread | None = None
+        self.read(sock)
+
+    @property
+    def position(self) -> int:
+        """How far it has received."""
+        return self._receiver.position
+
+    def read(self, sock: socket.socket) -> None:
+        """Go on with that socket."""
+        self._sock = sock
+        self._thread = threading.Thread(target=self._run, args=(Line(sock),))
+        self._thread.start()
+
+    def _run(self, line: Line) -> None:
+        with suppress(WireError):
+            self._receiver.run(line)
+
+    def close(self) -> None:
+        """Leave."""
+        self._receiver.stop()
+        assert self._thread is not None
+        self._thread.join()
+        self._sock.close()
+
+
+class Field:
+    """Hubs, sockets and readers, ended at the end."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._hubs: list[SenderHub] = []
+        self._readers: list[Reader] = []
+        self._sockets: list[socket.socket] = []
+
+    def close(self) -> None:
+        """End all, in an order in which nobody waits for anybody."""
+        for hub in self._hubs:
+            hub.stop()
+        for reader in self._readers:
+            reader.close()
+        for sock in self._sockets:
+            sock.close()
+
+    def hub(self, **options: Any) -> SenderHub:
+        """A hub whose clock stands still until `now` is set."""
+        hub = SenderHub(name="test-hub", clock=lambda: self.now, **options)
+        hub.start()
+        self._hubs.append(hub)
+        return hub
+
+    def pair(self) -> tuple[socket.socket, socket.socket]:
+        """Two connected sockets: the hub's and its peer's."""
+        ours, theirs = socket.socketpair()
+        self._sockets.append(theirs)
+        return ours, theirs
+
+    def own(self, sock: socket.socket) -> None:
+        """Close it in the end."""
+        self._sockets.append(sock)
+
+    def reader(self, sock: socket.socket) -> Reader:
+        """A client that reads."""
+        self._readers.append(Reader(sock))
+        return self._readers[-1]
+
+
+@pytest.fixture
+def field() -> Iterator[Field]:
+    before = set(threading.enumerate())
+    made = Field()
+    yield made
+    made.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_one_thread_sends_for_a_hundred(field: Field, eventually: Callable[..., Any]) -> None:
+    # Given a hundred streams of one hub, each with a reader
+    before = threading.active_count()
+    hub = field.hub()
+    assert threading.active_count() == before + 1
+    streams = [Stream(hub) for _ in range(100)]
+    readers = []
+    for stream in streams:
+        ours, theirs = field.pair()
+        stream.connect(ours)
+        readers.append(field.reader(theirs))
+
+    # When each is given a thousand items of its own, by turns
+    items = [[f"{n}-{k}".encode() for k in range(1000)] for n in range(100)]
+    for first in range(0, 1000, 100):
+        for n, stream in enumerate(streams):
+            stream.give(*items[n][first : first + 100])
+
+    # Expect each reader to receive its own, in order, and all to be acknowledged with its notes
+    eventually(lambda: all(stream.acked == 1000 for stream in streams), 30.0)
+    assert [reader.received for reader in readers] == items
+    assert all(set(stream.notes) == {b"note"} for stream in streams)
+    assert sum(stream.sender.unacknowledged for stream in streams) == 0
+
+
+def test_a_large_backlog_of_one_gives_turns_to_others(field: Field, eventually: Callable[..., Any]) -> None:
+    # Given one stream with a hundred batches waiting, and another that gets its only item at the tenth of them
+    log: list[str] = []
+    hub = field.hub()
+    large, small = Stream(hub, log, "large"), Stream(hub, log, "small")
+    readers = []
+    for stream in (large, small):
+        ours, theirs = field.pair()
+        stream.connect(ours)
+        readers.append(field.reader(theirs))
+    eventually(lambda: large.sender.connected and small.sender.connected)
+    del log[:]
+
+    def at_the_tenth() -> None:
+        if log.count("large") == 10:
+            small.give(b"small")
+
+    large.on_take = at_the_tenth
+
+    # When both are sent
+    large.give(*[b"item"] * 50_000)
+    eventually(lambda: large.acked == 50_000 and small.acked == 1, 30.0)
+
+    # Expect the small one's turn to come before a second batch of the large one
+    assert log.index("small") <= 11
+    assert (len(readers[0].received), readers[1].received) == (50_000, [b"small"])
+
+
+def test_a_peer_that_takes_nothing_holds_up_nobody_and_is_dropped_in_the_end(
+    field: Field, eventually: Callable[..., Any]
+) -> None:
+    # Given a peer that reads nothing although far more waits than its socket takes, and one that reads
+    hub = field.hub(send_seconds=30.0)
+    stalled, lively = Stream(hub), Stream(hub)
+    hub_end, silent = field.pair()
+    stalled.connect(hub_end)
+    stalled.give(*[bytes(MEGABYTE)] * 50)
+    ours, theirs = field.pair()
+    lively.connect(ours)
+    reader = field.reader(theirs)
+
+    # Expect that the other one is sent to, and that little is taken for the one that stalls: it can still be dropped
+    for n in range(100):
+        lively.give(b"%d" % n)
+    eventually(lambda: lively.acked == 100)
+    assert reader.received == [b"%d" % n for n in range(100)]
+    assert len(stalled.waiting) >= 50 - WINDOW_BATCHES
+    assert stalled.ended == []
+
+    # When it takes something after 29 seconds, expect that its time begins anew
+    field.now = 29.0
+    silent.recv(MEGABYTE, socket.MSG_WAITALL)
+    lively.give(b"something for the hub to do")
+    eventually(lambda: lively.acked == 101)
+    field.now = 58.0
+    lively.give(b"something for the hub to do")
+    eventually(lambda: lively.acked == 102)
+    assert stalled.ended == []
+
+    # When it takes nothing for 30 seconds, expect it to be disconnected, and the other one not
+    field.now = 120.0
+    eventually(lambda: stalled.ended == [hub_end])
+    assert not stalled.sender.connected
+    assert lively.sender.connected
+
+    # When it comes back, expect everything from the beginning, once
+    ours, theirs = field.pair()
+    stalled.connect(ours)
+    again = field.reader(theirs)
+    eventually(lambda: stalled.acked == 50)
+    assert [len(item) for item in again.received] == [MEGABYTE] * 50
+
+
+def test_a_newer_connection_wins_and_resumes_where_the_peer_is(field: Field, eventually: Callable[..., Any]) -> None:
+    # Given a peer that has received three items and acknowledged them, and whose connection is half open
+    hub = field.hub()
+    stream = Stream(hub)
+    first, theirs = field.pair()
+    stream.connect(first)
+    reader = field.reader(theirs)
+    stream.give(b"1", b"2", b"3")
+    eventually(lambda: stream.acked == 3)
+    reader.close()
+    eventually(lambda: stream.ended == [first])
+    second, silent = field.pair()
+    stream.connect(second, position=3)
+    stream.give(b"4", b"5")
+    eventually(lambda: stream.sender.unacknowledged == 2)
+
+    # When it connects again
+    third, theirs = field.pair()
+    stream.connect(third, position=reader.position)
+    reader.read(theirs)
+
+    # Expect the older connection to be ended, and what it was not known to have to come by the newer one
+    eventually(lambda: stream.acked == 5)
+    assert stream.ended == [first, second]
+    assert reader.received == [b"1", b"2", b"3", b"4", b"5"]
+    silent.settimeout(5.0)
+    with suppress(ConnectionError):
+        while silent.recv(1000):
+            pass
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        FRAME.pack(8, ACK) + (6).to_bytes(8, "big"),
+        FRAME.pack(8, 99) + bytes(8),
+        FRAME.pack(7, ACK) + bytes(7),
+        FRAME.pack(ACK_BYTES + 1, ACK),
+    ],
+    ids=["never sent", "another kind", "no position", "too large"],
+)
+def test_a_peer_that_breaks_the_rules_is_disconnected_and_nobody_else(
+    sent: bytes, field: Field, eventually: Callable[..., Any]
+) -> None:
+    # Given two peers, each of which was sent five items
+    hub = field.hub()
+    bad, good = Stream(hub), Stream(hub)
+    ours, breaker = field.pair()
+    bad.connect(ours)
+    bad.give(*[b"item"] * 5)
+    others, theirs = field.pair()
+    good.connect(others)
+    reader = field.reader(theirs)
+    eventually(lambda: bad.sender.unacknowledged == 5)
+
+    # When one breaks the rules
+    breaker.sendall(sent)
+
+    # Expect its connection to be over, what it was sent to be kept, and the other one to go on
+    eventually(lambda: bad.ended == [ours])
+    assert bad.sender.unacknowledged == 5
+    good.give(b"still here")
+    eventually(lambda: good.acked == 1)
+    assert reader.received == [b"still here"]
+
+
+def test_what_fails_for_one_stream_fails_for_no_other(
+    field: Field, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a stream whose source has a fault, and one without
+    hub = field.hub()
+    faulty, good = Stream(hub), Stream(hub)
+    ours, _silent = field.pair()
+
+    def fail() -> None:
+        raise KeyError("a fault")
+
+    faulty.on_take = fail
+    faulty.connect(ours)
+    others, theirs = field.pair()
+    good.connect(others)
+    reader = field.reader(theirs)
+
+    # When both have something
+    faulty.give(b"never")
+    good.give(b"sent")
+
+    # Expect the one connection to be ended, which the log tells of, and the other to be served
+    eventually(lambda: faulty.ended == [ours] and good.acked == 1)
+    assert reader.received == [b"sent"]
+    assert "a fault" in caplog.text
+
+
+def test_acknowledgements_may_come_in_pieces_and_together(field: Field, eventually: Callable[..., Any]) -> None:
+    # Given four items sent
+    hub = field.hub()
+    stream = Stream(hub)
+    ours, theirs = field.pair()
+    stream.connect(ours)
+    stream.give(*[b"item"] * 4)
+    eventually(lambda: stream.sender.unacknowledged == 4)
+
+    # When acknowledgements come byte by byte, then two at once with a part of a third
+    def ack(position: int, note: bytes) -> bytes:
+        return FRAME.pack(8 + len(note), ACK) + position.to_bytes(8, "big") + note
+
+    for byte in ack(1, b"one"):
+        theirs.sendall(bytes([byte]))
+    eventually(lambda: stream.acked == 1)
+    last = ack(4, bytes(100_000))
+    theirs.sendall(ack(2, b"two") + ack(3, b"three") + last[:50])
+    eventually(lambda: stream.acked == 3)
+    theirs.sendall(last[50:])
+
+    # Expect each with its note
+    eventually(lambda: stream.acked == 4)
+    assert stream.notes == [b"one", b"two", b"three", bytes(100_000)]
+
+
+def test_a_hub_that_stops_ends_its_connections_and_takes_no_more(field: Field) -> None:
+    # Given a hub with a connection that has things to send
+    hub = field.hub()
+    stream = Stream(hub)
+    ours, _theirs = field.pair()
+    stream.connect(ours)
+    stream.give(*[bytes(MEGABYTE)] * 50)
+
+    # When it stops, expect the connection to be over, and one that comes then to be ended at once
+    hub.stop()
+    assert stream.ended == [ours]
+    late, _peer = field.pair()
+    stream.connect(late)
+    assert stream.ended == [ours, late]
+    stream.give(b"nobody hears this")
+    hub.stop()
+
+
+def test_a_stream_that_is_stopped_takes_no_connection(field: Field, eventually: Callable[..., Any]) -> None:
+    # Given a connected stream
+    hub = field.hub()
+    stream = Stream(hub)
+    ours, _theirs = field.pair()
+    stream.connect(ours)
+    eventually(lambda: stream.sender.connected)
+
+    # When it is stopped, expect its connection to be over, and another one to be ended at once
+    stream.sender.stop()
+    late, _peer = field.pair()
+    stream.connect(late)
+    eventually(lambda: stream.ended == [ours, late])
+    assert not stream.sender.connected
+
+
+@pytest.fixture
+def contexts(tmp_path: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """TLS for a server and for its client."""
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.num_tickets = 0
+    authority.issue_cert("server.example").configure_cert(server)
+    authority.configure_trust(client)
+    return server, client
+
+
+def secured(field: Field, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
+    """A pair of sockets after the handshake."""
+    ours, theirs = field.pair()
+    client = contexts[1].wrap_socket(theirs, do_handshake_on_connect=False, server_hostname="server.example")
+    field.own(client)
+    shaking = threading.Thread(target=client.do_handshake)
+    shaking.start()
+    server = contexts[0].wrap_socket(ours, server_side=True)
+    shaking.join()
+    return server, client
+
+
+def test_tls_connections_are_served_by_the_same_thread(
+    field: Field, contexts: tuple[ssl.SSLContext, ssl.SSLContext], eventually: Callable[..., Any]
+) -> None:
+    # Given two TLS connections, one of which is not read at first, and large and small items for both
+    hub = field.hub()
+    slow, lively = Stream(hub), Stream(hub)
+    items = [b"small", bytes(3 * MEGABYTE), *[b"%d" % n for n in range(2000)], b"x" * MEGABYTE, b"last"]
+    ends = []
+    for stream in (slow, lively):
+        server, client = secured(field, contexts)
+        stream.connect(server)
+        ends.append(client)
+        stream.give(*items)
+
+    # Expect the one that reads to receive all while the other does not
+    reader = field.reader(ends[1])
+    eventually(lambda: lively.acked == len(items), 30.0)
+    assert reader.received == items
+    assert slow.sender.unacknowledged < len(items)
+
+    # When the other reads as well, expect it to receive all
+    late = field.reader(ends[0])
+    eventually(lambda: slow.acked == len(items), 30.0)
+    assert late.received == items
+
+
+def test_a_tls_peer_that_takes_a_little_is_not_dropped(
+    field: Field, contexts: tuple[ssl.SSLContext, ssl.SSLContext], eventually: Callable[..., Any]
+) -> None:
+    # Given a TLS peer that has read nothing of ten megabytes for 29 seconds
+    hub = field.hub(send_seconds=30.0)
+    stream, other = Stream(hub), Stream(hub)
+    server, client = secured(field, contexts)
+    stream.connect(server)
+    stream.give(bytes(10 * MEGABYTE))
+    ours, theirs = field.pair()
+    other.connect(ours)
+    field.reader(theirs)
+    other.give(b"1")
+    eventually(lambda: other.acked == 1 and stream.sender.unacknowledged == 1)
+
+    # When it reads a part of it at 29 and at 58 seconds, expect it to be connected still
+    for turn, field.now in enumerate((29.0, 58.0), 2):
+        left = MEGABYTE
+        while left > 0:
+            left -= len(client.recv(left))
+        other.give(b"something for the hub to do")
+        eventually(lambda turn=turn: other.acked == turn)
+    assert stream.ended == []
+
+    # When it reads nothing for 30 seconds, expect it to be dropped
+    field.now = 120.0
+    eventually(lambda: stream.ended == [server])
