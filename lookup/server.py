@@ -26,7 +26,8 @@ from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire.control import ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
-from jbi_pubsub.core.wire.stream import Line, Sender, Tokens, listen, refuse, welcome
+from jbi_pubsub.core.wire.hub import HubSender, SenderHub
+from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.discovery import Announcement
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import (
@@ -62,46 +63,38 @@ G = TypeVar("G", ServiceRegistration, EventRegistration)
 
 
 class _EventChannel:
-    """What one client is sent. Any thread may offer; `_changed` covers all state."""
+    """What one client is sent over one connection. Any thread may offer; `_lock` covers what waits."""
 
-    def __init__(self, listener: str) -> None:
+    def __init__(self, hub: SenderHub) -> None:
         self.used = time.monotonic()
-        self._changed = threading.Condition()
-        self._waiting: deque[tuple[Part, ...]] = deque()
         self.lost = 0
-        self._sender = Sender(self, name=f"events-{listener[:8]}", acked=lambda _count, _note: None)
-        self._sender.start()
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[Part, ...]] = deque()
+        self._sender = HubSender(hub, take=self._take, acked=lambda _count, _note: None)
 
-    def offer(self, kind: bytes, message: msgspec.Struct) -> None:
-        with self._changed:
+    def offer(self, kind: bytes, message: bytes) -> None:
+        """To be sent, at the next `wake`."""
+        with self._lock:
             if len(self._waiting) >= EVENTS_WAITING:
                 self.lost += len(self._waiting) + 1
                 self._waiting.clear()
                 self._waiting.append((GAP,))
             else:
-                self._waiting.append((kind, msgspec.msgpack.encode(message)))
-            self._changed.notify()
-
-    def take(self, max_items: int, max_bytes: int, timeout: float) -> list[tuple[Part, ...]]:
-        items: list[tuple[Part, ...]] = []
-        size = 0
-        with self._changed:
-            if not self._waiting:
-                self._changed.wait(timeout)
-            while self._waiting and len(items) < max_items and size < max_bytes:
-                items.append(self._waiting.popleft())
-                size += sum(map(len, items[-1]))
-        return items
+                self._waiting.append((kind, message))
 
     def wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        """What was offered goes out now."""
+        self._sender.ready()
 
-    def run(self, line: Line, position: int) -> None:
-        try:
-            self._sender.run(line, position)
-        finally:
+    def attach(self, sock: socket.socket, position: int, close: Callable[[], None]) -> None:
+        """Use that connection, which `close` closes."""
+
+        def ended() -> None:
             self.used = time.monotonic()
+            close()
+
+        self.used = time.monotonic()
+        self._sender.attach(sock, position, ended=ended)
 
     @property
     def connected(self) -> bool:
@@ -109,6 +102,16 @@ class _EventChannel:
 
     def stop(self) -> None:
         self._sender.stop()
+
+    def _take(self, max_items: int, max_bytes: int) -> list[tuple[Part, ...]]:
+        items: list[tuple[Part, ...]] = []
+        size = 0
+        with self._lock:
+            while self._waiting and len(items) < max_items and size < max_bytes:
+                item = self._waiting.popleft()
+                items.append(item)
+                size += sum(map(len, item))
+        return items
 
 
 class LookupServer:
@@ -139,6 +142,8 @@ class LookupServer:
         self._lock = threading.Lock()  # covers the registrar
         self._channels_lock = threading.Lock()
         self._channels: dict[str, _EventChannel] = {}
+        self._lost_before = 0  # by channels that are no more
+        self._hub = SenderHub(name="lookup-events")
         self._tokens = Tokens(lambda: uuid4().hex)
         self._stopping = threading.Event()
         self._disk_fault = False
@@ -163,6 +168,7 @@ class LookupServer:
 
     def start(self) -> None:
         """Serve, and announce."""
+        self._hub.start()
         self._endpoint.start()
         self._reaper.start()
         self._announce()
@@ -175,10 +181,7 @@ class LookupServer:
         if self._announcement:
             self._announcement.stop()
         self._endpoint.stop()
-        with self._channels_lock:
-            channels = list(self._channels.values())
-        for channel in channels:
-            channel.stop()
+        self._hub.stop()
         self._reaper.join(5.0)
         if self._store is not None:
             self._store.close()
@@ -199,10 +202,9 @@ class LookupServer:
                 outcome = call(self._registrar, self._clock())
                 if outcome.events or outcome.diagnostics:
                     locks.enter_context(self._channels_lock)
-            for listener, event in outcome.events:
-                self._offer(listener, EVENT, event)
-            for listener, diagnostic in outcome.diagnostics:
-                self._offer(listener, DIAGNOSTIC, diagnostic)
+            offered = self._offer(EVENT, outcome.events) | self._offer(DIAGNOSTIC, outcome.diagnostics)
+        for channel in offered:
+            channel.wake()
         if self._store is not None:
             self._store.sync()  # off the lock: whoever comes first commits for all that wait
         return outcome.result
@@ -266,7 +268,8 @@ class LookupServer:
             before = self._channels.get(listener)
             if before is None and (len(self._channels) >= CHANNELS_MOST or len(listener) > 64):
                 raise OversizeError(f"{len(self._channels)} event channels are open, the limit is {CHANNELS_MOST}")
-            channel = self._channels[listener] = _EventChannel(listener)
+            self._channels[listener] = channel = _EventChannel(self._hub)
+            self._lost_before += before.lost if before is not None else 0
         if before is not None:
             before.stop()
         return self._tokens.issue(channel)
@@ -295,7 +298,8 @@ class LookupServer:
         with self._lock:
             registrar = msgspec.to_builtins(self._registrar.status())
         with self._channels_lock:
-            channels = list(self._channels.values())
+            channels = len(self._channels)
+            lost = self._lost_before + sum(channel.lost for channel in self._channels.values())
         return {
             "kind": "lookup",
             "id": registrar["service_id"],
@@ -305,8 +309,8 @@ class LookupServer:
             "connections": self._endpoint.connections,
             "threads": threading.active_count(),
             "calls": self._control.calls,
-            "event_channels": len(channels),
-            "events_lost": sum(c.lost for c in channels),
+            "event_channels": channels,
+            "events_lost": lost,
             "store": msgspec.to_builtins(self._store.status()) if self._store else None,
             **registrar,
         }
@@ -342,10 +346,15 @@ class LookupServer:
             self._announcement = Announcement(info, self.address, lookup.interfaces)
             self._announcement.start()
 
-    def _offer(self, listener: str, kind: bytes, message: ServiceEvent | EventDiagnostic) -> None:
-        channel = self._channels.get(listener)
-        if channel is not None:  # else the client never opened it, or is long gone: its lease will run out
-            channel.offer(kind, message)
+    def _offer(self, kind: bytes, messages: Sequence[tuple[str, ServiceEvent | EventDiagnostic]]) -> set[_EventChannel]:
+        """Give the messages to their listeners' channels: those that something waits in now."""
+        offered: set[_EventChannel] = set()
+        for listener, message in messages:
+            channel = self._channels.get(listener)
+            if channel is not None:  # else the client never opened it, or is long gone: its lease will run out
+                channel.offer(kind, msgspec.msgpack.encode(message))
+                offered.add(channel)
+        return offered
 
     def _serve_events(self, sock: socket.socket, _caller: Caller) -> None:
         line = Line(sock)
@@ -355,7 +364,7 @@ class LookupServer:
             refuse(line, "unknown or used token")
             return
         welcome(line, 0)
-        channel.run(line, hello.position)
+        channel.attach(sock, hello.position, self._endpoint.hand_over(sock))
 
     def _reap(self) -> None:
         while not self._stopping.is_set():
@@ -374,6 +383,7 @@ class LookupServer:
         with self._channels_lock:
             idle = [key for key, c in self._channels.items() if not c.connected and c.used < old]
             dropped = [self._channels.pop(key) for key in idle]
+            self._lost_before += sum(channel.lost for channel in dropped)
         for channel in dropped:
             channel.stop()
 
