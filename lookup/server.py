@@ -100,6 +100,10 @@ class _EventChannel:
     def connected(self) -> bool:
         return self._sender.connected
 
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
     def stop(self) -> None:
         self._sender.stop()
 
@@ -300,6 +304,7 @@ class LookupServer:
         with self._channels_lock:
             channels = len(self._channels)
             lost = self._lost_before + sum(channel.lost for channel in self._channels.values())
+            waiting = sum(channel.waiting for channel in self._channels.values())
         return {
             "kind": "lookup",
             "id": registrar["service_id"],
@@ -310,6 +315,7 @@ class LookupServer:
             "threads": threading.active_count(),
             "calls": self._control.calls,
             "event_channels": channels,
+            "events_waiting": waiting,
             "events_lost": lost,
             "store": msgspec.to_builtins(self._store.status()) if self._store else None,
             **registrar,
@@ -322,6 +328,7 @@ class LookupServer:
             ("items", "Registered services"),
             ("event_registrations", "Event registrations"),
             ("event_channels", "Clients with an event channel"),
+            ("events_waiting", "Events that wait for clients that do not keep up"),
             ("connections", "Open connections"),
         ):
             yield Sample(f"lookup_{name}", "gauge", meaning, status[name])

@@ -3,15 +3,117 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import msgspec
 import pytest
+
+from jbi_pubsub.core.errors import WireError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
+from jbi_pubsub.lookup import server as server_module
+from jbi_pubsub.lookup.entry import EntryRep, define
+from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceEvent, ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.proxy import EVENT, EXPORTED, RegistrarProxy
 
 pytestmark = pytest.mark.processes
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
+
+COLOUR = define("test.Colour", {"name": str})
+PRINTERS = ServiceTemplate(types=("Printer",))
+
+WATCHER = """
+from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.lookup.join import JoinManager
+
+community = JoinManager(config, name="watcher")
+cache = community.watch(ServiceTemplate(types=("Printer",)))
+tell(lookups=community.wait_watching(cache, 10.0))
+while told() == "items":
+    tell(items={item.service_id: item.entries[0].values[0] for item in cache.items()})
+community.close()
+"""
+
+
+def printer(number: int, colour: str) -> ServiceItem:
+    proxy = ServiceRef(f"printer-{number}", "printer", ("127.0.0.1:1",))
+    return ServiceItem(f"printer-{number}", ("Printer",), proxy, (EntryRep(COLOUR, (colour,)),))
+
+
+@contextmanager
+def listening(proxy: RegistrarProxy, heard: list[tuple[bytes, int]]) -> Iterator[None]:
+    """An event connection for what happens to printers; the kind and number of each event is added to `heard`."""
+
+    def hear(items: list[memoryview]) -> None:
+        heard.extend((bytes(i[:1]), msgspec.msgpack.decode(i[1:], type=ServiceEvent).number) for i in items)
+
+    def read() -> None:
+        with suppress(WireError):
+            receiver.run(line)
+
+    proxy.notify(PRINTERS, int(ALL_TRANSITIONS), 60.0, "", "listener")
+    with dial(proxy.ref, DATA, Security(), 5.0) as sock:
+        line = Line(sock)
+        greet(line, Hello(proxy.open_events("listener")))
+        receiver = Receiver(hear, lambda: b"")
+        reading = threading.Thread(target=read)
+        reading.start()
+        yield
+        line.shut()
+        reading.join()
+
+
+def test_a_listener_that_hangs_holds_up_no_other_and_learns_what_it_missed(
+    field: Any, federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a lookup service that keeps 1,000 events for a listener, a process that watches 100 printers there, and
+    # another listener
+    monkeypatch.setattr(server_module, "EVENTS_WAITING", 1_000)
+    field.leases(lookup=60.0)
+    lookup = federation.lookups[0]
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (lookup.address,)), Security())
+    leases = [proxy.register(printer(n, "white"), 300.0).lease_id for n in range(100)]
+    watcher = field.script(WATCHER)
+    assert watcher.ready["lookups"] == 1
+    assert watcher.ask("items")["items"] == {f"printer-{n}": "white" for n in range(100)}
+    heard: list[tuple[bytes, int]] = []
+    with listening(proxy, heard):
+        # When the process hangs, and every printer changes its colour 70 times, which is more than the window of the
+        # connection and the lookup service hold together
+        watcher.signal(signal.SIGSTOP)
+        made = waiting = 0
+        for turn in range(70):
+            for n in range(100):
+                proxy.set_attributes(f"printer-{n}", leases[n], (EntryRep(COLOUR, (f"colour {turn}",)),))
+            made += 100
+
+            # Expect the other listener to hear of each, and no more than the bound to be kept for the one that hangs
+            eventually(lambda: len(heard) == made)  # noqa: B023  # called in this turn
+            waiting = max(waiting, lookup.status()["events_waiting"])
+        assert 0 < waiting <= 1_000
+        assert lookup.status()["events_lost"] >= 1_000
+
+        # When half of the printers leave, and the process goes on
+        proxy.cancel(leases[:50])
+        eventually(lambda: len(heard) == made + 50)
+        watcher.signal(signal.SIGCONT)
+
+        # Expect that it gets to the true state, although it can't have heard of all that led there
+        true = {f"printer-{n}": "colour 69" for n in range(50, 100)}
+        eventually(lambda: watcher.ask("items")["items"] == true)
+        assert heard == [(EVENT, number) for number in range(1, made + 51)]
+
+    # When a printer changes then, expect it to hear of that
+    proxy.set_attributes("printer-99", leases[99], (EntryRep(COLOUR, ("black",)),))
+    eventually(lambda: watcher.ask("items")["items"]["printer-99"] == "black")
+    watcher.process.say("end")
+    proxy.close()
 
 
 def test_a_subscriber_that_hangs_does_not_delay_others(field: Any, figures: Any) -> None:
