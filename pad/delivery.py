@@ -221,6 +221,10 @@ class SubscriberSession:
         with self._changed:
             self._changed.notify_all()
 
+    def is_full(self) -> bool:
+        """Whether a full batch waits (Source): not known without counting."""
+        return True
+
     def lose(self, subscription: Subscription, cause: Cause, count: int = 1) -> None:
         """Count a loss that happened elsewhere (e-mail, size) and tell the subscriber."""
         with self._changed:

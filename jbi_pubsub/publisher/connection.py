@@ -34,7 +34,16 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire.endpoint import DATA, dial
-from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Hello, Line, Sender, chunks, greet
+from jbi_pubsub.core.wire.stream import (
+    CHUNK_BYTES,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ITEMS,
+    Hello,
+    Line,
+    Sender,
+    chunks,
+    greet,
+)
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, WHOLE, DelegateProxy, Opened, Refusals
 
@@ -53,7 +62,9 @@ class _Queue:
     """Publications waiting to be sent (Source). Registrations take turns, large objects go in chunks. `_changed`
     covers all state."""
 
-    def __init__(self) -> None:
+    def __init__(self, filled: Callable[[], None] = lambda: None) -> None:
+        """`filled` is called when a full batch waits."""
+        self._filled = filled
         self._changed = threading.Condition()
         self._lanes: dict[int, deque[tuple[Part, ...]]] = {}
         self._turns: deque[int] = deque()
@@ -80,10 +91,18 @@ class _Queue:
             lane.append(parts)
             if len(lane) == 1 and number not in self._cutting:
                 self._turns.append(number)
+            was_full = self.is_full()
             self._count += 1
             self._bytes += size
             if self._count == 1:
                 self._changed.notify_all()
+            filled = not was_full and self.is_full()
+        if filled:
+            self._filled()
+
+    def is_full(self) -> bool:
+        """Whether a full batch waits (Source)."""
+        return self._count >= MAX_BATCH_ITEMS or self._bytes >= MAX_BATCH_BYTES
 
     def take(self, max_items: int, max_bytes: int, timeout: float) -> list[tuple[Part, ...]]:
         items: list[tuple[Part, ...]] = []
@@ -182,7 +201,7 @@ class DelegateConnection:
         self._opened: Opened | None = None
         self._publications: dict[str, Publication] = {}
         self._next_number = 0
-        self._queue = _Queue()
+        self._queue = _Queue(lambda: self._sender.nudge())
         self._sender = Sender(self._queue, name=f"publish-{name}", acked=self._acked)
         self._progress = threading.Condition()
         self._gone = False

@@ -50,6 +50,10 @@ class Numbers:
         """End a wait."""
         self._empty.set()
 
+    def is_full(self) -> bool:
+        """Whether a full batch waits."""
+        return self.count - self.taken >= self._at_once
+
 
 class Pipe:
     """Two ends of a line with a relay between them that cuts the line after so many bytes in one direction."""

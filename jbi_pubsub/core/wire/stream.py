@@ -46,6 +46,9 @@ MAX_BATCH_BYTES: Final = 256 << 10
 """A batch of this size takes 0.3 s at 7 Mbit/s; larger ones would delay what comes behind."""
 WINDOW_BATCHES: Final = 8
 """Unacknowledged batches; 4 to 8 kept the sockets busy on loopback without filling memory."""
+PARTIAL_BATCHES: Final = 2
+"""Unacknowledged batches beside which one that is not full may go: a peer that is busy with two gains nothing from a
+third one, and the third gains by waiting (RFC 896 says the same of segments)."""
 WINDOW_BYTES: Final = 8 << 20
 """Unacknowledged bytes; a single larger object may still go when nothing else is under way."""
 MAX_ITEM_BYTES: Final = 64 << 20
@@ -193,6 +196,10 @@ class Source(Protocol):
         """Have a waiting `take` return now."""
         ...
 
+    def is_full(self) -> bool:
+        """Whether a full batch waits. Whoever makes it so calls `Sender.nudge`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -227,6 +234,10 @@ class Window:
     def may_add(self) -> bool:
         """Whether one more batch may be under way."""
         return not self._batches or (len(self._batches) < WINDOW_BATCHES and self._bytes < WINDOW_BYTES)
+
+    def may_add_partial(self) -> bool:
+        """Whether one that is not full may be."""
+        return len(self._batches) < PARTIAL_BATCHES and self._bytes < WINDOW_BYTES
 
     def add(self, items: Sequence[Sequence[Part]]) -> Batch:
         """Number the items, and keep them as one batch until they are acknowledged. An item is the parts of its bytes.
@@ -320,6 +331,11 @@ class Sender:
                 self._started = True
                 self._thread.start()
 
+    def nudge(self) -> None:
+        """A full batch waits now: it may go beside others that are under way."""
+        with self._changed:
+            self._changed.notify_all()
+
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread and the connection, within `timeout` seconds. What is unacknowledged stays so."""
         with self._changed:
@@ -390,7 +406,7 @@ class Sender:
     def _send_all(self) -> None:
         while True:
             with self._changed:
-                while not self._stopping and (self._line is None or not self._window.may_add()):
+                while not self._stopping and not self._may_send():
                     self._changed.wait(1.0)
                 if self._stopping:
                     return
@@ -403,6 +419,10 @@ class Sender:
                 with self._changed:
                     self._taking = False
                     self._changed.notify_all()
+
+    def _may_send(self) -> bool:
+        window = self._window
+        return self._line is not None and window.may_add() and (window.may_add_partial() or self._source.is_full())
 
     def _send(self, items: list[tuple[Part, ...]]) -> None:
         with self._changed:
