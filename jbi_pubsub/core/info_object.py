@@ -86,6 +86,9 @@ class Cause(enum.StrEnum):
     """The subscription was cancelled with objects waiting for it."""
     SEQUENCE_GAP = "sequence_gap"
     """The publisher's numbering has a gap: objects that never came. Whether they would have matched is not known."""
+    LATE = "late"
+    """Came from a delegate after later objects of its registration had come from the one that took over: order holds,
+    so it is not delivered."""
     OVERSIZE = "oversize"
     """Larger than the delivery target takes."""
     MAIL_REFUSED = "mail_refused"

@@ -46,6 +46,28 @@ Consumer = Callable[[int], None]
 """Called with the number of objects that the application has taken: returns credits to where they came from."""
 
 
+class _Seen:
+    """What has come of one registration: the last number, and what happened when a delegate took over from another.
+
+    Whoever takes over publishes everything from the first object on that its predecessor had not taken. So what the
+    predecessor still has between its last delivery and the successor's first one comes from nobody else.
+    """
+
+    __slots__ = ("last", "overtaken", "since", "source")
+
+    def __init__(self, source: Consumer, first: int) -> None:
+        self.source = source
+        self.last = self.since = first
+        self.overtaken = 0
+
+    def is_late(self, sequence: int, source: Consumer) -> bool:
+        """Whether an object that is not new was never seen; asked once for each."""
+        if source == self.source or not self.overtaken < sequence < self.since:
+            return False
+        self.overtaken = sequence
+        return True
+
+
 class LocalSubscription:
     """Objects wait here for the application. Any thread may add or take; `_changed` covers all state."""
 
@@ -59,7 +81,7 @@ class LocalSubscription:
         self._changed = threading.Condition()
         self._waiting: deque[tuple[InfoObject, Consumer]] = deque()
         self._notices: deque[LossNotice] = deque()
-        self._last: OrderedDict[str, int] = OrderedDict()
+        self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._closed = False
         self.arrived = 0
         self.duplicates = 0
@@ -71,29 +93,37 @@ class LocalSubscription:
 
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Objects have come; those seen before are dropped (same registration, not a later sequence number)."""
-        dropped = 0
+        dropped = late = 0
         with self._changed:
             for obj in objects:
                 platform = obj.platform
-                if not self._closed and self._is_new(platform.registration, platform.sequence):
+                if not self._closed and self._is_new(platform.registration, platform.sequence, consumed):
                     self._waiting.append((obj, consumed))
-                else:
-                    dropped += 1
+                    continue
+                dropped += 1
+                late += not self._closed and self._seen[platform.registration].is_late(platform.sequence, consumed)
             if not self._closed:
                 self.arrived += len(objects) - dropped
-                self.duplicates += dropped
+                self.duplicates += dropped - late
             self._announce()
         if dropped:
             consumed(dropped)
+        if late:
+            self.lose(Cause.LATE, late)
 
-    def _is_new(self, registration: str, sequence: int) -> bool:
-        last = self._last
-        if sequence <= last.get(registration, 0):
+    def _is_new(self, registration: str, sequence: int, source: Consumer) -> bool:
+        seen = self._seen.get(registration)
+        if seen is None:
+            self._seen[registration] = _Seen(source, sequence)
+            if len(self._seen) > REGISTRATIONS_REMEMBERED:
+                self._seen.popitem(last=False)
+            return sequence > 0
+        if sequence <= seen.last:
             return False
-        last[registration] = sequence
-        last.move_to_end(registration)
-        if len(last) > REGISTRATIONS_REMEMBERED:
-            last.popitem(last=False)
+        if source != seen.source:
+            seen.source, seen.overtaken, seen.since = source, seen.last, sequence
+        seen.last = sequence
+        self._seen.move_to_end(registration)
         return True
 
     def lose(self, cause: Cause, count: int, detail: str = "") -> None:

@@ -1,0 +1,108 @@
+"""What a subscription makes of what its delegates send: nothing twice, nothing out of order, every loss told."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
+from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.subscriber.listeners import ListenerPool
+from jbi_pubsub.subscriber.subscription import LocalSubscription
+
+
+class Delegate:
+    """Where objects come from; counts the credits it gets back."""
+
+    def __init__(self) -> None:
+        self.credits = 0
+
+    def consumed(self, count: int) -> None:
+        self.credits += count
+
+
+def _object(sequence: int, registration: str = "registration-1") -> InfoObject:
+    return InfoObject(f"{sequence}", TypeName("t"), b"<m/>", b"", Platform(1.0, registration, sequence, 4, 0))
+
+
+def _subscription() -> LocalSubscription:
+    return LocalSubscription(SubscriptionRequest("s"), None, ListenerPool("test"))
+
+
+@pytest.fixture
+def subscription() -> Iterator[LocalSubscription]:
+    subscription = _subscription()
+    yield subscription
+    subscription.close()
+
+
+def _taken(subscription: LocalSubscription) -> list[int]:
+    return [obj.platform.sequence for obj in subscription.drain()]
+
+
+def test_what_a_delegate_sends_again_is_dropped_and_its_credit_returned(subscription: LocalSubscription) -> None:
+    delegate = Delegate()
+    subscription.add([_object(1), _object(3), _object(3), _object(2)], delegate.consumed)
+    assert _taken(subscription) == [1, 3]
+    assert (subscription.duplicates, subscription.lost) == (2, {})
+    assert delegate.credits == 4
+
+
+def test_what_two_delegates_send_comes_once(subscription: LocalSubscription) -> None:
+    # Given a publisher that fails over: 4 and 5 had reached the first delegate, whose acknowledgement was lost
+    first, second = Delegate(), Delegate()
+    subscription.add([_object(n) for n in (1, 2, 3)], first.consumed)
+    subscription.add([_object(n) for n in (4, 5, 6)], second.consumed)
+    # When the first one is heard again
+    subscription.add([_object(n) for n in (4, 5)], first.consumed)
+    # Expect no loss and nothing twice
+    assert _taken(subscription) == [1, 2, 3, 4, 5, 6]
+    assert (subscription.duplicates, subscription.lost) == (2, {})
+
+
+def test_what_a_delegate_sends_after_another_has_gone_on_is_a_loss(subscription: LocalSubscription) -> None:
+    # Given a delegate that had taken 1 to 5 and delivered 1 and 2 when it was cut off, and another that took over
+    first, second = Delegate(), Delegate()
+    subscription.add([_object(n) for n in (1, 2)], first.consumed)
+    subscription.add([_object(n) for n in (6, 7, 8)], second.consumed)
+    # When the first is heard again, and says some of it twice
+    subscription.add([_object(n) for n in (2, 3, 4, 5, 5, 6)], first.consumed)
+    # Expect order to hold, three objects to be lost, and the rest to be known
+    assert _taken(subscription) == [1, 2, 6, 7, 8]
+    assert subscription.lost == {"late": 3}
+    assert subscription.duplicates == 3
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    st.integers(1, 30),
+    st.integers(0, 30),
+    st.integers(0, 30),
+    st.sets(st.integers(1, 40)),
+    st.randoms(use_true_random=False),
+)
+def test_after_a_failover_every_object_is_delivered_or_lost_once(
+    taken: int, acknowledged: int, delivered: int, matching: set[int], chance: random.Random
+) -> None:
+    # Given a publisher of 40 objects, of which some match; a delegate has taken the first `taken`, acknowledged fewer,
+    # delivered fewer still; its successor gets everything from the first that was not acknowledged on
+    acknowledged, delivered = min(acknowledged, taken), min(delivered, taken)
+    of_first = [n for n in range(1, taken + 1) if n in matching]
+    of_second = [n for n in range(acknowledged + 1, 41) if n in matching]
+    early, late = [n for n in of_first if n <= delivered], [n for n in of_first if n > delivered]
+    subscription, first, second = _subscription(), Delegate(), Delegate()
+    subscription.add([_object(n) for n in early], first.consumed)
+    # When the rest comes from both, as it may
+    while late or of_second:
+        source, waiting = (first, late) if late and (not of_second or chance.random() < 0.5) else (second, of_second)
+        count = chance.randint(1, len(waiting))
+        subscription.add([_object(waiting.pop(0)) for _ in range(count)], source.consumed)
+    # Expect what matched to be delivered in order, or lost, and each exactly once
+    got = _taken(subscription)
+    assert got == sorted(set(got))
+    assert len(got) + subscription.lost.get("late", 0) == len(matching & set(range(1, 41)))
+    subscription.close()
