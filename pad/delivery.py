@@ -26,9 +26,13 @@ from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Line, Sender, chunks
 from jbi_pubsub.pad.subscription import Subscription, shown
 
 ITEM: Final = struct.Struct("!BI")
-OBJECT, LOSS, CHUNK, LAST_CHUNK = 1, 2, 3, 4
+OBJECT, LOSS, CHUNK, LAST_CHUNK, SHARED = 1, 2, 3, 4, 5
 """Kinds of items on a delivery connection, each with a subscription number. A large object comes as CHUNK ...
-LAST_CHUNK; between them come items of other subscriptions, none of its own."""
+LAST_CHUNK; between them come items of other subscriptions, none of its own. SHARED has, instead of a number, how many
+subscriptions the object is for, then their numbers (32 bits each), then the object: it goes over the link once."""
+
+SHARED_MOST: Final = 10_000
+"""Subscriptions of one SHARED item: its numbers take 40 kB then."""
 
 Consumed = dict[int, int]
 """Note of the subscriber's acknowledgements: subscription number -> objects its application has taken in all."""
@@ -39,18 +43,33 @@ Delivery = tuple[Subscription, Parcel]
 """An object for a subscription."""
 
 
+class Waiting:
+    """An object that waits for one or several subscriptions of a session, each with a queue of its own."""
+
+    __slots__ = ("outlets", "parcel")
+
+    def __init__(self, parcel: Parcel) -> None:
+        self.parcel = parcel
+        self.outlets: list[_Outlet] = []
+        """Who might take it together with the first that does."""
+
+
 class DeliveryQueue(Protocol):
     """What holds objects back for one subscription. QoS brings others than first-in first-out."""
 
-    def put(self, parts: Parts, cost: int) -> None:
-        """Add; `cost` is the size in bytes."""
+    def put(self, waiting: Waiting) -> None:
+        """Add; its cost is `waiting.parcel.size`, in bytes."""
         ...
 
-    def take(self) -> Parts:
+    def head(self) -> Waiting:
+        """What `take` would remove."""
+        ...
+
+    def take(self) -> Waiting:
         """Remove the next one."""
         ...
 
-    def drop_oldest(self) -> Parts:
+    def drop_oldest(self) -> Waiting:
         """Remove what has waited longest."""
         ...
 
@@ -61,17 +80,21 @@ class FifoQueue:
     """First in, first out."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Parts] = deque()
+        self._waiting: deque[Waiting] = deque()
 
-    def put(self, parts: Parts, cost: int) -> None:  # noqa: ARG002  # the cost is for queues that schedule by it
+    def put(self, waiting: Waiting) -> None:
         """Add."""
-        self._waiting.append(parts)
+        self._waiting.append(waiting)
 
-    def take(self) -> Parts:
+    def head(self) -> Waiting:
+        """What `take` would remove."""
+        return self._waiting[0]
+
+    def take(self) -> Waiting:
         """Remove the next one."""
         return self._waiting.popleft()
 
-    def drop_oldest(self) -> Parts:
+    def drop_oldest(self) -> Waiting:
         """Remove what has waited longest."""
         return self._waiting.popleft()
 
@@ -123,6 +146,16 @@ class _Outlet:
     """What is left of a large object that goes in chunks."""
     next_chunk: memoryview | None = None
 
+    def is_next(self, waiting: Waiting) -> bool:
+        """Whether that object is what it would send next."""
+        return (
+            self.cutting is None
+            and not self.untold
+            and len(self.queue) > 0
+            and self.queue.head() is waiting
+            and self.sent - self.consumed < self.subscription.request.bound
+        )
+
     def may_send(self) -> bool:
         return (
             self.cutting is not None
@@ -144,8 +177,11 @@ class SubscriberSession:
         self._changed = threading.Condition()
         self._outlets: dict[int, _Outlet] = {}
         self._ready: deque[_Outlet] = deque()
-        self._flying: deque[Subscription | None] = deque()
+        self._flying: deque[tuple[Subscription, ...]] = deque()
+        """For each item under way whose delivery it completes."""
         self._closed = False
+        self._freed = 0
+        """Bytes that the current `take` has taken out of queues."""
         self._sender = Sender(self, name=f"deliver-{name}", acked=self._acked)
 
     def add(self, subscription: Subscription) -> None:
@@ -159,8 +195,8 @@ class SubscriberSession:
             outlet = self._outlets.pop(subscription.number, None)
             if outlet is None:
                 return 0
-            waiting = self._held(outlet) + sum(flying is subscription for flying in self._flying)
-            self._flying = deque(None if flying is subscription else flying for flying in self._flying)
+            waiting = self._held(outlet) + sum(subscription in flying for flying in self._flying)
+            self._flying = deque(tuple(s for s in flying if s is not subscription) for flying in self._flying)
             self._empty(outlet)
             self._changed.notify_all()
             return waiting
@@ -173,6 +209,7 @@ class SubscriberSession:
         A batch of publications becomes a batch of deliveries here, not a wake-up and a lock each.
         """
         gone = taken = 0
+        waiting: Waiting | None = None
         with self._changed:
             for subscription, parcel in deliveries:
                 outlet = self._outlets.get(subscription.number)
@@ -187,7 +224,10 @@ class SubscriberSession:
                     if not has_room:
                         continue
                 subscription.matched += 1
-                outlet.queue.put(parcel.parts, parcel.size)
+                if waiting is None or waiting.parcel is not parcel:
+                    waiting = Waiting(parcel)
+                waiting.outlets.append(outlet)
+                outlet.queue.put(waiting)
                 outlet.waiting_bytes += parcel.size
                 taken += parcel.size
                 if not outlet.ready:
@@ -210,7 +250,7 @@ class SubscriberSession:
             cause = Cause.BLOCK_TIMEOUT
         has_room = request.policy == "drop_oldest"
         if has_room:
-            self._account(outlet, -_size(outlet.queue.drop_oldest()))
+            self._account(outlet, -outlet.queue.drop_oldest().parcel.size)
         else:
             outlet.subscription.matched += 1
         self._lose(outlet, cause)
@@ -242,18 +282,16 @@ class SubscriberSession:
         with self._changed:
             if not self._ready:
                 self._changed.wait(timeout)
-            freed = 0
+            self._freed = 0
             while self._ready and len(items) < max_items and size < max_bytes:
                 outlet = self._ready.popleft()
                 outlet.ready = False
-                waiting = outlet.waiting_bytes
                 item = self._next(outlet)
                 if item is not None:
                     items.append(item)
                     size += sum(map(len, item))
-                    freed += waiting - outlet.waiting_bytes
                     self._make_ready(outlet)
-            self._budget.add(-freed)
+            self._budget.add(-self._freed)
             self._changed.notify_all()  # room for those who wait under `block`
         return items
 
@@ -269,8 +307,8 @@ class SubscriberSession:
             for outlet in self._outlets.values():
                 outlet.subscription.lost[cause] += self._held(outlet)
                 self._empty(outlet)
-            for subscription in self._flying:
-                if subscription is not None:
+            for flying in self._flying:
+                for subscription in flying:
                     subscription.lost[cause] += 1
             self._outlets.clear()
             self._ready.clear()
@@ -308,7 +346,7 @@ class SubscriberSession:
 
     def _empty(self, outlet: _Outlet) -> None:
         while len(outlet.queue):
-            self._account(outlet, -_size(outlet.queue.drop_oldest()))
+            self._account(outlet, -outlet.queue.drop_oldest().parcel.size)
 
     def _is_full(self, outlet: _Outlet) -> bool:
         waiting = len(outlet.queue)
@@ -321,7 +359,7 @@ class SubscriberSession:
         self._budget.add(size)
 
     def _left(self) -> int:
-        return sum(map(self._held, self._outlets.values())) + sum(s is not None for s in self._flying)
+        return sum(map(self._held, self._outlets.values())) + sum(map(len, self._flying))
 
     def _next(self, outlet: _Outlet) -> Parts | None:
         number = outlet.subscription.number
@@ -329,21 +367,42 @@ class SubscriberSession:
             return self._next_chunk(outlet)
         if outlet.untold:
             cause, count = outlet.untold.popitem()
-            self._flying.append(None)
+            self._flying.append(())
             notice = LossNotice(outlet.subscription.uid, Cause(cause), count)
             return ITEM.pack(LOSS, number), msgspec.msgpack.encode(notice)
         if not outlet.may_send():
             return None
-        outlet.sent += 1
-        parts = outlet.queue.take()
-        size = _size(parts)
-        outlet.waiting_bytes -= size
-        if size > CHUNK_BYTES:
-            outlet.cutting = chunks(parts, CHUNK_BYTES)
+        waiting = self._take_from(outlet)
+        parcel = waiting.parcel
+        if parcel.size > CHUNK_BYTES:
+            outlet.cutting = chunks(parcel.parts, CHUNK_BYTES)
             outlet.next_chunk = next(outlet.cutting)
             return self._next_chunk(outlet)
-        self._flying.append(outlet.subscription)
-        return ITEM.pack(OBJECT, number), *parts
+        if len(waiting.outlets) > 1:
+            return self._shared(outlet, waiting)
+        self._flying.append((outlet.subscription,))
+        return ITEM.pack(OBJECT, number), *parcel.parts
+
+    def _take_from(self, outlet: _Outlet) -> Waiting:
+        waiting = outlet.queue.take()
+        outlet.sent += 1
+        outlet.waiting_bytes -= waiting.parcel.size
+        self._freed += waiting.parcel.size
+        return waiting
+
+    def _shared(self, first: _Outlet, waiting: Waiting) -> Parts:
+        """The object once for all subscriptions that are ready for it now; the others get it by itself."""
+        together = [first.subscription]
+        for outlet in waiting.outlets[:SHARED_MOST]:
+            if outlet is not first and outlet.is_next(waiting):
+                self._take_from(outlet)
+                together.append(outlet.subscription)
+        waiting.outlets = []
+        self._flying.append(tuple(together))
+        if len(together) == 1:
+            return ITEM.pack(OBJECT, first.subscription.number), *waiting.parcel.parts
+        numbers = struct.pack(f"!{len(together)}I", *(s.number for s in together))
+        return ITEM.pack(SHARED, len(together)), numbers, *waiting.parcel.parts
 
     def _next_chunk(self, outlet: _Outlet) -> Parts:
         assert outlet.cutting is not None
@@ -352,7 +411,7 @@ class SubscriberSession:
         last = outlet.next_chunk is None
         if last:
             outlet.cutting = None
-        self._flying.append(outlet.subscription if last else None)
+        self._flying.append((outlet.subscription,) if last else ())
         return ITEM.pack(LAST_CHUNK if last else CHUNK, outlet.subscription.number), chunk
 
     def _make_ready(self, outlet: _Outlet) -> None:
@@ -381,8 +440,7 @@ class SubscriberSession:
             raise ProtocolError(f"bad acknowledgement: {exc}") from exc
         with self._changed:
             for _ in range(min(count, len(self._flying))):
-                subscription = self._flying.popleft()
-                if subscription is not None:
+                for subscription in self._flying.popleft():
                     subscription.delivered += 1
             for number, total in consumed.items():
                 outlet = self._outlets.get(number)
@@ -412,7 +470,3 @@ class Deliveries:
         """Hand all to their sessions; how many came to nothing, see `SubscriberSession.offer`."""
         gathered, self._by_session, self.size = self._by_session, {}, 0
         return sum(session.offer(deliveries) for session, deliveries in gathered.items())
-
-
-def _size(parts: Parts) -> int:
-    return sum(map(len, parts))

@@ -35,7 +35,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, greet
 from jbi_pubsub.pad.delegate import Granted
-from jbi_pubsub.pad.delivery import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT
+from jbi_pubsub.pad.delivery import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
 from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Opened, Subscribed, SubscriptionsProxy
 
 from .subscription import LocalSubscription
@@ -380,36 +380,46 @@ class DelegateSession:
             sock.close()
 
     def _take(self, items: list[memoryview]) -> None:
-        """Hand a batch on. What follows each other for one subscription goes to it at once."""
-        run: list[InfoObject] = []
-        before: _Standing | None = None
+        """Hand a batch on: to each subscription at once what is for it."""
+        arrived: dict[_Standing, list[InfoObject]] = {}
         for item in items:
             try:
                 kind, number = ITEM.unpack_from(item)
+                numbers = struct.unpack_from(f"!{_at_most(number)}I", item, ITEM.size) if kind == SHARED else ()
             except struct.error as exc:
                 raise ProtocolError(f"bad delivery: {exc}") from exc
-            standing = self._by_number.get(number) or self._await_standing(number)
-            if standing is None:
-                continue  # cancelled meanwhile
-            if run and before is not None and standing is not before:
-                before.subscription.add(run, before.consume)
-                run = []
-            before = standing
-            body = item[ITEM.size :]
-            if kind == OBJECT:
-                run.append(decode(body))
-            elif kind in (CHUNK, LAST_CHUNK):
-                standing.gather(body)
-                if kind == LAST_CHUNK:
-                    run.append(decode(standing.gathered()))
-            elif kind == LOSS:
-                if run:
-                    standing.subscription.add(run, standing.consume)
-                    run = []
-                notice = _notice(body)
-                standing.subscription.lose(notice.cause, notice.count, notice.detail)
-        if run and before is not None:
-            before.subscription.add(run, before.consume)
+            if kind == SHARED:
+                obj = decode(item[ITEM.size + 4 * len(numbers) :])
+                for one in numbers:
+                    if (standing := self._of_number(one, arrived)) is not None:
+                        arrived.setdefault(standing, []).append(obj)
+            elif (standing := self._of_number(number, arrived)) is not None:
+                self._take_one(kind, standing, item[ITEM.size :], arrived)
+        _hand_on(arrived)
+
+    def _take_one(
+        self, kind: int, standing: _Standing, body: memoryview, arrived: dict[_Standing, list[InfoObject]]
+    ) -> None:
+        if kind == OBJECT:
+            arrived.setdefault(standing, []).append(decode(body))
+        elif kind in (CHUNK, LAST_CHUNK):
+            standing.gather(body)
+            if kind == LAST_CHUNK:
+                arrived.setdefault(standing, []).append(decode(standing.gathered()))
+        elif kind == LOSS:
+            _hand_on(arrived)  # what came before the loss is told before it
+            notice = _notice(body)
+            standing.subscription.lose(notice.cause, notice.count, notice.detail)
+        else:
+            raise ProtocolError(f"delivery of kind {kind}")
+
+    def _of_number(self, number: int, arrived: dict[_Standing, list[InfoObject]]) -> _Standing | None:
+        """The subscription of that number; None if it was cancelled meanwhile."""
+        standing = self._by_number.get(number)
+        if standing is None:
+            _hand_on(arrived)  # nobody else is to wait for this one
+            standing = self._await_standing(number)
+        return standing
 
     def _await_standing(self, number: int) -> _Standing | None:
         """The subscription of that number. Its first object may overtake the answer to subscribe: wait for that."""
@@ -435,6 +445,18 @@ class DelegateSession:
             for number, total in news.items():
                 self._by_number[number].reported = total
         return msgspec.msgpack.encode(news) if news else b""
+
+
+def _at_most(count: int) -> int:
+    if not 1 <= count <= SHARED_MOST:
+        raise ProtocolError(f"delivery for {count} subscriptions, the limit is {SHARED_MOST}")
+    return count
+
+
+def _hand_on(arrived: dict[_Standing, list[InfoObject]]) -> None:
+    for standing, objects in arrived.items():
+        standing.subscription.add(objects, standing.consume)
+    arrived.clear()
 
 
 def _notice(body: memoryview) -> LossNotice:
