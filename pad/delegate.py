@@ -48,8 +48,8 @@ from jbi_pubsub.pad.dissemination import (
     disseminate,
     explain,
 )
-from jbi_pubsub.pad.mail import MailDispatcher, compose
-from jbi_pubsub.pad.store import Kept, SubscriptionStore
+from jbi_pubsub.pad.mail import MailDispatcher
+from jbi_pubsub.pad.store import Kept, MailStore, SubscriptionStore
 from jbi_pubsub.pad.subscription import (
     PEER_TYPE,
     PUBLISHER_TYPE,
@@ -167,10 +167,11 @@ class Delegate:
         clock: Callable[[], float],
         peer: bool = False,
         store: SubscriptionStore | None = None,
+        mails: MailStore | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`subscriptions_ref` is the proxy handed to subscribers; `peer`: inside a publishing application; `store`
-        keeps e-mail subscriptions, those in it are taken over. Raises StorageError."""
+        keeps e-mail subscriptions, `mails` their mail; those in it are taken over. Raises StorageError."""
         self._store = store
         self._wall = wall
         self._mail_leases: dict[str, str] = {}
@@ -197,11 +198,16 @@ class Delegate:
         self._budget = Budget(config.pad.max_queued_bytes)
         self._closed_lost: Counter[str] = Counter()
         self._closed_delivered = 0
+        self._closed_mailed = 0
         self._closed_matched = 0
         self._closed_published = 0
-        self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost)
+        self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost, store=mails)
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
+        for ended in self._mail.start():
+            self._closed_matched += ended.offered
+            self._closed_lost.update(ended.lost)
+            self._closed_mailed += ended.mailed
 
     # -- publishers ---------------------------------------------------------------------------------------------
 
@@ -386,10 +392,15 @@ class Delegate:
             self._mail_out(subscription, parcel.unpacked())
 
     def _mail_out(self, subscription: Subscription, obj: InfoObject) -> None:
-        mail = compose(obj, obj.payload, subscription.uid, self._config.mail.sender)
-        refused = self._mail.offer(subscription, mail, obj.object_id)
-        if refused is not None:
-            self._mail_lost(subscription, refused, len(subscription.request.recipients), "")
+        request = subscription.request
+        if not self._mail.offer(subscription, obj, obj.payload):  # cancelled since the match
+            with self._lock:
+                self._closed_lost[Cause.CANCELLED] += len(request.recipients)
+                self._closed_matched += not request.direct
+
+    def sync_mail(self) -> None:
+        """Return when the mail of all objects published before is on disk, where it is kept."""
+        self._mail.sync()
 
     # -- subscribers --------------------------------------------------------------------------------------------
 
@@ -427,8 +438,9 @@ class Delegate:
     def subscribe(self, session_id: str, request: SubscriptionRequest, duration: float) -> Granted:
         """Register a subscription (paper section 2.4(7)); `duration` is for the lease of an e-mail-only one.
 
-        The same request again is the same subscription. Raises UnknownUidError, PredicateError, AddressError,
-        ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError; no state is left then.
+        The same request again is the same subscription; mail that was suspended is sent again.
+        Raises UnknownUidError, PredicateError, AddressError, ConfigurationError, IncompatibleEntryError,
+        OversizeError, LeaseDeniedError; no state is left then.
         """
         owner = session_id if request.direct else "mail"
         key = (owner, request.uid)
@@ -438,6 +450,7 @@ class Delegate:
         with self._lock:
             known = self._subscriptions.get(key)
             if known is not None and known.request == request:
+                self._mail.resume(known)
                 return Granted(known.number, self._mail_lease(known))
             if known is not None:
                 raise ConfigurationError(
@@ -457,6 +470,7 @@ class Delegate:
             if session is not None:
                 session.add(subscription)
             self._subscriptions[key] = subscription
+            self._mail.open(subscription)
             self._waiting.add(key, request.entries)
             for topic in topics:
                 topic.table.add(subscription)
@@ -487,6 +501,7 @@ class Delegate:
         self._mail_leases[kept.lease_id] = kept.request.uid
         subscription.lease_id = kept.lease_id
         self._subscriptions[key] = subscription
+        self._mail.open(subscription)
         self._waiting.add(key, kept.request.entries)
 
     def unsubscribe(self, right: str, uid: str, *, administer: bool = False) -> None:
@@ -582,6 +597,7 @@ class Delegate:
                 "published": self._closed_published + sum(r.published for r in self._registrations.values()),
                 "matched": self._closed_matched + sum(s.matched for s in subscriptions),
                 "delivered": self._closed_delivered + sum(s.delivered for s in subscriptions),
+                "mailed": self._closed_mailed + sum(s.mailed for s in subscriptions),
                 "lost": dict(lost),
                 "leases": len(self._landlord),
                 "queued_bytes": self._budget.used,
@@ -648,15 +664,14 @@ class Delegate:
             session = self._sessions.get(key[0])
         if session is not None:
             subscription.lost[Cause.CANCELLED] += session[0].remove(subscription)
-        if key[0] == "mail" and self._store is not None:
-            self._store.forget(key[1])
-        dropped = self._mail.cancel(subscription) if subscription.request.recipients else 0
-        if dropped:
-            subscription.lost[Cause.CANCELLED] += dropped
+        subscription.lost[Cause.CANCELLED] += self._mail.cancel(subscription)
         with self._lock:
             self._closed_lost.update(+subscription.lost)
             self._closed_delivered += subscription.delivered
+            self._closed_mailed += subscription.mailed
             self._closed_matched += subscription.matched
+        if key[0] == "mail" and self._store is not None:
+            self._store.forget(key[1])
 
     def _mail_lost(self, subscription: Subscription, cause: Cause, count: int, why: str) -> None:
         if why:

@@ -1,225 +1,473 @@
-"""E-mail delivery (paper section 2.4(5)). The only aiosmtplib.
+"""E-mail delivery (paper section 2.4(5)): the thread that sends what `outbox` says. The only aiosmtplib.
 
 Rules:
-- One mail an object and subscription, to all its recipients; the message is built once per object and payload.
-- SMTP 4xx and an unreachable server: tried again with growing pauses, a bounded number of times. 5xx: lost at once.
-  A partial refusal returns normally from the server: each recipient's own answer counts.
-- The queue is bounded and never blocks a dissemination thread: a full queue is a loss like any other.
+- One asyncio loop on one thread; at most `connections` mails under way, each on a connection of its own, which is used
+  again. A server that is silent holds up what is under way, each try until its deadline, and nobody's publishing.
+- With a store, mail of e-mail-only subscriptions goes out when it is on disk; what is there after a restart is sent.
+  One writer thread commits for all that wait (group commit); `sync` is for who must know that it is there.
+- At least once: when the connection is lost between the end of the message and the answer, or the process killed
+  before the answer is on disk, the server may have the mail, and gets it again (RFC 5321 4.1.1.4, 4.2.5 and 6.1: it has
+  taken over with its 250, and nobody else can know). Whoever gets it twice sees the same Message-ID.
+- A full disk loses the mail that it can't take, counted; the rest goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import functools
+import itertools
 import logging
+import math
 import ssl
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from email.headerregistry import Address
-from email.message import EmailMessage
-from email.policy import SMTP as SMTP_POLICY
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 import aiosmtplib
 
 from jbi_pubsub.core.config import MailSection
+from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.info_object import Cause, InfoObject
-from jbi_pubsub.core.xml import looks_like_xml
-from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.pad.message import Content, compose, digest, estimate, single
+from jbi_pubsub.pad.outbox import Attempt, Ledger, Loss, MailQueue, Outbox
+from jbi_pubsub.pad.store import KeptMail, MailStore
+from jbi_pubsub.pad.subscription import Subscription, check_recipients
 
 log = logging.getLogger("jbi_pubsub.mail")
 
-LONGEST_PAUSE: Final = 60.0
-"""Seconds; pauses double up to here."""
+FLUSH_SECONDS: Final = 0.1
+"""What has been sent is noted on disk at least so often: a kill sends again what was sent in that time."""
 
-READABLE_METADATA: Final = 16 << 10
-"""Bytes of the metadata that stand in the body; the attachment always has all of them."""
+FAULT_SECONDS: Final = 1.0
+"""Pause before a disk that has failed is tried again, unless there is new mail."""
+
+SYNC_SECONDS: Final = 10.0
+"""Longest that a publisher waits for a disk that does not answer at all."""
+
+QUIT_SECONDS: Final = 1.0
+"""For the server's good-bye."""
 
 
-@dataclass(slots=True)
-class _Task:
-    subscription: Subscription
-    recipients: tuple[str, ...]
-    message: bytes
-    object_id: str
-    tries: int = 0
-    due: float = 0.0
+class _NotConnectedError(Exception):
+    """The server could not be reached, or did not let us in: nobody's mail was refused."""
+
+
+class _Answer(NamedTuple):
+    """Of the server to one mail: whom it refused, or why it was not reached. `blamed`: see MailQueue.settle."""
+
+    refused: Mapping[str, tuple[int, str]] = {}
+    unreachable: str = ""
+    blamed: bool = True
 
 
 class MailDispatcher:
-    """Sends mail from one thread over one reused connection. `offer` may be called from any thread."""
+    """Takes objects from any thread, and sends them as mail. `_changed` covers the queue and all that is said of it."""
 
-    def __init__(self, settings: MailSection, *, name: str, lost: Callable[[Subscription, Cause, int, str], None]):
-        """`lost(subscription, cause, recipients, why)` is called on our thread for each mail given up."""
+    def __init__(
+        self,
+        settings: MailSection,
+        *,
+        name: str,
+        lost: Callable[[Subscription, Cause, int, str], None],
+        store: MailStore | None = None,
+    ) -> None:
+        """`lost(subscription, cause, count, why)` is called, on any thread, for objects times recipients that are given
+        up. What `store` holds waits for its subscriptions to be opened. Raises AddressError for a bad `sender`, and
+        StorageError."""
+        (self._sender,) = check_recipients((settings.sender,))
+        self._domain = self._sender.rpartition("@")[2]
         self._settings = settings
         self._lost = lost
-        self._changed = threading.Condition()  # covers _tasks, _busy and _stopping
-        self._tasks: list[_Task] = []
-        self._busy = False
-        self._stopping = False
-        self._client: aiosmtplib.SMTP | None = None
+        self._store = store
+        self._offset = time.time() - time.monotonic()
+        self._before = store.load(self._offset) if store is not None else KeptMail({}, {}, 1)
+        self._queue = MailQueue(settings, first=self._before.first)
+        self._numbers = itertools.count(self._before.first)  # of contents; next() is atomic
+        self._composed: tuple[InfoObject | None, dict[int, Content]] = (None, {})
+        self._connections = _Connections(settings, self._sender)
+        self._changed = threading.Condition()
+        self._stopping = self._closing = self._written = False
+        self._offered = self._durable = 0
+        self._fault = ""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
+        self._poked = False
+        self._tasks: dict[Outbox, asyncio.Task[_Answer]] = {}  # of the loop's thread alone
         self._thread = threading.Thread(target=self._run, name=f"mail-{name}", daemon=True)
-        self._thread.start()
+        self._writer = threading.Thread(target=self._write, name=f"mail-store-{name}", daemon=True)
 
-    def offer(self, subscription: Subscription, message: bytes, object_id: str) -> Cause | None:
-        """Queue a message built by `compose`; the cause when it can't be taken."""
-        if len(message) > self._settings.max_bytes:
-            return Cause.OVERSIZE
+    def start(self) -> list[Ledger]:
+        """Begin to send. The ledgers of subscriptions that were not opened: their mail is lost (cancelled)."""
+        abandoned = []
         with self._changed:
-            if self._stopping or len(self._tasks) >= self._settings.queue_bound:
-                return Cause.QUEUE_OVERFLOW
-            self._tasks.append(_Task(subscription, subscription.request.recipients, message, object_id))
-            self._changed.notify_all()
-        return None
+            for uid in {*self._before.letters, *self._before.ledgers}:
+                letters, ledger = self._before.letters.get(uid, []), self._before.ledgers.get(uid, Ledger())
+                count = self._queue.abandon(uid, letters)
+                if count:
+                    log.warning("subscription %s has ended, and %d mails with it", uid, count)
+                    ledger.lost[Cause.CANCELLED.value] = ledger.lost.get(Cause.CANCELLED, 0) + count
+                abandoned.append(ledger)
+            self._before = KeptMail({}, {}, 1)
+        self._thread.start()
+        if self._store is not None:
+            self._writer.start()
+        return abandoned
+
+    def open(self, subscription: Subscription) -> None:
+        """Its mail is taken from now on, and what the store holds for it goes out."""
+        if not subscription.request.recipients:
+            return
+        durable = self._store is not None and not subscription.request.direct
+        uid = subscription.uid
+        with self._changed:
+            ledger = self._before.ledgers.pop(uid, None) if durable else None
+            self._queue.open(subscription, durable=durable, ledger=ledger)
+            if durable:
+                self._queue.restore(subscription, self._before.letters.pop(uid, []), time.monotonic())
+
+    def offer(self, subscription: Subscription, obj: InfoObject, payload: bytes) -> bool:
+        """Queue an object's mail; `payload` is what the filter left. False: the subscription is gone, and does not
+        account for the object any more. Never waits."""
+        size = estimate(obj, payload)
+        with self._changed:
+            if not self._queue.stands(subscription):
+                return False
+            cause = Cause.SHUTDOWN if self._stopping else self._queue.refusal(subscription, size)
+            losses = self._queue.refuse(subscription, cause) if cause is not None else []
+        if cause is None:
+            content = self._content(obj, payload)
+            with self._changed:
+                if not self._queue.stands(subscription):
+                    return False
+                losses = self._queue.offer(subscription, content, time.monotonic())
+                self._offered += self._queue.urgent
+                self._poke()
+        self._tell(losses)
+        return True
 
     def cancel(self, subscription: Subscription) -> int:
-        """Forget what waits for the subscription; how many mails that were."""
+        """Forget what waits for the subscription; how many objects times recipients that were.
+
+        What is under way is aborted; a mail whose end the server has already may still arrive.
+        """
         with self._changed:
-            before = len(self._tasks)
-            self._tasks = [t for t in self._tasks if t.subscription is not subscription]
-            return before - len(self._tasks)
+            lost, under_way = self._queue.cancel(subscription)
+            if under_way is not None and self._loop is not None:
+                self._loop.call_soon_threadsafe(self._abort, under_way)
+            self._changed.notify_all()
+        return lost
+
+    def resume(self, subscription: Subscription) -> None:
+        """Suspended recipients get mail again."""
+        with self._changed:
+            self._queue.resume(subscription)
+
+    def sync(self) -> None:
+        """Return when all that was offered before this call is on disk, or lost for the disk's fault."""
+        with self._changed:
+            wanted = self._offered
+            if not self._changed.wait_for(lambda: self._durable >= wanted or self._written, SYNC_SECONDS):
+                log.error("the disk of the mail queue has not answered for %g s", SYNC_SECONDS)
 
     def drain(self, timeout: float) -> int:
-        """Wait until the queue is empty; how many mails are left after `timeout` seconds."""
+        """Wait until all has gone out that would not survive, or could go out now; how many mails would not survive
+        after `timeout` seconds. Digests that would not survive go out before their time."""
         deadline = time.monotonic() + timeout
         with self._changed:
-            while (self._tasks or self._busy) and (left := deadline - time.monotonic()) > 0:
+            self._queue.flush(time.monotonic())
+            self._poke()
+            while not self._is_drained() and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
-            return len(self._tasks) + self._busy
+            return self._queue.volatile
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End the thread; what still waits is lost (shutdown)."""
+        """End the threads; what would not survive is lost (shutdown)."""
         with self._changed:
             self._stopping = True
-            left, self._tasks = self._tasks, []
+            self._poke()
             self._changed.notify_all()
-        for task in left:
-            self._lost(task.subscription, Cause.SHUTDOWN, len(task.recipients), "delegate stopped")
-        self._thread.join(timeout)
+        if self._thread.ident is not None:
+            self._thread.join(timeout)
+        with self._changed:
+            losses = self._queue.close()
+            self._closing = True
+            self._changed.notify_all()
+        self._tell(losses)
+        if self._store is not None:
+            self._end_store(self._store, timeout)
 
     def status(self) -> dict[str, object]:
-        """Plain data."""
+        """Plain data. `queued` mails wait, `kept` of them on disk; `fault` is what is wrong with the disk."""
         with self._changed:
-            return {"queued": len(self._tasks), "server": f"{self._settings.host}:{self._settings.port}"}
+            return {
+                "queued": self._queue.waiting,
+                "kept": self._queue.waiting - self._queue.volatile - self._queue.pending,
+                "bytes": self._queue.size,
+                "under_way": self._queue.under_way,
+                "connections": self._connections.open,
+                "fault": self._fault,
+                "server": f"{self._settings.host}:{self._settings.port}",
+            }
+
+    # -- any thread ---------------------------------------------------------------------------------------------
+
+    def _content(self, obj: InfoObject, payload: bytes) -> Content:
+        """Built once for an object and payload, whatever the number of subscriptions. Threads that publish at the same
+        moment may take the one place from each other: then it is built again."""
+        known, contents = self._composed
+        if known is not obj:
+            contents = {}
+            self._composed = (obj, contents)
+        content = contents.get(id(payload))  # the same bytes for all with the same filter, as long as obj is in hand
+        if content is None:
+            content = contents[id(payload)] = compose(obj, payload, number=next(self._numbers), sender=self._sender)
+        return content
+
+    def _tell(self, losses: list[Loss]) -> None:
+        for loss in losses:
+            self._lost(*loss)
+
+    def _poke(self) -> None:
+        """Under the lock: the loop looks at the queue, the writer too."""
+        if self._loop is not None and not self._poked:
+            self._poked = True
+            self._loop.call_soon_threadsafe(self._woken.set)
+        self._changed.notify_all()
+
+    def _is_drained(self) -> bool:
+        queue = self._queue
+        ready = queue.next_due() <= time.monotonic()
+        return not (queue.volatile or queue.pending or queue.under_way or ready)
+
+    def _end_store(self, store: MailStore, timeout: float) -> None:
+        if self._writer.ident is not None:
+            self._writer.join(timeout)
+        try:
+            store.close()
+        except StorageError as exc:
+            log.error("what was committed is on disk, the file was not closed: %s", exc)
+
+    # -- the writer's thread ------------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        """Commit what has changed; the last time when the loop has ended."""
+        assert self._store is not None
+        ended = False
+        while not ended:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue.changed or self._closing)
+                pause = FAULT_SECONDS if self._fault else FLUSH_SECONDS
+                self._changed.wait_for(lambda: self._queue.urgent or self._closing, pause)
+                ended = self._closing
+                changes, upto = self._queue.changes(), self._offered
+            why = ""
+            try:
+                self._store.commit(changes, self._offset)
+            except StorageError as exc:
+                why = str(exc)
+            with self._changed:
+                now = time.monotonic()
+                losses = self._queue.not_kept(changes) if why else []
+                if not why:
+                    self._queue.kept(changes, now)
+                before, self._fault = self._fault, why
+                self._durable, self._written = upto, ended
+                self._poke()
+            if why and not before:
+                log.error("mail is lost, the disk does not take it: %s", why)
+            elif before and not why:
+                log.warning("the disk takes mail again")
+            self._tell(losses)
+
+    # -- the loop's thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         with asyncio.Runner() as runner:
-            while (task := self._next()) is not None:
-                runner.run(self._send(task))
+            try:
+                runner.run(self._serve())
+            finally:
                 with self._changed:
-                    self._busy = False
-                    self._changed.notify_all()
-            runner.run(self._disconnect())
+                    self._loop = None
 
-    def _next(self) -> _Task | None:
+    async def _serve(self) -> None:
+        """Start what is due, as long as there are connections; sleep until something may be."""
         with self._changed:
-            while not self._stopping:
-                now = time.monotonic()
-                task = min(self._tasks, key=lambda t: t.due, default=None)
-                if task is not None and task.due <= now:
-                    self._tasks.remove(task)
-                    self._busy = True
-                    return task
-                self._changed.wait(task.due - now if task else 60.0)
-            return None
+            self._loop = asyncio.get_running_loop()
+        while True:
+            now = time.monotonic()
+            with self._changed:
+                self._poked = False  # from here on: what changes behind our back pokes us again
+                if self._stopping:
+                    self._loop = None
+                    break
+                while len(self._tasks) < self._settings.connections and (attempt := self._queue.take(now)) is not None:
+                    self._begin(attempt)
+                full = len(self._tasks) >= self._settings.connections
+                due = math.inf if full else self._queue.next_due()
+            due = min(due, self._connections.close_idle(now))
+            await self._sleep(due - time.monotonic())
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._connections.close()
+        with self._changed:
+            self._changed.notify_all()
 
-    async def _send(self, task: _Task) -> None:
+    async def _sleep(self, seconds: float) -> None:
         try:
-            client = await self._connected()
-            refused, _ = await client.sendmail(self._settings.sender, list(task.recipients), task.message)
-        except aiosmtplib.SMTPRecipientsRefused as exc:
-            self._sort(task, {r.recipient: (r.code, r.message) for r in exc.recipients})
-        except aiosmtplib.SMTPResponseException as exc:
-            await self._disconnect()
-            self._sort(task, dict.fromkeys(task.recipients, (exc.code, exc.message)))
-        except (aiosmtplib.SMTPException, OSError) as exc:
-            await self._disconnect()
-            self._again(task, str(exc) or type(exc).__name__)
-        else:
-            task.subscription.mailed += len(task.recipients) - len(refused)
-            self._sort(task, {address: (r.code, r.message) for address, r in refused.items()})
+            async with asyncio.timeout(None if seconds == math.inf else max(0.0, seconds)):
+                await self._woken.wait()
+        except TimeoutError:
+            pass  # something is due
+        self._woken.clear()
 
-    def _sort(self, task: _Task, refused: dict[str, tuple[int, str]]) -> None:
-        """5xx is final, 4xx is tried again, for each recipient by itself (RFC 5321 4.2.1)."""
-        final = [f"{address}: {code} {text}" for address, (code, text) in refused.items() if code >= 500]
-        if final:
-            log.warning("mail for %s refused: %s", task.subscription.uid, "; ".join(final))
-            self._lost(task.subscription, Cause.MAIL_REFUSED, len(final), "; ".join(final)[:500])
-        later = tuple(address for address, (code, _) in refused.items() if code < 500)
-        if later:
-            task.recipients = later
-            self._again(task, "; ".join(f"{a}: {refused[a][0]} {refused[a][1]}" for a in later))
+    def _begin(self, attempt: Attempt) -> None:
+        task = asyncio.get_running_loop().create_task(self._try(attempt))
+        self._tasks[attempt.outbox] = task
+        task.add_done_callback(functools.partial(self._end, attempt))
 
-    def _again(self, task: _Task, why: str) -> None:
-        task.tries += 1
-        if task.tries > self._settings.retries:
-            log.warning("mail for %s given up after %d tries: %s", task.subscription.uid, task.tries, why)
-            self._lost(task.subscription, Cause.MAIL_UNREACHABLE, len(task.recipients), why[:500])
-            return
-        pause = min(self._settings.retry_seconds * 2 ** (task.tries - 1), LONGEST_PAUSE)
-        task.due = time.monotonic() + pause
+    def _abort(self, outbox: Outbox) -> None:
+        task = self._tasks.get(outbox)
+        if task is not None:
+            task.cancel()
+
+    def _end(self, attempt: Attempt, task: asyncio.Task[_Answer]) -> None:
+        """Account for an attempt, whatever its end was."""
+        del self._tasks[attempt.outbox]
+        failure = None if task.cancelled() else task.exception()
+        now = time.monotonic()
         with self._changed:
-            stopping = self._stopping
-            if not stopping:
-                self._tasks.append(task)
-        if stopping:
-            self._lost(task.subscription, Cause.SHUTDOWN, len(task.recipients), why[:500])
+            if task.cancelled():
+                losses = self._queue.release(attempt, now)
+            elif failure is not None:
+                losses = self._queue.put_off(attempt, repr(failure), now)
+            elif (answer := task.result()).unreachable:
+                losses = self._queue.put_off(attempt, answer.unreachable, now)
+            else:
+                losses = self._queue.settle(attempt, answer.refused, now, blamed=answer.blamed)
+            self._changed.notify_all()
+        if failure is not None:
+            log.error("a try to send mail has failed in an unforeseen way", exc_info=failure)
+        self._woken.set()
+        self._tell(losses)
 
-    async def _connected(self) -> aiosmtplib.SMTP:
-        if self._client is not None and self._client.is_connected:
-            return self._client
+    async def _try(self, attempt: Attempt) -> _Answer:
+        everybody = attempt.recipients
+        try:
+            async with asyncio.timeout(self._settings.try_seconds):
+                return _Answer(await self._connections.send(everybody, self._message(attempt)))
+        except aiosmtplib.SMTPRecipientsRefused as exc:
+            return _Answer({r.recipient: (r.code, r.message) for r in exc.recipients})
+        except aiosmtplib.SMTPHeloError as exc:
+            return _Answer(unreachable=f"{exc.code} {exc.message}")
+        except aiosmtplib.SMTPSenderRefused as exc:
+            return _Answer(dict.fromkeys(everybody, (exc.code, exc.message)), blamed=False)
+        except aiosmtplib.SMTPResponseException as exc:
+            return _Answer(dict.fromkeys(everybody, (exc.code, exc.message)))
+        except (_NotConnectedError, aiosmtplib.SMTPException, OSError, ValueError) as exc:
+            return _Answer(unreachable=str(exc) or type(exc).__name__)
+
+    def _message(self, attempt: Attempt) -> bytes:
+        uid, contents = attempt.subscription.uid, [x.content for x in attempt.letters]
+        if not attempt.subscription.digest_seconds:
+            return single(contents[0], uid, self._domain)
+        published = attempt.letters[-1].queued + self._offset
+        return digest(contents, uid, sender=self._sender, domain=self._domain, published=published)
+
+
+class _Connections:
+    """Connections to the mail server, used again last in first out, so that those too many become idle and are closed.
+
+    Of the loop's thread alone. There are never more than sends at once.
+    """
+
+    def __init__(self, settings: MailSection, sender: str) -> None:
+        self._settings = settings
+        self._sender = sender
+        self._idle: list[tuple[float, aiosmtplib.SMTP]] = []
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._name: str | None = None
+        self.open = 0
+        """Connections, as status pages show it."""
+
+    async def send(self, recipients: tuple[str, ...], message: bytes) -> Mapping[str, tuple[int, str]]:
+        """Send a mail; who was refused, and how. Raises _NotConnectedError and aiosmtplib's errors."""
+        while self._idle:
+            _, client = self._idle.pop()
+            try:
+                return await self._send(client, recipients, message)
+            except (aiosmtplib.SMTPServerDisconnected, ConnectionError):
+                continue  # the server has closed it meanwhile: no failure of the mail's
+            except aiosmtplib.SMTPSenderRefused as exc:
+                if exc.code != aiosmtplib.SMTPStatus.domain_unavailable:
+                    raise  # 421: closes the connection, RFC 5321 3.8
+        return await self._send(await self._connect(), recipients, message)
+
+    async def _send(
+        self, client: aiosmtplib.SMTP, recipients: tuple[str, ...], message: bytes
+    ) -> Mapping[str, tuple[int, str]]:
+        usable = False
+        try:
+            refused, _ = await client.sendmail(self._sender, list(recipients), message)
+            usable = True
+        except (aiosmtplib.SMTPResponseException, aiosmtplib.SMTPRecipientsRefused):
+            usable = True  # an answer, and the envelope is reset
+            raise
+        finally:
+            if usable and client.is_connected:
+                self._idle.append((time.monotonic(), client))
+            else:
+                self._drop(client)
+        return {address: (r.code, r.message) for address, r in refused.items()}
+
+    async def _connect(self) -> aiosmtplib.SMTP:
         settings = self._settings
         secure = settings.start_tls == "required"
         client = aiosmtplib.SMTP(
             hostname=settings.host,
             port=settings.port,
+            local_hostname=self._name,
             timeout=settings.timeout,
             start_tls=secure,
             username=settings.username or None,
             password=settings.password or None,
-            tls_context=ssl.create_default_context() if secure else None,
+            tls_context=self._tls if secure else None,
         )
-        await client.connect()
-        self._client = client
+        try:
+            await client.connect()
+        except (aiosmtplib.SMTPException, OSError, ValueError) as exc:
+            raise _NotConnectedError(str(exc) or type(exc).__name__) from exc
+        self._name = client.local_hostname  # asking the resolver for it once is enough
+        self.open += 1
         return client
 
-    async def _disconnect(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+    @functools.cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
 
+    def _drop(self, client: aiosmtplib.SMTP) -> None:
+        client.close()
+        self.open -= 1
 
-def compose(obj: InfoObject, payload: bytes, subscription: str, sender: str) -> bytes:
-    """The mail for an object: type in the subject, metadata readable, metadata and payload attached.
+    def close_idle(self, now: float) -> float:
+        """Say good-bye on connections that have been idle for too long; when the next one will have been."""
+        while self._idle and self._idle[0][0] + self._settings.idle_seconds <= now:
+            task = asyncio.get_running_loop().create_task(self._leave(self._idle.pop(0)[1]))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+        return self._idle[0][0] + self._settings.idle_seconds if self._idle else math.inf
 
-    `payload` is what the subscription's filter left. Headers by RFC 5322, 2919 (List-Id), 3834 (Auto-Submitted).
-    """
-    domain = Address(addr_spec=sender).domain or "localhost"
-    digest = hashlib.sha256(obj.object_id.encode() + subscription.encode()).hexdigest()[:16]
-    message = EmailMessage(policy=SMTP_POLICY)
-    message["From"] = sender
-    message["To"] = "undisclosed-recipients:;"
-    message["Subject"] = _header(f"{obj.type.name} {obj.platform.registration} #{obj.platform.sequence}")
-    message["Message-ID"] = f"<{_header(obj.object_id)}.{digest}@{domain}>"
-    message["List-Id"] = f"<{_header(subscription)}.subscription.{domain}>"
-    message["Auto-Submitted"] = "auto-generated"
-    message["X-JBI-Object-Id"] = _header(obj.object_id)
-    message["X-JBI-Type"] = _header(str(obj.type))
-    readable = obj.metadata[:READABLE_METADATA].decode("utf-8", errors="replace")
-    message.set_content(f"{obj.type}\n\n{readable}\n")
-    message.add_attachment(obj.metadata, maintype="application", subtype="xml", filename="metadata.xml")
-    if payload:
-        xml = looks_like_xml(payload)
-        message.add_attachment(
-            payload,
-            maintype="application",
-            subtype="xml" if xml else "octet-stream",
-            filename="payload.xml" if xml else "payload.bin",
-        )
-    return message.as_bytes()
+    async def close(self) -> None:
+        """All of them."""
+        self.close_idle(math.inf)
+        await asyncio.gather(*self._leaving)
 
-
-def _header(text: str) -> str:
-    return "".join(c if c.isprintable() and c not in "<>" else "_" for c in text)[:200]
+    async def _leave(self, client: aiosmtplib.SMTP) -> None:
+        try:
+            async with asyncio.timeout(QUIT_SECONDS):
+                await client.quit()
+        except (aiosmtplib.SMTPException, OSError) as exc:
+            log.debug("no good-bye from the mail server: %s", exc)
+        finally:
+            self._drop(client)

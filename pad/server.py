@@ -57,7 +57,7 @@ from jbi_pubsub.pad.proxy import (
     Opened,
     Subscribed,
 )
-from jbi_pubsub.pad.store import SubscriptionStore
+from jbi_pubsub.pad.store import MailStore, SubscriptionStore
 from jbi_pubsub.pad.subscription import (
     PAD_TYPE,
     PUBLISHER_TYPE,
@@ -146,6 +146,7 @@ class DisseminationServer:
             clock=clock,
             peer=characteristics is None,
             store=SubscriptionStore(Path(config.pad.state)) if characteristics and config.pad.state else None,
+            mails=MailStore(Path(config.pad.state + ".mails")) if characteristics and config.pad.state else None,
         )
         self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
         metrics = config.metrics
@@ -259,6 +260,13 @@ class DisseminationServer:
         yield Sample("leases", "gauge", "Leases held here", status["leases"])
         yield Sample("queued_bytes", "gauge", "Bytes waiting in subscriber queues", status["queued_bytes"])
         yield Sample("delivered", "counter", "Objects delivered", status["delivered"])
+        mail, subscriptions = status["mail"], status["subscriptions"]
+        yield Sample("mailed", "counter", "Objects times recipients sent by mail", status["mailed"])
+        yield Sample("mails_waiting", "gauge", "Mails waiting", mail["queued"])
+        yield Sample("mails_waiting_bytes", "gauge", "Bytes of the mails waiting", mail["bytes"])
+        yield Sample("mail_connections", "gauge", "Connections to the mail server", mail["connections"])
+        suspended = sum(len(s["mail_suspended"]) for s in subscriptions)
+        yield Sample("mail_suspended", "gauge", "Recipients whose mail is suspended", suspended)
         for cause in Cause:
             value = status["lost"].get(cause, 0)
             yield Sample("lost", "counter", "Objects lost, by cause", value, (("cause", cause.value),))
@@ -327,6 +335,7 @@ class DisseminationServer:
                     waiting = 0
         finally:  # what was taken is delivered, also when something behind it ends the connection
             self.delegate.deliver(deliveries)
+        self.delegate.sync_mail()  # before the batch is acknowledged: then the publisher forgets it
 
     def _publish_one(
         self, connection_id: str, registration: Registration | None, parcel: Parcel, deliveries: Deliveries

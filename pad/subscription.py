@@ -25,6 +25,10 @@ MAX_BOUND: Final = 10_000_000
 MAX_BLOCK_SECONDS: Final = 60.0
 """Longest that one subscriber may hold a publisher up, under policy `block`."""
 MAX_TEXT: Final = 1_024
+DIGEST_ATTRIBUTE: Final = "mail_digest_seconds"
+"""Attribute of an e-mail subscription: objects are gathered for so many seconds, and sent in one mail."""
+MAX_DIGEST_SECONDS: Final = 86_400.0
+"""A day: what is gathered longer takes room that other mail needs."""
 
 Policy = Literal["drop_oldest", "drop_newest", "block"]
 
@@ -72,7 +76,7 @@ class SubscriptionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
     `uid` is the subscriber's own; `entries` the template, first level; `predicate` and `payload_filter` "" for
     none; `direct` asks for delivery to the subscriber's queue, `recipients` for e-mail; `attributes` are resolved
-    once, here (quality of service later).
+    once, here (`mail_digest_seconds`; quality of service later).
     """
 
     uid: str
@@ -111,6 +115,13 @@ class Subscription:
     unfiltered: int = 0
     """Payloads passed on unchanged because they are not XML, although there is a filter."""
     mailed: int = 0
+    """Objects times recipients that the mail server has taken."""
+    digest_seconds: float = 0.0
+    """How long objects are gathered for one mail; 0 sends each by itself."""
+    mail_waiting: int = 0
+    """Objects in the mail queue."""
+    mail_suspended: dict[str, str] = field(default_factory=dict)
+    """Recipients that get no mail any more, and the answer of the mail server that was the reason."""
     lost: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -134,6 +145,9 @@ class Subscription:
             "matched": self.matched,
             "delivered": self.delivered,
             "mailed": self.mailed,
+            "mail_waiting": self.mail_waiting,
+            "mail_suspended": dict(self.mail_suspended),
+            "mail_digest_seconds": self.digest_seconds,
             "suppressed": self.suppressed,
             "unfiltered": self.unfiltered,
             "lost": dict(self.lost),
@@ -167,7 +181,21 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
         predicate = compile_predicate(request.predicate, namespaces=spaces, language=request.language)
     if request.payload_filter:
         payload_filter = compile_filter(request.payload_filter, namespaces=spaces)
-    return Subscription(request, owner, number, predicate, payload_filter)
+    digest = _digest_seconds(request)
+    return Subscription(request, owner, number, predicate, payload_filter, digest_seconds=digest)
+
+
+def _digest_seconds(request: SubscriptionRequest) -> float:
+    value = dict(request.attributes).get(DIGEST_ATTRIBUTE, "0")
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= MAX_DIGEST_SECONDS:
+        raise ConfigurationError(f"attribute {DIGEST_ATTRIBUTE} = {value!r} is not in 0..{MAX_DIGEST_SECONDS:g}")
+    if seconds and not request.recipients:
+        raise ConfigurationError(f"attribute {DIGEST_ATTRIBUTE} is for e-mail", hint="Name recipients")
+    return seconds
 
 
 def check_recipients(recipients: Sequence[str]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +24,7 @@ from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy, fetch_status
-from jbi_pubsub.pad.subscription import PAD_TYPE
+from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
@@ -115,6 +116,7 @@ def publish(
     "--namespace", "namespaces", metavar="PREFIX=URI", multiple=True, help="Prefix in the XPaths; repeatable."
 )
 @click.option("--email", "recipients", metavar="ADDRESS", multiple=True, help="Deliver by e-mail; repeatable.")
+@click.option("--digest", type=click.FloatRange(0), metavar="SECONDS", help="With --email: gather, many in one mail.")
 @click.option("--policy", type=click.Choice(["drop_oldest", "drop_newest", "block"]), help="When the queue is full.")
 @click.option("--bound", type=click.IntRange(1), help="Objects that may wait.")
 @click.option("--count", type=click.IntRange(1), help="Stop after so many objects.")
@@ -132,6 +134,7 @@ def subscribe(
     payload_filter: str,
     namespaces: tuple[str, ...],
     recipients: tuple[str, ...],
+    digest: float | None,
     policy: Any,
     bound: int | None,
     count: int | None,
@@ -162,6 +165,7 @@ def subscribe(
             recipients=recipients,
             policy=policy,
             bound=bound,
+            attributes={DIGEST_ATTRIBUTE: f"{digest:g}"} if digest else {},
         )
         if recipients:
             matched = adapter.wait_matched(uid, 1, 3.0)
@@ -471,6 +475,9 @@ def explain(settings: Settings, uid: str, metadata: Path, payload: Path | None, 
 def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> None:
     """List e-mail subscriptions, or cancel one.
 
+    `suspended` are recipients that the mail server has refused for good again and again, and its last answer: they get
+    no mail until the subscription is made again. `mailed` and `lost` count objects times recipients.
+
     \b
     jbi subscriptions
     jbi subscriptions cancel subscription-...
@@ -480,19 +487,24 @@ def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> 
     rows: dict[str, dict[str, Any]] = {}
     for proxy in _delegates(settings.load()):
         for known in proxy.mail_subscriptions():
-            row = rows.setdefault(known["uid"], {**known, "delegates": 0, "mailed": 0})
+            row = rows.setdefault(known["uid"], {**known, "delegates": 0, "mailed": 0, "mail_waiting": 0, "lost": {}})
             row["delegates"] += 1
             row["mailed"] += known["mailed"]
+            row["mail_waiting"] += known["mail_waiting"]
+            row["mail_suspended"] = row["mail_suspended"] | known["mail_suspended"]
+            row["lost"] = dict(Counter(row["lost"]) + Counter(known["lost"]))
         proxy.close()
     if as_json:
         show_json(list(rows.values()))
     else:
-        columns = ("subscription", "recipients", "template", "predicate", "filter", "delegates", "mailed")
+        columns = ("subscription", "recipients", "template", "predicate", "filter", "delegates", "mailed", "waiting",
+                   "lost", "suspended")  # fmt: skip
         show_rows(
             columns,
             (
                 (r["uid"], ", ".join(r["recipients"]), "; ".join(r["template"]), r["predicate"], r["filter"],
-                 r["delegates"], r["mailed"])
+                 r["delegates"], r["mailed"], r["mail_waiting"], sum(r["lost"].values()),
+                 "; ".join(f"{a}: {answer}" for a, answer in r["mail_suspended"].items()))
                 for r in rows.values()
             ),
         )  # fmt: skip

@@ -138,7 +138,9 @@ def _registrar(context: click.Context) -> RegistrarProxy:
 @click.argument("location")
 @click.option("--host", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default any free one.")
-@click.option("--state", type=click.Path(dir_okay=False), help="Keep e-mail subscriptions in this file over restarts.")
+@click.option(
+    "--state", type=click.Path(dir_okay=False), help="Keep e-mail subscriptions here, unsent mail in FILE.mails."
+)
 @click.option("--drain", type=float, default=5.0, show_default=True, help="Seconds for deliveries when stopping.")
 @click.option("--metrics-port", type=click.IntRange(-1, 65535), help="Prometheus metrics; -1 for none, 0 any port.")
 @json_option

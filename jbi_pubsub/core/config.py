@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -57,7 +57,8 @@ class PadSection(_Section, frozen=True):
     advertise: str = ""
     """Host name or address that others connect to, when it differs from `host`."""
     state: str = ""
-    """File in which a delegate keeps its e-mail subscriptions over restarts; "" keeps nothing."""
+    """File in which a delegate keeps its e-mail subscriptions over restarts, and beside it, in FILE.mails, the mail
+    that has not been sent; "" keeps nothing."""
     max_registrations: int = 10_000
     """Publisher registrations of one delegate; more are refused."""
     max_queued_bytes: int = 1 << 30
@@ -113,14 +114,29 @@ class MailSection(_Section, frozen=True):
     """For SMTP AUTH; `jbi config` does not show it."""
     timeout: float = 15.0
     """Seconds for one SMTP command."""
-    retries: int = 5
+    try_seconds: float = 120.0
+    """Seconds for a whole try, from connecting to the answer to the message."""
+    connections: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
+    """Connections to the mail server at once, and so mails under way; one of a subscription at most."""
+    idle_seconds: float = 30.0
+    """A connection that nothing was sent on for so long is closed."""
+    rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    """Mails per second at most; 0 for no limit."""
+    retries: int = 30
     """Tries after the first when the server is away or answers 4xx."""
     retry_seconds: float = 2.0
     """Wait before the first retry; doubles each time, up to a minute."""
+    suspend_after: Annotated[int, msgspec.Meta(ge=0)] = 10
+    """Mails of a subscription running that are refused for good (5xx), after which the recipient gets no more
+    (mail_suspended) until the subscription is made again; 0 for never."""
+    digest_objects: Annotated[int, msgspec.Meta(ge=1)] = 100
+    """Objects in one mail of a subscription with attribute mail_digest_seconds; so many that wait are sent at once."""
     max_bytes: int = 20 << 20
     """Largest mail; a larger one counts as lost (oversize)."""
-    queue_bound: int = 1000
-    """Mails that may wait in a delegate; more count as lost (queue_overflow)."""
+    queue_bound: int = 10_000
+    """Mails that may wait in a delegate, a quarter of them for one subscription; more are lost (queue_overflow)."""
+    queue_bytes: int = 256 << 20
+    """Their bytes, a quarter of them for one subscription; what waits for several subscriptions counts for each."""
 
 
 class TypesSection(_Section, frozen=True):

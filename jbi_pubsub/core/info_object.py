@@ -95,6 +95,10 @@ class Cause(enum.StrEnum):
     """The mail server refused a recipient or the message for good (SMTP 5xx)."""
     MAIL_UNREACHABLE = "mail_unreachable"
     """The mail server could not be reached, or put us off, in all tries."""
+    MAIL_SUSPENDED = "mail_suspended"
+    """The recipient was refused for good so often that nothing is sent there, until the subscription is made again."""
+    STORAGE = "storage"
+    """The delegate's disk did not take what has to survive a restart."""
     SHUTDOWN = "shutdown"
     """The delegate stopped before it could deliver."""
 

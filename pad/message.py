@@ -1,0 +1,153 @@
+"""The mails that objects become: what is the same for all subscriptions is built once. Pure.
+
+Rules:
+- An object's mail is one block of bytes that all subscriptions with the same payload share; only two header lines,
+  Message-ID and List-Id, are a subscription's own and go before it (order of header fields is free, RFC 5322 3.6).
+- The same object for the same subscription is the same mail, byte for byte, whenever it is sent: whoever gets it twice
+  sees the same Message-ID.
+- Everything is 7-bit with short lines, so it passes every server (RFC 5321 4.5.3.1.6), also inside a digest. Text is
+  quoted-printable and data base64, where "=_" can't occur: a boundary beginning with it is unique (RFC 2045 6.7).
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from email.header import Header
+from email.utils import format_datetime
+from typing import Final
+
+import msgspec
+
+from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.xml import looks_like_xml
+
+READABLE_METADATA: Final = 16 << 10
+"""Bytes of the metadata that stand in the body; the attachment always has all of them."""
+
+LINE: Final = 76
+"""Characters of a base64 line (RFC 2045 6.8)."""
+
+ROOM: Final = 4096
+"""Bytes of headers and body text that `estimate` allows for, beside the attachments and the readable metadata."""
+
+
+class Content(msgspec.Struct, frozen=True, eq=False):
+    """An object's mail without the lines that are a subscription's own. `number` is unique in a delegate's queue."""
+
+    number: int
+    object_id: str
+    type_name: str
+    subject: str
+    data: bytes
+
+
+def estimate(obj: InfoObject, payload: bytes) -> int:
+    """About how many bytes `compose` makes of it, not fewer than its attachments take."""
+    return (len(obj.metadata) + len(payload)) * 4 // 3 + ROOM
+
+
+def compose(obj: InfoObject, payload: bytes, *, number: int, sender: str) -> Content:
+    """The mail for an object: type in the subject, metadata readable, metadata and payload attached.
+
+    `payload` is what the filter left, `sender` a plain address. Headers by RFC 5322 and 3834 (Auto-Submitted); the
+    date is that of publication.
+    """
+    boundary = f"=_object-{hashlib.sha256(obj.object_id.encode()).hexdigest()[:24]}"
+    subject = _header(f"{obj.type.name} {obj.platform.registration} #{obj.platform.sequence}")
+    head = (
+        *_common(sender, subject, obj.platform.published),
+        f"X-JBI-Object-Id: {_header(obj.object_id)}",
+        f"X-JBI-Type: {_encoded(_header(str(obj.type)))}",
+        f'Content-Type: multipart/mixed; boundary="{boundary}"',
+        "",
+        "",
+    )
+    readable = obj.metadata[:READABLE_METADATA].decode("utf-8", errors="replace")
+    parts = [_text(f"{obj.type}\n\n{readable}\n"), _attachment(obj.metadata, "application/xml", "metadata.xml")]
+    if payload:
+        xml = looks_like_xml(payload)
+        kind, name = ("application/xml", "payload.xml") if xml else ("application/octet-stream", "payload.bin")
+        parts.append(_attachment(payload, kind, name))
+    data = "\r\n".join(head).encode("ascii") + _multipart(boundary, parts)
+    return Content(number, obj.object_id, obj.type.name, subject, data)
+
+
+def single(content: Content, subscription: str, domain: str) -> bytes:
+    """The mail of one object for a subscription; Message-ID from both, List-Id by RFC 2919."""
+    mark = hashlib.sha256(content.object_id.encode() + subscription.encode()).hexdigest()[:16]
+    return _own(f"{_header(content.object_id)}.{mark}", subscription, domain) + content.data
+
+
+def digest(contents: Sequence[Content], subscription: str, *, sender: str, domain: str, published: float) -> bytes:
+    """One mail of many objects: a list to read, and each object's whole mail (multipart/digest, RFC 2046 5.1.5).
+
+    `published` is the date in seconds since the epoch. The Message-ID comes from the object ids: the same objects are
+    the same mail.
+    """
+    ids = "\n".join(c.object_id for c in contents)
+    mark = hashlib.sha256(f"{subscription}\n{ids}".encode()).hexdigest()[:32]
+    types = ", ".join(sorted({c.type_name for c in contents}))
+    outer, inner = f"=_digest-{mark}", f"=_objects-{mark}"
+    head = (
+        *_common(sender, _header(f"{len(contents)} objects: {types}"), published),
+        f'Content-Type: multipart/mixed; boundary="{outer}"',
+        "",
+        "",
+    )
+    listed = "".join(f"{n:4}. {c.subject}  {c.object_id}\n" for n, c in enumerate(contents, 1))
+    objects = f'Content-Type: multipart/digest; boundary="{inner}"\r\n\r\n'.encode("ascii")
+    objects += _multipart(inner, [b"\r\n" + c.data for c in contents])  # no header: message/rfc822 is the default there
+    own = _own(f"digest.{mark}", subscription, domain)
+    return own + "\r\n".join(head).encode("ascii") + _multipart(outer, [_text(listed), objects])
+
+
+def _own(left: str, subscription: str, domain: str) -> bytes:
+    list_id = _NO_ATOM.sub("_", subscription)[:200]
+    return f"Message-ID: <{left}@{domain}>\r\nList-Id: <{list_id}.subscription.{domain}>\r\n".encode("ascii", "replace")
+
+
+def _common(sender: str, subject: str, date: float) -> tuple[str, ...]:
+    return (
+        f"From: {sender}",
+        "To: undisclosed-recipients:;",
+        f"Subject: {_encoded(subject)}",
+        f"Date: {format_datetime(datetime.fromtimestamp(date, UTC))}",
+        "Auto-Submitted: auto-generated",
+        "MIME-Version: 1.0",
+    )
+
+
+def _multipart(boundary: str, parts: Sequence[bytes]) -> bytes:
+    dashes = b"--" + boundary.encode("ascii")
+    pieces = [piece for part in parts for piece in (dashes, b"\r\n", part, b"\r\n")]
+    return b"".join((*pieces, dashes, b"--\r\n"))
+
+
+def _text(text: str) -> bytes:
+    lines = "\r\n".join(text.splitlines()) + "\r\n"
+    head = 'Content-Type: text/plain; charset="utf-8"\r\nContent-Transfer-Encoding: quoted-printable\r\n\r\n'
+    return head.encode("ascii") + binascii.b2a_qp(lines.encode("utf-8"), istext=True)
+
+
+def _attachment(data: bytes, kind: str, name: str) -> bytes:
+    head = (
+        f"Content-Type: {kind}\r\nContent-Transfer-Encoding: base64\r\n"
+        f'Content-Disposition: attachment; filename="{name}"\r\n\r\n'
+    )
+    coded = binascii.b2a_base64(data, newline=False)
+    return head.encode("ascii") + b"\r\n".join([coded[at : at + LINE] for at in range(0, len(coded), LINE)])
+
+
+def _header(text: str) -> str:
+    return "".join(c if c.isprintable() and c not in "<>" else "_" for c in text)[:200]
+
+
+def _encoded(text: str) -> str:
+    return text if text.isascii() else Header(text, "utf-8").encode(linesep="\r\n")
+
+
+_NO_ATOM: Final = re.compile(r"[^A-Za-z0-9.-]")

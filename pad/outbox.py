@@ -1,0 +1,559 @@
+"""The mail queue's state and decisions: what waits for whom, what is sent next, what becomes of it. Pure: no network,
+thread, clock or disk.
+
+Rules:
+- One outbox a subscription, one mail of it under way at a time: its order is kept, also over retries. Outboxes that
+  are ready take turns.
+- The unit of account is one object for one recipient. For each subscription, at any time and over restarts:
+  offered objects x recipients = mailed + lost (each under one cause) + waiting.
+- SMTP 4xx and an unreachable server: tried again with growing pauses, a bounded number of times. 5xx: lost at once.
+  Each recipient's own answer counts (RFC 5321 4.2.1). One refused so many mails running is suspended: nothing is sent
+  there until the subscription is made again, and each object is a loss of its own cause.
+- Bounded in mails and bytes; one subscription has at most a share of both, so that one that is put off does not take
+  the room of all others.
+- What is to survive (`durable`) goes out only when it is on disk. `changes` says what to write, `kept` and `not_kept`
+  what came of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import msgspec
+
+from jbi_pubsub.core.config import MailSection
+from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.pad.message import Content
+from jbi_pubsub.pad.subscription import Subscription
+
+LONGEST_PAUSE: Final = 60.0
+"""Seconds; pauses double up to here."""
+
+SHARE: Final = 4
+"""A subscription may hold a quarter of the queue; then its further mails are lost as if the queue were full."""
+
+FINAL: Final = 500
+"""SMTP answers from here on are final (RFC 5321 4.2.1)."""
+
+
+class Loss(NamedTuple):
+    """So many objects times recipients were lost for a subscription; `why` is for the log, "" for none."""
+
+    subscription: Subscription
+    cause: Cause
+    amount: int
+    why: str = ""
+
+
+class Ledger(msgspec.Struct):
+    """What became of a subscription's mail so far; `suspended` maps recipients to the answer that was the last drop.
+
+    `offered` counts objects, `mailed` and `lost` objects times recipients.
+    """
+
+    offered: int = 0
+    mailed: int = 0
+    lost: dict[str, int] = {}
+    suspended: dict[str, str] = {}
+
+
+@dataclass(eq=False, slots=True)
+class Letter:
+    """One object for one subscription. `recipients` are those who have not got it; `queued` is a time of our clock."""
+
+    number: int
+    uid: str
+    content: Content
+    recipients: tuple[str, ...]
+    queued: float
+    tries: int = 0
+    durable: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Outbox:
+    """What waits for one subscription, in order. Only MailQueue changes it."""
+
+    subscription: Subscription
+    durable: bool
+    ledger: Ledger = field(default_factory=Ledger)
+    letters: deque[Letter] = field(default_factory=deque)
+    pending: dict[int, Letter] = field(default_factory=dict)
+    """Those that are not on disk yet, by number."""
+    due: float = math.inf
+    not_before: float = 0.0
+    busy: bool = False
+    closed: bool = False
+    size: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    def __len__(self) -> int:
+        return len(self.letters) + len(self.pending)
+
+
+class Attempt(NamedTuple):
+    """A try to send the first letters of an outbox in one mail (several: a digest), to `recipients`."""
+
+    outbox: Outbox
+    letters: tuple[Letter, ...]
+    recipients: tuple[str, ...]
+
+    @property
+    def subscription(self) -> Subscription:
+        """Whose they are."""
+        return self.outbox.subscription
+
+
+class Changes(NamedTuple):
+    """What to write to disk, in this order: `deleted` letters and `dropped` contents by number, `forgotten` ledgers;
+    then new `letters`, `updated` ones, and `ledgers` by subscription."""
+
+    deleted: Sequence[int]
+    dropped: Sequence[int]
+    forgotten: Sequence[str]
+    letters: Sequence[Letter]
+    updated: Sequence[Letter]
+    ledgers: Mapping[str, Ledger]
+
+
+class MailQueue:
+    """See the module's rules. Its owner calls one method at a time; `now` is seconds of a monotonic clock."""
+
+    def __init__(self, settings: MailSection, *, first: int = 1) -> None:
+        """Letters are numbered from `first`."""
+        self._settings = settings
+        self._numbers = itertools.count(first)
+        self._turns = itertools.count()
+        self._outboxes: dict[Subscription, Outbox] = {}
+        self._durable: dict[str, Outbox] = {}
+        self._heap: list[tuple[float, int, Outbox]] = []
+        self._slot = 0.0
+        self._flushing = False
+        self._contents: Counter[int] = Counter()
+        self._inserted: dict[int, Letter] = {}
+        self._updated: dict[int, Letter] = {}
+        self._deleted: list[int] = []
+        self._dropped: list[int] = []
+        self._forgotten: list[str] = []
+        self._ledgers: set[Outbox] = set()
+        self.waiting = 0
+        """Letters that wait or are under way."""
+        self.size = 0
+        """Their bytes; a content that waits for several subscriptions counts for each."""
+        self.under_way = 0
+        """Attempts that have not been settled."""
+        self.pending = 0
+        """Letters that wait for the disk."""
+        self.volatile = 0
+        """Letters that would not survive."""
+
+    # -- subscriptions ------------------------------------------------------------------------------------------
+
+    def open(self, subscription: Subscription, *, durable: bool, ledger: Ledger | None = None) -> None:
+        """Its mail is taken from now on; `ledger` of a time before."""
+        outbox = self._outboxes[subscription] = Outbox(subscription, durable, ledger or Ledger())
+        if durable:
+            self._durable[subscription.uid] = outbox
+        subscription.matched, subscription.mailed = outbox.ledger.offered, outbox.ledger.mailed
+        subscription.lost.update(outbox.ledger.lost)
+        self._show(outbox)
+
+    def restore(self, subscription: Subscription, letters: Iterable[Letter], now: float) -> None:
+        """What waited for an opened subscription in a time before."""
+        outbox = self._outboxes[subscription]
+        for letter in letters:
+            outbox.letters.append(letter)
+            self._count(outbox, letter)
+            self._contents[letter.content.number] += 1
+        self._schedule(outbox, now)
+        self._show(outbox)
+
+    def abandon(self, uid: str, letters: Iterable[Letter]) -> int:
+        """Forget what a time before has left for a subscription that has ended; how many objects times recipients."""
+        count = 0
+        for letter in letters:
+            count += len(letter.recipients)
+            self._deleted.append(letter.number)
+            self._dropped.append(letter.content.number)
+        self._forgotten.append(uid)
+        return count
+
+    def cancel(self, subscription: Subscription) -> tuple[int, Outbox | None]:
+        """Forget it and what waits for it, also what is under way: how much that was, and whose attempt to abort."""
+        outbox = self._outboxes.pop(subscription, None)
+        if outbox is None:
+            return 0, None
+        lost = sum(len(x.recipients) for x in (*outbox.letters, *outbox.pending.values()))
+        for letter in (*outbox.letters, *outbox.pending.values()):
+            self._discard(outbox, letter)
+        outbox.letters.clear()
+        outbox.pending.clear()
+        outbox.closed, outbox.due = True, math.inf
+        self._ledgers.discard(outbox)
+        if outbox.durable:
+            del self._durable[subscription.uid]
+            self._forgotten.append(subscription.uid)
+        return lost, outbox if outbox.busy else None
+
+    def resume(self, subscription: Subscription) -> None:
+        """Suspended recipients get mail again."""
+        outbox = self._outboxes.get(subscription)
+        if outbox is not None and outbox.ledger.suspended:
+            outbox.ledger.suspended = {}
+            outbox.refusals.clear()
+            self._show(outbox)
+
+    # -- in -----------------------------------------------------------------------------------------------------
+
+    def refusal(self, subscription: Subscription, size: int) -> Cause | None:
+        """Why a mail of about `size` bytes would not be taken, or None."""
+        outbox, settings = self._outboxes[subscription], self._settings
+        if len(outbox.ledger.suspended) == len(set(subscription.request.recipients)):
+            return Cause.MAIL_SUSPENDED
+        if size > settings.max_bytes:
+            return Cause.OVERSIZE
+        if self.waiting >= settings.queue_bound or self.size + size > settings.queue_bytes:
+            return Cause.QUEUE_OVERFLOW
+        if len(outbox) >= max(1, settings.queue_bound // SHARE):
+            return Cause.QUEUE_OVERFLOW
+        if outbox.size and outbox.size + size > settings.queue_bytes // SHARE:
+            return Cause.QUEUE_OVERFLOW
+        return None
+
+    def stands(self, subscription: Subscription) -> bool:
+        """Whether it is open."""
+        return subscription in self._outboxes
+
+    def refuse(self, subscription: Subscription, cause: Cause) -> list[Loss]:
+        """An object is offered and not taken."""
+        outbox = self._outboxes[subscription]
+        outbox.ledger.offered += 1
+        return [self._lose(outbox, cause, len(subscription.request.recipients))]
+
+    def offer(self, subscription: Subscription, content: Content, now: float) -> list[Loss]:
+        """Take an object's mail, or lose it."""
+        cause = self.refusal(subscription, len(content.data))
+        if cause is not None:
+            return self.refuse(subscription, cause)
+        outbox = self._outboxes[subscription]
+        outbox.ledger.offered += 1
+        everybody, suspended = subscription.request.recipients, outbox.ledger.suspended
+        recipients = tuple(a for a in everybody if a not in suspended)
+        letter = Letter(next(self._numbers), subscription.uid, content, recipients, now, durable=outbox.durable)
+        self._count(outbox, letter)
+        if outbox.durable:
+            self._contents[content.number] += 1
+            self._inserted[letter.number] = outbox.pending[letter.number] = letter
+            self.pending += 1
+            self._ledgers.add(outbox)
+        else:
+            outbox.letters.append(letter)
+            self._schedule(outbox, now)
+        self._show(outbox)
+        gone = len(everybody) - len(recipients)
+        return [self._lose(outbox, Cause.MAIL_SUSPENDED, gone)] if gone else []
+
+    # -- out ----------------------------------------------------------------------------------------------------
+
+    def take(self, now: float) -> Attempt | None:
+        """What to send now, if anything is due; it must be settled or put off."""
+        if now < self._slot:
+            return None
+        while self._heap and self._heap[0][0] <= now:
+            due, _, outbox = heapq.heappop(self._heap)
+            if due != outbox.due:
+                continue  # scheduled anew since
+            outbox.due, outbox.busy = math.inf, True
+            self.under_way += 1
+            if self._settings.rate:
+                self._slot = max(self._slot, now) + 1.0 / self._settings.rate
+            letters = self._first(outbox)
+            return Attempt(outbox, letters, letters[0].recipients)
+        return None
+
+    def next_due(self) -> float:
+        """When something is due, infinity for never."""
+        while self._heap and self._heap[0][0] != self._heap[0][2].due:
+            heapq.heappop(self._heap)
+        return max(self._heap[0][0], self._slot) if self._heap else math.inf
+
+    def flush(self, now: float) -> None:
+        """Send what would not survive: digests need not wait for their time."""
+        self._flushing = True
+        for outbox in self._outboxes.values():
+            self._schedule(outbox, now)
+
+    def settle(
+        self, attempt: Attempt, refused: Mapping[str, tuple[int, str]], now: float, *, blamed: bool = True
+    ) -> list[Loss]:
+        """The server has answered: who is not in `refused` (address -> code and text) has got it. `blamed`: its
+        refusals speak of recipients or message, and lead to suspension."""
+        outbox, letters = attempt.outbox, attempt.letters
+        self._end(outbox)
+        if outbox.closed:
+            return []
+        final = {a: f"{code} {text}" for a, (code, text) in refused.items() if code >= FINAL}
+        later = tuple(a for a in attempt.recipients if a in refused and a not in final)
+        outbox.ledger.mailed += len(letters) * (len(attempt.recipients) - len(refused))
+        self._touch(outbox, letters)
+        losses = []
+        if final:
+            why = "; ".join(f"{a}: {answer}" for a, answer in final.items())[:500]
+            losses.append(self._lose(outbox, Cause.MAIL_REFUSED, len(letters) * len(final), why))
+        for letter in letters:
+            letter.recipients = later
+        if blamed:
+            losses += self._blame(outbox, attempt.recipients, refused, final)
+        if later:
+            why = "; ".join(f"{a}: {refused[a][0]} {refused[a][1]}" for a in later)
+            losses += self._again(outbox, letters, why, now)
+        else:
+            self._remove_first(outbox, len(letters))
+        if outbox.ledger.suspended:
+            self._sweep(outbox)
+        self._schedule(outbox, now)
+        self._show(outbox)
+        return losses
+
+    def put_off(self, attempt: Attempt, why: str, now: float) -> list[Loss]:
+        """The server could not be reached, or did not answer: tried again later, or lost."""
+        outbox = attempt.outbox
+        self._end(outbox)
+        if outbox.closed:
+            return []
+        self._touch(outbox, attempt.letters)
+        losses = self._again(outbox, attempt.letters, why, now)
+        self._schedule(outbox, now)
+        self._show(outbox)
+        return losses
+
+    def release(self, attempt: Attempt, now: float) -> list[Loss]:
+        """It was aborted: as if it had not been tried."""
+        self._end(attempt.outbox)
+        self._schedule(attempt.outbox, now)
+        return []
+
+    def close(self) -> list[Loss]:
+        """What would not survive is lost (shutdown); nothing goes out any more."""
+        losses = []
+        for outbox in self._outboxes.values():
+            outbox.due = math.inf
+            if not outbox.durable and outbox.letters:
+                losses.append(self._lose(outbox, Cause.SHUTDOWN, sum(len(x.recipients) for x in outbox.letters)))
+                self._remove_first(outbox, len(outbox.letters))
+                self._show(outbox)
+        return losses
+
+    # -- disk ---------------------------------------------------------------------------------------------------
+
+    def changes(self) -> Changes:
+        """What has changed since the last call, and is to be written in one transaction."""
+        ledgers = {o.subscription.uid: msgspec.structs.replace(o.ledger) for o in self._ledgers}
+        taken = Changes(
+            self._deleted,
+            [n for n in self._dropped if not self._contents[n]],
+            self._forgotten,
+            [_copy(x) for x in self._inserted.values()],
+            [_copy(x) for n, x in self._updated.items() if n not in self._inserted],
+            ledgers,
+        )
+        self._deleted, self._dropped, self._forgotten = [], [], []
+        self._inserted, self._updated = {}, {}
+        self._ledgers.clear()
+        return taken
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self._inserted or self._deleted or self._updated or self._ledgers or self._forgotten)
+
+    @property
+    def urgent(self) -> bool:
+        """Whether letters wait for the disk that nothing has been told of."""
+        return bool(self._inserted)
+
+    def kept(self, changes: Changes, now: float) -> None:
+        """They are on disk: the letters may go out."""
+        for outbox, letter in self._pending(changes):
+            if letter.recipients:
+                outbox.letters.append(letter)
+                self._schedule(outbox, now)
+            else:  # all its recipients were suspended meanwhile
+                self._discard(outbox, letter)
+
+    def not_kept(self, changes: Changes) -> list[Loss]:
+        """They could not be written: letters are lost, all else waits for the next time."""
+        self._deleted = [*changes.deleted, *self._deleted]
+        self._dropped = [*changes.dropped, *self._dropped]
+        self._forgotten = [*changes.forgotten, *self._forgotten]
+        lost: Counter[Outbox] = Counter()
+        for outbox, letter in self._pending(changes):
+            lost[outbox] += len(letter.recipients)
+            self._discard(outbox, letter)
+        again = {x.number for x in changes.updated}
+        for outbox in filter(None, map(self._durable.get, changes.ledgers)):
+            self._touch(outbox, (x for x in outbox.letters if x.number in again))
+            self._show(outbox)
+        return [self._lose(outbox, Cause.STORAGE, count) for outbox, count in lost.items() if count]
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _pending(self, changes: Changes) -> list[tuple[Outbox, Letter]]:
+        """The changes' letters that are still wanted; the others were cancelled, their rows go."""
+        found = []
+        for written in changes.letters:
+            outbox = self._durable.get(written.uid)
+            letter = outbox.pending.pop(written.number, None) if outbox is not None else None
+            if outbox is not None and letter is not None:
+                self.pending -= 1
+                found.append((outbox, letter))
+        return found
+
+    def _first(self, outbox: Outbox) -> tuple[Letter, ...]:
+        """The letters of the next mail. A digest that was put off stays as it is: the same mail again."""
+        head, settings = outbox.letters[0], self._settings
+        if not outbox.subscription.digest_seconds:
+            return (head,)
+        chosen: list[Letter] = []
+        size = 0
+        for letter in itertools.islice(outbox.letters, settings.digest_objects):
+            size += len(letter.content.data)
+            if chosen and (
+                size > settings.max_bytes or (letter.tries, letter.recipients) != (head.tries, head.recipients)
+            ):
+                break
+            chosen.append(letter)
+        return tuple(chosen)
+
+    def _schedule(self, outbox: Outbox, now: float) -> None:
+        if outbox.busy or outbox.closed or not outbox.letters:
+            outbox.due = math.inf
+            return
+        due = outbox.not_before
+        head, seconds = outbox.letters[0], outbox.subscription.digest_seconds
+        waits = outbox.durable or not self._flushing
+        if seconds and waits and not head.tries and len(outbox.letters) < self._settings.digest_objects:
+            due = max(due, head.queued + seconds)
+        if due <= now:
+            due = now if outbox.due > now else outbox.due  # ready already: keeps its turn
+        if due != outbox.due:
+            outbox.due = due
+            heapq.heappush(self._heap, (due, next(self._turns), outbox))
+
+    def _again(self, outbox: Outbox, letters: Sequence[Letter], why: str, now: float) -> list[Loss]:
+        tries = letters[0].tries + 1
+        if tries > self._settings.retries:
+            count = sum(len(x.recipients) for x in letters)
+            self._remove_first(outbox, len(letters))
+            return [self._lose(outbox, Cause.MAIL_UNREACHABLE, count, f"{tries} tries: {why}"[:500])]
+        for letter in letters:
+            letter.tries = tries
+        outbox.not_before = now + min(self._settings.retry_seconds * 2.0 ** (tries - 1), LONGEST_PAUSE)
+        return []
+
+    def _blame(
+        self, outbox: Outbox, recipients: Iterable[str], refused: Mapping[str, object], final: Mapping[str, str]
+    ) -> list[Loss]:
+        """Count refusals in a row, and suspend whom the limit has reached."""
+        limit, ledger = self._settings.suspend_after, outbox.ledger
+        for address in recipients:
+            if address in final:
+                outbox.refusals[address] += 1
+            elif address not in refused:
+                outbox.refusals.pop(address, None)
+        gone = {a: final[a][:200] for a in final if limit and outbox.refusals[a] >= limit}
+        if not gone:
+            return []
+        ledger.suspended = {**ledger.suspended, **gone}
+        return self._withhold(outbox, gone)
+
+    def _withhold(self, outbox: Outbox, gone: Mapping[str, str]) -> list[Loss]:
+        """Nothing that waits goes to `gone` any more."""
+        count = 0
+        waiting = (*outbox.letters, *outbox.pending.values())
+        for letter in waiting:
+            left = tuple(a for a in letter.recipients if a not in gone)
+            count += len(letter.recipients) - len(left)
+            letter.recipients = left
+        self._touch(outbox, waiting)
+        why = "mail suspended: " + "; ".join(f"{a}: {answer}" for a, answer in gone.items())
+        return [self._lose(outbox, Cause.MAIL_SUSPENDED, count, why)] if count else []
+
+    def _lose(self, outbox: Outbox, cause: Cause, count: int, why: str = "") -> Loss:
+        outbox.ledger.lost = {**outbox.ledger.lost, cause.value: outbox.ledger.lost.get(cause, 0) + count}
+        self._touch(outbox, ())
+        return Loss(outbox.subscription, cause, count, why)
+
+    def _touch(self, outbox: Outbox, letters: Iterable[Letter]) -> None:
+        if outbox.durable and not outbox.closed:
+            self._ledgers.add(outbox)
+            self._updated.update({x.number: x for x in letters})
+
+    def _remove_first(self, outbox: Outbox, count: int) -> None:
+        """Done with the first letters."""
+        for _ in range(count):
+            self._discard(outbox, outbox.letters.popleft())
+        outbox.not_before = 0.0
+
+    def _sweep(self, outbox: Outbox) -> None:
+        """Letters that nobody is left for go; those that wait for the disk when they are on it."""
+        for letter in outbox.letters:
+            if not letter.recipients:
+                self._discard(outbox, letter)
+        outbox.letters = deque(x for x in outbox.letters if x.recipients)
+
+    def _count(self, outbox: Outbox, letter: Letter) -> None:
+        size = len(letter.content.data)
+        outbox.size += size
+        self.size += size
+        self.waiting += 1
+        self.volatile += not letter.durable
+
+    def _discard(self, outbox: Outbox, letter: Letter) -> None:
+        size = len(letter.content.data)
+        outbox.size -= size
+        self.size -= size
+        self.waiting -= 1
+        self.volatile -= not letter.durable
+        if not letter.durable:
+            return
+        self._updated.pop(letter.number, None)
+        if outbox.pending.pop(letter.number, None) is not None:
+            self.pending -= 1
+        if self._inserted.pop(letter.number, None) is None:
+            self._deleted.append(letter.number)
+        number = letter.content.number
+        self._contents[number] -= 1
+        if not self._contents[number]:
+            del self._contents[number]
+            self._dropped.append(number)
+
+    def _end(self, outbox: Outbox) -> None:
+        outbox.busy = False
+        self.under_way -= 1
+
+    def _show(self, outbox: Outbox) -> None:
+        """What status pages show of it."""
+        subscription = outbox.subscription
+        subscription.mailed = outbox.ledger.mailed
+        subscription.mail_waiting = len(outbox)
+        subscription.mail_suspended = outbox.ledger.suspended
+
+
+def _copy(letter: Letter) -> Letter:
+    """As it is now: it changes while its copy is being written."""
+    return Letter(
+        letter.number,
+        letter.uid,
+        letter.content,
+        letter.recipients,
+        letter.queued,
+        letter.tries,
+        durable=letter.durable,
+    )

@@ -1,0 +1,551 @@
+"""The mail queue against a real SMTP server that is silent, busy, or dies, a disk that is full, and a killed delegate."""
+
+from __future__ import annotations
+
+import asyncio
+import email.policy
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from email import message_from_bytes
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import SMTP, syntax
+
+from jbi_pubsub.core.config import MailSection
+from jbi_pubsub.core.errors import AddressError, StorageError
+from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, TypeName
+from jbi_pubsub.pad.mail import MailDispatcher
+from jbi_pubsub.pad.store import MailStore
+from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+
+
+class Server:
+    """A mail server that can be told to fail; aiosmtpd calls the handle_ methods on the loop's thread."""
+
+    def __init__(self) -> None:
+        self.mails: list[tuple[tuple[str, ...], Any]] = []
+        self.tries = 0
+        self.port = 0
+        self.under_way = self.most_under_way = 0
+        self.connected = self.disconnected = 0
+        self.silent_for = ""
+        """Recipients that begin so get no answer."""
+        self.hold = False
+        """No message gets its answer while this is true."""
+        self.dies_inside = self.dies_after = 0
+        """So many connections are cut inside the next messages, or after their end."""
+        self.answer_rcpt: Callable[[str], str] = lambda _address: "250 OK"
+        self.answer_data: Callable[[int], str] = lambda _tries: "250 OK"
+
+    async def handle_RCPT(self, _server: Any, _session: Any, envelope: Any, address: str, _options: Any) -> str:  # noqa: N802
+        while self.silent_for and address.startswith(self.silent_for):
+            await asyncio.sleep(0.01)
+        answer = self.answer_rcpt(address)
+        if answer.startswith("2"):
+            envelope.rcpt_tos.append(address)
+        return answer
+
+    async def handle_DATA(self, server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802
+        self.tries += 1
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        while self.hold:
+            await asyncio.sleep(0.01)
+        self.under_way -= 1
+        answer = self.answer_data(self.tries)
+        if answer.startswith("2"):
+            message = message_from_bytes(envelope.content, policy=email.policy.default)
+            self.mails.append((tuple(envelope.rcpt_tos), message))
+        if self.dies_after:
+            self.dies_after -= 1
+            server.transport.abort()
+        return answer
+
+    def ids(self, recipient: str = "") -> list[str]:
+        """Object ids of the mails taken (for `recipient`), in order."""
+        return [str(m["X-JBI-Object-Id"]) for to, m in self.mails if not recipient or recipient in to]
+
+
+class Frail(SMTP):
+    """aiosmtpd's protocol, which may die in the middle of a message."""
+
+    def connection_made(self, transport: Any) -> None:
+        self.event_handler.connected += 1
+        super().connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.event_handler.disconnected += 1
+        super().connection_lost(error)
+
+    @syntax("DATA")
+    async def smtp_DATA(self, arg: str) -> None:  # noqa: N802
+        if not self.event_handler.dies_inside:
+            await super().smtp_DATA(arg)
+            return
+        self.event_handler.dies_inside -= 1
+        await self.push("354 go on")
+        await self._reader.readline()
+        self.transport.abort()
+
+
+class FrailController(Controller):
+    """On a free port."""
+
+    def factory(self) -> Frail:
+        return Frail(self.handler, **self.SMTP_kwargs)
+
+    def _trigger_server(self) -> None:
+        assert isinstance(self.server, asyncio.Server)
+        self.port = self.server.sockets[0].getsockname()[1]
+        super()._trigger_server()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A mail server."""
+    made = Server()
+    controller = FrailController(made, hostname="127.0.0.1", port=0)
+    controller.start()
+    made.port = controller.port
+    yield made
+    made.hold, made.silent_for = False, ""
+    controller.stop()
+
+
+class Office:
+    """A dispatcher and what it has lost; a new one with the same store is a restart."""
+
+    def __init__(self, server: Server, store: Path | None = None, **changes: Any) -> None:
+        settings = MailSection(port=server.port, timeout=10.0, retries=50, retry_seconds=0.01, sender="jbi@example.org")
+        self.lost: Counter[str] = Counter()
+        self.store = MailStore(store) if store else None
+        self.commits = 0
+        self.mail = MailDispatcher(
+            msgspec.structs.replace(settings, **changes), name="test", lost=self._note, store=self.store
+        )
+        self._numbers = 0
+
+    def _note(self, _subscription: Subscription, cause: Cause, count: int, _why: str) -> None:
+        self.lost[cause] += count
+
+    def subscribe(self, uid: str, *recipients: str, digest: str = "0", direct: bool = False) -> Subscription:
+        """An e-mail subscription."""
+        request = SubscriptionRequest(
+            uid, direct=direct, recipients=recipients, attributes=(("mail_digest_seconds", digest),)
+        )
+        made = compile_subscription(request, owner="mail", number=0)
+        self.mail.open(made)
+        return made
+
+    def publish(self, *subscriptions: Subscription, payload: bytes = b"payload") -> str:
+        """An object for them; its id."""
+        self._numbers += 1
+        platform = Platform(1.0, "registration-1", self._numbers, 4, len(payload))
+        obj = InfoObject(f"object-{self._numbers}", TypeName(TYPE), b"<a/>", payload, platform)
+        for one in subscriptions:
+            assert self.mail.offer(one, obj, payload)
+        return obj.object_id
+
+
+@pytest.fixture
+def office(server: Server) -> Iterator[Callable[..., Office]]:
+    """office(...) begins to send mail; it has to end by itself."""
+    made: list[Office] = []
+
+    def begin(*arguments: Any, start: bool = True, **changes: Any) -> Office:
+        made.append(Office(server, *arguments, **changes))
+        if start:
+            made[-1].mail.start()
+        return made[-1]
+
+    before = set(threading.enumerate())
+    yield begin
+    server.hold, server.silent_for = False, ""
+    for each in made:
+        each.mail.stop()
+    assert [t.name for t in threading.enumerate() if t not in before and t.name.startswith("mail-")] == []
+
+
+# -- several at a time --------------------------------------------------------------------------------------------
+
+
+def test_mails_of_several_subscriptions_are_under_way_at_once_up_to_the_bound_and_of_one_never_two(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given a server that holds every message, three connections at most, and mail for one and for five subscriptions
+    server.hold = True
+    here = office(connections=3)
+    one = here.subscribe("one", "one@x.org")
+    for _ in range(3):
+        here.publish(one)
+    eventually(lambda: server.under_way == 1)
+    several = [here.subscribe(str(n), f"{n}@x.org") for n in range(5)]
+    for _ in range(3):
+        here.publish(*several)
+    # Expect as many at once as there are connections
+    eventually(lambda: server.under_way == 3)
+    assert here.mail.status()["under_way"] == here.mail.status()["connections"] == 3
+    assert server.tries == 3
+    # When the server goes on; Expect everything, in order for each, over the same connections
+    server.hold = False
+    eventually(lambda: len(server.mails) == 18)
+    assert server.ids("one@x.org") == ["object-1", "object-2", "object-3"]
+    for n in range(5):
+        assert server.ids(f"{n}@x.org") == ["object-4", "object-5", "object-6"]
+    assert server.most_under_way == server.connected == 3
+    eventually(lambda: here.mail.drain(0.0) == 0 and [s.mailed for s in (one, *several)] == [3] * 6)
+
+
+def test_a_silent_recipient_does_not_delay_the_other_subscriptions(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given a server that never answers for one subscription's recipient, and two connections
+    server.silent_for = "silent"
+    here = office(connections=2)
+    silent, other = here.subscribe("silent", "silent@x.org"), here.subscribe("other", "other@x.org")
+    # When objects come for both
+    for _ in range(10):
+        here.publish(silent, other)
+    # Expect the other's mail while the silent one's still waits for its answer
+    eventually(lambda: len(server.mails) == 10)
+    assert server.ids("other@x.org") == [f"object-{n}" for n in range(1, 11)]
+    assert (silent.mailed, silent.mail_waiting, sum(here.lost.values())) == (0, 10, 0)
+
+
+def test_a_try_has_a_deadline_as_a_whole(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given a silent server, an hour for each command, and a quarter of a second for a try
+    server.silent_for = "silent"
+    here = office(timeout=3600.0, try_seconds=0.25, retries=1)
+    here.publish(here.subscribe("one", "silent@x.org"))
+    # Expect the mail to be given up after its tries
+    eventually(lambda: here.lost == {Cause.MAIL_UNREACHABLE: 1})
+    eventually(lambda: server.disconnected == server.connected == 2)
+
+
+def test_an_idle_connection_is_closed(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given connections that may be idle for a twentieth of a second
+    here = office(idle_seconds=0.05)
+    one = here.subscribe("one", "one@x.org")
+    # When mail comes, and then none, twice
+    for count in (1, 2):
+        here.publish(one)
+        eventually(lambda count=count: one.mailed == count)
+        eventually(lambda count=count: server.disconnected == server.connected == count)
+    # Expect no connection, and no loss
+    eventually(lambda: here.mail.status()["connections"] == 0)
+    assert here.lost == {}
+
+
+def test_a_sender_that_is_no_address_is_refused_at_once(server: Server) -> None:
+    with pytest.raises(AddressError):
+        Office(server, sender="nobody at all")
+
+
+# -- a server that fails ------------------------------------------------------------------------------------------
+
+
+def test_a_storm_of_4xx_delays_mail_and_keeps_its_order(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given a server that puts off the first forty tries
+    server.answer_data = lambda tries: "451 too busy" if tries <= 40 else "250 OK"
+    here = office()
+    several = [here.subscribe(str(n), f"{n}@x.org") for n in range(5)]
+    for _ in range(6):
+        here.publish(*several)
+    # Expect every mail once, in order for each subscription, and no loss
+    eventually(lambda: len(server.mails) == 30, what=lambda: here.mail.status())
+    for n in range(5):
+        assert server.ids(f"{n}@x.org") == [f"object-{k}" for k in range(1, 7)]
+    eventually(lambda: [s.mailed for s in several] == [6] * 5)
+    assert here.lost == {}
+
+
+def test_421_on_a_connection_that_was_good_before_costs_no_try(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given mail that may not be tried again, and a connection that the server cuts after each message's answer
+    here = office(retries=0)
+    one = here.subscribe("one", "one@x.org")
+    for count in range(1, 4):
+        here.publish(one)
+        eventually(lambda count=count: one.mailed == count)
+        for session in list(server_sessions(server)):
+            session.transport.abort()
+    # Expect all of it
+    assert here.lost == {}
+
+
+def server_sessions(server: Server) -> list[Any]:
+    """Connections that the server has (aiosmtpd does not keep them)."""
+    import gc
+
+    return [x for x in gc.get_objects() if isinstance(x, Frail) and x.event_handler is server and x.transport]
+
+
+@pytest.mark.parametrize("where", ["inside", "after"])
+def test_a_server_that_dies_with_a_message_gets_the_same_mail_again(
+    where: str, server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given a server that cuts the connection inside the first message, or after its end and before the answer
+    setattr(server, f"dies_{where}", 1)
+    here = office()
+    one = here.subscribe("one", "one@x.org")
+    here.publish(one)
+    # Expect the mail; twice, and the same, only where the server had all of it and nobody can know
+    eventually(lambda: one.mailed == 1)
+    assert len(server.mails) == (1 if where == "inside" else 2)
+    assert len({message["Message-ID"] for _, message in server.mails}) == 1
+    assert len({message.as_bytes() for _, message in server.mails}) == 1
+    assert here.lost == {}
+
+
+def test_a_recipient_refused_for_good_again_and_again_is_suspended_until_the_subscription_is_made_again(
+    server: Server, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a server that does not know one of two recipients, and suspension after two mails
+    server.answer_rcpt = lambda address: "550 no such user" if address.startswith("gone@") else "250 OK"
+    mail = msgspec.structs.replace(federation.config.mail, port=server.port, suspend_after=2)
+    federation.config = msgspec.structs.replace(federation.config, mail=mail)
+    made = type(publishing)(federation, publishing.kind)
+    registration = made.register(figures.figure_1, figures.schema)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, recipients=("gone@x.org", "here@x.org"))
+    assert subscriber.wait_matched(uid) == 1
+
+    def record() -> dict[str, Any]:
+        return next(s for s in made.status()["subscriptions"] if s["uid"] == uid)
+
+    # When five objects are published, one by one
+    for n in range(1, 6):
+        made.publish(registration, figures.figure_1)
+        eventually(lambda n=n: record()["mailed"] == n)
+    # Expect two refusals, three under a cause of their own, and the reason in the status
+    assert record()["lost"] == {"mail_refused": 2, "mail_suspended": 3}
+    assert list(record()["mail_suspended"]) == ["gone@x.org"]
+    assert record()["mail_suspended"]["gone@x.org"].startswith("550")
+    # When the recipient exists again, and the same subscription is made again
+    server.answer_rcpt = lambda _address: "250 OK"
+    delegate = made.pad.delegate if made.kind == "delegate" else made.adapter._server.delegate
+    [known] = [s for s in delegate._subscriptions.values() if s.uid == uid]
+    delegate.subscribe("", known.request, 10.0)
+    made.publish(registration, figures.figure_1)
+    # Expect its mail
+    eventually(lambda: server.ids("gone@x.org"))
+    eventually(lambda: record()["mailed"] == 7)
+    assert record()["mail_suspended"] == {}
+
+
+def test_objects_of_a_digest_come_in_one_mail(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given digests of five objects at most, every hour
+    here = office(digest_objects=5)
+    one = here.subscribe("one", "one@x.org", digest="3600")
+    # When seven objects come
+    ids = [here.publish(one) for _ in range(7)]
+    # Expect the first five in one mail at once, each counted, and the others to wait
+    eventually(lambda: one.mailed == 5)
+    [(_, message)] = server.mails
+    _, gathered = message.iter_parts()
+    assert [part.get_content()["X-JBI-Object-Id"] for part in gathered.iter_parts()] == ids[:5]
+    assert one.mail_waiting == 2
+    # When the dispatcher is to end; Expect them before their time, because they would not survive
+    assert here.mail.drain(10.0) == 0
+    assert (len(server.mails), one.mailed) == (2, 7)
+
+
+def test_cancelling_aborts_what_is_under_way(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given a recipient that the server is silent for, and three objects
+    server.silent_for = "silent"
+    here = office()
+    one = here.subscribe("one", "silent@x.org")
+    for _ in range(3):
+        here.publish(one)
+    eventually(lambda: here.mail.status()["under_way"] == 1)
+    # When the subscription is cancelled; Expect all three to be accounted for, and the connection to be closed
+    assert here.mail.cancel(one) == 3
+    eventually(lambda: here.mail.status() == {**here.mail.status(), "under_way": 0, "queued": 0, "connections": 0})
+    # Expect that what was matched before and comes late is not taken
+    obj = InfoObject("late", TypeName(TYPE), b"<a/>", b"", Platform(1.0, "r", 1, 4, 0))
+    assert here.mail.offer(one, obj, b"") is False
+
+
+# -- the disk -----------------------------------------------------------------------------------------------------
+
+
+def test_what_sync_has_returned_for_is_on_disk(
+    server: Server, office: Callable[..., Office], tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given mail that can't go out, offered and synced
+    server.hold = True
+    here = office(tmp_path / "mails")
+    one = here.subscribe("one", "one@x.org")
+    ids = [here.publish(one) for _ in range(5)]
+    here.mail.sync()
+    # When the machine stops at this moment: the file and its log as they are now
+    for name in ("mails", "mails-wal"):
+        shutil.copy(tmp_path / name, tmp_path / f"copy-of-{name}")
+    (tmp_path / "copy-of-mails-wal").rename(tmp_path / "copy-of-mails-wal")
+    after = MailStore(tmp_path / "copy-of-mails")
+    kept = after.load(0.0)
+    after.close()
+    # Expect all of it there
+    assert [letter.content.object_id for letter in kept.letters["one"]] == ids
+    assert kept.ledgers["one"].offered == 5
+
+
+def test_mail_that_has_not_gone_is_sent_after_a_restart_and_the_account_goes_on(
+    server: Server, office: Callable[..., Office], tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a server that takes two mails and then puts off, and one recipient that it refuses
+    server.answer_data = lambda tries: "250 OK" if tries <= 2 else "451 later"
+    server.answer_rcpt = lambda address: "550 no" if address.startswith("gone@") else "250 OK"
+    here = office(tmp_path / "mails")
+    one = here.subscribe("one", "one@x.org", "gone@x.org")
+    ids = [here.publish(one) for _ in range(5)]
+    eventually(lambda: server.tries >= 4)
+    # When the dispatcher ends; Expect nothing to be lost by that
+    here.mail.stop()
+    assert here.lost == {Cause.MAIL_REFUSED: 3}
+    # When another one begins with the same store, and the server is well
+    server.answer_data = lambda _tries: "250 OK"
+    again = office(tmp_path / "mails", start=False)
+    one = again.subscribe("one", "one@x.org", "gone@x.org")
+    assert (one.matched, one.mailed, one.lost, one.mail_waiting) == (5, 2, {Cause.MAIL_REFUSED: 3}, 3)
+    again.mail.start()
+    # Expect the other three, and the account even: 5 objects x 2 recipients
+    eventually(lambda: one.mailed == 5)
+    assert server.ids("one@x.org") == ids
+    assert one.mailed + sum(one.lost.values()) + sum(again.lost.values()) == 10
+    # Expect nothing to be left on disk but the account
+    again.mail.stop()
+    store = MailStore(tmp_path / "mails")
+    kept = store.load(0.0)
+    store.close()
+    assert (kept.letters, kept.ledgers["one"].offered, kept.ledgers["one"].mailed) == ({}, 5, 5)
+
+
+def test_mail_of_a_subscription_that_has_ended_meanwhile_is_told_and_forgotten(
+    server: Server, office: Callable[..., Office], tmp_path: Path
+) -> None:
+    # Given mail on disk of a subscription whose lease runs out while nobody is there
+    server.hold = True
+    here = office(tmp_path / "mails")
+    here.publish(here.subscribe("one", "one@x.org", "two@x.org"))
+    here.mail.stop()
+    # When the next one begins without it; Expect its account with the loss, and once only
+    again = office(tmp_path / "mails", start=False)
+    [ledger] = again.mail.start()
+    assert (ledger.offered, ledger.lost) == (1, {"cancelled": 2})
+    again.mail.stop()
+    assert office(tmp_path / "mails", start=False).mail.start() == []
+
+
+def test_many_mails_share_a_commit(
+    server: Server, office: Callable[..., Office], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a disk that is busy with the first mail
+    busy, go = threading.Event(), threading.Event()
+    commits: list[int] = []
+    commit = MailStore.commit
+
+    def slow(store: MailStore, changes: Any, offset: float) -> None:
+        if changes.letters:
+            commits.append(len(changes.letters))
+            busy.set()
+            assert go.wait(10.0)
+        commit(store, changes, offset)
+
+    monkeypatch.setattr(MailStore, "commit", slow)
+    here = office(tmp_path / "mails")
+    one = here.subscribe("one", "one@x.org")
+    here.publish(one)
+    assert busy.wait(10.0)
+    # When 200 more come meanwhile; Expect that they did not wait for it, and one commit for them all
+    for _ in range(200):
+        here.publish(one)
+    go.set()
+    here.mail.sync()
+    assert commits == [1, 200]
+
+
+def test_a_full_disk_is_a_counted_loss_and_no_end(
+    server: Server, office: Callable[..., Office], tmp_path: Path, eventually: Callable[..., Any], caplog: Any
+) -> None:
+    # Given a mail queue on a disk with room for some hundred kilobytes
+    here = office(tmp_path / "mails")
+    assert here.store is not None
+    base = here.store._base
+    base.execute(f"PRAGMA max_page_count={base.execute('PRAGMA page_count').fetchone()[0] + 20}").fetchall()
+    one = here.subscribe("one", "one@x.org")
+    # When objects of a megabyte come; Expect them to be lost under that cause, and one word in the log
+    for _ in range(3):
+        here.publish(one, payload=b"x" * (1 << 20))
+        here.mail.sync()
+    eventually(lambda: here.lost == {Cause.STORAGE: 3})
+    assert len([r for r in caplog.records if "disk does not take it" in r.getMessage()]) == 1
+    assert "full" in str(here.mail.status()["fault"])
+    # When there is a small one; Expect it to go out
+    small = here.publish(one)
+    here.mail.sync()
+    eventually(lambda: server.ids() == [small])
+    eventually(lambda: one.mailed == 1)
+    assert here.mail.status()["fault"] == ""
+    assert one.mail_waiting == 0
+
+
+def test_two_delegates_do_not_share_a_mail_queue(server: Server, office: Callable[..., Office], tmp_path: Path) -> None:
+    office(tmp_path / "mails")
+    with pytest.raises(StorageError, match="another delegate"):
+        MailStore(tmp_path / "mails")
+    assert (tmp_path / "mails").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.processes
+def test_mail_queued_in_a_delegate_that_is_killed_is_sent_when_it_is_back(
+    server: Server, federation: Any, figures: Any, field: Any, eventually: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given a delegate with state, an e-mail subscription, and a mail server that puts everything off
+    server.answer_data = lambda _tries: "451 later"
+    mail = msgspec.structs.replace(field.config.mail, port=server.port, retries=1000)
+    field.config = federation.config = msgspec.structs.replace(field.config, mail=mail)
+    state = ("--state", str(tmp_path / "state.db"))
+    pad = field.pad(more=state)
+    subscribing = field.jbi("subscribe", "--type", TYPE, "--email", "duty@example.org", "--json")
+    uid = subscribing.fact()["subscription"]
+    assert subscribing.popen.wait(10.0) == 0
+    # When objects are published and taken, and then the delegate is killed
+    adapter = field.light()
+    registration = adapter.register_publisher(
+        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    ids = [adapter.publish(registration, figures.figure_1) for _ in range(5)]
+    assert not adapter.flush()
+    eventually(lambda: server.tries > 0)
+    pad.signal(9)
+    # When it is back, and the mail server is well
+    server.answer_data = lambda _tries: "250 OK"
+    again = field.pad(port=pad.port, more=state)
+    # Expect all mails in order, and the account of before to go on
+    eventually(lambda: server.ids() == ids, what=lambda: server.ids())
+
+    def record() -> dict[str, Any]:
+        return next(s for s in field.status(again)["subscriptions"] if s["uid"] == uid)
+
+    eventually(lambda: record()["mailed"] == 5)
+    assert (record()["matched"], record()["mail_waiting"], record()["lost"]) == (5, 0, {})

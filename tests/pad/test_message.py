@@ -1,0 +1,107 @@
+"""Mails as a reader's program sees them: parsed with the standard library, whatever bytes an object has."""
+
+from __future__ import annotations
+
+import email.policy
+from email import message_from_bytes
+from email.message import EmailMessage
+from typing import cast
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
+from jbi_pubsub.pad.message import compose, digest, estimate, single
+
+SENDER = "jbi@example.org"
+NASTY = [
+    b"",
+    b".",
+    b"\r\n.\r\n",
+    b"--=_object-",
+    b"From me\n",
+    b"=3D=\n",
+    b"\r",
+    b"\x00",
+    "Ünïcode ".encode(),
+    b"x" * 999,
+]
+BYTES = st.one_of(st.binary(max_size=200), st.lists(st.sampled_from(NASTY), max_size=6).map(b"".join))
+
+
+def made(
+    metadata: bytes = b"<a/>", payload: bytes = b"", name: str = "mil.af.Imagery", sequence: int = 1
+) -> InfoObject:
+    """An object."""
+    platform = Platform(1_700_000_000.0, "registration-1", sequence, len(metadata), len(payload))
+    return InfoObject(f"object-{sequence}", TypeName(name), metadata, payload, platform)
+
+
+def read(data: bytes) -> EmailMessage:
+    """As a mail program reads it, and no defect found."""
+    message = cast(EmailMessage, message_from_bytes(data, policy=email.policy.default))
+    assert [part.defects for part in message.walk() if part.defects] == []
+    return message
+
+
+def attached(message: EmailMessage) -> list[bytes]:
+    """The attached files."""
+    return [cast(bytes, part.get_payload(decode=True)) for part in message.iter_attachments()]
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(metadata=BYTES, payload=BYTES, name=st.text(max_size=60))
+def test_metadata_and_payload_are_attached_byte_for_byte_and_lines_are_short_and_ascii(
+    metadata: bytes, payload: bytes, name: str
+) -> None:
+    # Given an object of any bytes and any type name
+    obj = made(metadata, payload, name)
+    # When its mail is read
+    content = compose(obj, payload, number=1, sender=SENDER)
+    data = single(content, "subscription-1", "example.org")
+    # Expect the bytes as published; lines within RFC 5322 2.1.1, 7-bit, ended by CRLF
+    assert attached(read(data)) == [metadata, payload] if payload else [metadata]
+    assert data.isascii()
+    assert all(len(line) <= 998 and b"\r" not in line and b"\n" not in line for line in data.split(b"\r\n"))
+    assert estimate(obj, payload) >= sum(len(x) * 4 // 3 for x in (metadata, payload))
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(st.lists(st.tuples(BYTES, BYTES), min_size=1, max_size=4))
+def test_a_digest_holds_each_objects_whole_mail(parts: list[tuple[bytes, bytes]]) -> None:
+    # Given objects of any bytes; When they go in one mail
+    objects = [made(metadata, payload, sequence=n) for n, (metadata, payload) in enumerate(parts, 1)]
+    contents = [compose(o, o.payload, number=n, sender=SENDER) for n, o in enumerate(objects, 1)]
+    message = read(digest(contents, "one", sender=SENDER, domain="example.org", published=0.0))
+    # Expect a list to read, and each object's mail with its files
+    listed, gathered = message.iter_parts()
+    assert [line.split()[-1] for line in str(listed.get_content()).splitlines()] == [o.object_id for o in objects]
+    assert gathered.get_content_type() == "multipart/digest"
+    inner = [part.get_content() for part in gathered.iter_parts()]
+    assert [attached(m) for m in inner] == [[o.metadata, o.payload] if o.payload else [o.metadata] for o in objects]
+
+
+def test_a_reader_sees_type_date_and_list() -> None:
+    # Given a type name beyond ASCII
+    obj = made("<Ort>Köln</Ort>".encode(), name="de.Lagemeldung.Köln")
+    message = read(single(compose(obj, b"", number=1, sender=SENDER), "subscription <1>\r\nBcc: x", "example.org"))
+    assert message["Subject"] == "de.Lagemeldung.Köln registration-1 #1"
+    assert message["Date"].datetime.timestamp() == 1_700_000_000.0
+    assert message["List-Id"] == "<subscription__1___Bcc__x.subscription.example.org>"
+    assert message["Auto-Submitted"] == "auto-generated"
+    assert message["Bcc"] is None
+    body = message.get_body(("plain",))
+    assert body is not None
+    assert "<Ort>Köln</Ort>" in body.get_content()
+
+
+def test_the_message_id_is_that_of_object_and_subscription() -> None:
+    # Given two objects and two subscriptions
+    first, second = (compose(made(sequence=n), b"", number=n, sender=SENDER) for n in (1, 2))
+    again = compose(made(sequence=1), b"", number=3, sender=SENDER)
+    # Expect the same mail for the same pair, byte for byte, and another Message-ID for every other
+    assert single(first, "one", "example.org") == single(again, "one", "example.org")
+    pairs = [(first, "one"), (first, "two"), (second, "one"), (second, "two")]
+    ids = {read(single(c, uid, "example.org"))["Message-ID"] for c, uid in pairs}
+    ids |= {read(digest([c], uid, sender=SENDER, domain="x", published=0.0))["Message-ID"] for c, uid in pairs}
+    assert len(ids) == 8

@@ -1,0 +1,398 @@
+"""The mail queue by itself: order, turns, retries, digests, suspension, and an account that is always even."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jbi_pubsub.core.config import MailSection
+from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.pad.message import Content
+from jbi_pubsub.pad.outbox import Attempt, Ledger, Letter, Loss, MailQueue
+from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
+
+SETTINGS = MailSection(retries=2, retry_seconds=1.0, suspend_after=3, digest_objects=4, queue_bound=40)
+numbers = itertools.count(1)
+
+
+def subscription(uid: str = "one", *recipients: str, digest: int = 0) -> Subscription:
+    """An e-mail subscription; a@x by default."""
+    attributes = (("mail_digest_seconds", str(digest)),) if digest else ()
+    request = SubscriptionRequest(uid, direct=False, recipients=recipients or ("a@x",), attributes=attributes)
+    return compile_subscription(request, owner="mail", number=0)
+
+
+def content(name: str = "", size: int = 10) -> Content:
+    """An object's mail."""
+    number = next(numbers)
+    return Content(number, name or f"object-{number}", "t", "t #1", b"x" * size)
+
+
+def queue_of(*subscriptions: Subscription, durable: bool = False, **changes: Any) -> MailQueue:
+    """A queue with opened subscriptions."""
+    queue = MailQueue(msgspec.structs.replace(SETTINGS, **changes))
+    for one in subscriptions:
+        queue.open(one, durable=durable)
+    return queue
+
+
+def taken(queue: MailQueue, now: float) -> Attempt:
+    """What is due."""
+    attempt = queue.take(now)
+    assert attempt is not None
+    return attempt
+
+
+def names(attempt: Attempt) -> list[str]:
+    """The objects of a mail."""
+    return [letter.content.object_id for letter in attempt.letters]
+
+
+# -- order and turns ----------------------------------------------------------------------------------------------
+
+
+def test_mails_of_one_subscription_go_one_after_the_other_also_when_one_is_put_off() -> None:
+    # Given two mails of one subscription
+    one = subscription()
+    queue = queue_of(one)
+    queue.offer(one, content("first"), 0.0)
+    queue.offer(one, content("second"), 0.0)
+    # When the first is under way; Expect the second to wait
+    attempt = taken(queue, 0.0)
+    assert queue.take(0.0) is None
+    # When it is put off; Expect nothing before its pause, and then the first again
+    queue.settle(attempt, {"a@x": (451, "later")}, 0.0)
+    assert queue.take(0.9) is None
+    assert queue.next_due() == 1.0
+    again = taken(queue, 1.0)
+    assert names(again) == ["first"]
+    queue.settle(again, {}, 1.0)
+    assert names(taken(queue, 1.0)) == ["second"]
+
+
+def test_subscriptions_take_turns() -> None:
+    # Given a subscription with three mails, and one whose mail came last
+    many, late = subscription("many"), subscription("late")
+    queue = queue_of(many, late)
+    for n in range(3):
+        queue.offer(many, content(), n)
+    queue.offer(late, content(), 3.0)
+    # When mails go out one at a time; Expect the late one second
+    order = []
+    for now in range(4, 8):
+        attempt = taken(queue, now)
+        order.append(attempt.subscription.uid)
+        queue.settle(attempt, {}, now)
+    assert order == ["many", "late", "many", "many"]
+
+
+def test_pauses_double_and_end_in_a_loss() -> None:
+    # Given a mail, and two retries
+    one = subscription("one", "a@x", "b@x")
+    queue = queue_of(one)
+    queue.offer(one, content(), 0.0)
+    # When the server is away each time
+    assert queue.put_off(taken(queue, 0.0), "away", 0.0) == []
+    assert queue.next_due() == 1.0
+    assert queue.put_off(taken(queue, 1.0), "away", 1.0) == []
+    assert queue.next_due() == 3.0
+    # Expect a loss for each recipient after the third try
+    [loss] = queue.put_off(taken(queue, 3.0), "away", 3.0)
+    assert (loss.cause, loss.amount) == (Cause.MAIL_UNREACHABLE, 2)
+    assert queue.waiting == queue.size == 0
+
+
+def test_a_rate_spreads_mails_evenly() -> None:
+    # Given two mails a second at most, and three subscriptions with a mail each
+    several = [subscription(str(n)) for n in range(3)]
+    queue = queue_of(*several, rate=2.0)
+    for one in several:
+        queue.offer(one, content(), 0.0)
+    # Expect one each half second
+    times = [now for now in (0.0, 0.25, 0.5, 0.75, 1.0) if queue.take(now) is not None]
+    assert times == [0.0, 0.5, 1.0]
+
+
+# -- bounds -------------------------------------------------------------------------------------------------------
+
+
+def test_one_subscription_does_not_take_the_room_of_the_others() -> None:
+    # Given room for 40 mails
+    greedy, modest = subscription("greedy"), subscription("modest")
+    queue = queue_of(greedy, modest)
+    # When one subscription has 15 offered
+    losses = [loss for _ in range(15) for loss in queue.offer(greedy, content(), 0.0)]
+    # Expect a quarter of the room to be its own, the rest lost, and room for others
+    assert [loss.cause for loss in losses] == [Cause.QUEUE_OVERFLOW] * 5
+    assert queue.offer(modest, content(), 0.0) == []
+
+
+def test_bytes_are_bounded_too() -> None:
+    # Given room for 100 bytes, and four subscriptions with 40 bytes each
+    several = [subscription(str(n)) for n in range(4)]
+    queue = queue_of(*several, queue_bytes=100)
+    losses = [loss for one in several for loss in queue.offer(one, content(size=40), 0.0)]
+    assert [loss.cause for loss in losses] == [Cause.QUEUE_OVERFLOW] * 2
+    assert queue.size == 80
+
+
+# -- digests ------------------------------------------------------------------------------------------------------
+
+
+def test_objects_are_gathered_for_the_digests_time() -> None:
+    # Given a digest of 60 seconds, and two objects
+    one = subscription(digest=60)
+    queue = queue_of(one)
+    queue.offer(one, content("first"), 0.0)
+    queue.offer(one, content("second"), 50.0)
+    # Expect both in one mail 60 seconds after the first
+    assert queue.take(59.0) is None
+    assert names(taken(queue, 60.0)) == ["first", "second"]
+
+
+def test_a_full_digest_does_not_wait() -> None:
+    # Given digests of four objects at most; When five come; Expect four at once, the fifth in time
+    one = subscription(digest=60)
+    queue = queue_of(one)
+    for n in range(5):
+        queue.offer(one, content(str(n)), 1.0)
+    attempt = taken(queue, 1.0)
+    assert names(attempt) == ["0", "1", "2", "3"]
+    queue.settle(attempt, {}, 1.0)
+    assert queue.next_due() == 61.0
+
+
+def test_a_digest_that_was_put_off_is_the_same_mail_again() -> None:
+    # Given a digest of two objects that is put off, and a third object meanwhile
+    one = subscription(digest=60)
+    queue = queue_of(one)
+    queue.offer(one, content("first"), 0.0)
+    queue.offer(one, content("second"), 0.0)
+    queue.settle(taken(queue, 60.0), {"a@x": (451, "later")}, 60.0)
+    queue.offer(one, content("third"), 60.5)
+    # Expect the same two again, and the third in a mail of its own
+    again = taken(queue, 61.0)
+    assert names(again) == ["first", "second"]
+    queue.settle(again, {}, 61.0)
+    assert names(taken(queue, 120.5)) == ["third"]
+
+
+def test_a_digest_that_would_not_survive_goes_out_when_all_is_flushed() -> None:
+    one, kept = subscription("one", digest=60), subscription("kept", digest=60)
+    queue = queue_of(one)
+    queue.open(kept, durable=True)
+    for each in (one, kept):
+        queue.offer(each, content(), 0.0)
+    queue.kept(queue.changes(), 0.0)
+    queue.flush(1.0)
+    assert taken(queue, 1.0).subscription is one
+    assert queue.take(1.0) is None
+
+
+# -- suspension ---------------------------------------------------------------------------------------------------
+
+
+def test_a_recipient_refused_for_good_three_times_running_is_suspended_and_the_others_are_not() -> None:
+    # Given two recipients of which one is refused for good, and five objects
+    one = subscription("one", "gone@x", "b@x")
+    queue = queue_of(one)
+    for _ in range(5):
+        queue.offer(one, content(), 0.0)
+    losses: list[Loss] = []
+    # When three mails have gone
+    for _ in range(3):
+        losses += queue.settle(taken(queue, 0.0), {"gone@x": (550, "no such user")}, 0.0)
+    # Expect what waits for it to be lost as well, and the others' mail to go on
+    assert Counter({loss.cause: loss.amount for loss in losses}) == {Cause.MAIL_REFUSED: 1, Cause.MAIL_SUSPENDED: 2}
+    assert one.mail_suspended == {"gone@x": "550 no such user"}
+    assert taken(queue, 0.0).recipients == ("b@x",)
+    # When an object comes; Expect it to be lost for the one under its own cause
+    [loss] = queue.offer(one, content(), 0.0)
+    assert (loss.cause, loss.amount) == (Cause.MAIL_SUSPENDED, 1)
+
+
+def test_refusals_that_are_not_running_do_not_suspend() -> None:
+    # Given a recipient that is refused twice, accepted, refused twice
+    one = subscription()
+    queue = queue_of(one)
+    for n, refused in enumerate((True, True, False, True, True)):
+        queue.offer(one, content(), float(n))
+        queue.settle(taken(queue, n), {"a@x": (550, "no")} if refused else {}, n)
+    assert one.mail_suspended == {}
+
+
+def test_a_refused_sender_suspends_nobody() -> None:
+    one = subscription()
+    queue = queue_of(one)
+    for n in range(4):
+        queue.offer(one, content(), float(n))
+        [loss] = queue.settle(taken(queue, n), {"a@x": (530, "authenticate first")}, n, blamed=False)
+        assert loss.cause == Cause.MAIL_REFUSED
+    assert one.mail_suspended == {}
+
+
+def test_all_suspended_takes_nothing_and_resuming_starts_anew() -> None:
+    # Given a suspended subscription
+    one = subscription()
+    queue = queue_of(one, suspend_after=1)
+    queue.offer(one, content(), 0.0)
+    queue.settle(taken(queue, 0.0), {"a@x": (550, "no")}, 0.0)
+    assert queue.refusal(one, 10) == Cause.MAIL_SUSPENDED
+    # When it is made again; Expect its mail to go out
+    queue.resume(one)
+    assert queue.offer(one, content("again"), 1.0) == []
+    assert names(taken(queue, 1.0)) == ["again"]
+    assert one.mail_suspended == {}
+
+
+# -- disk ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_to_survive_goes_out_only_when_it_is_on_disk() -> None:
+    one = subscription()
+    queue = queue_of(one, durable=True)
+    queue.offer(one, content("first"), 0.0)
+    assert queue.take(0.0) is None
+    changes = queue.changes()
+    assert [x.content.object_id for x in changes.letters] == ["first"]
+    queue.kept(changes, 0.0)
+    assert names(taken(queue, 0.0)) == ["first"]
+
+
+def test_what_the_disk_does_not_take_is_lost_and_the_rest_goes_on() -> None:
+    # Given a mail on disk, and one that can't be written
+    one = subscription()
+    queue = queue_of(one, durable=True)
+    queue.offer(one, content("first"), 0.0)
+    queue.kept(queue.changes(), 0.0)
+    queue.offer(one, content("second"), 0.0)
+    [loss] = queue.not_kept(queue.changes())
+    assert (loss.cause, loss.amount) == (Cause.STORAGE, 1)
+    # Expect the first to go out, and the next that can be written
+    queue.offer(one, content("third"), 0.0)
+    queue.kept(queue.changes(), 0.0)
+    first = taken(queue, 0.0)
+    queue.settle(first, {}, 0.0)
+    assert [names(first), names(taken(queue, 0.0))] == [["first"], ["third"]]
+
+
+class Disk:
+    """A naive disk: what has been committed, as `store.MailStore` would have it."""
+
+    def __init__(self) -> None:
+        self.contents: set[int] = set()
+        self.letters: dict[int, Letter] = {}
+        self.ledgers: dict[str, Ledger] = {}
+
+    def commit(self, changes: Any) -> None:
+        for number in changes.deleted:
+            self.letters.pop(number, None)
+        self.contents -= set(changes.dropped)
+        for uid in changes.forgotten:
+            self.ledgers.pop(uid, None)
+        self.contents |= {x.content.number for x in changes.letters}
+        self.letters |= {x.number: x for x in changes.letters}
+        for x in changes.updated:
+            if x.number in self.letters:
+                self.letters[x.number].recipients, self.letters[x.number].tries = x.recipients, x.tries
+        self.ledgers |= changes.ledgers
+        assert {x.content.number for x in self.letters.values()} == self.contents, "no content too many, none missing"
+
+
+RECIPIENTS = ("a@x", "b@x", "c@x")
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("offer"), st.integers(0, 2)),
+        st.tuples(st.just("take"), st.just(0)),
+        st.tuples(st.just("settle"), st.lists(st.sampled_from([0, 250, 451, 550]), min_size=3, max_size=3)),
+        st.tuples(st.just("put off"), st.just(0)),
+        st.tuples(st.just("abort"), st.just(0)),
+        st.tuples(st.just("commit"), st.just(0)),
+        st.tuples(st.just("fail"), st.just(0)),
+        st.tuples(st.just("begin commit"), st.just(0)),
+        st.tuples(st.just("cancel"), st.integers(0, 2)),
+        st.tuples(st.just("resume"), st.integers(0, 2)),
+        st.tuples(st.just("wait"), st.integers(1, 70)),
+        st.tuples(st.just("kill"), st.just(0)),
+    ),
+    max_size=80,
+)
+
+
+@settings(max_examples=400, derandomize=True, deadline=None)
+@given(ACTIONS)
+def test_offered_is_mailed_lost_or_waiting_whatever_happens_and_over_every_restart(actions: list[Any]) -> None:
+    """Three durable subscriptions, the third with digests; a disk that may fail; kills at any time."""
+    disk, queue, now = Disk(), MailQueue(SETTINGS), 0.0
+    under_way: list[Attempt] = []
+    writing: Any = None
+
+    def opened(uid: int) -> Subscription:
+        return subscription(str(uid), *RECIPIENTS, digest=30 if uid == 2 else 0)
+
+    standing = {uid: opened(uid) for uid in range(3)}
+    for one in standing.values():
+        queue.open(one, durable=True)
+    shared = content()
+    for action, argument in actions:
+        match action:
+            case "offer":
+                shared = content() if argument == 0 else shared  # the next ones get the same content
+                queue.offer(standing[argument], shared, now)
+            case "take":
+                attempt = queue.take(now)
+                under_way += [attempt] if attempt else []
+            case "settle" if under_way:
+                attempt = under_way.pop()
+                answers = dict(zip(RECIPIENTS, argument, strict=True))
+                refused = {a: (answers[a], "no") for a in attempt.recipients if answers[a] >= 400}
+                queue.settle(attempt, refused, now)
+            case "put off" if under_way:
+                queue.put_off(under_way.pop(), "away", now)
+            case "abort" if under_way:
+                queue.release(under_way.pop(), now)
+            case "begin commit" if writing is None:
+                writing = queue.changes()
+            case "commit":
+                writing = queue.changes() if writing is None else writing
+                disk.commit(writing)
+                queue.kept(writing, now)
+                writing = None
+            case "fail":
+                queue.not_kept(queue.changes() if writing is None else writing)
+                writing = None
+            case "cancel":
+                lost, _ = queue.cancel(standing[argument])
+                assert lost >= 0
+                standing[argument] = opened(argument)
+                queue.open(standing[argument], durable=True)
+            case "resume":
+                queue.resume(standing[argument])
+            case "wait":
+                now += argument
+            case "kill":
+                queue, under_way, writing = MailQueue(SETTINGS, first=1 + max(disk.letters, default=0)), [], None
+                standing = {uid: opened(uid) for uid in range(3)}
+                for uid, one in standing.items():
+                    queue.open(one, durable=True, ledger=disk.ledgers.get(str(uid)))
+                    queue.restore(
+                        one, [disk.letters[n] for n in sorted(disk.letters) if disk.letters[n].uid == str(uid)], now
+                    )
+        for one in standing.values():
+            outbox = queue._outboxes[one]
+            letters = (*outbox.letters, *outbox.pending.values())
+            waiting = sum(len(letter.recipients) for letter in letters)
+            ledger = outbox.ledger
+            assert ledger.offered * 3 == ledger.mailed + sum(ledger.lost.values()) + waiting
+            assert all(letter.recipients for letter in outbox.letters)
+            assert outbox.size == sum(len(letter.content.data) for letter in letters)
+            assert [x.number for x in outbox.letters] == sorted(x.number for x in outbox.letters)
+        assert queue.waiting == sum(len(o) for o in queue._outboxes.values())
+        assert queue.pending == sum(len(o.pending) for o in queue._outboxes.values())
+        assert queue.under_way == len(under_way)
+        assert queue.volatile == 0
