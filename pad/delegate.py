@@ -680,5 +680,7 @@ class Delegate:
         session = self._sessions.get(subscription.owner)
         if session is not None:
             session[0].lose(subscription, cause, count)
-        else:
-            subscription.lost[cause] += count
+            return
+        with self._lock:
+            stands = self._subscriptions.get((subscription.owner, subscription.uid)) is subscription
+            (subscription.lost if stands else self._closed_lost)[cause] += count

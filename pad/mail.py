@@ -358,15 +358,15 @@ class MailDispatcher:
             async with asyncio.timeout(self._settings.try_seconds):
                 return _Answer(await self._connections.send(everybody, self._message(attempt)))
         except aiosmtplib.SMTPRecipientsRefused as exc:
-            return _Answer({r.recipient: (r.code, r.message) for r in exc.recipients})
+            return _Answer({r.recipient: _said(r) for r in exc.recipients})
         except aiosmtplib.SMTPHeloError as exc:
-            return _Answer(unreachable=f"{exc.code} {exc.message}")
+            return _Answer(unreachable=_printable(f"{exc.code} {exc.message}"))
         except aiosmtplib.SMTPSenderRefused as exc:
-            return _Answer(dict.fromkeys(everybody, (exc.code, exc.message)), blamed=False)
+            return _Answer(dict.fromkeys(everybody, _said(exc)), blamed=False)
         except aiosmtplib.SMTPResponseException as exc:
-            return _Answer(dict.fromkeys(everybody, (exc.code, exc.message)))
+            return _Answer(dict.fromkeys(everybody, _said(exc)))
         except (_NotConnectedError, aiosmtplib.SMTPException, OSError, ValueError) as exc:
-            return _Answer(unreachable=str(exc) or type(exc).__name__)
+            return _Answer(unreachable=_printable(str(exc) or type(exc).__name__))
 
     def _message(self, attempt: Attempt) -> bytes:
         uid, contents = attempt.subscription.uid, [x.content for x in attempt.letters]
@@ -419,7 +419,7 @@ class _Connections:
                 self._idle.append((time.monotonic(), client))
             else:
                 self._drop(client)
-        return {address: (r.code, r.message) for address, r in refused.items()}
+        return {address: _said(answer) for address, answer in refused.items()}
 
     async def _connect(self) -> aiosmtplib.SMTP:
         settings = self._settings
@@ -471,3 +471,13 @@ class _Connections:
             log.debug("no good-bye from the mail server: %s", exc)
         finally:
             self._drop(client)
+
+
+def _said(answer: aiosmtplib.SMTPResponse | aiosmtplib.SMTPResponseException) -> tuple[int, str]:
+    """Code and text of an answer."""
+    return answer.code, _printable(answer.message)
+
+
+def _printable(text: str) -> str:
+    """A server's words as logs, status pages and our disk can take them: bytes that are no UTF-8 come as surrogates."""
+    return "".join(c if c.isprintable() else " " for c in text[:500])

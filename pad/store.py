@@ -217,7 +217,7 @@ class MailStore:
             yield
         except StorageError:
             raise
-        except (sqlite3.Error, OSError, KeyError, msgspec.DecodeError) as exc:
+        except (sqlite3.Error, OSError, KeyError, ValueError) as exc:  # msgspec's are ValueErrors
             raise StorageError(
                 f"mail queue in {self.path}: {exc}",
                 hint="Check the disk and the file; another delegate may use it",
