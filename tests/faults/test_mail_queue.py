@@ -19,11 +19,11 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, syntax
 
 from jbi_pubsub.core.config import MailSection
-from jbi_pubsub.core.errors import AddressError, StorageError
+from jbi_pubsub.core.errors import AddressError, ConfigurationError, StorageError
 from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, TypeName
 from jbi_pubsub.pad.mail import MailDispatcher
 from jbi_pubsub.pad.store import MailStore
-from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
+from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, Subscription, SubscriptionRequest, compile_subscription
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -43,6 +43,8 @@ class Server:
         """No message gets its answer while this is true."""
         self.dies_inside = self.dies_after = 0
         """So many connections are cut inside the next messages, or after their end."""
+        self.raw = b""
+        """Answer to RCPT as it is."""
         self.one_each = False
         """A connection takes one mail."""
         self.answer_rcpt: Callable[[str], str] = lambda _address: "250 OK"
@@ -94,6 +96,13 @@ class Frail(SMTP):
     def connection_lost(self, error: Exception | None) -> None:
         self.event_handler.disconnected += 1
         super().connection_lost(error)
+
+    @syntax("RCPT TO: <address>")
+    async def smtp_RCPT(self, arg: str) -> None:  # noqa: N802
+        if not self.event_handler.raw:
+            await super().smtp_RCPT(arg)
+            return
+        self.transport.write(self.event_handler.raw)
 
     @syntax("DATA")
     async def smtp_DATA(self, arg: str) -> None:  # noqa: N802
@@ -558,3 +567,70 @@ def test_mail_queued_in_a_delegate_that_is_killed_is_sent_when_it_is_back(
 
     eventually(lambda: record()["mailed"] == 5)
     assert (record()["matched"], record()["mail_waiting"], record()["lost"]) == (5, 0, {})
+
+
+@pytest.mark.processes
+def test_the_command_line_makes_digests_and_shows_who_is_suspended(
+    server: Server, federation: Any, figures: Any, field: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a server that knows nobody, one subscription with digests and one without, from the command line
+    server.answer_rcpt = lambda _address: "550 no such user"
+    field.leases(lookup=60.0)
+    pad = field.pad()
+    uids = []
+    for more in ((), ("--digest", "3600")):
+        process = field.jbi("subscribe", "--type", TYPE, "--email", "gone@example.org", *more, "--json")
+        uids.append(process.fact()["subscription"])
+        assert process.popen.wait(10.0) == 0
+    # When three objects are published
+    adapter = field.light()
+    registration = adapter.register_publisher(
+        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    for _ in range(3):
+        adapter.publish(registration, figures.figure_1)
+    adapter.flush()
+
+    def waits() -> int:
+        return int(field.status(pad)["mail"]["queued"])
+
+    eventually(lambda: waits() == 3)
+    # Expect the one to be suspended after two, and the other to gather
+    answer = field.jbi("subscriptions", "--json").fact()
+    plain, digest = sorted(answer, key=lambda row: uids.index(row["uid"]))
+    assert plain["lost"] == {"mail_refused": 2, "mail_suspended": 1}
+    assert plain["mail_suspended"] == {"gone@example.org": "550 no such user"}
+    assert (digest["mail_digest_seconds"], digest["mail_waiting"], digest["mailed"]) == (3600.0, 3, 0)
+    table = field.jbi("subscriptions")
+    assert "gone@example.org: 550 no such user" in table.popen.communicate()[0]
+
+
+@pytest.mark.parametrize("value", ["-1", "nan", "soon", "86401"])
+def test_a_digest_time_that_is_none_is_refused(value: str) -> None:
+    request = SubscriptionRequest("one", direct=False, recipients=("a@x.org",), attributes=((DIGEST_ATTRIBUTE, value),))
+    with pytest.raises(ConfigurationError, match="mail_digest_seconds"):
+        compile_subscription(request, owner="mail", number=0)
+
+
+def test_digests_are_for_mail() -> None:
+    request = SubscriptionRequest("one", attributes=((DIGEST_ATTRIBUTE, "60"),))
+    with pytest.raises(ConfigurationError, match="recipients"):
+        compile_subscription(request, owner="s", number=0)
+
+
+def test_what_a_server_says_can_be_shown_and_stored(
+    server: Server, office: Callable[..., Office], tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a server that refuses with bytes that are no UTF-8
+    server.raw = b"550 \xff\x1b[2J no\r\n"
+    here = office(tmp_path / "mails", suspend_after=1)
+    one = here.subscribe("one", "one@x.org")
+    here.publish(one)
+    eventually(lambda: one.mail_suspended)
+    # Expect the words without them, and that the disk takes them
+    assert one.mail_suspended["one@x.org"].isprintable()
+    assert one.mail_suspended["one@x.org"].startswith("550 ")
+    here.mail.sync()
+    here.mail.stop()
+    again = office(tmp_path / "mails", start=False)
+    assert again.subscribe("one", "one@x.org").mail_suspended == one.mail_suspended
