@@ -559,13 +559,15 @@ class Delegate:
                 log.error("cleaning up behind a lease: %s", exc)
         return len(gone)
 
-    def drain(self, timeout: float) -> int:
-        """Wait for deliveries and mails to go out; how many objects are left after `timeout` seconds."""
+    def drain(self, timeout: float, *, closing: bool = False) -> int:
+        """Wait for deliveries and mails to go out; how many objects are left after `timeout` seconds.
+
+        `closing` leaves nothing for later that would not survive."""
         with self._lock:
             sessions = [s for s, _ in self._sessions.values()]
         deadline = self._clock() + timeout
         left = sum(s.drain(max(0.0, deadline - self._clock())) for s in sessions if s.connected)
-        return left + self._mail.drain(max(0.0, deadline - self._clock()))
+        return left + self._mail.drain(max(0.0, deadline - self._clock()), closing=closing)
 
     def close(self) -> None:
         """End everything: registrations leave the lookup services, what still waits is lost (shutdown)."""

@@ -170,16 +170,18 @@ class MailDispatcher:
             if not self._changed.wait_for(lambda: self._durable >= wanted or self._written, SYNC_SECONDS):
                 log.error("the disk of the mail queue has not answered for %g s", SYNC_SECONDS)
 
-    def drain(self, timeout: float) -> int:
-        """Wait until all has gone out that would not survive, or could go out now; how many mails would not survive
-        after `timeout` seconds. Digests that would not survive go out before their time."""
+    def drain(self, timeout: float, *, closing: bool = False) -> int:
+        """Wait until all has gone out that could go now or is tried again; how many mails that would not survive are
+        left after `timeout` seconds. What is gathered for a digest does not count; `closing` sends it before its time
+        if it would not survive."""
         deadline = time.monotonic() + timeout
         with self._changed:
-            self._queue.flush(time.monotonic())
-            self._poke()
+            if closing:
+                self._queue.flush(time.monotonic())
+                self._poke()
             while not self._is_drained() and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
-            return self._queue.volatile
+            return self._queue.volatile - self._queue.gathering
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the threads; what would not survive is lost (shutdown)."""
@@ -238,7 +240,7 @@ class MailDispatcher:
     def _is_drained(self) -> bool:
         queue = self._queue
         ready = queue.next_due() <= time.monotonic()
-        return not (queue.volatile or queue.pending or queue.under_way or ready)
+        return not (queue.pending or queue.under_way or ready or queue.volatile > queue.gathering)
 
     def _end_store(self, store: MailStore, timeout: float) -> None:
         if self._writer.ident is not None:

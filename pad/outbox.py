@@ -289,6 +289,14 @@ class MailQueue:
         for outbox in self._outboxes.values():
             self._schedule(outbox, now)
 
+    @property
+    def gathering(self) -> int:
+        """Letters that would not survive, and wait for nothing but their digest's time."""
+        if self._flushing:
+            return 0
+        boxes = (o for o in self._outboxes.values() if o.letters and not o.durable and not o.busy)
+        return sum(len(o.letters) for o in boxes if o.subscription.digest_seconds and not o.letters[0].tries)
+
     def settle(
         self, attempt: Attempt, refused: Mapping[str, tuple[int, str]], now: float, *, blamed: bool = True
     ) -> list[Loss]:

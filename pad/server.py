@@ -180,7 +180,7 @@ class DisseminationServer:
         self._stopping.set()
         for receiver in list(self._publications.values()):
             receiver.stop()
-        left = self.delegate.drain(drain)
+        left = self.delegate.drain(drain, closing=True)
         self.delegate.close()
         self._endpoint.stop()
         self._reaper.join(5.0)

@@ -19,7 +19,7 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, syntax
 
 from jbi_pubsub.core.config import MailSection
-from jbi_pubsub.core.errors import AddressError, ConfigurationError, StorageError
+from jbi_pubsub.core.errors import AddressError, BackPressureError, ConfigurationError, StorageError
 from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, TypeName
 from jbi_pubsub.pad.mail import MailDispatcher
 from jbi_pubsub.pad.store import MailStore
@@ -381,8 +381,11 @@ def test_objects_of_a_digest_come_in_one_mail(
     _, gathered = message.iter_parts()
     assert [part.get_content()["X-JBI-Object-Id"] for part in gathered.iter_parts()] == ids[:5]
     assert one.mail_waiting == 2
-    # When the dispatcher is to end; Expect them before their time, because they would not survive
+    # When the publisher waits until all that can go has gone; Expect them not to go before their time
     assert here.mail.drain(10.0) == 0
+    assert (len(server.mails), one.mail_waiting) == (1, 2)
+    # When the dispatcher is to end; Expect them before their time, because they would not survive
+    assert here.mail.drain(10.0, closing=True) == 0
     assert (len(server.mails), one.mailed) == (2, 7)
 
 
@@ -500,6 +503,32 @@ def test_many_mails_share_a_commit(
     go.set()
     here.mail.sync()
     assert commits == [1, 200]
+
+
+def test_a_publisher_is_told_that_its_batch_is_taken_when_the_mail_is_on_disk(
+    server: Server, federation: Any, figures: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate with state whose disk is slow, and an e-mail subscription
+    go, commit = threading.Event(), MailStore.commit
+
+    def slow(store: MailStore, changes: Any, offset: float) -> None:
+        assert not changes.letters or go.wait(10.0)
+        commit(store, changes, offset)
+
+    monkeypatch.setattr(MailStore, "commit", slow)
+    section = msgspec.structs.replace(federation.config.pad, state=str(tmp_path / "state.db"))
+    pad = federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
+    pad.delegate.subscribe("", SubscriptionRequest("one", direct=False, recipients=("one@x.org",)), 60.0)
+    adapter = federation.light()
+    registration = adapter.register_publisher(
+        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    # When an object is published; Expect it not to be acknowledged before the mail is there
+    adapter.publish(registration, figures.figure_1)
+    with pytest.raises(BackPressureError):
+        adapter.flush(0.3)
+    go.set()
+    adapter.flush(10.0)
 
 
 def test_a_full_disk_is_a_counted_loss_and_no_end(
