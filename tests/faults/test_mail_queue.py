@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import email.policy
 import shutil
+import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from email import message_from_bytes
 from pathlib import Path
 from typing import Any
@@ -561,6 +563,19 @@ def test_two_delegates_do_not_share_a_mail_queue(server: Server, office: Callabl
     with pytest.raises(StorageError, match="another delegate"):
         MailStore(tmp_path / "mails")
     assert (tmp_path / "mails").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("damage", ["no database", "another version"])
+def test_a_file_that_is_no_mail_queue_of_ours_is_refused(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "mails"
+    if damage == "no database":
+        path.write_bytes(b"something else, long enough to be looked at" * 100)
+    else:
+        MailStore(path).close()
+        with closing(sqlite3.connect(path)) as base:
+            base.execute("PRAGMA user_version=7")
+    with pytest.raises(StorageError, match="mails"):
+        MailStore(path)
 
 
 @pytest.mark.processes
