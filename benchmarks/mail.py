@@ -91,7 +91,7 @@ def measure(port: int, count: int, size: int, *, connections: int, store: Path |
         mail.offer(subscriptions[n % SUBSCRIPTIONS], obj, obj.payload)
     offered = time.perf_counter() - begin
     mail.sync()
-    mail.drain(300.0)
+    mail.drain(300.0, closing=True)
     took = time.perf_counter() - begin
     assert sum(s.mailed for s in subscriptions) == count
     used = cpu() - used
