@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 from uuid import uuid4
 
 import msgspec
@@ -33,7 +33,7 @@ from jbi_pubsub.core.errors import (
     StorageError,
     UnknownUidError,
 )
-from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, SchemaBundle, TypeName
+from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, Platform, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
@@ -64,6 +64,9 @@ from jbi_pubsub.pad.subscription import (
 log = logging.getLogger("jbi_pubsub.pad")
 
 Entries = tuple[EntryRep, ...]
+
+NO_OBJECT: Final = InfoObject("", TypeName(""), b"", b"", Platform(0.0, "", 0, 0, 0))
+"""Before the first one."""
 
 
 class TypeRepository(Protocol):
@@ -201,6 +204,7 @@ class Delegate:
         self._closed_mailed = 0
         self._closed_matched = 0
         self._closed_published = 0
+        self._unpacked: tuple[Head | None, InfoObject] = (None, NO_OBJECT)
         self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost, store=mails)
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
@@ -389,11 +393,17 @@ class Delegate:
         else:
             subscription.matched += 1
         if request.recipients:
-            self._mail_out(subscription, parcel.unpacked())
+            self._mail_out(subscription, parcel)
 
-    def _mail_out(self, subscription: Subscription, obj: InfoObject) -> None:
+    def _mail_out(self, subscription: Subscription, parcel: Parcel) -> None:
         request = subscription.request
-        if not self._mail.offer(subscription, obj, obj.payload):  # cancelled since the match
+        head, obj = self._unpacked
+        if head is not parcel.head:  # mails of one object share what is made of it
+            obj = parcel.unpacked()
+            self._unpacked = parcel.head, obj
+        left = parcel.payload
+        payload = left if isinstance(left, bytes) else obj.payload
+        if not self._mail.offer(subscription, obj, payload):  # cancelled since the match
             with self._lock:
                 self._closed_lost[Cause.CANCELLED] += len(request.recipients)
                 self._closed_matched += not request.direct

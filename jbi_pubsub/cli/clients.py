@@ -516,7 +516,8 @@ def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> 
 def cancel(settings: Settings, uid: str) -> None:
     """Cancel an e-mail subscription at every delegate."""
     cancelled = 0
-    for proxy in _delegates(settings.load()):
+    config = settings.load()
+    for proxy in _delegates(config, wait=config.lookup.timeout):
         if any(known["uid"] == uid for known in proxy.mail_subscriptions()):
             proxy.unsubscribe("", uid)
             cancelled += 1
@@ -526,15 +527,20 @@ def cancel(settings: Settings, uid: str) -> None:
     click.echo(f"cancelled at {cancelled} delegates")
 
 
-def _delegates(config: Config) -> Iterator[SubscriptionsProxy]:
-    return _subscription_servers(config, ServiceTemplate(types=(PAD_TYPE,)))
+def _delegates(config: Config, *, wait: float = 0.0) -> Iterator[SubscriptionsProxy]:
+    """`wait`: seconds for a first one to appear, when what is wanted is known to be with one."""
+    return _subscription_servers(config, ServiceTemplate(types=(PAD_TYPE,)), wait=wait)
 
 
 def _subscription_servers(
     config: Config,
     template: ServiceTemplate = ServiceTemplate(),  # noqa: B008  # a frozen value
+    *,
+    wait: float = 0.0,
 ) -> Iterator[SubscriptionsProxy]:
     with _community(config) as community:
+        if wait:
+            community.watch(template).wait(1, wait)
         items = community.lookup(template, 10_000)
     for item in {item.proxy.service_id: item for item in items}.values():
         ref = msgspec.structs.replace(item.proxy, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
