@@ -137,8 +137,9 @@ def cpu_seconds(pid: int) -> float:
 
 
 def events(address: str, pid: int, listeners: int, burst: int) -> dict[str, float]:
-    """To so many listeners: items that come by one call each, and the same ones leaving with one call. Events per
-    second, and CPU time of the lookup service (process `pid`) and of the listeners for each."""
+    """To so many listeners: items that come by one call each, the same ones leaving with one call, and items of which
+    each comes when everybody has heard of the one before. Events per second, and CPU time of the lookup service
+    (process `pid`) and of the listeners for each."""
     proxy = proxy_at(address)
     ours, theirs = multiprocessing.Pipe()
     client = multiprocessing.Process(target=listen, args=(address, listeners, theirs))
@@ -162,6 +163,18 @@ def events(address: str, pid: int, listeners: int, burst: int) -> dict[str, floa
 
     run("one by one", lambda: leases.extend(proxy.register(each, 300.0).lease_id for each in items))
     run("in a burst", lambda: proxy.cancel(leases))
+    took = []
+    before = cpu_seconds(pid)
+    for each in items:
+        ours.send(listeners)
+        begin = time.perf_counter()
+        lease = proxy.register(each, 300.0).lease_id
+        took.append(ours.recv()[0] - begin)
+        ours.send(listeners)
+        proxy.cancel([lease])
+        ours.recv()
+    result[f"alone to {listeners}: ms to all"] = round(statistics.median(took) * 1e3, 2)
+    result[f"alone to {listeners}: us"] = round((cpu_seconds(pid) - before) / (2 * burst * listeners) * 1e6, 1)
     ours.send(0)
     client.join()
     proxy.close()

@@ -36,6 +36,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, Platform, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
@@ -199,6 +200,7 @@ class Delegate:
         self._waiting: TemplateIndex[tuple[str, str]] = TemplateIndex()
         self._next_number = 0
         self._budget = Budget(config.pad.max_queued_bytes)
+        self._hub = SenderHub(name=f"deliver-{delegate_id[:8]}")
         self._closed_lost: Counter[str] = Counter()
         self._closed_delivered = 0
         self._closed_mailed = 0
@@ -212,6 +214,10 @@ class Delegate:
             self._closed_matched += ended.offered
             self._closed_lost.update(ended.lost)
             self._closed_mailed += ended.mailed
+
+    def start(self) -> None:
+        """Begin to deliver."""
+        self._hub.start()
 
     # -- publishers ---------------------------------------------------------------------------------------------
 
@@ -417,7 +423,7 @@ class Delegate:
     def open_session(self, name: str, duration: float) -> tuple[str, Lease]:
         """A subscriber process comes: its session id and lease. Raises LeaseDeniedError."""
         session_id = f"session-{uuid4().hex}"
-        session = SubscriberSession(session_id, name=name, budget=self._budget)
+        session = SubscriberSession(session_id, name=name, budget=self._budget, hub=self._hub)
         with self._lock:
             self._check_room(len(self._sessions), "subscriber sessions")
             lease = self._landlord.grant(
@@ -587,6 +593,7 @@ class Delegate:
             self._drop_connection(connection_id)
         for session_id in sessions:
             self._drop_session(session_id, Cause.SHUTDOWN)
+        self._hub.stop()
         self._mail.stop()
         if self._store is not None:
             self._store.close()

@@ -10,6 +10,7 @@ Rules:
 
 from __future__ import annotations
 
+import socket
 import struct
 import threading
 import time
@@ -22,7 +23,8 @@ import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
-from jbi_pubsub.core.wire.stream import CHUNK_BYTES, Line, Sender, chunks
+from jbi_pubsub.core.wire.hub import HubSender, SenderHub
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
 from jbi_pubsub.pad.subscription import Subscription, shown
 
 ITEM: Final = struct.Struct("!BI")
@@ -168,7 +170,13 @@ class SubscriberSession:
     """Everything that goes to one subscriber process. Any thread may offer; `_changed` covers all state."""
 
     def __init__(
-        self, session_id: str, *, name: str, budget: Budget, clock: Callable[[], float] = time.monotonic
+        self,
+        session_id: str,
+        *,
+        name: str,
+        budget: Budget,
+        hub: SenderHub,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._budget = budget
         self.session_id = session_id
@@ -182,7 +190,7 @@ class SubscriberSession:
         self._closed = False
         self._freed = 0
         """Bytes that the current `take` has taken out of queues."""
-        self._sender = Sender(self, name=f"deliver-{name}", acked=self._acked)
+        self._sender = HubSender(hub, take=self._take, acked=self._acked)
 
     def add(self, subscription: Subscription) -> None:
         """Open the subscription's outlet."""
@@ -233,7 +241,7 @@ class SubscriberSession:
                 if not outlet.ready:
                     self._make_ready(outlet)
             self._budget.add(taken)
-            self._changed.notify_all()
+        self._sender.ready()
         return gone
 
     def _make_room(self, outlet: _Outlet) -> tuple[bool, bool]:
@@ -241,7 +249,7 @@ class SubscriberSession:
         request = outlet.subscription.request
         cause = Cause.QUEUE_OVERFLOW
         if request.policy == "block":
-            self._changed.notify_all()  # what was offered before goes out meanwhile
+            self._sender.ready()  # what was offered before goes out meanwhile
             has_room = self._wait_for_room(outlet, request.block_seconds)
             if self._outlets.get(outlet.subscription.number) is not outlet:
                 return False, False  # cancelled while we waited: its queue is empty, but nobody takes from it
@@ -256,15 +264,6 @@ class SubscriberSession:
         self._lose(outlet, cause)
         return has_room, True
 
-    def wake(self) -> None:
-        """Whoever waits in `take` looks again (Source)."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def is_full(self) -> bool:
-        """Whether a full batch waits (Source): not known without counting."""
-        return True
-
     def lose(self, subscription: Subscription, cause: Cause, count: int = 1) -> None:
         """Count a loss that happened elsewhere (e-mail, size) and tell the subscriber."""
         with self._changed:
@@ -273,15 +272,13 @@ class SubscriberSession:
                 subscription.lost[cause] += count
             else:
                 self._lose(outlet, cause, count)
-                self._changed.notify_all()
+                self._sender.ready()
 
-    def take(self, max_items: int, max_bytes: int, timeout: float) -> list[Parts]:
-        """What goes out next: ready subscriptions take turns (Source)."""
+    def _take(self, max_items: int, max_bytes: int) -> list[Parts]:
+        """What goes out next: ready subscriptions take turns. On the hub's thread."""
         items: list[Parts] = []
         size = 0
         with self._changed:
-            if not self._ready:
-                self._changed.wait(timeout)
             self._freed = 0
             while self._ready and len(items) < max_items and size < max_bytes:
                 outlet = self._ready.popleft()
@@ -295,10 +292,9 @@ class SubscriberSession:
             self._changed.notify_all()  # room for those who wait under `block`
         return items
 
-    def run(self, line: Line, position: int) -> None:
-        """Serve a delivery connection until it fails; always ends with WireError."""
-        self._sender.start()  # not before somebody connects: a session alone costs no thread
-        self._sender.run(line, position)
+    def attach(self, sock: socket.socket, position: int, close: Callable[[], None]) -> None:
+        """Deliver over that connection from now on, which `close` closes; the subscriber is at `position`."""
+        self._sender.attach(sock, position, ended=close)
 
     def close(self, cause: Cause) -> None:
         """The session is over: whatever waits is lost under `cause`."""
@@ -433,7 +429,7 @@ class SubscriberSession:
             self._changed.wait(left)
         return True
 
-    def _acked(self, count: int, note: memoryview) -> None:
+    def _acked(self, count: int, note: bytes) -> None:
         try:
             consumed = msgspec.msgpack.decode(note, type=Consumed) if note else {}
         except msgspec.DecodeError as exc:
@@ -447,7 +443,10 @@ class SubscriberSession:
                 if outlet is not None and outlet.consumed < total <= outlet.sent:
                     outlet.consumed = total
                     self._make_ready(outlet)
-            self._changed.notify_all()
+            self._changed.notify_all()  # whoever drains
+            ready = bool(self._ready)
+        if ready:
+            self._sender.ready()
 
 
 class Deliveries:

@@ -163,6 +163,7 @@ class DisseminationServer:
 
     def start(self) -> None:
         """Begin to serve; a delegate makes itself known."""
+        self.delegate.start()
         self._endpoint.start()
         self._reaper.start()
         if self.characteristics:
@@ -285,20 +286,20 @@ class DisseminationServer:
         hello = listen(line)
         kind, uid = self._tokens.redeem(hello.token) or ("", "")
         if kind == "deliver":
-            self._deliver(line, uid, hello.position)
+            self._deliver(sock, line, uid, hello.position)
         elif kind == "publish":
             self._take_publications(line, uid)
         else:
             refuse(line, "unknown or used token")
 
-    def _deliver(self, line: Line, uid: str, position: int) -> None:
+    def _deliver(self, sock: socket.socket, line: Line, uid: str, position: int) -> None:
         try:
             session = self.delegate.session(uid)
         except UnknownUidError as exc:
             refuse(line, str(exc))
             return
         welcome(line, 0)
-        session.run(line, position)
+        session.attach(sock, position, self._endpoint.hand_over(sock))
 
     def _take_publications(self, line: Line, connection_id: str) -> None:
         receiver = self._publications.get(connection_id)

@@ -16,7 +16,7 @@ import pytest
 from jbi_pubsub.core.errors import AccessDeniedError, IncompatibleEntryError, LookupNotFoundError, WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
-from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
+from jbi_pubsub.core.wire.stream import ITEMS, Hello, Line, Receiver, greet
 from jbi_pubsub.lookup import server as server_module
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceEvent, ServiceItem, ServiceTemplate
@@ -130,6 +130,29 @@ def test_a_listener_that_connects_again_hears_what_comes_then(federation: Any, e
         proxy.register(printer(2), 300.0)
         eventually(lambda: len(heard) == 2)
     assert [(event.service_id, event.number) for event in heard] == [("printer-1", 1), ("printer-2", 2)]
+
+
+def test_event_connections_cost_no_threads(federation: Any, eventually: Callable[..., Any]) -> None:
+    # Given a lookup service, and a client that can call it
+    lookup = federation.lookups[0]
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (lookup.address,)), Security())
+    federation.stack.callback(proxy.close)
+    proxy.describe()
+    before = threading.active_count()
+
+    # When a hundred event connections are opened, expect no thread for any of them
+    lines = []
+    for n in range(100):
+        proxy.notify(wanting(None), int(ALL_TRANSITIONS), 300.0, "", f"listener-{n}")
+        sock = federation.stack.enter_context(dial(proxy.ref, DATA, Security(), 5.0))
+        lines.append(Line(sock))
+        greet(lines[-1], Hello(proxy.open_events(f"listener-{n}")))
+    eventually(lambda: threading.active_count() <= before)
+    assert lookup.status()["connections"] == 101
+
+    # Expect each to hear of a printer
+    proxy.register(printer(1), 300.0)
+    assert [line.receive(10.0)[0] for line in lines] == [ITEMS] * 100
 
 
 def test_two_lookup_services_show_a_service_once_and_one_may_die(

@@ -39,6 +39,7 @@ from jbi_pubsub.core.info_object import (
 )
 from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlServer
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security, dial
+from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.stream import FRAME, HELLO, ITEMS, MAX_FRAME_BYTES, Hello, Line, greet
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
@@ -524,7 +525,7 @@ def test_a_queue_may_hold_an_eighth_of_the_memory_then_its_policy_decides(policy
     # Given memory for 80 kB, and two subscriptions with room for thousands of objects each
     budget = Budget(80_000)
     assert budget.share == 80_000 // SHARE == 10_000
-    session = SubscriberSession("session-1", name="stalled", budget=budget)
+    session = SubscriberSession("session-1", name="stalled", budget=budget, hub=SenderHub(name="test"))
     stalled, other = (
         compile_subscription(SubscriptionRequest(uid, policy=policy), owner="session-1", number=number)
         for number, uid in enumerate(("stalled", "other"), 1)
@@ -546,7 +547,7 @@ def test_a_queue_may_hold_an_eighth_of_the_memory_then_its_policy_decides(policy
 
 def test_a_queue_takes_one_object_larger_than_its_share() -> None:
     budget = Budget(80_000)
-    session = SubscriberSession("session-1", name="large", budget=budget)
+    session = SubscriberSession("session-1", name="large", budget=budget, hub=SenderHub(name="test"))
     subscription = compile_subscription(SubscriptionRequest("large"), owner="session-1", number=1)
     session.add(subscription)
     assert session.offer([(subscription, _parcel(20_000))]) == 0

@@ -66,33 +66,42 @@ class SenderHub:
         """`name` of the thread; `send_seconds`: how long a peer may take nothing of what waits for it."""
         self._clock = clock
         self._send_seconds = send_seconds
-        self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = socket.socketpair()
-        for end in (self._wake_read, self._wake_write):
-            end.setblocking(False)
-        self._selector.register(self._wake_read, _READ)
+        self._selector: selectors.BaseSelector
+        self._wake_read: socket.socket
+        self._wake_write: socket.socket
         self._ready: deque[HubSender] = deque()
         self._orders: deque[Callable[[], None]] = deque()
         self._unsent: set[HubSender] = set()
         self._look_at = 0.0
         self._asleep = False
         """Set by the thread before it looks for work the last time and waits: whoever brings some then wakes it."""
-        self._lock = threading.Lock()  # covers _stopping beside _orders: no order is taken and then forgotten
-        self._stopping = self._closed = False
+        self._lock = threading.Lock()  # covers what follows, and _orders: none is taken and then forgotten
+        self._started = self._stopping = self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Open what the thread needs and start it: the first time, and not after `stop`."""
+        with self._lock:
+            if self._started or self._stopping:
+                return
+            self._started = True
+            self._selector = selectors.DefaultSelector()
+            self._wake_read, self._wake_write = socket.socketpair()
+            for end in (self._wake_read, self._wake_write):
+                end.setblocking(False)
+            self._selector.register(self._wake_read, _READ)
+            self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
         """End all connections and the thread, within `timeout` seconds. Safe to repeat."""
         with self._lock:
             self._stopping = True
+            started = self._started
+        if not started:
+            self._close()
+            return
         self._wake()
-        if not self._thread.is_alive():
-            self._close()  # never started, or ended already
-        elif self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
     def order(self, order: Callable[[], None]) -> bool:
@@ -159,6 +168,8 @@ class SenderHub:
         self._closed = True
         while self._orders:  # of those who came while we were stopping: they are told at once
             self._orders.popleft()()
+        if not self._started:
+            return
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
                 key.data._end(_CLOSED)
