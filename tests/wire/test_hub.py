@@ -336,6 +336,32 @@ def test_what_fails_for_one_stream_fails_for_no_other(
     assert "a fault" in caplog.text
 
 
+def test_a_connection_that_can_not_be_closed_ends_no_other(
+    field: Field, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a connection whose owner fails when it is told of its end, and another one
+    hub = field.hub()
+    bad, good = Stream(hub), Stream(hub)
+    ours, theirs = field.pair()
+    field.own(ours)
+
+    def fail() -> None:
+        raise KeyError("a fault")
+
+    bad.sender.attach(ours, 0, ended=fail)
+    others, reading = field.pair()
+    good.connect(others)
+    field.reader(reading)
+    eventually(lambda: bad.sender.connected)
+
+    # When its peer leaves, expect the other one to be served
+    theirs.close()
+    eventually(lambda: not bad.sender.connected)
+    good.give(b"still here")
+    eventually(lambda: good.acked == 1)
+    assert "a fault" in caplog.text
+
+
 def test_acknowledgements_may_come_in_pieces_and_together(field: Field, eventually: Callable[..., Any]) -> None:
     # Given four items sent
     hub = field.hub()

@@ -244,13 +244,13 @@ class HubSender:
     def _begin(self, sock: socket.socket, position: int, ended: Callable[[], None]) -> None:
         self._end("a newer connection has come")
         if self._stopped or self._hub._stopping:
-            ended()
+            _tell(ended)
             return
         try:
             self._hub._selector.register(sock, _READ, self)
         except (OSError, ValueError) as exc:
             log.warning("connection refused: %s", exc)
-            ended()
+            _tell(ended)
             return
         self._connection = connection = _Connection(sock, ended)
         self._guarded(self._resume, connection, position)
@@ -334,7 +334,14 @@ class HubSender:
             log.debug("connection ended: %s", why)
             self._hub._unsent.discard(self)
             self._hub._selector.unregister(connection.sock)
-            connection.ended()
+            _tell(connection.ended)
+
+
+def _tell(ended: Callable[[], None]) -> None:
+    try:
+        ended()
+    except Exception:  # whoever owned the connection must not end the thread of all others
+        log.exception("closing a connection failed")
 
 
 class _Connection:
