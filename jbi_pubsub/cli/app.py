@@ -69,11 +69,13 @@ def jbi(
         if not equals:
             raise ConfigurationError(f"--set {assignment}: no value", hint="For example --set lease.subscriber=5")
         flags[key] = value
-    flags["lookup.locators"] = list(locators) or None
-    flags["lookup.groups"] = list(groups) or None
-    flags["lookup.multicast"] = False if no_multicast else None
-    flags["tls.insecure"] = True if insecure else None
-    context.obj = Settings(config_file, {k: v for k, v in flags.items() if v is not None})
+    own = {
+        "lookup.locators": list(locators) or None,
+        "lookup.groups": list(groups) or None,
+        "lookup.multicast": False if no_multicast else None,
+        "tls.insecure": True if insecure else None,
+    }
+    context.obj = Settings(config_file, flags | {key: value for key, value in own.items() if value is not None})
 
 
 class JsonFormatter(logging.Formatter):
