@@ -47,6 +47,9 @@ HANDSHAKE_SECONDS: Final = 10.0
 STEP_BYTES: Final = 1 << 20
 """Memory taken for an announced length at first; it doubles as bytes come."""
 
+MAX_HOST: Final = 253
+"""Characters of a host name (RFC 1035 section 2.3.4, without the final dot)."""
+
 MAX_CONNECTIONS: Final = 2048
 """Below the usual 4,096 of file descriptors a process may open after raising its soft limit."""
 
@@ -94,6 +97,21 @@ def split_endpoint(text: str, *, default_port: int = 0) -> tuple[str, int]:
     if not host or not 0 < number < 65536:
         raise ConfigurationError(f"{text!r} is no host:port", hint="For example 127.0.0.1:4160", endpoint=text)
     return host.strip("[]"), number
+
+
+def check_endpoint(text: str) -> str:
+    """`text` as host:port in one form (host in lower case, an IPv6 host in brackets), so that equal ones are equal
+    text; jbi://host:port (Jini's form of a locator, DJ.5) is the same. Stricter than `split_endpoint`: for what people
+    write and others send. Raises ConfigurationError."""
+    host, colon, port = text.removeprefix("jbi://").rpartition(":")
+    bare = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host.replace(":", " ")
+    good = bool(colon and 0 < len(bare) <= MAX_HOST and port.isascii() and port.isdecimal())
+    if not good or any(not c.isprintable() or c in " []/@" for c in bare):
+        raise ConfigurationError(
+            f"{text!r} is no host:port", hint="For example 127.0.0.1:4160, an IPv6 host in brackets", endpoint=text
+        )
+    host, number = split_endpoint(f"{host}:{port}")
+    return f"[{host}]:{number}".lower() if ":" in host else f"{host}:{number}".lower()
 
 
 def dial(ref: ServiceRef, plane: bytes, security: Security, timeout: float) -> socket.socket:
@@ -196,7 +214,8 @@ class Endpoint:
         self.certificate = security.tls.fingerprint() if security.tls else ""
         self._listener = _listen(host, port)
         self.port = int(self._listener.getsockname()[1])
-        self.address = f"{advertise or host}:{self.port}"
+        shown = advertise or host
+        self.address = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
         self._max = max_connections
         self._open: dict[socket.socket, threading.Thread | None] = {}
         """With the thread that serves it; None: handed over."""
