@@ -1,7 +1,10 @@
-"""Finding lookup services: mDNS announcements and unicast locators, always both. The only zeroconf.
+"""Finding lookup services: unicast locators, mDNS, and what lookup services know of each other. The only zeroconf.
 
 Rules (Jini Discovery and Join Specification DJ.2-DJ.3; measurements on zeroconf):
-- mDNS only suggests. A suggestion counts once the lookup service itself has answered a probe.
+- mDNS only suggests, and so do the items of other lookup services that a lookup service lists. A suggestion counts
+  once the lookup service itself has answered a probe and serves one of the groups; who it is, it says itself.
+- A locator is configured: it is probed for ever. A suggestion goes with its last source (a good-bye, an expired record
+  or lease), or when probes have failed for longer than mDNS keeps a dead record; their number is bounded.
 - A killed process stays listed in mDNS for up to 19 minutes, so death is noticed by probes, never by mDNS.
 - Groups are free strings, "" is public; None means all groups, () none. They travel in the TXT record and are
   confirmed by the probe.
@@ -12,25 +15,49 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 from zeroconf import Error as ZeroconfError
 from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
 
-from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Security, split_endpoint
+from jbi_pubsub.core.wire.endpoint import Security, check_endpoint, split_endpoint
 from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarInfo, RegistrarProxy
 
 log = logging.getLogger("jbi_pubsub.discovery")
 
 SERVICE_TYPE: Final = "_jbi-lookup._tcp.local."
+GROUPS: Final = b"groups"
+"""Key of the groups in the TXT record, separated by commas."""
+MAX_TXT: Final = 255
+"""Bytes of one string of a TXT record, key and "=" included (RFC 6763 section 6.1)."""
 MAX_SUGGESTIONS: Final = 256
-"""Endpoints remembered from mDNS; anybody on the link can announce, so there is a bound."""
+"""Endpoints remembered that others have named; anybody on the link can announce, so there is a bound."""
+MAX_ENDPOINTS: Final = 8
+"""Endpoints taken from one source: a lookup service has one for each interface at most."""
+MAX_SUGGESTED: Final = 64
+"""Lookup services joined that no locator names. Each costs a session, so what others suggest must have a bound; a
+community has a handful."""
+PROBES_A_ROUND: Final = 4
+"""Suggestions probed between two looks at the locators: 12 s at most when none answers."""
+ROUND_SECONDS: Final = 0.02
+"""Shortest time between two rounds: whoever suggests without end makes a party ask 200 times a second at most, which
+costs it a tenth of a core."""
+PAUSE_FIRST: Final = 0.5
+PAUSE_MOST: Final = 60.0
+"""Seconds between two probes of a suggestion that does not answer; doubles between these."""
+SUGGESTION_SECONDS: Final = 1200.0
+"""A suggestion that has not answered for so long is forgotten. Longer than mDNS itself lists a killed process (1,125 s:
+PTR records live 75 minutes at most, RFC 6762 section 10, zeroconf asks again at a quarter), as a lookup service that
+comes back meanwhile under the same name is not told of anew."""
 PROBE_SECONDS: Final = 3.0
 """Time for one probe. A lookup service that needs longer is probed again in the next round."""
 
@@ -39,16 +66,10 @@ class Announcement:
     """A lookup service's presence in mDNS. Registering takes 0.45 s, so it happens on a thread of its own."""
 
     def __init__(self, info: RegistrarInfo, address: str, interfaces: Sequence[str]) -> None:
-        host, port = split_endpoint(address)
+        self._registrar = info
+        self._address = address
         self._interfaces = list(interfaces)
-        self._info = ServiceInfo(
-            SERVICE_TYPE,
-            f"{info.service_id}.{SERVICE_TYPE}",
-            addresses=[socket.inet_aton(socket.gethostbyname(host))],
-            port=port,
-            properties={"id": info.service_id, "groups": ",".join(info.groups)},
-            server=f"{info.service_id}.local.",
-        )
+        self._info: ServiceInfo | None = None
         self._zeroconf: Zeroconf | None = None
         self._lock = threading.Lock()
         self._stopped = False
@@ -63,10 +84,12 @@ class Announcement:
         with self._lock:
             self._stopped = True
         self._thread.join(5.0)
-        if self._zeroconf is not None:
-            with contextlib.suppress(ZeroconfError, OSError):  # leaving anyway; probes notice
-                self._zeroconf.unregister_service(self._info)
-            self._zeroconf.close()
+        opened, self._zeroconf = self._zeroconf, None
+        if opened is not None:
+            if self._info is not None:
+                with contextlib.suppress(ZeroconfError, OSError):  # leaving anyway; probes notice
+                    opened.unregister_service(self._info)
+            opened.close()
 
     def _announce(self) -> None:
         try:
@@ -75,13 +98,110 @@ class Announcement:
             with self._lock:
                 if self._stopped:
                     return
+            self._info = self._described()
             opened.register_service(self._info, cooperating_responders=True)
         except (ZeroconfError, OSError) as exc:
             log.warning("no mDNS announcement on %s (%s): clients need a locator", self._interfaces, exc)
 
+    def _described(self) -> ServiceInfo:
+        host, port = split_endpoint(self._address)
+        own = self._registrar.service_id
+        return ServiceInfo(
+            SERVICE_TYPE,
+            f"{own}.{SERVICE_TYPE}",
+            addresses=[socket.inet_aton(socket.gethostbyname(host))],
+            port=port,
+            properties=_properties(self._registrar),
+            server=f"{own}.local.",
+        )
+
+
+@dataclass(slots=True)
+class _Suggestion:
+    sources: set[str]
+    due: float
+    asked: float = -math.inf
+    pause: float = PAUSE_FIRST
+    failing_since: float | None = None
+
+
+class Suggestions:
+    """Endpoints that others have named, each with its sources and its next probe. Pure; the owner's lock covers it."""
+
+    def __init__(self, most: int = MAX_SUGGESTIONS) -> None:
+        self._most = most
+        self._book: dict[str, _Suggestion] = {}
+
+    def __contains__(self, endpoint: object) -> bool:
+        return endpoint in self._book
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._book))
+
+    def suggest(self, source: str, endpoints: Sequence[str], now: float) -> None:
+        """`source` names these endpoints from now on, in place of those it named before.
+
+        They are due: news of an endpoint is a reason to ask it, though not more often than every PAUSE_FIRST seconds.
+        When all places are taken, the one that has failed longest gives way.
+        """
+        named = endpoints[:MAX_ENDPOINTS]
+        self._withdraw(source, frozenset(named))
+        for endpoint in named:
+            known = self._book.get(endpoint)
+            if known is not None:
+                known.sources.add(source)
+                known.due, known.pause = max(now, known.asked + PAUSE_FIRST), PAUSE_FIRST
+            elif self._make_room():
+                self._book[endpoint] = _Suggestion({source}, now)
+
+    def withdraw(self, source: str) -> None:
+        """`source` names nothing any more; what no other source names is forgotten."""
+        self._withdraw(source, frozenset())
+
+    def due(self, now: float, known: Container[str] = ()) -> list[str]:
+        """Endpoints to probe now, longest due first, without those where a lookup service is `known`."""
+        waiting = ((each.due, endpoint) for endpoint, each in self._book.items() if endpoint not in known)
+        return [endpoint for due, endpoint in sorted(waiting) if due <= now]
+
+    def answered(self, endpoint: str, now: float) -> None:
+        """A lookup service of ours has answered there."""
+        found = self._book.get(endpoint)
+        if found is not None:
+            found.due = found.asked = now
+            found.pause, found.failing_since = PAUSE_FIRST, None
+
+    def failed(self, endpoint: str, now: float) -> None:
+        """Nobody has answered there, or none that we want: asked again after a pause, forgotten in the end."""
+        found = self._book.get(endpoint)
+        if found is None:
+            return
+        since = found.failing_since = now if found.failing_since is None else found.failing_since
+        if now - since > SUGGESTION_SECONDS:
+            del self._book[endpoint]
+        found.asked, found.due, found.pause = now, now + found.pause, min(2 * found.pause, PAUSE_MOST)
+
+    def _withdraw(self, source: str, kept: Container[str]) -> None:
+        for endpoint in [e for e, each in self._book.items() if source in each.sources and e not in kept]:
+            self._book[endpoint].sources.discard(source)
+            if not self._book[endpoint].sources:
+                del self._book[endpoint]
+
+    def _make_room(self) -> bool:
+        if len(self._book) < self._most:
+            return True
+        failing = [(each.failing_since, e) for e, each in self._book.items() if each.failing_since is not None]
+        if failing:
+            del self._book[min(failing)[1]]
+        return bool(failing)
+
 
 class LookupDiscovery:
-    """Keeps looking for lookup services of some groups. `discovered` is called once for each, on our thread."""
+    """Keeps looking for lookup services of some groups.
+
+    `discovered` is called when one answers at an endpoint where none, or another one, was known: for a lookup service
+    with several endpoints more than once. `discarded` is called with the id of one that serves none of the groups any
+    more, or whose locator was taken away while nobody else names it. Both on our thread, or on that of `configure`.
+    """
 
     def __init__(
         self,
@@ -93,16 +213,21 @@ class LookupDiscovery:
         security: Security,
         interval: float,
         discovered: Callable[[ServiceRef, RegistrarInfo], None],
+        discarded: Callable[[str], None],
         name: str,
+        own: str = "",
     ) -> None:
-        """`interval`: seconds between two rounds of probes of endpoints where no lookup service is known."""
+        """`interval`: seconds between two rounds of probes of endpoints where no lookup service is known. `own` is the
+        id of the lookup service that looks for others. Raises ConfigurationError for a locator that is none."""
         self._groups = None if groups is None else frozenset(groups)
-        self._locators = tuple(_normal(locator) for locator in locators)
+        self._locators = _checked(locators)
         self._security = security
         self._interval = interval
         self._discovered = discovered
-        self._changed = threading.Condition()  # covers _suggested, _known and _stopping
-        self._suggested: dict[str, str] = {}  # endpoint -> service id in mDNS
+        self._discarded = discarded
+        self._own = own
+        self._changed = threading.Condition()  # covers _groups, _locators, _suggestions, _known, _kicked, _stopping
+        self._suggestions = Suggestions()
         self._known: dict[str, str] = {}  # endpoint -> service id that answered there
         self._stopping = False
         self._kicked = False
@@ -113,7 +238,7 @@ class LookupDiscovery:
         self._thread = threading.Thread(target=self._run, name=f"{name}-discovery", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -127,28 +252,69 @@ class LookupDiscovery:
         if self._zeroconf is not None:
             self._zeroconf.close()
 
-    def lost(self, endpoint: str) -> None:
-        """The lookup service there does not answer any more: whoever answers there next counts as discovered."""
+    def lost(self, endpoints: Sequence[str]) -> None:
+        """Nobody answers there any more: whoever answers next counts as discovered."""
         with self._changed:
-            self._known.pop(endpoint, None)
+            for endpoint in endpoints:
+                self._known.pop(endpoint, None)
+
+    def suggest(self, source: str, endpoints: Sequence[str]) -> None:
+        """`source` names these endpoints, in place of those it named before: they are probed soon, known or not."""
+        named = [endpoint for endpoint in map(_usable, endpoints) if endpoint]
+        with self._changed:
+            self._suggestions.suggest(source, named, time.monotonic())
+            for endpoint in named:
+                self._known.pop(endpoint, None)
+            self._kick()
+
+    def withdraw(self, source: str) -> None:
+        """`source` names nothing any more. Whoever is known there stays, as long as it answers."""
+        with self._changed:
+            self._suggestions.withdraw(source)
+
+    def configure(self, *, groups: Sequence[str] | None, locators: Sequence[str]) -> None:
+        """Look for other groups and ask other locators from now on. Raises ConfigurationError."""
+        checked = _checked(locators)
+        with self._changed:
+            self._groups = None if groups is None else frozenset(groups)
+            self._locators = checked
+            named = {self._known[e] for e in self._known if e in checked or e in self._suggestions}
+            gone = set(self._known.values()) - named
+            self._known.clear()  # all are asked again, as the groups may have changed
+            self._kick()
+        for service_id in gone:
+            self._discarded(service_id)
+
+    def wants(self, endpoint: str) -> bool:
+        """Whether a locator or anybody else names the endpoint."""
+        with self._changed:
+            return endpoint in self._locators or endpoint in self._suggestions
 
     def endpoints(self) -> list[str]:
-        """All endpoints that are asked: the locators, and what mDNS suggests."""
+        """All endpoints that are asked: the locators, and what others suggest."""
         with self._changed:
-            return list(dict.fromkeys([*self._locators, *self._suggested]))
+            return list(dict.fromkeys([*self._locators, *self._suggestions]))
+
+    def _kick(self) -> None:
+        self._kicked = True
+        self._changed.notify_all()
 
     def _run(self) -> None:
         if self._multicast:
             self._browse()
         while True:
-            for endpoint in self.endpoints():
+            with self._changed:
+                due = self._suggestions.due(time.monotonic(), self._known)
+                asked = [*self._locators, *due[:PROBES_A_ROUND]]
+                self._kicked = len(due) > PROBES_A_ROUND
+            for endpoint in dict.fromkeys(asked):
                 self._probe(endpoint)
             with self._changed:
                 if not self._stopping and not self._kicked:
                     self._changed.wait(self._interval)
+                self._changed.wait_for(lambda: self._stopping, ROUND_SECONDS)
                 if self._stopping:
                     return
-                self._kicked = False
 
     def _probe(self, endpoint: str) -> None:
         with self._changed:
@@ -160,40 +326,59 @@ class LookupDiscovery:
             info = proxy.describe()
         except JbiError as exc:
             log.debug("no lookup service at %s: %s", endpoint, exc)
+            with self._changed:
+                self._suggestions.failed(endpoint, time.monotonic())
             return
         finally:
             proxy.close()
-        if self._groups is not None and not self._groups & set(info.groups):
-            return
         with self._changed:
-            heard = info.service_id in self._known.values()
-            self._known[endpoint] = info.service_id
-        if not heard:
+            wanted = self._take(endpoint, info)
+        if info.service_id == self._own:
+            return
+        if wanted:
             self._discovered(msgspec.structs.replace(ref, service_id=info.service_id), info)
+        elif not self._serves(info.groups):
+            self._discarded(info.service_id)
+
+    def _take(self, endpoint: str, info: RegistrarInfo) -> bool:
+        """Note who has answered; whether we want it. Called under the lock."""
+        known = set(self._known.values())
+        room = endpoint in self._locators or info.service_id in known or len(known) < MAX_SUGGESTED
+        if self._serves(info.groups) and room:
+            self._suggestions.answered(endpoint, time.monotonic())
+            self._known[endpoint] = info.service_id
+            return True
+        if not room:
+            log.warning("lookup service at %s not joined: %d are that no locator names", endpoint, MAX_SUGGESTED)
+        else:
+            self._known = {at: who for at, who in self._known.items() if who != info.service_id}
+        self._suggestions.failed(endpoint, time.monotonic())
+        return False
+
+    def _serves(self, groups: Iterable[str]) -> bool:
+        return self._groups is None or not self._groups.isdisjoint(groups)
 
     def _browse(self) -> None:
         try:
             self._zeroconf = Zeroconf(interfaces=self._interfaces, ip_version=IPVersion.V4Only)
-            self._browser = ServiceBrowser(self._zeroconf, SERVICE_TYPE, _Listener(self._suggest))
+            self._browser = ServiceBrowser(self._zeroconf, SERVICE_TYPE, _Listener(self._announced, self._gone))
         except (ZeroconfError, OSError) as exc:
             log.warning("no mDNS on %s (%s): using the locators alone", self._interfaces, exc)
 
-    def _suggest(self, info: ServiceInfo) -> None:
-        groups = ((info.properties or {}).get(b"groups") or b"").decode(errors="replace").split(",")
-        if self._groups is not None and not self._groups & set(groups):
-            return
-        found = [f"{address}:{info.port}" for address in info.parsed_addresses(IPVersion.V4Only)]
-        with self._changed:
-            for endpoint in found:
-                if len(self._suggested) < MAX_SUGGESTIONS:
-                    self._suggested[endpoint] = info.name
-            self._kicked = True
-            self._changed.notify_all()
+    def _announced(self, info: ServiceInfo) -> None:
+        groups = (info.properties or {}).get(GROUPS)  # not there: they are too many for the record, a probe will tell
+        if groups is None or self._serves(groups.decode(errors="replace").split(",")):
+            found = [f"{address}:{info.port}" for address in info.parsed_addresses(IPVersion.V4Only)]
+            self.suggest(f"mdns {info.name}", found)
+
+    def _gone(self, name: str) -> None:
+        self.withdraw(f"mdns {name}")
 
 
 class _Listener(ServiceListener):
-    def __init__(self, found: Callable[[ServiceInfo], None]) -> None:
+    def __init__(self, found: Callable[[ServiceInfo], None], gone: Callable[[str], None]) -> None:
         self._found = found
+        self._gone = gone
 
     def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
         info = zc.get_service_info(type_, name, timeout=1000)
@@ -203,10 +388,26 @@ class _Listener(ServiceListener):
     def update_service(self, zc: Zeroconf, type_: str, name: str) -> None:
         self.add_service(zc, type_, name)
 
-    def remove_service(self, zc: Zeroconf, type_: str, name: str) -> None:
-        """Nothing to do: only a probe decides that a lookup service is gone."""
+    def remove_service(self, zc: Zeroconf, type_: str, name: str) -> None:  # noqa: ARG002  # the listener's form
+        """Its good-bye, or its record has run out. That it is dead only a probe can tell."""
+        self._gone(name)
 
 
-def _normal(locator: str) -> str:
-    host, port = split_endpoint(locator.removeprefix("jbi://"), default_port=4160)
-    return f"{host}:{port}"
+def _checked(locators: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(map(check_endpoint, locators)))
+
+
+def _properties(info: RegistrarInfo) -> dict[str | bytes, str | bytes | None]:
+    """The TXT record. Groups that do not fit are left out: a probe tells them."""
+    groups = ",".join(info.groups).encode()
+    fits = len(GROUPS) + 1 + len(groups) <= MAX_TXT
+    return {b"id": info.service_id, **({GROUPS: groups} if fits else {})}
+
+
+def _usable(endpoint: str) -> str:
+    """What somebody suggests as host:port in the usual form; "" if it is none, or means every interface."""
+    try:
+        checked = check_endpoint(endpoint)
+    except ConfigurationError:
+        return ""
+    return "" if split_endpoint(checked)[0] in ("0.0.0.0", "::") else checked  # noqa: S104  # not to listen on

@@ -115,12 +115,6 @@ class EventBook:
         self._index.remove(event_id)
         return self._listening.pop(event_id).interest
 
-    def redirect(self, event_id: str, listener: str) -> Interest:
-        """Send the registration's events to another channel from now on. KeyError when it is unknown."""
-        known = self._listening[event_id]
-        known.interest = msgspec.structs.replace(known.interest, listener=listener, number=known.number)
-        return known.interest
-
     def fire(
         self, before: ServiceItem | None, after: ServiceItem | None, is_live: Callable[[str], bool]
     ) -> list[AddressedEvent]:

@@ -1,15 +1,20 @@
 """A process in the community: JoinManager keeps items registered and caches fed at every lookup service found.
 
-Shared by delegates, peer publishers, subscribers and the command line. Each lookup service has a session of its
-own, so that one that hangs holds up nobody else; a new one is joined as it appears.
+Shared by delegates, peer publishers, subscribers, the command line, and lookup services themselves. Each lookup service
+has a session of its own, so that one that hangs holds up nobody else; a new one is joined as it appears.
+
+Lookup services are registered like any other service, with themselves and with each other. So who knows one learns of
+the others there, without multicast: each such item is a suggestion to discovery, which asks the lookup service itself.
 """
 
 from __future__ import annotations
 
+import hmac
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from hashlib import sha256
+from secrets import token_hex
 
 import msgspec
 
@@ -20,18 +25,24 @@ from jbi_pubsub.lookup.discovery import LookupDiscovery
 from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.lookup.finder import LookupCache, ServiceListener
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.proxy import RegistrarInfo, RegistrarProxy
+from jbi_pubsub.lookup.proxy import LOOKUP_TYPE, RegistrarInfo, RegistrarProxy
+from jbi_pubsub.lookup.registrar import ALL_GROUPS
 from jbi_pubsub.lookup.session import RegistrarSession
-
-ALL_GROUPS: Final = "*"
-"""In [lookup] groups of a client: every group (Jini's DiscoveryGroupManagement.ALL_GROUPS)."""
 
 
 class JoinManager:
     """Our side of all lookup services of our groups. `_changed` covers the wanted items, caches and sessions."""
 
-    def __init__(self, config: Config, *, name: str) -> None:
+    def __init__(self, config: Config, *, name: str, secret: str = "", own: str = "") -> None:
+        """`secret` is what the keys of joined items are made from: the same over restarts for a process that keeps its
+        service ids, else a new one. `own` is the id of the lookup service that this is for; it joins the others.
+
+        Raises ConfigurationError.
+        """
         self._config = config
+        self._own = own
+        self._secret = secret or token_hex(16)
+        self._secrets: dict[str, str] = {}
         self._security = config.security()
         self._name = name
         self._changed = threading.Condition()
@@ -40,6 +51,8 @@ class JoinManager:
         self._caches: dict[int, LookupCache] = {}
         self._sessions: dict[str, RegistrarSession] = {}
         self._closed = False
+        self._registrars = LookupCache(ServiceTemplate(types=(LOOKUP_TYPE,)), _RegistrarListener(self))
+        self._caches[id(self._registrars)] = self._registrars
         self._discovery = LookupDiscovery(
             groups=None if ALL_GROUPS in config.lookup.groups else config.lookup.groups,
             locators=config.lookup.locators,
@@ -48,7 +61,9 @@ class JoinManager:
             security=self._security,
             interval=min(config.lookup.probe, 1.0),
             discovered=self._discovered,
+            discarded=self._discarded,
             name=name,
+            own=own,
         )
         self._discovery.start()
 
@@ -61,12 +76,15 @@ class JoinManager:
         for session in sessions:
             session.stop()
 
-    def join(self, item: ServiceItem) -> None:
+    def join(self, item: ServiceItem, secret: str = "") -> None:
         """Keep `item` (which has its service id) registered everywhere, or replace it.
 
-        The entry classes that it has now are its own: nobody else may add, change or remove entries of them.
+        The entry classes that it has now are its own: nobody else may add, change or remove entries of them. Nobody
+        else can replace the item either, unless told `secret`: that of whoever the item is registered for, if it is
+        to be taken over by another process; by default this process's own.
         """
         with self._changed:
+            self._secrets[item.service_id] = secret or self._secret
             self._items[item.service_id] = item
             self._controlled[item.service_id] = frozenset(name for e in item.entries for name, _ in e.cls.lineage)
         self._push()
@@ -98,7 +116,24 @@ class JoinManager:
         with self._changed:
             self._items.pop(service_id, None)
             self._controlled.pop(service_id, None)
+            self._secrets.pop(service_id, None)
         self._push()
+
+    def heard_of(self, item: ServiceItem) -> None:
+        """A lookup service is registered somewhere: it is asked, and joined if it is one of our groups."""
+        if item.service_id != self._own:
+            self._discovery.suggest(_source(item), item.proxy.endpoints)
+
+    def heard_end(self, item: ServiceItem) -> None:
+        """A lookup service is registered nowhere any more. As long as it answers it stays joined."""
+        self._discovery.withdraw(_source(item))
+
+    def look_in(self, groups: Sequence[str], locators: Sequence[str]) -> None:
+        """Other groups and locators from now on: lookup services that are not of them are left.
+
+        Raises ConfigurationError.
+        """
+        self._discovery.configure(groups=None if ALL_GROUPS in groups else groups, locators=locators)
 
     def watch(self, template: ServiceTemplate, listener: ServiceListener | None = None) -> LookupCache:
         """A cache of what matches `template`, now and later."""
@@ -154,6 +189,10 @@ class JoinManager:
                 proxy.close()
         return list(found.values())[:limit]
 
+    def connected(self) -> int:
+        """How many lookup services answer."""
+        return sum(session.connected for session in self.sessions())
+
     def sessions(self) -> list[RegistrarSession]:
         """One for each lookup service found so far."""
         with self._changed:
@@ -183,29 +222,61 @@ class JoinManager:
         self._push()
 
     def _discovered(self, ref: ServiceRef, info: RegistrarInfo) -> None:
+        endpoint = ref.endpoints[0]
         with self._changed:
-            if self._closed or info.service_id in self._sessions:
+            if self._closed:
                 return
-            session = RegistrarSession(
-                ref,
-                self._security,
-                duration=self._config.lease.lookup,
-                probe=self._config.lookup.probe,
-                name=self._name,
-                away=lambda: self._is_away(info.service_id),
-            )
-            self._sessions[info.service_id] = session
             # A restarted lookup service without state has another id: what stood at its endpoint is over.
-            ended = [s for s in self._sessions.values() if s is not session and s.ref.endpoints == ref.endpoints]
+            others = [s for key, s in self._sessions.items() if key != info.service_id and endpoint in s.ref.endpoints]
+            ended = [s for s in others if s.leave_endpoint(endpoint)]
             for old in ended:
                 del self._sessions[old.registrar_id]
+            known = self._sessions.get(info.service_id)
+            session = known or self._session(ref)
             caches = list(self._caches.values())
-        session.start()
-        self._push()
+        if known is None:
+            session.start()
+            self._push()
+        else:
+            known.reach(endpoint)
         for old in ended:
-            threading.Thread(target=old.stop, name=f"{self._name}-leave", daemon=True).start()
+            self._end(old)
             for cache in caches:
                 self._hand_over(cache, old, session)
+
+    def _session(self, ref: ServiceRef) -> RegistrarSession:
+        registrar_id = ref.service_id
+        made = RegistrarSession(
+            ref,
+            self._security,
+            duration=self._config.lease.lookup,
+            probe=self._config.lookup.probe,
+            name=self._name,
+            away=lambda: self._is_away(registrar_id),
+            key=lambda service_id: self._key(service_id, registrar_id),
+        )
+        self._sessions[registrar_id] = made
+        return made
+
+    def _key(self, service_id: str, registrar_id: str) -> str:
+        """What an item is registered with at one lookup service: it tells nothing of those at the others."""
+        with self._changed:
+            secret = self._secrets.get(service_id, self._secret)
+        return hmac.new(secret.encode(), f"{registrar_id} {service_id}".encode(), sha256).hexdigest()
+
+    def _end(self, session: RegistrarSession) -> None:
+        """Its thread may be in a call, so it ends in the background."""
+        threading.Thread(target=session.stop, name=f"{self._name}-leave", daemon=True).start()
+
+    def _discarded(self, registrar_id: str) -> None:
+        """A lookup service is none of ours any more: what is held there is cancelled, what it lists counts no more."""
+        with self._changed:
+            session = self._sessions.pop(registrar_id, None)
+            caches = list(self._caches.values())
+        if session is not None:
+            self._end(session)
+            for cache in caches:
+                cache.forget(registrar_id)
 
     def _is_away(self, registrar_id: str) -> None:
         """A lookup service does not answer. Once it has been silent for a lease, what it listed counts no more, if
@@ -216,11 +287,16 @@ class JoinManager:
             caches = list(self._caches.values())
         if session is None:
             return
-        self._discovery.lost(session.ref.endpoints[0])
+        self._discovery.lost(session.ref.endpoints)
         since = session.away_since
-        if another and since is not None and time.monotonic() - since > self._config.lease.lookup:
+        if since is None or time.monotonic() - since <= self._config.lease.lookup:
+            return
+        self._registrars.changed(registrar_id, registrar_id, None)  # that it lists itself proves nothing any more
+        if another:
             for cache in caches:
                 cache.forget(registrar_id)
+            if not any(map(self._discovery.wants, session.ref.endpoints)):
+                self._discarded(registrar_id)  # nobody names it any more: if it comes back, it makes itself known
 
     def _hand_over(self, cache: LookupCache, old: RegistrarSession, new: RegistrarSession) -> None:
         """Drop what only the ended lookup service listed, once services had the time to join the new one."""
@@ -243,7 +319,7 @@ class JoinManager:
         while True:
             sessions = self.sessions()
             done = sum(good(s) for s in sessions)
-            away = sum(not s.connected for s in sessions)
+            away = sum(s.away_since is not None for s in sessions)  # one just found is about to answer: waited for
             if done and done + away >= len(sessions):
                 return done
             if time.monotonic() >= deadline:
@@ -256,3 +332,23 @@ class JoinManager:
                 )
             with self._changed:
                 self._changed.wait(0.02)  # sessions make progress on their own threads
+
+
+class _RegistrarListener:
+    """Hands what lookup services list of each other to discovery."""
+
+    def __init__(self, community: JoinManager) -> None:
+        self._community = community
+
+    def service_added(self, item: ServiceItem) -> None:
+        self._community.heard_of(item)
+
+    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the listener's form
+        self._community.heard_of(new)  # its groups or its address: it is asked again
+
+    def service_removed(self, item: ServiceItem) -> None:
+        self._community.heard_end(item)
+
+
+def _source(item: ServiceItem) -> str:
+    return f"item {item.service_id}"

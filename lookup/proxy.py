@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.entry import Entry, EntryRep
 from jbi_pubsub.lookup.item import (
     EventRegistration,
     LeaseResult,
@@ -28,12 +29,36 @@ DIAGNOSTIC: Final = b"D"
 GAP: Final = b"G"
 """First byte of an item on an event connection: a ServiceEvent, an EventDiagnostic, or "events are lost, look up"."""
 
+LOOKUP_TYPE: Final = "jbi.Registrar"
+"""Service type of a lookup service: each is registered with itself and with the others (Jini LU.1.3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupService(Entry):
+    """What a lookup service says of itself: what people call it, the groups it serves (separated by commas, "" among
+    them is the public one; none at all is unset) and where it answers."""
+
+    entry_name = "jbi.LookupService"
+    name: str | None = None
+    groups: str | None = None
+    address: str | None = None
+
 
 class RegistrarInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who a lookup service is: its own service id, and the groups it serves ("" is the public one)."""
 
     service_id: str
     groups: tuple[str, ...]
+
+
+class Administered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a lookup service is set up now: the groups it serves, the lookup services (host:port) that it joins, the
+    port it listens on; `chosen` names those of them that an administrator has set, the others are as configured."""
+
+    groups: tuple[str, ...]
+    locators: tuple[str, ...]
+    port: int
+    chosen: tuple[str, ...] = ()
 
 
 class RegistrarProxy:
@@ -51,9 +76,9 @@ class RegistrarProxy:
         """Who answers. The probe of discovery."""
         return self._client.call("describe", RegistrarInfo)
 
-    def register(self, item: ServiceItem, duration: float) -> ServiceRegistration:
-        """Register or replace an item under a lease."""
-        return self._client.call("register", ServiceRegistration, item, duration)
+    def register(self, item: ServiceItem, duration: float, key: str = "") -> ServiceRegistration:
+        """Register or replace an item under a lease. With a `key`, only who shows it can replace the item again."""
+        return self._client.call("register", ServiceRegistration, item, duration, key)
 
     def lookup(self, template: ServiceTemplate, limit: int, *, total: bool = False) -> ServiceMatches:
         """At most `limit` matching items, and how many match in all if `total`."""
@@ -106,9 +131,30 @@ class RegistrarProxy:
         """Names of the types of matching items that begin with `prefix`."""
         return self._client.call("service_types", tuple[str, ...], template, prefix)
 
-    def set_groups(self, groups: Sequence[str]) -> None:
-        """Administration: the groups to serve from now on."""
-        self._client.call("set_groups", None, tuple(groups))
+    def administered(self) -> Administered:
+        """Administration: how it is set up now."""
+        return self._client.call("administered", Administered)
+
+    def set_groups(self, groups: Sequence[str]) -> Administered:
+        """Administration: the groups to serve from now on (Jini's DiscoveryAdmin.setMemberGroups)."""
+        return self._client.call("set_groups", Administered, tuple(groups))
+
+    def change_groups(self, add: Sequence[str], remove: Sequence[str]) -> Administered:
+        """Administration: groups to serve as well, and to serve no more, in one step."""
+        return self._client.call("change_groups", Administered, tuple(add), tuple(remove))
+
+    def set_locators(self, locators: Sequence[str]) -> Administered:
+        """Administration: the lookup services (host:port) to join from now on (Jini's JoinAdmin.setLookupLocators)."""
+        return self._client.call("set_locators", Administered, tuple(locators))
+
+    def change_locators(self, add: Sequence[str], remove: Sequence[str]) -> Administered:
+        """Administration: lookup services to join as well, and to leave, in one step."""
+        return self._client.call("change_locators", Administered, tuple(add), tuple(remove))
+
+    def set_port(self, port: int) -> Administered:
+        """Administration: the port to listen on from now on, 0 for any free one (Jini's DiscoveryAdmin
+        .setUnicastPort). The old one is closed shortly behind the answer. Raises PortInUseError, and all stays."""
+        return self._client.call("set_port", Administered, port)
 
     def destroy(self) -> None:
         """Administration: stop for good and forget all state."""

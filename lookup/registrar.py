@@ -3,6 +3,9 @@
 Rules (Jini Lookup Service Specification LU.2; Apache River's Reggie where the specification leaves it open)
 - register: id "" takes the id of an item with an equal proxy, else a new one; a given id is taken as it is. An item
   under that id is replaced, its lease dies. The call is atomic, and is announced as delete, then create.
+- Ids are public, so an item may be registered with a key: as long as its lease lives, only who shows the key may
+  replace it. The key's hash is kept, never the key. (Jini lets everybody replace; there the proxy's code is signed.)
+- The lookup service's own item stands beside the others, without a lease: it is there as long as the service is.
 - Equal entries of one item stand once.
 - An item is invisible the moment its lease has ended, reaped or not. Lease ids are secrets: who has one, may renew,
   cancel and change. Expired, cancelled, superseded and foreign lease ids are all the same UnknownLeaseError.
@@ -20,7 +23,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from hashlib import sha256
+from hmac import compare_digest
 from itertools import islice, takewhile, zip_longest
+from secrets import token_hex
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 from uuid import uuid4
 
@@ -28,6 +34,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
+    ConfigurationError,
     EntryError,
     LeaseDeniedError,
     OversizeError,
@@ -45,6 +52,7 @@ from jbi_pubsub.core.lease import (
     LoadScaledLeasePeriodPolicy,
 )
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.lookup.entry import EntryRep, check_rep, fits, matches
 from jbi_pubsub.lookup.events import AddressedDiagnostic, AddressedEvent, EventBook, Interest, check_transitions
 from jbi_pubsub.lookup.index import Bucket, EntryIndex, IndexStatus, incompatible, joined, parted
@@ -66,8 +74,11 @@ than a dead service that clients still find."""
 PUBLIC_GROUP: Final = ""
 """The group that every client looks in (Jini DJ.2.1)."""
 
-LOOKUP_PORT: Final = 4160
-"""Port of a locator that names none (Jini DJ.5; registered with IANA for Jini discovery)."""
+ALL_GROUPS: Final = "*"
+"""In the groups of a client: every group (Jini's DiscoveryGroupManagement.ALL_GROUPS). No group can have this name."""
+
+OWN_LEASE: Final = "own"
+"""Lease id of the registrar's own item in the book of leases; nobody can renew or cancel it."""
 
 
 class RegistrarLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,12 +123,19 @@ class Outcome(msgspec.Struct, Generic[R], frozen=True):
 
 class RegistrarAdmin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an administrator sets: the groups served ("" is public; () means in none), the locators (host:port) of
-    other lookup services to join, and whether this one was destroyed."""
+    other lookup services to join, the port to listen on, and whether this one was destroyed.
+
+    `chosen` names what an administrator has set, which wins over the configuration from then on. `secret` is what
+    this lookup service makes its keys at other lookup services from; it never leaves the process and its store.
+    """
 
     service_id: str
     groups: tuple[str, ...] = (PUBLIC_GROUP,)
     locators: tuple[str, ...] = ()
     destroyed: bool = False
+    port: int = 0
+    chosen: tuple[str, ...] = ()
+    secret: str = ""
 
 
 class RegistrarStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -146,13 +164,15 @@ Kind = Literal["items", "event_registrations"]
 
 
 class ItemKept(msgspec.Struct, frozen=True, tag="item"):
-    """Log record: an item is registered, or has a new state. `expires` is monotonic, `term` what was granted."""
+    """Log record: an item is registered, or has a new state. `expires` is monotonic, `term` what was granted, `seal`
+    the hash of the key it was registered with ("": none)."""
 
     item: ServiceItem
     lease_id: str
     owner: str
     expires: float
     term: float
+    seal: str = ""
 
 
 class InterestKept(msgspec.Struct, frozen=True, tag="interest"):
@@ -205,6 +225,7 @@ class _Held(msgspec.Struct):
     item: ServiceItem
     lease_id: str
     owner: str
+    seal: str = ""
 
 
 class Registrar:
@@ -213,6 +234,7 @@ class Registrar:
     `service_id` is the registrar's own (a new one by default). `item_leases` and `event_leases` default to maxima
     that grow with the load, so that all renewals together stay below 10 a second (LoadScaledLeasePeriodPolicy).
     `log` makes the state durable. `new_id` makes ids of services, events and leases; they must be unguessable.
+    `groups`, `locators` and `port` are as configured: they count as long as no administrator has set others.
     """
 
     def __init__(
@@ -223,6 +245,8 @@ class Registrar:
         event_leases: LeasePeriodPolicy | None = None,
         limits: RegistrarLimits | None = None,
         groups: Sequence[str] = (PUBLIC_GROUP,),
+        locators: Sequence[str] = (),
+        port: int = 0,
         log: RegistrarLog | None = None,
         new_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
@@ -238,7 +262,13 @@ class Registrar:
         self._owned: Counter[tuple[Kind, str]] = Counter()
         self._counts: Counter[str] = Counter()
         self._pool = _Pool()
-        self._admin = RegistrarAdmin(service_id or new_id(), self._check_groups(groups))
+        self._admin = RegistrarAdmin(
+            service_id or new_id(),
+            self._check_groups(groups),
+            self._check_locators(locators),
+            port=check_port(port),
+            secret=token_hex(16),
+        )
 
     @property
     def service_id(self) -> str:
@@ -248,29 +278,41 @@ class Registrar:
     # -- register and look up (LU.2.2, LU.2.3) ------------------------------------------------------------------
 
     def register(
-        self, item: ServiceItem, duration: float, now: float, *, owner: str = ""
+        self, item: ServiceItem, duration: float, now: float, *, owner: str = "", key: str = ""
     ) -> Outcome[ServiceRegistration]:
         """Register `item` for `duration` seconds (or ANY, FOREVER), in place of the one that has its id or, without
         an id, an equal proxy.
 
-        `owner` is who it counts for (limits only). Raises EntryError (malformed), OversizeError, AccessDeniedError
-        (the registrar's own id), LeaseDeniedError (bad duration, or no room), StorageError (disk full).
+        `owner` is who it counts for (limits only). `key` is a secret of the registrant's: while the lease lives the
+        item can be replaced with it only; "" lets everybody. An item with an equal proxy that `key` does not open is
+        left alone: there is a new id then.
+
+        Raises EntryError (malformed), OversizeError, AccessDeniedError (the registrar's own id, or another's item),
+        LeaseDeniedError (bad duration, or no room), StorageError (disk full).
         """
         self._check_item(item)
         self._check_text("owner", owner)
-        service_id = item.service_id or next(iter(self._by_proxy.get(item.proxy, ())), "") or self._new_id()
+        self._check_text("key", key)
+        seal = sha256(key.encode()).hexdigest() if key else ""
+        service_id = item.service_id or self._alike(item.proxy, seal, now) or self._new_id()
         replaced = self._items.get(service_id)
-        self._check_room("items", len(self._items), owner, replaced.owner if replaced else None)
+        if replaced is not None and not self._opens(seal, replaced, now):
+            raise AccessDeniedError(
+                f"service {service_id} is registered by another owner",
+                hint="Register under an id of your own; this one is free when its lease has run out",
+                service_id=service_id,
+            )
+        self._check_room("items", self._registered(), owner, replaced.owner if replaced else None)
         self._check_log()
         lease = self._item_leases.grant(service_id, duration, now)
         kept = self._pool.share(msgspec.structs.replace(item, service_id=service_id, entries=_distinct(item.entries)))
         events = self._withdraw(service_id, now) if replaced else []
-        self._items[service_id] = _Held(kept, lease.lease_id, owner)
+        self._items[service_id] = _Held(kept, lease.lease_id, owner, seal)
         self._by_proxy[kept.proxy] = joined(self._by_proxy.get(kept.proxy), (service_id,))
         self._owned["items", owner] += 1
         diagnostics = self._put(kept, now)
         events += self._fire(None, kept, now)
-        self._write(ItemKept(kept, lease.lease_id, owner, now + lease.duration, lease.duration))
+        self._write(ItemKept(kept, lease.lease_id, owner, now + lease.duration, lease.duration, seal))
         return Outcome(
             ServiceRegistration(service_id, lease.lease_id, lease.duration), tuple(events), tuple(diagnostics)
         )
@@ -393,29 +435,6 @@ class Registrar:
         self._write(InterestKept(interest, now + lease.duration, lease.duration))
         return Outcome(EventRegistration(event_id, interest.number, lease.lease_id, lease.duration))
 
-    def redirect(self, event_id: str, lease_id: str, listener: str, now: float) -> Outcome[None]:
-        """Send an event registration's events to another channel: its client has connected anew. Raises
-        UnknownLeaseError."""
-        interest = self._book.get(event_id)
-        if interest is None or interest.lease_id != lease_id:
-            raise _unknown_lease(lease_id)
-        self._event_leases.resource(lease_id, now)
-        kept = self._book.redirect(event_id, listener)
-        left = self._event_leases.left(lease_id, now)
-        self._write(InterestKept(kept, now + left, left))
-        return Outcome(None)
-
-    def forget_event(self, event_id: str) -> Outcome[bool]:
-        """Take an event registration out because its listener does not know it any more (Jini EV.2.1,
-        UnknownEventException). The result is whether it was there."""
-        interest = self._book.get(event_id)
-        if interest is None:
-            return Outcome(False)
-        self._event_leases.drop(interest.lease_id)
-        self._stop(event_id)
-        self._write(Dropped("event_registrations", event_id))
-        return Outcome(True)
-
     # -- leases -------------------------------------------------------------------------------------------------
 
     def renew(self, lease_id: str, duration: float, now: float) -> Outcome[Lease]:
@@ -487,14 +506,33 @@ class Registrar:
         return self._admin
 
     def set_groups(self, groups: Sequence[str]) -> Outcome[RegistrarAdmin]:
-        """The groups to serve from now on; () serves in none. Raises EntryError."""
+        """The groups to serve from now on; () serves in none. Raises EntryError, OversizeError."""
         return self._administer(groups=self._check_groups(groups))
 
     def set_locators(self, locators: Sequence[str]) -> Outcome[RegistrarAdmin]:
-        """The lookup services (host:port, port 4160 if left out) to join from now on. Raises EntryError."""
-        if len(locators) > self._limits.groups:
-            raise OversizeError(f"{len(locators)} locators", hint=f"At most {self._limits.groups}")
-        return self._administer(locators=tuple(dict.fromkeys(map(check_locator, locators))))
+        """The lookup services (host:port) to join from now on. Raises ConfigurationError, OversizeError."""
+        return self._administer(locators=self._check_locators(locators))
+
+    def set_port(self, port: int) -> Outcome[RegistrarAdmin]:
+        """The port to listen on from now on, and after a restart. Raises ConfigurationError."""
+        return self._administer(port=check_port(port))
+
+    def put_own(self, item: ServiceItem, now: float) -> Outcome[None]:
+        """Show the lookup service's own item (Jini's lookup services register with themselves), or what has become of
+        it. It has no lease, counts for nobody and is not kept: each start puts it anew. Raises EntryError."""
+        if item.service_id != self.service_id:
+            raise EntryError(f"service id {item.service_id} is not the lookup service's own")
+        kept = msgspec.structs.replace(item, entries=_distinct(item.entries))
+        before = self._items.get(self.service_id)
+        if before is None:
+            self._item_leases.restore(OWN_LEASE, self.service_id, FOREVER)
+        else:
+            self._unlink(before.item)
+        self._items[self.service_id] = _Held(kept, OWN_LEASE, "")
+        self._by_proxy[kept.proxy] = joined(self._by_proxy.get(kept.proxy), (self.service_id,))
+        diagnostics = self._put(kept, now)
+        events = self._fire(before.item if before else None, kept, now)
+        return Outcome(None, tuple(events), tuple(diagnostics))
 
     def destroy(self) -> Outcome[RegistrarAdmin]:
         """End for good: all items, event registrations and leases go, nobody is told, and nothing new is accepted."""
@@ -506,11 +544,11 @@ class Registrar:
         return self._administer(destroyed=True)
 
     def status(self) -> RegistrarStatus:
-        """The registrar in numbers."""
+        """The registrar in numbers; its own item does not count."""
         return RegistrarStatus(
             service_id=self.service_id,
             groups=self._admin.groups,
-            items=len(self._items),
+            items=self._registered(),
             event_registrations=len(self._book),
             owners=len({owner for _, owner in self._owned}),
             item_lease_maximum=self._item_leases.policy.period(FOREVER, 0.0),
@@ -526,12 +564,12 @@ class Registrar:
         if state.admin is None:
             self._write(self._admin)  # new: its id has to survive
         else:
-            self._admin = state.admin
+            self._admin = self._reconfigured(state.admin)
         for each in state.items:
             kept = self._pool.share(each.item)
             service_id = kept.service_id
             self._item_leases.restore(each.lease_id, service_id, each.expires)
-            self._items[service_id] = _Held(kept, each.lease_id, each.owner)
+            self._items[service_id] = _Held(kept, each.lease_id, each.owner, each.seal)
             self._by_proxy[kept.proxy] = joined(self._by_proxy.get(kept.proxy), (service_id,))
             self._owned["items", each.owner] += 1
             self._put(kept, now)
@@ -579,7 +617,7 @@ class Registrar:
         events = self._fire(before, after, now)
         lease_id = held.lease_id
         left = self._item_leases.left(lease_id, now)
-        self._write(ItemKept(after, lease_id, held.owner, now + left, left))
+        self._write(ItemKept(after, lease_id, held.owner, now + left, left, held.seal))
         return Outcome(None, tuple(events), tuple(diagnostics))
 
     def _put(self, item: ServiceItem, now: float) -> list[AddressedDiagnostic]:
@@ -607,13 +645,16 @@ class Registrar:
         held = self._items.pop(service_id)
         self._item_leases.drop(held.lease_id)
         self._index.remove(service_id)
-        others = parted(self._by_proxy[held.item.proxy], service_id)
-        if others:
-            self._by_proxy[held.item.proxy] = others
-        else:
-            del self._by_proxy[held.item.proxy]
+        self._unlink(held.item)
         self._disown("items", held.owner)
         return self._fire(held.item, None, now)
+
+    def _unlink(self, item: ServiceItem) -> None:
+        others = parted(self._by_proxy[item.proxy], item.service_id)
+        if others:
+            self._by_proxy[item.proxy] = others
+        else:
+            del self._by_proxy[item.proxy]
 
     def _stop(self, event_id: str) -> None:
         self._disown("event_registrations", self._book.remove(event_id).owner)
@@ -639,14 +680,39 @@ class Registrar:
         return Dropped(kind, kept), []
 
     def _landlord(self, lease_id: str, now: float) -> tuple[Kind, Landlord[str]]:
+        if lease_id == OWN_LEASE:  # known to everybody, and nobody's
+            raise _unknown_lease(lease_id)
         if self._event_leases.is_live(lease_id, now):
             return "event_registrations", self._event_leases
         return "items", self._item_leases
 
     def _administer(self, **changes: Any) -> Outcome[RegistrarAdmin]:
-        self._admin = msgspec.structs.replace(self._admin, **changes)
+        chosen = tuple(dict.fromkeys((*self._admin.chosen, *(name for name in changes if name != "destroyed"))))
+        self._admin = msgspec.structs.replace(self._admin, chosen=chosen, **changes)
         self._write(self._admin)
         return Outcome(self._admin)
+
+    def _reconfigured(self, kept: RegistrarAdmin) -> RegistrarAdmin:
+        """What was kept, with what no administrator has set as it is configured now."""
+        configured = {
+            name: getattr(self._admin, name) for name in ("groups", "locators", "port") if name not in kept.chosen
+        }
+        return msgspec.structs.replace(kept, secret=kept.secret or self._admin.secret, **configured)
+
+    def _alike(self, proxy: ServiceRef, seal: str, now: float) -> str:
+        """The id of an item with an equal proxy that may be replaced, or ""."""
+        alike = self._by_proxy.get(proxy, ())
+        return next(
+            (known for known in alike if known != self.service_id and self._opens(seal, self._items[known], now)), ""
+        )
+
+    def _opens(self, seal: str, held: _Held, now: float) -> bool:
+        """Whether who shows the key of `seal` may replace an item: its lease has ended, or it is theirs."""
+        return not held.seal or compare_digest(seal, held.seal) or not self._item_leases.is_live(held.lease_id, now)
+
+    def _registered(self) -> int:
+        """How many items are registered, without the own one."""
+        return len(self._items) - (self.service_id in self._items)
 
     def _check_item(self, item: ServiceItem) -> None:
         if item.service_id == self.service_id:
@@ -710,9 +776,18 @@ class Registrar:
         if len(groups) > self._limits.groups:
             raise OversizeError(f"{len(groups)} groups", hint=f"At most {self._limits.groups}")
         for group in groups:
-            if len(group) > MAX_GROUP or not group.isprintable() or "," in group:
-                raise EntryError(f"group {group!r}", hint=f"At most {MAX_GROUP} printable characters without comma")
+            if len(group) > MAX_GROUP or not group.isprintable() or "," in group or group == ALL_GROUPS:
+                raise EntryError(
+                    f"{group!r} is no group to serve",
+                    hint=f'At most {MAX_GROUP} printable characters without comma; "{ALL_GROUPS}" is for clients',
+                    group=group,
+                )
         return tuple(dict.fromkeys(groups))
+
+    def _check_locators(self, locators: Sequence[str]) -> tuple[str, ...]:
+        if len(locators) > self._limits.groups:
+            raise OversizeError(f"{len(locators)} locators", hint=f"At most {self._limits.groups}")
+        return tuple(dict.fromkeys(map(check_endpoint, locators)))
 
     def _write(self, *records: LogRecord) -> None:
         if self._log is not None and records:
@@ -751,15 +826,11 @@ class _Pool:
         return ServiceItem(item.service_id, one(item.types, item.types), proxy, entries)
 
 
-def check_locator(locator: str) -> str:
-    """`locator` as host:port, with port 4160 if it names none (Jini DJ.5.1). Raises EntryError."""
-    host, colon, port = locator.rpartition(":")
-    if not colon or locator.endswith("]"):  # [::1] without a port
-        host, port = locator, str(LOOKUP_PORT)
-    bare = host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host.replace(":", " ")
-    if not (bare and bare.isprintable() and " " not in bare and port.isdecimal() and 0 < int(port) < 65536):
-        raise EntryError(f"locator {locator!r}", hint="Use host:port, an IPv6 host in brackets")
-    return f"{host.lower()}:{int(port)}"
+def check_port(port: int) -> int:
+    """`port` if there is such a one to listen on, 0 for any free one. Raises ConfigurationError."""
+    if not 0 <= port < 65536:
+        raise ConfigurationError(f"{port} is no port", hint="Use 1 to 65535, or 0 for any free one", port=port)
+    return port
 
 
 def _distinct(entries: Iterable[EntryRep]) -> tuple[EntryRep, ...]:

@@ -3,6 +3,10 @@
 Rules: the registrar decides under `_lock`; what it returns is sent behind it. Events go over the connection the
 client has opened, serially per client, batched; a client that does not keep up loses events, is told so (a gap),
 and looks up again.
+
+A lookup service is a service too: its own item stands in its own registrar, and its JoinManager registers the same
+item, leased, with the lookup services of its groups that its locators, mDNS, or items registered here name. What an
+administrator sets is kept before the answer, then announced: in these items, and by mDNS.
 """
 
 from __future__ import annotations
@@ -21,14 +25,15 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, StorageError
+from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, PortInUseError, StorageError
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.metrics import MetricsServer, Sample
+from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported
-from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
+from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, check_endpoint
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
-from jbi_pubsub.lookup.discovery import Announcement
+from jbi_pubsub.lookup.discovery import MAX_SUGGESTIONS, Announcement
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import (
     EventDiagnostic,
@@ -40,8 +45,18 @@ from jbi_pubsub.lookup.item import (
     ServiceRegistration,
     ServiceTemplate,
 )
-from jbi_pubsub.lookup.proxy import DIAGNOSTIC, EVENT, EXPORTED, GAP, RegistrarInfo
-from jbi_pubsub.lookup.registrar import Outcome, Registrar
+from jbi_pubsub.lookup.join import JoinManager
+from jbi_pubsub.lookup.proxy import (
+    DIAGNOSTIC,
+    EVENT,
+    EXPORTED,
+    GAP,
+    LOOKUP_TYPE,
+    Administered,
+    LookupService,
+    RegistrarInfo,
+)
+from jbi_pubsub.lookup.registrar import Outcome, Registrar, RegistrarAdmin, check_port
 from jbi_pubsub.lookup.store import Store
 
 log = logging.getLogger("jbi_pubsub.lookup")
@@ -53,7 +68,8 @@ CHANNELS_MOST: Final = 10_000
 """Event channels open at once."""
 
 DESTROY_SECONDS: Final = 0.2
-"""Between the answer to `destroy` and the end: whoever called is to get it."""
+"""Between the answer to `destroy` and the end, or to a change of the port and the end of the old one: whoever called is
+to get it."""
 
 REAP_MOST: Final = 0.5
 """Longest pause of the reaper in seconds: the grace within which an expiry is announced."""
@@ -131,7 +147,8 @@ class LookupServer:
         is_admin: Callable[[Caller], bool] = lambda caller: True,  # noqa: ARG005  # AllowAll until a policy is given
         destroyed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Binds the port: raises PortInUseError or ConfigurationError.
+        """Binds the port: raises PortInUseError or ConfigurationError. Where the registrar's groups, locators and port
+        differ from `config`, an administrator has set them: the registrar's count.
 
         `store` is the registrar's log, whose content the registrar has been given; the server closes it. `destroyed`
         is called on that admin call.
@@ -152,14 +169,10 @@ class LookupServer:
         self._stopping = threading.Event()
         self._disk_fault = False
         self._control = ControlServer({EXPORTED: _Registrar(self), "status": _Status(self)})
-        self._endpoint = Endpoint(
-            config.lookup.host,
-            config.lookup.port,
-            name="lookup",
-            security=config.security(),
-            control=self._control.serve,
-            data=self._serve_events,
-        )
+        self._administering = threading.RLock()  # one admin call at a time; covers the endpoint, what follows, and stop
+        self._endpoint = self._bind_first(registrar.admin())
+        self._retired: list[tuple[threading.Timer, Endpoint]] = []
+        self._community: JoinManager | None = None
         self._announcement: Announcement | None = None
         self._reaper = threading.Thread(target=self._reap, name="lookup-reaper", daemon=True)
         metrics = config.metrics
@@ -171,20 +184,34 @@ class LookupServer:
         return self._endpoint.address
 
     def start(self) -> None:
-        """Serve, and announce."""
-        self._hub.start()
-        self._endpoint.start()
-        self._reaper.start()
-        self._announce()
+        """Serve, join the other lookup services, and announce."""
+        with self._administering:
+            admin = self.read(lambda registrar, _: registrar.admin())
+            self.change(lambda registrar, now: registrar.put_own(self._item(registrar.admin().groups), now))
+            self._hub.start()
+            self._endpoint.start()
+            self._reaper.start()
+            if self._config.lookup.host in ("0.0.0.0", "::") and not self._config.lookup.advertise:  # noqa: S104  # compared
+                log.warning("others can't be told to connect to %s: set [lookup] advertise", self.address)
+            self._join(admin)
+            self._announce()
 
     def stop(self) -> None:
         """Say good-bye and end all threads; the state stays with the store."""
         self._stopping.set()
         if self.metrics is not None:
             self.metrics.stop()
-        if self._announcement:
-            self._announcement.stop()
-        self._endpoint.stop()
+        with self._administering:
+            if self._announcement:
+                self._announcement.stop()
+            if self._community is not None:
+                self._community.close()
+            self._endpoint.stop()
+            retired, self._retired = self._retired, []
+        for timer, endpoint in retired:
+            timer.cancel()
+            endpoint.stop()
+            timer.join(5.0)
         self._hub.stop()
         self._reaper.join(5.0)
         if self._store is not None:
@@ -283,12 +310,57 @@ class LookupServer:
         if not self._is_admin(caller):
             raise AccessDeniedError(f"{caller.identity or caller.address} may not administer this lookup service")
 
-    def set_groups(self, groups: Sequence[str]) -> None:
-        """Serve other groups from now on, and announce them."""
-        self.change(lambda registrar, _: registrar.set_groups(groups))
-        if self._announcement:
-            self._announcement.stop()
-        self._announce()
+    def administered(self) -> Administered:
+        """How it is set up now."""
+        admin = self.read(lambda registrar, _: registrar.admin())
+        return Administered(admin.groups, admin.locators, self._endpoint.port, admin.chosen)
+
+    def set_groups(self, groups: Sequence[str]) -> Administered:
+        """Serve other groups from now on, and announce them. Raises EntryError, OversizeError."""
+        return self._administer(lambda registrar, _: registrar.set_groups(groups))
+
+    def change_groups(self, add: Sequence[str], remove: Sequence[str]) -> Administered:
+        """Serve some groups as well, and others no more. Raises EntryError, OversizeError."""
+        return self._administer(
+            lambda registrar, _: registrar.set_groups(_changed(registrar.admin().groups, add, remove))
+        )
+
+    def set_locators(self, locators: Sequence[str]) -> Administered:
+        """Join these lookup services from now on. Raises ConfigurationError, OversizeError."""
+        return self._administer(lambda registrar, _: registrar.set_locators(locators))
+
+    def change_locators(self, add: Sequence[str], remove: Sequence[str]) -> Administered:
+        """Join some lookup services as well, and leave others. Raises ConfigurationError, OversizeError."""
+        taken = tuple(map(check_endpoint, remove))
+        return self._administer(
+            lambda registrar, _: registrar.set_locators(
+                _changed(registrar.admin().locators, tuple(map(check_endpoint, add)), taken)
+            )
+        )
+
+    def set_port(self, port: int) -> Administered:
+        """Listen on another port from now on, 0 for any free one. The new one serves before the old one is closed.
+
+        Raises PortInUseError, ConfigurationError: then all stays as it is.
+        """
+        with self._administering:
+            if self._stopping.is_set() or port == self._endpoint.port:
+                return self._administer(lambda registrar, _: registrar.set_port(self._endpoint.port))
+            check_port(port)
+            old, new = self._endpoint, self._bind(port)
+            new.start()
+            self._endpoint = new
+            done = self._administer(lambda registrar, _: registrar.set_port(new.port))
+            closing = threading.Timer(DESTROY_SECONDS, old.stop)
+            closing.name, closing.daemon = "lookup-old-port", True
+            self._retired = [(t, e) for t, e in self._retired if t.is_alive()] + [(closing, old)]
+            closing.start()
+            return done
+
+    def heard_of(self, item: ServiceItem) -> None:
+        """Another lookup service is registered here: it is joined if it serves one of our groups."""
+        if LOOKUP_TYPE in item.types and self._community is not None:
+            self._community.heard_of(item)
 
     def destroy(self) -> None:
         """Forget all and end: the process's owner is told, once the caller has been answered."""
@@ -301,6 +373,7 @@ class LookupServer:
         """Plain data for status pages."""
         with self._lock:
             registrar = msgspec.to_builtins(self._registrar.status())
+            admin = self._registrar.admin()
         with self._channels_lock:
             channels = len(self._channels)
             lost = self._lost_before + sum(channel.lost for channel in self._channels.values())
@@ -311,9 +384,11 @@ class LookupServer:
             "pid": os.getpid(),
             "address": self.address,
             "uptime": round(self._clock() - self._started, 1),
-            "connections": self._endpoint.connections,
+            "connections": self._endpoint.connections + sum(e.connections for _, e in self._retired),
             "threads": threading.active_count(),
             "calls": self._control.calls,
+            "locators": list(admin.locators),
+            "lookup_services": self._community.connected() if self._community is not None else 0,
             "event_channels": channels,
             "events_waiting": waiting,
             "events_lost": lost,
@@ -345,9 +420,69 @@ class LookupServer:
         fault = bool(status["store"] and status["store"]["fault"])
         yield Sample("lookup_store_fault", "gauge", "1: the disk takes nothing new", float(fault))
 
+    def _administer(self, call: Callable[[Registrar, float], Outcome[RegistrarAdmin]]) -> Administered:
+        """Change how it is set up, make that durable, and let everybody know."""
+        with self._administering:
+            admin = self.change(call)
+            self.change(lambda registrar, now: registrar.put_own(self._item(admin.groups), now))
+            if self._community is not None and not self._stopping.is_set():
+                self._community.look_in(admin.groups, admin.locators)
+                self._community.join(self._item(admin.groups))
+                self._announce()
+            return self.administered()
+
+    def _bind_first(self, admin: RegistrarAdmin) -> Endpoint:
+        if "port" not in admin.chosen:
+            return self._bind(self._config.lookup.port)
+        if admin.port != self._config.lookup.port:
+            log.warning(
+                "listening on port %d, which an administrator has set, not on %d", admin.port, self._config.lookup.port
+            )
+        try:
+            return self._bind(admin.port)
+        except PortInUseError as exc:
+            raise PortInUseError(
+                exc.message, hint="An administrator has set this port: stop what uses it, and start again", **exc.facts
+            ) from exc
+
+    def _bind(self, port: int) -> Endpoint:
+        return Endpoint(
+            self._config.lookup.host,
+            port,
+            name="lookup",
+            security=self._config.security(),
+            control=self._control.serve,
+            data=self._serve_events,
+            advertise=self._config.lookup.advertise,
+        )
+
+    def _item(self, groups: Sequence[str]) -> ServiceItem:
+        """What we are registered as, here and elsewhere."""
+        own = self._registrar.service_id
+        entry = LookupService(
+            name=self._config.lookup.name or socket.gethostname(),
+            groups=",".join(groups) if groups else None,
+            address=self.address,
+        )
+        proxy = ServiceRef(own, EXPORTED, (self.address,), (), self._endpoint.certificate)
+        return ServiceItem(own, (LOOKUP_TYPE,), proxy, (entry.rep(),))
+
+    def _join(self, admin: RegistrarAdmin) -> None:
+        """Be a member of the community like everybody else, and know again who has joined us before a restart."""
+        section = msgspec.structs.replace(self._config.lookup, groups=admin.groups, locators=admin.locators)
+        config = msgspec.structs.replace(self._config, lookup=section)
+        self._community = JoinManager(config, name="lookup", secret=admin.secret, own=admin.service_id)
+        self._community.join(self._item(admin.groups))
+        known = ServiceTemplate(types=(LOOKUP_TYPE,))
+        for item in self.read(lambda registrar, now: registrar.lookup_all(known, now, MAX_SUGGESTIONS)).items:
+            self._community.heard_of(item)
+
     def _announce(self) -> None:
+        """Announce by mDNS, in place of what was announced before."""
         lookup = self._config.lookup
         info = self.info()
+        if self._announcement:
+            self._announcement.stop()
         self._announcement = None
         if lookup.multicast and info.groups:
             self._announcement = Announcement(info, self.address, lookup.interfaces)
@@ -406,9 +541,13 @@ class _Registrar:
         return self._server.info()
 
     @exported
-    def register(self, caller: Caller, item: ServiceItem, duration: float) -> ServiceRegistration:
+    def register(self, caller: Caller, item: ServiceItem, duration: float, key: str) -> ServiceRegistration:
         owner = _owner(caller)
-        return self._server.grant(lambda registrar, now: registrar.register(item, duration, now, owner=owner))
+        granted = self._server.grant(
+            lambda registrar, now: registrar.register(item, duration, now, owner=owner, key=key)
+        )
+        self._server.heard_of(item)
+        return granted
 
     @exported
     def lookup(self, caller: Caller, template: ServiceTemplate, limit: int, total: bool) -> ServiceMatches:  # noqa: ARG002  # everybody may ask
@@ -492,9 +631,34 @@ class _Registrar:
         return self._server.read(lambda registrar, now: registrar.service_types(template, prefix, now))
 
     @exported
-    def set_groups(self, caller: Caller, groups: tuple[str, ...]) -> None:
+    def administered(self, caller: Caller) -> Administered:
         self._server.check_admin(caller)
-        self._server.set_groups(groups)
+        return self._server.administered()
+
+    @exported
+    def set_groups(self, caller: Caller, groups: tuple[str, ...]) -> Administered:
+        self._server.check_admin(caller)
+        return self._server.set_groups(groups)
+
+    @exported
+    def change_groups(self, caller: Caller, add: tuple[str, ...], remove: tuple[str, ...]) -> Administered:
+        self._server.check_admin(caller)
+        return self._server.change_groups(add, remove)
+
+    @exported
+    def set_locators(self, caller: Caller, locators: tuple[str, ...]) -> Administered:
+        self._server.check_admin(caller)
+        return self._server.set_locators(locators)
+
+    @exported
+    def change_locators(self, caller: Caller, add: tuple[str, ...], remove: tuple[str, ...]) -> Administered:
+        self._server.check_admin(caller)
+        return self._server.change_locators(add, remove)
+
+    @exported
+    def set_port(self, caller: Caller, port: int) -> Administered:
+        self._server.check_admin(caller)
+        return self._server.set_port(port)
 
     @exported
     def destroy(self, caller: Caller) -> None:
@@ -515,3 +679,7 @@ class _Status:
 
 def _owner(caller: Caller) -> str:
     return caller.identity or caller.address.rpartition(":")[0]
+
+
+def _changed(present: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(each for each in (*present, *add) if each not in remove))

@@ -41,6 +41,8 @@ outage costs them, everything is registered again and nothing is lost."""
 BACKOFF_FIRST: Final = 0.1
 BACKOFF_MOST: Final = 10.0
 """Seconds between two tries to reach a lookup service again; long enough not to crowd a 7,200 bps link."""
+MAX_ENDPOINTS: Final = 8
+"""Endpoints of one lookup service that are remembered: one for each interface, and one from before its port changed."""
 MATCHES_MOST: Final = 10_000
 """Items taken from one lookup, as many as a registrar gives in one answer."""
 
@@ -90,11 +92,14 @@ class RegistrarSession:
         probe: float,
         name: str,
         away: Callable[[], None],
+        key: Callable[[str], str] = lambda service_id: "",  # noqa: ARG005  # nobody's items
     ) -> None:
         """`duration`: seconds of the leases asked for; `probe`: seconds between two signs of life.
 
-        `away` is called on each failure: another lookup service may answer there now.
+        `away` is called on each failure: another lookup service may answer there now. `key` gives what an item (by
+        its service id) is registered with here, so that nobody else can replace it.
         """
+        self._key = key
         self._away = away
         self.ref = ref
         self.registrar_id = ref.service_id
@@ -133,6 +138,21 @@ class RegistrarSession:
         self._thread.join(timeout)
         self._proxy.close()  # wakes a call that hangs
         self._close_events()
+
+    def reach(self, endpoint: str) -> None:
+        """The lookup service answers at `endpoint` (too): tried first from now on."""
+        with self._changed:
+            others = tuple(known for known in self.ref.endpoints if known != endpoint)
+            self.ref = msgspec.structs.replace(self.ref, endpoints=(endpoint, *others)[:MAX_ENDPOINTS])
+            self._changed.notify_all()  # it may be waiting to try the old ones again
+
+    def leave_endpoint(self, endpoint: str) -> bool:
+        """Another lookup service answers at `endpoint`. Whether it was the last one of this."""
+        with self._changed:
+            others = tuple(known for known in self.ref.endpoints if known != endpoint)
+            if others:
+                self.ref = msgspec.structs.replace(self.ref, endpoints=others)
+            return not others
 
     def want(self, items: dict[str, ServiceItem], watchers: dict[int, Watcher]) -> None:
         """What is to be held from now on."""
@@ -176,6 +196,9 @@ class RegistrarSession:
         self._leave()
 
     def _connect(self) -> None:
+        if self._proxy.ref != self.ref:  # it answers elsewhere now
+            self._proxy.close()
+            self._proxy = RegistrarProxy(self.ref, self._security)
         info = self._proxy.describe()
         if info.service_id != self.registrar_id:
             raise WireError(f"another lookup service answers at {self.ref.endpoints}")
@@ -227,7 +250,7 @@ class RegistrarSession:
 
     def _join(self, item: ServiceItem) -> None:
         try:
-            granted = self._proxy.register(item, self._duration)
+            granted = self._proxy.register(item, self._duration, self._key(item.service_id))
         except WireError:
             raise
         except JbiError as exc:
@@ -235,6 +258,7 @@ class RegistrarSession:
                 log.error("lookup service %s refuses %s: %s", self.ref.endpoints, item.service_id, exc)
                 self._refused.add(item.service_id)
             return
+        self._refused.discard(item.service_id)
         with self._changed:
             self._joined[item.service_id] = _Joined(item, granted.lease_id, granted.duration)
             self._renew_by = None

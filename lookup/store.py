@@ -92,6 +92,7 @@ class _ItemBody(msgspec.Struct, array_like=True, frozen=True):
     item: ServiceItem
     lease_id: str
     owner: str
+    seal: str = ""
 
 
 class Store:
@@ -275,7 +276,7 @@ class Store:
             self._ends[kind, kept] = (ends, term)
             if kind == "items":
                 read = item_decoder.decode(body)
-                items.append(ItemKept(read.item, read.lease_id, read.owner, expires, term))
+                items.append(ItemKept(read.item, read.lease_id, read.owner, expires, term, read.seal))
             else:
                 interest = interest_decoder.decode(body)
                 number = interest.number + (self._epoch - epoch) * NUMBER_JUMP
@@ -323,7 +324,8 @@ class Store:
             for (kind, kept), record in batch.items():
                 match record:
                     case ItemKept():
-                        self._insert(kind, kept, _ItemBody(record.item, record.lease_id, record.owner), record)
+                        body = _ItemBody(record.item, record.lease_id, record.owner, record.seal)
+                        self._insert(kind, kept, body, record)
                     case InterestKept():
                         self._insert(kind, kept, record.interest, record)
                     case LeaseMoved():

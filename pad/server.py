@@ -21,6 +21,7 @@ import msgspec
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
+    ConfigurationError,
     ErrorReport,
     JbiError,
     LookupNotFoundError,
@@ -136,7 +137,11 @@ class DisseminationServer:
             data=self._serve_data,
             advertise=config.pad.advertise,
         )
-        self.community = JoinManager(config, name=self.name)
+        try:
+            self.community = JoinManager(config, name=self.name)
+        except ConfigurationError:
+            self._endpoint.stop()
+            raise
         self.delegate = Delegate(
             self.server_id,
             config=config,

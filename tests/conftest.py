@@ -77,7 +77,10 @@ class Federation:
     def lookup(self, **changes: Any) -> LookupServer:
         """One more lookup service; later parties are told its locator."""
         section = msgspec.structs.replace(self.config.lookup, port=0, **changes)
-        server = LookupServer(msgspec.structs.replace(self.config, lookup=section), Registrar(groups=section.groups))
+        server = LookupServer(
+            msgspec.structs.replace(self.config, lookup=section),
+            Registrar(groups=section.groups, locators=section.locators),
+        )
         server.start()
         self.stack.callback(server.stop)
         self.lookups.append(server)

@@ -388,14 +388,14 @@ _STATUS_COLUMNS = (
 
 def _statuses(config: Config, addresses: tuple[str, ...]) -> list[dict[str, Any]]:
     if addresses:
-        refs = [ServiceRef("", "status", (address,)) for address in addresses]
+        refs = {address: ServiceRef("", "status", (address,)) for address in addresses}
     else:
         with _community(config) as community:
             items = community.lookup(ServiceTemplate(), 10_000)
-            refs = [session.ref for session in community.sessions()]
-            refs += list({item.proxy.service_id: item.proxy for item in items}.values())
+            refs = {session.registrar_id: session.ref for session in community.sessions()}
+            refs |= {item.proxy.service_id: item.proxy for item in items if item.proxy.service_id not in refs}
     found = []
-    for ref in refs:
+    for ref in refs.values():
         try:
             found.append(fetch_status(ref, config.security(), timeout=3.0))
         except JbiError as exc:

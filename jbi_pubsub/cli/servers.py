@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import click
 
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.metrics import MetricsServer
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
 from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
@@ -53,7 +55,7 @@ def lookup(
     jbi lookup                          on 127.0.0.1:4160
     jbi lookup --port 0 --state reg.db  any port, durable
     jbi --group lab lookup --port 0     serves the group "lab"
-    jbi lookup admin groups lab ""      other groups from now on
+    jbi lookup admin groups set lab ""  other groups from now on
     """
     if context.invoked_subcommand:
         return
@@ -82,17 +84,21 @@ def lookup(
 
 def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None) -> LookupServer:
     """A lookup service with its state restored. Raises StorageError, PortInUseError, ConfigurationError."""
-    if not config.lookup.state:
-        return LookupServer(config, Registrar(groups=config.lookup.groups), destroyed=destroyed)
-    store = Store(Path(config.lookup.state))
-    now = time.monotonic()
-    kept = store.recover(now, time.time())
-    registrar = Registrar(groups=config.lookup.groups, log=store)
-    registrar.restore(kept, now)
-    if kept.admin is None:
-        registrar.set_groups(config.lookup.groups)  # writes our own id down, so that we are the same after a restart
-        store.sync()
-    return LookupServer(config, registrar, store=store, destroyed=destroyed)
+    section = config.lookup
+    if not section.state:
+        registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port)
+        return LookupServer(config, registrar, destroyed=destroyed)
+    store = Store(Path(section.state))
+    try:
+        now = time.monotonic()
+        kept = store.recover(now, time.time())
+        registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port, log=store)
+        registrar.restore(kept, now)
+        store.sync()  # a new one has written its own id down, so that it is the same after a restart
+        return LookupServer(config, registrar, store=store, destroyed=destroyed)
+    except JbiError:
+        store.close()
+        raise
 
 
 @lookup.group()
@@ -105,15 +111,84 @@ def admin(context: click.Context, settings: Settings, address: str) -> None:
     context.meta["jbi.address"] = address
 
 
+_action = click.argument("action", type=click.Choice(("show", "set", "add", "remove")), default="show")
+
+
 @admin.command()
-@click.argument("names", nargs=-1)
+@_action
+@click.argument("names", metavar="[NAME]...", nargs=-1)
 @click.pass_context
-def groups(context: click.Context, names: tuple[str, ...]) -> None:
-    """Serve these groups from now on ("" is the public one)."""
-    proxy = _registrar(context)
-    proxy.set_groups(names)
-    click.echo(f"serves {_groups(proxy.describe().groups)} now")
-    proxy.close()
+def groups(context: click.Context, action: str, names: tuple[str, ...]) -> None:
+    """Show or change the groups that it serves ("" is the public one, `set` without a name is none).
+
+    \b
+    jbi lookup admin groups
+    jbi lookup admin groups add lab
+    jbi lookup admin groups set lab ""
+    """
+    with _registrar(context) as proxy:
+        match action:
+            case "set":
+                found = proxy.set_groups(names)
+            case "add" | "remove":
+                _check_some(names, action, "NAME")
+                found = proxy.change_groups(*((names, ()) if action == "add" else ((), names)))
+            case _:
+                _check_none(names)
+                found = proxy.administered()
+        click.echo(f"serves {_groups(found.groups)}")
+
+
+@admin.command()
+@_action
+@click.argument("addresses", metavar="[HOST:PORT]...", nargs=-1)
+@click.pass_context
+def locators(context: click.Context, action: str, addresses: tuple[str, ...]) -> None:
+    """Show or change the lookup services that it joins beside those that discovery finds.
+
+    \b
+    jbi lookup admin locators
+    jbi lookup admin locators add other.example.org:4160
+    """
+    with _registrar(context) as proxy:
+        match action:
+            case "set":
+                found = proxy.set_locators(addresses)
+            case "add" | "remove":
+                _check_some(addresses, action, "HOST:PORT")
+                found = proxy.change_locators(*((addresses, ()) if action == "add" else ((), addresses)))
+            case _:
+                _check_none(addresses)
+                found = proxy.administered()
+        click.echo(f"joins {', '.join(found.locators) or 'nobody by address'}")
+
+
+@admin.command()
+@click.argument("action", type=click.Choice(("show", "set")), default="show")
+@click.argument("number", type=click.IntRange(0, 65535), required=False)
+@click.pass_context
+def port(context: click.Context, action: str, number: int | None) -> None:
+    """Show or change the port that it listens on; 0 takes a free one.
+
+    \b
+    jbi lookup admin port
+    jbi lookup admin port set 4161
+    """
+    if (number is None) == (action == "set"):
+        raise click.UsageError("`port set` needs a number, `port show` none")
+    with _registrar(context) as proxy:
+        found = proxy.administered() if number is None else proxy.set_port(number)
+        click.echo(f"listens on port {found.port}")
+
+
+def _check_some(given: tuple[str, ...], action: str, what: str) -> None:
+    if not given:
+        raise click.UsageError(f"{action} what? Give a {what}")
+
+
+def _check_none(given: tuple[str, ...]) -> None:
+    if given:
+        raise click.UsageError(f"`show` takes nothing more: {given[0]!r}")
 
 
 @admin.command()
@@ -121,16 +196,21 @@ def groups(context: click.Context, names: tuple[str, ...]) -> None:
 @click.pass_context
 def destroy(context: click.Context) -> None:
     """End it for good: all registrations are forgotten."""
-    proxy = _registrar(context)
-    proxy.destroy()
-    proxy.close()
+    with _registrar(context) as proxy:
+        proxy.destroy()
     click.echo("destroyed")
 
 
-def _registrar(context: click.Context) -> RegistrarProxy:
+@contextmanager
+def _registrar(context: click.Context) -> Iterator[RegistrarProxy]:
     settings: Settings = context.obj
     security: Security = settings.load().security()
-    return RegistrarProxy(ServiceRef("", EXPORTED, (context.meta["jbi.address"],)), security)
+    address = check_endpoint(context.meta["jbi.address"])
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (address,)), security)
+    try:
+        yield proxy
+    finally:
+        proxy.close()
 
 
 @click.command()

@@ -30,11 +30,15 @@ class LookupSection(_Section, frozen=True):
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 4160
-    """Jini's own port (Discovery and Join specification DJ.2.1.4)."""
+    """Jini's own port (Discovery and Join specification DJ.2.1.4); 0 takes a free one."""
+    name: str = ""
+    """What people call this lookup service; "" is the host's name."""
+    advertise: str = ""
+    """Host name or address that others connect to, when it differs from `host`."""
     groups: tuple[str, ...] = ("",)
     """Groups to join and to look in; "" is the public one, "*" (clients only) all, none at all looks nowhere."""
     locators: tuple[str, ...] = ("127.0.0.1:4160",)
-    """host:port of lookup services to ask beside discovery."""
+    """host:port of lookup services to ask beside discovery; a lookup service joins them."""
     multicast: bool = True
     """Announce and discover by mDNS."""
     interfaces: tuple[str, ...] = ("127.0.0.1",)

@@ -68,16 +68,21 @@ def test_services_and_status(flags: list[str], federation: Any, figures: Any, sa
     adapter.publish(registration, figures.figure_1)
     adapter.flush()
 
-    # Expect `services` to list all three with their entries, and to filter by type and field
+    # Expect `services` to list all three and the lookup service with their entries, and to filter by type and field
     everything = json.loads(said(*flags, "services", "--json").out)
-    assert len(everything) == 3
+    assert len(everything) == 4
+    [lookup] = json.loads(said(*flags, "services", "--type", "jbi.Registrar", "--json").out)
+    assert lookup["endpoints"] == [federation.lookups[0].address]
+    assert (lookup["entries"][0]["groups"], lookup["entries"][0]["address"]) == ("", federation.lookups[0].address)
     delegates = json.loads(said(*flags, "services", "--type", "jbi.PublisherAdapterDelegate", "--json").out)
     assert {(d["id"], *d["endpoints"]) for d in delegates} == {(p.server_id, p.address) for p in (alpha, bravo)}
     for field, count in (("publisher=418th", 1), ("publisher=999th", 0), ("location=paris", 1)):
         assert len(json.loads(said(*flags, "services", "--field", field, "--json").out)) == count
 
     # Expect `status` to show what each server does, and one server when asked for it
-    shown = {s["id"]: s for s in json.loads(said(*flags, "status", "--json").out)}
+    servers = json.loads(said(*flags, "status", "--json").out)
+    shown = {s["id"]: s for s in servers}
+    assert len(shown) == len(servers), "each once"
     assert set(shown) == {alpha.server_id, bravo.server_id, federation.lookups[0].info().service_id}
     assert shown[alpha.server_id]["published"] == 1
     assert [r["uid"] for r in shown[alpha.server_id]["registrations"]] == [registration]
@@ -99,7 +104,7 @@ def test_the_lookup_service_is_administered(
     assert ready["groups"] == [""]
 
     # When its groups are set
-    assert said(*flags, "lookup", "admin", "--at", ready["address"], "groups", "lab", "").code == 0
+    assert said(*flags, "lookup", "admin", "--at", ready["address"], "groups", "set", "lab", "").code == 0
 
     # Expect it to say so; and to end when it is destroyed
     [status] = json.loads(said(*flags, "status", ready["address"], "--json").out)
@@ -150,8 +155,10 @@ def test_a_command_that_is_interrupted_says_so_by_its_code(
 ) -> None:
     # Given a subscriber that waits
     federation.pad()
+    before = eventually(lambda: federation.lookups[0].status()["event_registrations"])
     waiting = start(*flags, "-v", "subscribe", "--type", TYPE, "--timeout", "60", "--json")
-    eventually(lambda: federation.lookups[0].status()["event_registrations"] > 0)
+    # it watches for other lookup services, and for the type
+    eventually(lambda: federation.lookups[0].status()["event_registrations"] >= before + 2)
 
     # When it is interrupted
     waiting.popen.send_signal(2)

@@ -157,7 +157,7 @@ def test_services_of_spiteful_peers_are_listed_in_one_line_each(
             community.join(item)
             community.wait_joined(item.service_id, 5.0)
         # When they are listed
-        answer = said(*flags, "services")
+        answer = said(*flags, "services", "--type", PAD_TYPE)
     # Expect a line for each, of printable cells, with the markup as it is
     lines = answer.out.split("\n")[1:-1]
     assert answer.code == 0

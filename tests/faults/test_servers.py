@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.pad.subscription import PAD_TYPE
 
 pytestmark = pytest.mark.processes
 
@@ -53,7 +54,7 @@ def test_ten_delegates_are_found_and_leave_the_lookup_service_clean(field: Any, 
 
     # Expect that all are found
     community = field.community()
-    cache = community.watch(ServiceTemplate())
+    cache = community.watch(ServiceTemplate(types=(PAD_TYPE,)))
     assert {item.service_id for item in cache.wait(10, 10.0)} == ready
     assert len(ready) == 10
 

@@ -12,6 +12,7 @@ import pytest
 
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
+from jbi_pubsub.pad.subscription import PAD_TYPE
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_everybody_finds_the_lookup_service_over_mdns_on_loopback(multicast: Any
     multicast.stack.callback(community.close)
 
     # Expect that the delegate registers, and is found
-    found = community.watch(ServiceTemplate()).wait(1, 15.0)
+    found = community.watch(ServiceTemplate(types=(PAD_TYPE,))).wait(1, 15.0)
     assert len(found) == 1
     assert len(community.sessions()) == 1
     assert server.status()["items"] == 1
