@@ -85,8 +85,8 @@ class TypeRepository(Protocol):
 class Announcer(Protocol):
     """Makes registrations known to the lookup services."""
 
-    def join(self, item: ServiceItem) -> None:
-        """Keep the item registered from now on."""
+    def join(self, item: ServiceItem, secret: str = "") -> None:
+        """Keep the item registered from now on; only who knows `secret` can take it over ("": nobody)."""
         ...
 
     def leave(self, service_id: str) -> None:
@@ -282,7 +282,8 @@ class Delegate:
         except JbiError:
             self.forget_type(gate.type)
             raise
-        self._announcer.join(ServiceItem(registration.uid, self._item_types, self._ref, entries))
+        item = ServiceItem(registration.uid, self._item_types, self._ref, entries)
+        self._announcer.join(item, request.secret)
         with self._lock:
             ended = registration.uid not in self._registrations
         if ended:  # its publisher's lease ran out meanwhile: taking it back came before there was something to take

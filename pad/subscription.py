@@ -63,12 +63,14 @@ class PublisherAdapterDelegate(Entry):
 class PublisherRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a publisher registers: the schema of its metadata and its invariant metadata as Entries (paper 2.4(3)).
 
-    `validate` False skips validation of each object; invariants are always checked.
+    `validate` False skips validation of each object; invariants are always checked. `secret` is the publisher's own:
+    with it another delegate can take the registration over in the lookup services, and nobody else can.
     """
 
     schema: SchemaBundle
     entries: tuple[EntryRep, ...]
     validate: bool = True
+    secret: str = ""
 
 
 class SubscriptionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from secrets import token_hex
 from typing import NewType
 from uuid import uuid4
 
@@ -43,6 +44,7 @@ class Publication:
         self._stem = uid.rpartition("-")[2]
         self.number = 1
         """Of the registration at its delegate."""
+        self._secret = token_hex(16)
         self.lock = threading.Lock()
         self._checked = b""
         """The metadata that passed last: a source whose objects differ in their payloads alone need not wait for the
@@ -50,7 +52,7 @@ class Publication:
 
     def request(self) -> PublisherRequest:
         """What the delegate is told."""
-        return PublisherRequest(self.info_type.bundle, self.entries, self.validate)
+        return PublisherRequest(self.info_type.bundle, self.entries, self.validate, self._secret)
 
     def check(self, metadata: bytes) -> None:
         """Raises MetadataError, InvariantError or OversizeError, each naming the element's path."""

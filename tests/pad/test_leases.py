@@ -65,7 +65,7 @@ class World:
         self.types.add(Gate.type)
         return Gate()
 
-    def join(self, item: Any) -> None:
+    def join(self, item: Any, _secret: str) -> None:
         self.announcing()
         self.announced.append(item.service_id)
 
