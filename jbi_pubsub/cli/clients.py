@@ -23,6 +23,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
+from jbi_pubsub.lookup.proxy import LOOKUP_TYPE
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy, fetch_status
 from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
@@ -542,6 +543,6 @@ def _subscription_servers(
         if wait:
             community.watch(template).wait(1, wait)
         items = community.lookup(template, 10_000)
-    for item in {item.proxy.service_id: item for item in items}.values():
+    for item in {item.proxy.service_id: item for item in items if LOOKUP_TYPE not in item.types}.values():
         ref = msgspec.structs.replace(item.proxy, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
         yield SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)
