@@ -122,6 +122,7 @@ class RegistrarSession:
         """When it stopped to answer (monotonic seconds), None while it answers or was never tried."""
         self._events_lost = threading.Event()
         self._receiver: Receiver | None = None
+        self._line: Line | None = None
         self._event_thread: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name=f"{name}-registrar", daemon=True)
         self._name = name
@@ -359,7 +360,7 @@ class RegistrarSession:
             raise
         self._events_lost.clear()
         receiver = Receiver(self._receive, lambda: b"")
-        self._receiver = receiver
+        self._receiver, self._line = receiver, line
 
         def read() -> None:
             try:
@@ -380,6 +381,8 @@ class RegistrarSession:
         receiver, self._receiver = self._receiver, None
         if receiver is not None:
             receiver.stop()
+        if self._line is not None:
+            self._line.shut()  # the thread may not have come to run the receiver yet
         if self._event_thread is not None and self._event_thread is not threading.current_thread():
             self._event_thread.join(5.0)
 
