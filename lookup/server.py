@@ -506,7 +506,9 @@ class LookupServer:
             refuse(line, "unknown or used token")
             return
         welcome(line, 0)
-        channel.attach(sock, hello.position, self._endpoint.hand_over(sock))
+        port = sock.getsockname()[1]  # an administrator may have moved us to another one meanwhile
+        accepted_by = next((old for _, old in self._retired if old.port == port), self._endpoint)
+        channel.attach(sock, hello.position, accepted_by.hand_over(sock))
 
     def _reap(self) -> None:
         while not self._stopping.is_set():
