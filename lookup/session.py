@@ -30,6 +30,7 @@ from jbi_pubsub.lookup.item import (
     ServiceEvent,
     ServiceItem,
     ServiceTemplate,
+    Transition,
 )
 from jbi_pubsub.lookup.proxy import DIAGNOSTIC, EVENT, GAP, RegistrarProxy
 
@@ -303,7 +304,7 @@ class RegistrarSession:
             if not held:
                 return
             for event in held:
-                watcher.changed(self.registrar_id, event.service_id, event.item)
+                watcher.changed(self.registrar_id, event.service_id, _matching(event))
 
     # -- leases -------------------------------------------------------------------------------------------------
 
@@ -432,4 +433,9 @@ class RegistrarSession:
                 watched.held.append(event)
                 return
         if watcher is not None:
-            watcher.changed(self.registrar_id, event.service_id, event.item)
+            watcher.changed(self.registrar_id, event.service_id, _matching(event))
+
+
+def _matching(event: ServiceEvent) -> ServiceItem | None:
+    """The event's item if it matches now. One that has ceased to by a change of its entries comes with them."""
+    return None if event.transition == Transition.MATCH_NOMATCH else event.item

@@ -155,6 +155,25 @@ def test_event_connections_cost_no_threads(federation: Any, eventually: Callable
     assert [line.receive(10.0)[0] for line in lines] == [ITEMS] * 100
 
 
+def test_a_service_whose_entries_cease_to_match_leaves_the_cache(
+    federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a cache of what is red, with a red printer
+    community = JoinManager(federation.config, name="test")
+    federation.stack.callback(community.close)
+    cache = community.watch(wanting("red"))
+    community.wait_watching(cache, 5.0)
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (federation.lookups[0].address,)), Security())
+    federation.stack.callback(proxy.close)
+    lease = proxy.register(printer(1), 300.0).lease_id
+    eventually(lambda: len(cache.items()) == 1)
+    # When its entries change, expect it gone, and back when they change again
+    proxy.set_attributes("printer-1", lease, [EntryRep(COLOUR, ("blue",))])
+    eventually(lambda: cache.items() == [])
+    proxy.set_attributes("printer-1", lease, [EntryRep(COLOUR, ("red",))])
+    eventually(lambda: len(cache.items()) == 1)
+
+
 def test_two_lookup_services_show_a_service_once_and_one_may_die(
     federation: Any, eventually: Callable[..., Any]
 ) -> None:
