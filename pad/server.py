@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Protocol
 from uuid import uuid4
@@ -21,7 +22,6 @@ import msgspec
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
-    ConfigurationError,
     ErrorReport,
     JbiError,
     LookupNotFoundError,
@@ -128,6 +128,12 @@ class DisseminationServer:
         if characteristics:
             exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self)}
         self._control = ControlServer(exports)
+        self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
+        with ExitStack() as undo:  # what fails leaves no port, thread or file open
+            self._open(config, types, undo)
+            undo.pop_all()
+
+    def _open(self, config: Config, types: TypeRepository, undo: ExitStack) -> None:
         self._endpoint = Endpoint(
             config.pad.host,
             config.pad.port,
@@ -137,23 +143,29 @@ class DisseminationServer:
             data=self._serve_data,
             advertise=config.pad.advertise,
         )
-        try:
-            self.community = JoinManager(config, name=self.name)
-        except ConfigurationError:
-            self._endpoint.stop()
-            raise
+        undo.callback(self._endpoint.stop)
+        self.community = JoinManager(config, name=self.name)
+        undo.callback(self.community.close)
+        files = undo.enter_context(ExitStack())
+        store = mails = None
+        if self.characteristics and config.pad.state:
+            store = SubscriptionStore(Path(config.pad.state))
+            files.callback(store.close)
+            mails = MailStore(Path(config.pad.state + ".mails"))
+            files.callback(mails.close)
         self.delegate = Delegate(
             self.server_id,
             config=config,
             types=types,
             announcer=self.community,
             subscriptions_ref=self.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS),
-            clock=clock,
-            peer=characteristics is None,
-            store=SubscriptionStore(Path(config.pad.state)) if characteristics and config.pad.state else None,
-            mails=MailStore(Path(config.pad.state + ".mails")) if characteristics and config.pad.state else None,
+            clock=self._clock,
+            peer=self.characteristics is None,
+            store=store,
+            mails=mails,
         )
-        self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
+        files.pop_all()  # they are the delegate's now
+        undo.callback(self.delegate.close)
         metrics = config.metrics
         self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
 

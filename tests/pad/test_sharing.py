@@ -1,0 +1,201 @@
+"""An object for several subscriptions of one process goes over the link once; each keeps its order, bound, account."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jbi_pubsub.core.info_object import Head, Parcel, pack
+from jbi_pubsub.core.wire.hub import SenderHub
+from jbi_pubsub.pad.delivery import CHUNK_BYTES, ITEM, LOSS, OBJECT, SHARED, Budget, SubscriberSession
+from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
+
+
+def _parcel(sequence: int, size: int = 10) -> Parcel:
+    return pack(Head(f"{sequence}", "registration-1", sequence, 1.0, "t", "1.0", b"<m/>", size), bytes(size))
+
+
+def _subscription(number: int, **options: Any) -> Subscription:
+    return compile_subscription(SubscriptionRequest(f"s{number}", **options), owner="s", number=number)
+
+
+class Subscriber:
+    """Reads what a session sends, as the other end does."""
+
+    def __init__(self, session: SubscriberSession) -> None:
+        self._session = session
+        self.items: list[tuple[int, tuple[int, ...], int]] = []
+        self.got: dict[int, list[int]] = {}
+        self.lost: Counter[int] = Counter()
+        self.open = 0
+
+    def read(self, most: int = 500) -> int:
+        """Take a batch of at most so many items; how many came."""
+        items = self._session._take(most, 1 << 30)
+        for parts in items:
+            data = b"".join(parts)
+            kind, number = ITEM.unpack_from(data)
+            numbers = (number,)
+            if kind == SHARED:
+                numbers = tuple(int.from_bytes(data[at : at + 4], "big") for at in range(5, 5 + 4 * number, 4))
+            sequence = 0
+            if kind in (OBJECT, SHARED):
+                at = 5 + (4 * number if kind == SHARED else 0)
+                sequence = Parcel.received(data[at:]).head.sequence
+                for one in numbers:
+                    self.got.setdefault(one, []).append(sequence)
+            elif kind == LOSS:
+                self.lost[number] += 1
+            self.items.append((kind, numbers, sequence))
+        self.open += len(items)
+        return len(items)
+
+    def acknowledge(self, consumed: dict[int, int]) -> None:
+        """All that was read is here, and the applications have taken so many of each."""
+        self._session._acked(self.open, msgspec.msgpack.encode(consumed))
+        self.open = 0
+
+
+@pytest.fixture
+def hub() -> Iterator[SenderHub]:
+    """Never started: what goes out is read directly."""
+    hub = SenderHub(name="test")
+    yield hub
+    hub.stop()
+
+
+@pytest.fixture
+def session(hub: SenderHub) -> SubscriberSession:
+    return SubscriberSession("session-1", name="test", budget=Budget(1 << 30), hub=hub)
+
+
+@pytest.fixture
+def subscribe(session: SubscriberSession) -> Callable[..., Subscription]:
+    """subscribe(number, **options)"""
+
+    def begin(number: int, **options: Any) -> Subscription:
+        subscription = _subscription(number, **options)
+        session.add(subscription)
+        return subscription
+
+    return begin
+
+
+def test_an_object_goes_once_for_all_that_are_ready(
+    session: SubscriberSession, subscribe: Callable[..., Subscription]
+) -> None:
+    # Given three subscriptions of one process
+    ours = [subscribe(n) for n in (1, 2, 3)]
+    # When two objects match all of them, and one only the second
+    first, second, third = _parcel(1), _parcel(2), _parcel(3)
+    session.offer([*((s, first) for s in ours), (ours[1], second), *((s, third) for s in ours)])
+    reader = Subscriber(session)
+    reader.read()
+    # Expect each to get its own in order, and the first object to go once
+    assert reader.got == {1: [1, 3], 2: [1, 2, 3], 3: [1, 3]}
+    assert reader.items[0] == (SHARED, (1, 2, 3), 1)
+    assert len(reader.items) < 7
+    # Expect all accounted for when it is acknowledged
+    reader.acknowledge({})
+    assert [s.delivered for s in ours] == [2, 3, 2]
+    assert [s.matched for s in ours] == [2, 3, 2]
+
+
+def test_a_subscription_whose_application_is_slow_gets_it_later_and_holds_up_no_other(
+    session: SubscriberSession, subscribe: Callable[..., Subscription]
+) -> None:
+    # Given a subscription with room for one object, and one with room for many
+    slow, quick = subscribe(1, bound=1, policy="drop_newest"), subscribe(2)
+    reader = Subscriber(session)
+    for sequence in (1, 2):
+        parcel = _parcel(sequence)
+        session.offer([(slow, parcel), (quick, parcel)])
+        reader.read()
+    # Expect the slow one to have the first, the other one both
+    assert reader.got == {1: [1], 2: [1, 2]}
+    # When its application takes that, expect the second to come for it alone
+    reader.acknowledge({1: 1})
+    reader.read()
+    assert reader.got == {1: [1, 2], 2: [1, 2]}
+    assert reader.items[-1] == (OBJECT, (1,), 2)
+
+
+def test_what_is_cancelled_while_it_is_under_way_counts_as_cancelled_only_there(
+    session: SubscriberSession, subscribe: Callable[..., Subscription]
+) -> None:
+    one, other = subscribe(1), subscribe(2)
+    parcel = _parcel(1)
+    session.offer([(one, parcel), (other, parcel)])
+    reader = Subscriber(session)
+    reader.read()
+    assert session.remove(one) == 1
+    reader.acknowledge({})
+    assert (one.delivered, other.delivered) == (0, 1)
+
+
+def test_a_large_object_goes_to_each_in_chunks_of_its_own(
+    session: SubscriberSession, subscribe: Callable[..., Subscription]
+) -> None:
+    ours = [subscribe(n) for n in (1, 2)]
+    parcel = _parcel(1, 2 * CHUNK_BYTES)
+    session.offer([(s, parcel) for s in ours])
+    reader = Subscriber(session)
+    while reader.read():
+        pass
+    reader.acknowledge({})
+    assert [s.delivered for s in ours] == [1, 1]
+    assert Counter(numbers for _, numbers, _ in reader.items) == {(1,): 3, (2,): 3}
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    bounds=st.lists(st.integers(1, 6), min_size=1, max_size=5),
+    policies=st.lists(st.sampled_from(["drop_oldest", "drop_newest"]), min_size=5, max_size=5),
+    steps=st.integers(5, 60),
+    chance=st.randoms(use_true_random=False),
+)
+def test_every_subscription_gets_what_it_would_get_alone(
+    bounds: list[int], policies: list[str], steps: int, chance: random.Random
+) -> None:
+    # Given subscriptions with small queues and either policy
+    hub = SenderHub(name="test")
+    budget = Budget(1 << 30)
+    session = SubscriberSession("session-1", name="test", budget=budget, hub=hub)
+    ours = [_subscription(n, bound=b, policy=policies[n - 1]) for n, b in enumerate(bounds, 1)]
+    for subscription in ours:
+        session.add(subscription)
+    reader = Subscriber(session)
+    consumed = dict.fromkeys(range(1, len(ours) + 1), 0)
+    # When objects are offered to some of them, read in batches of any size, and consumed at any pace
+    for sequence in range(1, steps + 1):
+        parcel = _parcel(sequence)
+        session.offer([(s, parcel) for s in ours if chance.random() < 0.7])
+        if chance.random() < 0.6:
+            reader.read(chance.randint(1, 4))
+        if chance.random() < 0.5:
+            for number in consumed:
+                consumed[number] = chance.randint(consumed[number], len(reader.got.get(number, [])))
+            reader.acknowledge(dict(consumed))
+    while True:  # the rest
+        reader.read()
+        before = dict(consumed)
+        consumed = {number: len(reader.got.get(number, [])) for number in consumed}
+        reader.acknowledge(dict(consumed))
+        if consumed == before and not session._left():
+            break
+    # Expect order, nothing twice, each loss counted and told, and nothing left in memory
+    for subscription in ours:
+        got = reader.got.get(subscription.number, [])
+        assert got == sorted(set(got))
+        assert subscription.delivered == len(got)
+        assert subscription.matched == len(got) + sum(subscription.lost.values())
+        assert bool(reader.lost[subscription.number]) == bool(subscription.lost)
+    assert budget.used == 0
+    hub.stop()
