@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from heapq import nlargest
 from pathlib import Path
 from typing import Any, Final, Protocol
 from uuid import uuid4
@@ -80,6 +81,9 @@ DELIVER_BYTES: Final = 1 << 20
 
 MAX_COMING: Final = 64
 """Large objects of one publisher that may be coming in chunks at once."""
+
+STATUS_ROWS: Final = 5_000
+"""Rows of a list in a status that is asked for over the network: about 3 MB of subscriptions."""
 
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
@@ -542,7 +546,20 @@ class _Status:
     @exported
     def status(self, caller: Caller) -> dict[str, Any]:
         self._server.allow(caller, "status")
-        return self._server.status()
+        return shortened(self._server.status())
+
+
+def shortened(status: dict[str, Any], most: int = STATUS_ROWS) -> dict[str, Any]:
+    """A delegate's status with at most so many rows in each list, and `counts`, which says how many there are; of each
+    session's queues the longest. The whole of a large one would not go into an answer."""
+    lists = ("publishers", "registrations", "sessions", "subscriptions")
+    cut = {name: status[name][:most] for name in lists}
+    per_session = max(10, most // max(1, len(cut["sessions"])))
+    cut["sessions"] = [
+        {**s, "queued": dict(nlargest(per_session, s["queued"].items(), key=lambda pair: pair[1]))}
+        for s in cut["sessions"]
+    ]
+    return {**status, **cut, "counts": {name: len(status[name]) for name in lists}}
 
 
 def _type_wanted(entries: tuple[EntryRep, ...]) -> str:

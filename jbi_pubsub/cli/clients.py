@@ -425,8 +425,8 @@ def _status_row(facts: dict[str, Any]) -> tuple[object, ...]:
         return kind, name, facts["address"], "", "", "", "", "", ""
     lost = sum(facts["lost"].values())
     return (
-        kind, name, facts["address"], facts["uptime"], len(facts["registrations"]), len(facts["subscriptions"]),
-        facts["published"], facts["delivered"], lost,
+        kind, name, facts["address"], facts["uptime"], facts["counts"]["registrations"],
+        facts["counts"]["subscriptions"], facts["published"], facts["delivered"], lost,
     )  # fmt: skip
 
 
