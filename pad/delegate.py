@@ -620,6 +620,7 @@ class Delegate:
                 "mailed": self._closed_mailed + sum(s.mailed for s in subscriptions),
                 "lost": dict(lost),
                 "leases": len(self._landlord),
+                "queued": sum(s.queued for s, _ in self._sessions.values()),
                 "queued_bytes": self._budget.used,
                 "mail": self._mail.status(),
             }

@@ -325,6 +325,12 @@ class SubscriberSession:
         """Whether the subscriber is connected now."""
         return self._sender.connected
 
+    @property
+    def queued(self) -> int:
+        """Objects that wait in all queues."""
+        with self._changed:
+            return sum(map(self._held, self._outlets.values()))
+
     def status(self) -> dict[str, object]:
         """Plain data: connection, queue lengths."""
         with self._changed:

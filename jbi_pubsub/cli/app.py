@@ -16,10 +16,11 @@ from jbi_pubsub import __version__
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 
 from .bench import bench
-from .clients import explain, publish, services, status, subscribe, subscriptions
+from .clients import explain, publish, services, subscribe, subscriptions
 from .demonstration import demo
 from .servers import lookup, pad
 from .settings import Settings, config, pass_settings
+from .status import status
 from .tools import codegen, completion, study
 
 __all__ = ["codegen_main", "jbi", "lookup_main", "main", "pad_main", "pass_settings", "study_main"]

@@ -1,4 +1,4 @@
-"""`jbi publish`, `subscribe`, `subscriptions`, `services`, `status`: applications for the command line."""
+"""`jbi publish`, `subscribe`, `subscriptions`, `services`, `explain`: applications for the command line."""
 
 from __future__ import annotations
 
@@ -13,23 +13,21 @@ from typing import Any
 
 import click
 import msgspec
-from rich.live import Live
 from rich.progress import Progress
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, UnknownUidError
+from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.info_object import InfoObject
-from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.lookup.proxy import LOOKUP_TYPE
-from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy, fetch_status
+from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
 from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
-from .settings import Settings, console, json_option, pass_settings, printable, show_json, show_rows, table
+from .settings import Settings, console, json_option, pass_settings, printable, show_json, show_rows
 
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -345,89 +343,6 @@ def _entry_text(entry: EntryRep) -> str:
     return (
         f"{entry.cls.name.rpartition('#')[2].removeprefix('jbi.')}({', '.join(f'{k}={v}' for k, v in values.items())})"
     )
-
-
-@click.command()
-@click.argument("addresses", metavar="[HOST:PORT]...", nargs=-1)
-@click.option("--watch", is_flag=True, help="Refresh every second.")
-@json_option
-@pass_settings
-def status(settings: Settings, addresses: tuple[str, ...], watch: bool, as_json: bool) -> None:
-    """Show what lookup services, delegates and peer publishers are doing.
-
-    \b
-    jbi status                    everything that is registered
-    jbi status 127.0.0.1:4160     one server
-    jbi status --watch
-    """
-    config = settings.load()
-    if not watch:
-        found = _statuses(config, addresses)
-        if as_json:
-            show_json(found)
-        else:
-            show_rows(_STATUS_COLUMNS, map(_status_row, found), title=f"{len(found)} servers")
-        return
-    with Live(console=console(), auto_refresh=False) as live:
-        while True:
-            live.update(table(_STATUS_COLUMNS, map(_status_row, _statuses(config, addresses))), refresh=True)
-            time.sleep(1.0)
-
-
-_STATUS_COLUMNS = (
-    "kind",
-    "name",
-    "address",
-    "up s",
-    "registrations",
-    "subscriptions",
-    "published",
-    "delivered",
-    "lost",
-)
-
-
-def _statuses(config: Config, addresses: tuple[str, ...]) -> list[dict[str, Any]]:
-    if addresses:
-        refs = {address: ServiceRef("", "status", (address,)) for address in addresses}
-    else:
-        with _community(config) as community:
-            items = community.lookup(ServiceTemplate(), 10_000)
-            refs = {session.registrar_id: session.ref for session in community.sessions()}
-            refs |= {item.proxy.service_id: item.proxy for item in items if item.proxy.service_id not in refs}
-    found = []
-    for ref in refs.values():
-        try:
-            found.append(fetch_status(ref, config.security(), timeout=3.0))
-        except JbiError as exc:
-            if addresses:
-                raise
-            found.append({"kind": "unreachable", "name": "", "address": ", ".join(ref.endpoints), "error": str(exc)})
-    return found
-
-
-def _status_row(facts: dict[str, Any]) -> tuple[object, ...]:
-    kind = facts["kind"]
-    name = f"{facts['name']}, {facts['location']}" if kind == "delegate" else facts.get("name", "")
-    if kind == "lookup":
-        return (
-            kind,
-            facts["id"][:8],
-            facts["address"],
-            facts["uptime"],
-            facts["items"],
-            facts["event_registrations"],
-            "",
-            "",
-            facts["events_lost"],
-        )
-    if kind == "unreachable":
-        return kind, name, facts["address"], "", "", "", "", "", ""
-    lost = sum(facts["lost"].values())
-    return (
-        kind, name, facts["address"], facts["uptime"], facts["counts"]["registrations"],
-        facts["counts"]["subscriptions"], facts["published"], facts["delivered"], lost,
-    )  # fmt: skip
 
 
 @click.command()
