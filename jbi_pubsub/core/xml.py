@@ -6,6 +6,7 @@ short), size and depth limits. lxml's own exceptions do not leave this module.
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Final
 
@@ -24,6 +25,12 @@ MAX_DEPTH: Final = 200
 
 SHORTEST_LEVEL: Final = 7
 """Bytes of a nested element at least, `<a></a>`: a document of n bytes is at most n / 7 levels deep."""
+
+_PROLOG: Final = re.compile(rb"(?:(<\?xml\s[^?>]*\?>)|(?!<\?xml\s))\s*<(.)")
+_PLAIN: Final = re.compile(
+    rb"""encoding\s*=\s*["'](utf-8|(us-)?ascii|iso-8859-\d{1,2}|windows-125\d)["']""", re.IGNORECASE
+)
+"""Encodings in which the bytes of ASCII characters mean these and nothing else."""
 
 Element = etree._Element
 
@@ -118,30 +125,32 @@ def _parser() -> etree.XMLParser:
 
 
 def _refused(root: Element, data: bytes) -> str:
+    """What is wrong with a document."""
     if not _shows_no_doctype(data):
         info = root.getroottree().docinfo
         if info.doctype or info.internalDTD is not None:
             return "has a DOCTYPE"
-    if len(data) > MAX_DEPTH * SHORTEST_LEVEL and _depth_exceeds(root, MAX_DEPTH):
+    if len(data) > MAX_DEPTH * SHORTEST_LEVEL and _is_too_deep()(root):
         return f"is nested deeper than {MAX_DEPTH} elements"
     return ""
 
 
 def _shows_no_doctype(data: bytes) -> bool:
-    """Whether the bytes alone show that there is no DOCTYPE: only where they are read as ASCII or UTF-8.
-
-    In other encodings (UTF-16, UTF-7, EBCDIC) it could be written in other bytes; then the parser is asked.
+    """Whether the bytes alone show that there is no DOCTYPE: the document element comes at once or behind an XML
+    declaration, or the word is nowhere. Only where markup is ASCII: in UTF-16, UTF-7 or EBCDIC a DOCTYPE would be other
+    bytes; then the parser is asked.
     """
-    if b"<!DOCTYPE" in data or not data.startswith(b"<"):
+    found = _PROLOG.match(data)
+    if found is None:
         return False
-    declaration = data[: data.find(b"?>") + 1] if data.startswith(b"<?xml") else b""
-    return b"encoding" not in declaration or b'encoding="UTF-8"' in declaration
+    declaration, begins = found.groups()
+    is_plain = declaration is None or b"encoding" not in declaration or _PLAIN.search(declaration) is not None
+    return is_plain and (begins not in b"!?" or b"<!DOCTYPE" not in data)
 
 
-def _depth_exceeds(root: Element, limit: int) -> bool:
-    depth = 0
-    for event, _ in etree.iterwalk(root, events=("start", "end")):
-        depth += 1 if event == "start" else -1
-        if depth > limit:
-            return True
-    return False
+def _is_too_deep() -> etree.XPath:
+    """Whether there is an element below MAX_DEPTH others, decided in C: a walk in Python costs more than parsing."""
+    found: etree.XPath | None = getattr(_own, "too_deep", None)
+    if found is None:
+        found = _own.too_deep = etree.XPath("boolean(" + "/*" * (MAX_DEPTH + 1) + ")")
+    return found

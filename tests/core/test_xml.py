@@ -23,6 +23,10 @@ HIDDEN = [
     b'<?xml version="1.0" encoding="UTF-7"?>+ADwAIQ-DOCTYPE a+AD4-<a/>',
     '<?xml version="1.0" encoding="IBM037"?><!DOCTYPE a><a/>'.encode("cp037"),
     b" \n<!DOCTYPE a><a/>",
+    b"<!-- <a> --><!DOCTYPE a><a/>",
+    b"<?pi <a>?><!DOCTYPE a><a/>",
+    b'<?xml version="1.0" encoding="ISO-8859-1"?><!--x--><!DOCTYPE a><a/>',
+    b"<?xml version='1.0' encoding='us-ascii'?>\r\n<!DOCTYPE a><a/>",
 ]
 
 
@@ -42,6 +46,22 @@ def test_depth_is_bounded() -> None:
     with pytest.raises(MetadataError, match="nested deeper than 200"):
         parse_metadata(nested(MAX_DEPTH + 1))
     assert parse_payload(nested(MAX_DEPTH + 1)) is None
+
+
+@pytest.mark.parametrize("padding", ["x" * 2_000, "<!-- c -->" * 200, "<?p i?>" * 300])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "iso-8859-1", "us-ascii"])
+def test_depth_is_bounded_whatever_else_is_in_the_document(padding: str, encoding: str) -> None:
+    def document(depth: int) -> bytes:
+        tree = "<a>" * depth + padding + "</a>" * depth
+        return f'<?xml version="1.0" encoding="{encoding}"?>{tree}'.encode(encoding)
+
+    assert parse_metadata(document(MAX_DEPTH)).tag == "a"
+    with pytest.raises(MetadataError, match="nested deeper than 200"):
+        parse_metadata(document(MAX_DEPTH + 1))
+
+
+def test_a_document_with_many_elements_is_not_a_deep_one() -> None:
+    assert len(parse_metadata(b"<a>" + b"<b><c/></b>" * 5_000 + b"</a>")) == 5_000
 
 
 def test_size_is_bounded() -> None:
