@@ -35,8 +35,8 @@ ROWS_MOST: Final = 50
 """Subscriptions shown of one server to people; JSON has all that the server tells."""
 
 _LOOKUPS: Final = (
-    "lookup service", "address", "groups", "up s", "items", "listeners", "lookups", "changes", "events", "events lost",
-    "disk",
+    "lookup service", "address", "groups", "up s", "items", "listeners", "leases", "masks", "lookups", "changes",
+    "events", "events lost", "disk",
 )  # fmt: skip
 _SERVERS: Final = (
     "kind", "name", "address", "up s", "registrations", "subscriptions", "published", "delivered", "queued", "lost",
@@ -171,7 +171,8 @@ def _lookup_row(facts: Facts) -> Sequence[object]:
     disk = "-" if store is None else store["fault"] or "ok"
     return (
         facts["id"][:8], facts["address"], ", ".join(group or "(public)" for group in facts["groups"]),
-        facts["uptime"], facts["items"], facts["event_registrations"], _counted(facts, "lookups"),
+        facts["uptime"], facts["items"], facts["event_registrations"], facts["items"] + facts["event_registrations"],
+        facts["item_index"]["tables"] + facts["template_index"]["tables"], _counted(facts, "lookups"),
         _counted(facts, "changes"), _counted(facts, "events"), facts["events_lost"], disk,
     )  # fmt: skip
 

@@ -71,6 +71,7 @@ def test_what_a_delegate_does_is_shown_with_rates_from_the_second_time_on(
     # Expect the lookup service in a table of its own
     lookup = _cells(found, federation.lookups[0].info().service_id[:8])
     assert lookup["items"] == 2
+    assert lookup["leases"] == 2 + lookup["listeners"]  # type: ignore[operator]  # an int
     assert lookup["disk"] == "-"
 
 
