@@ -30,7 +30,7 @@ Value = str | int | bool | float | Decimal | None
 _FIELD_TYPES: Mapping[str, FieldType] = {t.__name__: t for t in (str, int, bool, float, Decimal)}
 
 
-class EntryClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EntryClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """The identity of an entry class: all its fields, superclass fields first, and its ancestry.
 
     `lineage` is (name, fingerprint) of the class itself, then of its superclasses, nearest first.
@@ -46,7 +46,7 @@ class EntryClass(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.lineage[0][1]
 
 
-class EntryRep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EntryRep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """An entry, or an entry template, as data: canonical text per field, None where unset."""
 
     cls: EntryClass

@@ -14,6 +14,8 @@ Theory of operation
   some of its fields, by intersecting and verifying, and the work is put on an account; once it has cost a quarter of
   a table, that is built: first those of single fields, which help all masks, then the part's own. Tables above the
   memory budget go, the least used first, if what wants their place is used more.
+- A table over many keys *grows*: it takes every change from its beginning, and what was there before in slices
+  (`grow`). Who cannot be answered cheaply meanwhile is told so (`search`), and lets others in between two slices.
 - `TemplateIndex` has a table for each shape in use; a lookup costs their number, not the number of templates. Above
   the cap rare shapes share tables over a single field, and are verified.
 
@@ -94,19 +96,25 @@ merging rare masks begins to pay."""
 MAX_COMBINATIONS: Final = 64
 """Keys one item may have in an EntryIndex table for several parts; more, and that table is not kept."""
 
+SLICE: Final = 1000
+"""Keys put into a growing table at a time, and the most that a lookup verifies rather than have a table built: 2.5 ms,
+half of the 5 ms after which CPython lets another thread run (sys.getswitchinterval)."""
+
 MAX_ACCOUNTS: Final = 4096
 """Parts and shapes without a table whose work is remembered; a bound because clients choose them."""
 
 
 class IndexStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An index in numbers: keys, tables, (projection, key) pairs in them, tables built and evicted so far; lookups
-    that had to verify for want of a table (EntryIndex); keys that are verified when found (TemplateIndex)."""
+    """An index in numbers: keys, tables, (projection, key) pairs in them, tables built and evicted so far; tables
+    being built, and lookups that had to verify for want of one (EntryIndex); keys that are verified when found
+    (TemplateIndex)."""
 
     keys: int
     tables: int
     postings: int
     built: int
     evicted: int
+    growing: int = 0
     rented: int = 0
     loose: int = 0
 
@@ -160,7 +168,7 @@ def parted(bucket: Bucket[K], key: K) -> Bucket[K]:
 class _PartTable(Generic[K]):
     """Keys by projection, for a shape of one part."""
 
-    __slots__ = ("buckets", "class_key", "lead", "postings", "project", "shape", "used")
+    __slots__ = ("buckets", "class_key", "lead", "postings", "project", "shape", "used", "waiting")
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -170,6 +178,7 @@ class _PartTable(Generic[K]):
         self.buckets: dict[Projection, Bucket[K]] = {}
         self.postings = 0
         self.used = 1
+        self.waiting: set[K] = set()  # keys that are still to be put in, while it grows
 
     @property
     def weight(self) -> int:
@@ -219,7 +228,7 @@ class _ShapeTable(Generic[K]):
     An item that has nothing to do with the shape is done after one step, the leading one.
     """
 
-    __slots__ = ("buckets", "lead", "others", "postings", "project", "shape", "used")
+    __slots__ = ("buckets", "lead", "others", "postings", "project", "shape", "used", "waiting")
 
     def __init__(self, shape: Shape, lead: int) -> None:
         self.shape = shape
@@ -229,6 +238,7 @@ class _ShapeTable(Generic[K]):
         self.buckets: dict[Projection, Inner[K]] = {}
         self.postings = 0
         self.used = 1
+        self.waiting: set[K] = set()  # keys that are still to be put in, while it grows
 
     @property
     def weight(self) -> int:
@@ -370,6 +380,7 @@ class EntryIndex(Generic[K]):
         self._families: dict[ClassKey, _Family[K]] = {}
         self._generations: dict[str, set[ClassKey]] = {}
         self._shapes: dict[Shape, _Table[K]] = {}
+        self._growing: dict[Shape, _Table[K]] = {}  # of `_shapes`: takes changes, but is no use yet
         self._accounts: dict[Shape, tuple[int, int]] = {}  # (keys looked at for want of a table, times)
         self._built = 0
         self._evicted = 0
@@ -423,6 +434,9 @@ class EntryIndex(Generic[K]):
         _, entries = self._rows.pop(key)
         view = _view(self._families, entries)
         for table in self._tables_of(view):
+            if key in table.waiting:
+                table.waiting.discard(key)
+                continue
             for each in table.keys_of(view) or ():
                 table.take(each, key)
         for class_key in view:
@@ -430,9 +444,18 @@ class EntryIndex(Generic[K]):
 
     def find(self, templates: Iterable[EntryRep]) -> Collection[K]:
         """The keys that have, for each template, an entry which matches it; all keys when there is no template.
+        Builds what tables it needs at once, see `search`.
 
         Raises IncompatibleEntryError when a template's class is here under its name, but only with other fields.
         """
+        asked = list(templates)
+        while (found := self.search(asked)) is None:
+            self.grow(len(self._rows))
+        return found
+
+    def search(self, templates: Iterable[EntryRep]) -> Collection[K] | None:
+        """As `find`; but None when that would be long, and a table that makes it short is growing: let others in, call
+        `grow`, and ask again."""
         asked = list(templates)
         for template in asked:
             self._check_generation(template.cls)
@@ -442,18 +465,31 @@ class EntryIndex(Generic[K]):
             return self._find_one(asked[0])
         return self._find_several(asked)
 
+    def grow(self, most: int = SLICE) -> bool:
+        """Put at most `most` keys into the table that began to grow first; whether one is still growing."""
+        table = next(iter(self._growing.values()), None)
+        if table is not None:
+            self._take_in(table, most)
+        return bool(self._growing)
+
     def status(self) -> IndexStatus:
         """The index in numbers."""
         postings = sum(table.postings for table in self._shapes.values())
         return IndexStatus(
-            len(self._rows), len(self._shapes), postings, self._built, self._evicted, rented=self._rented
+            len(self._rows),
+            len(self._shapes),
+            postings,
+            self._built,
+            self._evicted,
+            growing=len(self._growing),
+            rented=self._rented,
         )
 
     def _check_generation(self, cls: EntryClass) -> None:
         if cls.lineage[0] not in self._families and (other := self.generation(cls.name)):
             raise incompatible(cls, other)
 
-    def _find_one(self, template: EntryRep) -> Collection[K]:
+    def _find_one(self, template: EntryRep) -> Collection[K] | None:
         part = class_key, mask = _part(template)
         family = self._families.get(class_key)
         if family is None:
@@ -463,14 +499,21 @@ class EntryIndex(Generic[K]):
         table = family.masks.get(mask)
         if table is None:
             cover, work = self._cover(family, mask, template.values)
-            wanted = self._worth(family, part, len(cover))
-            if self._owe((wanted,), work, len(family.keys)):
-                self._build_part(family, wanted)
-                return self._find_one(template)
+            shape = (self._worth(family, part, len(cover)),)
+            if self._is_wanted(shape, work, len(family.keys), too_much=len(cover) * NARROW > len(family.keys)):
+                if shape not in self._growing:
+                    self._begin(_PartTable(shape))
+                return None if shape in self._growing else self._find_one(template)
             self._rented += 1
             return self._verify(cover, class_key, mask, template.values)
         table.used += 1
         return table.get(table.project(template.values))
+
+    def _is_wanted(self, shape: Shape, work: int, price: int, *, too_much: bool) -> bool:
+        """Whether a table for `shape` is to be built, or waited for, rather than do `work` for want of it."""
+        if shape in self._growing:
+            return work > SLICE
+        return self._owe(shape, price if work > SLICE and too_much else work, price)
 
     def _worth(self, family: _Family[K], part: Part, cover: int) -> Part:
         """What a lookup without a table should pay for: the table of its part; but as long as nothing narrows it
@@ -508,29 +551,40 @@ class EntryIndex(Generic[K]):
         )
         return list(dict.fromkeys(found))  # two entries of one key may match
 
-    def _find_several(self, templates: list[EntryRep]) -> Collection[K]:
+    def _find_several(self, templates: list[EntryRep]) -> Collection[K] | None:
+        shape: Shape = ()
         if self._wide:
             shape, key = _shape(templates)
             table = self._shapes.get(shape)
-            if table:
+            if table and shape not in self._growing:
                 table.used += 1
                 return table.get(key)
-        found = sorted((self._find_one(template) for template in templates), key=len)
+        found: list[Collection[K]] = []
+        for template in templates:
+            one = self._find_one(template)
+            if one is None:
+                return None
+            found.append(one)
+        found.sort(key=len)
         matching = found[0]
         others = [other for other in found[1:] if len(other) < len(self._rows)]  # what all have decides nothing
+        if others and self._pay_for_several(shape or _shape(templates)[0], len(matching) // LOOKS):
+            return None
         for other in others:
             members = set(other) if isinstance(other, list) else other
             matching = [each for each in matching if each in members]
-        if others:
-            self._pay_for_several(templates, len(found[0]) // LOOKS)
         return matching
 
-    def _pay_for_several(self, templates: list[EntryRep], work: int) -> None:
-        shape, _ = _shape(templates)
-        if work and len(shape) > 1:
-            fewest = min(len(self._families[class_key].keys) for class_key, _ in shape)
-            if self._owe(shape, work, fewest):
-                self._fill(_ShapeTable(shape, _lead(shape, self._families)))
+    def _pay_for_several(self, shape: Shape, work: int) -> bool:
+        """Whether to wait for a table over several parts, which has begun to grow."""
+        if not work or len(shape) == 1:
+            return False
+        fewest = min(len(self._families[class_key].keys) for class_key, _ in shape)
+        if not self._is_wanted(shape, work, fewest, too_much=True):
+            return False
+        if shape not in self._growing:
+            self._begin(_ShapeTable(shape, _lead(shape, self._families)))
+        return work > SLICE and shape in self._growing
 
     def _owe(self, shape: Shape, cost: int, price: int) -> bool:
         """Put `cost` on the shape's account. True when it has paid for a table."""
@@ -542,28 +596,39 @@ class EntryIndex(Generic[K]):
         self._accounts[shape] = (owed + cost, times + 1)
         return (owed + cost) * EAGERNESS >= price and self._make_room(shape, times + 1)
 
-    def _build_part(self, family: _Family[K], part: Part) -> None:
-        table: _PartTable[K] = _PartTable((part,))
-        self._fill(table)
-        family.masks[part[1]] = table
-
-    def _fill(self, table: _Table[K]) -> None:
+    def _begin(self, table: _Table[K]) -> None:
+        """Let a table grow: from now on it takes the changes; what is there already waits. Few keys don't wait."""
         families = {class_key: self._families[class_key] for class_key, _ in table.shape}
         for class_key, family in families.items():
             family.widen(table.shape, class_key)
-        for key in min((family.keys for family in families.values()), key=len):
-            single, entries = self._rows[key]
+        leading = families[table.shape[table.lead][0]]
+        table.waiting = set(leading.keys)  # of the class that leads: each removal of these comes by here
+        self._shapes[table.shape] = self._growing[table.shape] = leading.led[table.shape] = table
+        self._wide += len(table.shape) > 1
+        table.used += self._accounts.pop(table.shape, (0, 0))[1]
+        if len(table.waiting) <= SLICE:
+            self._take_in(table, SLICE)
+
+    def _take_in(self, table: _Table[K], most: int) -> None:
+        """Put at most `most` of the waiting keys in; behind the last one the table is of use."""
+        families = {class_key: self._families[class_key] for class_key, _ in table.shape}
+        waiting, rows = table.waiting, self._rows
+        for _ in range(min(most, len(waiting))):
+            key = waiting.pop()
+            single, entries = rows[key]
             keys = table.keys_of(_view(families, entries))
             if keys is None:
+                self._drop(table)
                 self._accounts[table.shape] = (0, 0)
                 return  # some item has too many keys here: not kept
             for each in keys:
                 table.put(each, single)
-        self._shapes[table.shape] = table
-        self._wide += len(table.shape) > 1
-        families[table.shape[table.lead][0]].led[table.shape] = table
-        table.used += self._accounts.pop(table.shape, (0, 0))[1]
+        if waiting:
+            return
+        del self._growing[table.shape]
         self._built += 1
+        if isinstance(table, _PartTable):
+            self._families[table.class_key].masks[table.shape[0][1]] = table
 
     def _make_room(self, shape: Shape, times: int) -> bool:
         """Whether a table for `shape`, wanted `times` times lately, has room: if need be, in place of tables that
@@ -597,6 +662,7 @@ class EntryIndex(Generic[K]):
 
     def _drop(self, table: _Table[K]) -> None:
         del self._shapes[table.shape]
+        self._growing.pop(table.shape, None)
         self._wide -= len(table.shape) > 1
         for class_key, mask in table.shape:
             family = self._families[class_key]

@@ -12,7 +12,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.entry import EntryRep, define, matches
 
 
-class ServiceItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ServiceItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """A service as it is registered.
 
     `service_id` "" asks the registrar for a new one. `types` are the names of what the service is, concrete type
@@ -73,10 +73,15 @@ def template_facets(template: ServiceTemplate) -> tuple[EntryRep, ...]:
 
 
 class ServiceMatches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Result of a lookup: some matching items, and the number of all matching ones (-1: not asked for)."""
+    """A page of a lookup: some matching items, and the number of all matching ones (-1: not asked for).
+
+    `after` is the cursor of the next page, "" when there is none. An item that matches all the while is in one of the
+    pages; one that is registered anew meanwhile may come twice, the later state second.
+    """
 
     items: tuple[ServiceItem, ...]
     total: int = -1
+    after: str = ""
 
 
 class Transition(enum.IntFlag):

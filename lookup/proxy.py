@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
@@ -42,6 +43,10 @@ class LookupService(Entry):
     name: str | None = None
     groups: str | None = None
     address: str | None = None
+
+
+EVERYTHING: Final = 1_000_000
+"""Limit of a lookup that is to find all: as many items as a registrar holds (RegistrarLimits.items)."""
 
 
 class RegistrarInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,8 +86,30 @@ class RegistrarProxy:
         return self._client.call("register", ServiceRegistration, item, duration, key)
 
     def lookup(self, template: ServiceTemplate, limit: int, *, total: bool = False) -> ServiceMatches:
-        """At most `limit` matching items, and how many match in all if `total`."""
-        return self._client.call("lookup", ServiceMatches, template, limit, total)
+        """At most `limit` matching items, each once, and how many matched in all at the beginning if `total`. Takes
+        as many calls as there are pages, each with the time that one call has."""
+        found: dict[str, ServiceItem] = {}
+        matched = -1
+        for page in self.pages(template, limit, total=total):
+            matched = max(matched, page.total)
+            found.update((item.service_id, item) for item in page.items)
+        return ServiceMatches(tuple(found.values())[:limit], matched)
+
+    def pages(self, template: ServiceTemplate, limit: int, *, total: bool = False) -> Iterator[ServiceMatches]:
+        """The same page by page (see ServiceMatches), `total` with the first."""
+        seen: set[str] = set()
+        after = ""
+        while True:
+            page: ServiceMatches = self._client.call(
+                "lookup", ServiceMatches, template, limit - len(seen), total, after
+            )
+            yield page
+            seen.update(item.service_id for item in page.items)
+            if not page.after or len(seen) >= limit:
+                return
+            if page.after == after:
+                raise ProtocolError(f"the lookup service at {self.ref.endpoints} turns in a circle")
+            after, total = page.after, False
 
     def notify(
         self, template: ServiceTemplate, transitions: int, duration: float, handback: str, listener: str

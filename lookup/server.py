@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
@@ -33,6 +34,7 @@ from jbi_pubsub.core.wire.control import ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, check_endpoint
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
+from jbi_pubsub.lookup import browse
 from jbi_pubsub.lookup.discovery import MAX_SUGGESTIONS, Announcement
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import (
@@ -49,6 +51,7 @@ from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.lookup.proxy import (
     DIAGNOSTIC,
     EVENT,
+    EVERYTHING,
     EXPORTED,
     GAP,
     LOOKUP_TYPE,
@@ -73,6 +76,9 @@ to get it."""
 
 REAP_MOST: Final = 0.5
 """Longest pause of the reaper in seconds: the grace within which an expiry is announced."""
+
+BREATH: Final = 0.0002
+"""Seconds that whoever holds the lock again and again leaves it to others: they have to be woken, some 0.05 ms each."""
 
 R = TypeVar("R")
 G = TypeVar("G", ServiceRegistration, EventRegistration)
@@ -144,6 +150,7 @@ class LookupServer:
         *,
         store: Store | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         is_admin: Callable[[Caller], bool] = lambda caller: True,  # noqa: ARG005  # AllowAll until a policy is given
         destroyed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -157,6 +164,7 @@ class LookupServer:
         self._config = config
         self._registrar = registrar
         self._clock = clock
+        self._wall = wall
         self._started = clock()
         self._is_admin = is_admin
         self._destroyed = destroyed
@@ -291,6 +299,25 @@ class LookupServer:
         """Ask the registrar under the lock."""
         with self._lock:
             return call(self._registrar, self._clock())
+
+    def search(self, template: ServiceTemplate, limit: int, *, total: bool, after: str) -> ServiceMatches:
+        """A page of a lookup. If it takes an index that is not ready, who asks makes it, others go in between."""
+        while True:
+            page = self.read(lambda registrar, now: registrar.page(template, now, limit, total=total, after=after))
+            if page is not None:
+                return page
+            time.sleep(BREATH)
+
+    def matching(self, template: ServiceTemplate) -> Iterator[ServiceItem]:
+        """All matching items, page by page, others in between."""
+        after = ""
+        while True:
+            page = self.search(template, EVERYTHING, total=False, after=after)
+            yield from page.items
+            if not page.after:
+                return
+            after = page.after
+            time.sleep(BREATH)
 
     def open_events(self, listener: str) -> str:
         """A token for the listener's event connection. Its channel is a new one: events that an earlier one holds are
@@ -474,7 +501,7 @@ class LookupServer:
         self._community = JoinManager(config, name="lookup", secret=admin.secret, own=admin.service_id)
         self._community.join(self._item(admin.groups))
         known = ServiceTemplate(types=(LOOKUP_TYPE,))
-        for item in self.read(lambda registrar, now: registrar.lookup_all(known, now, MAX_SUGGESTIONS)).items:
+        for item in islice(self.matching(known), MAX_SUGGESTIONS):
             self._community.heard_of(item)
 
     def _announce(self) -> None:
@@ -514,9 +541,11 @@ class LookupServer:
         while not self._stopping.is_set():
             while self.change(lambda registrar, now: registrar.expire(now, 1000)) >= 1000:
                 pass
+            while self.read(lambda registrar, _: registrar.step()):  # what nobody waits for any more
+                time.sleep(BREATH)
             self._drop_idle_channels()
             if self._store is not None:
-                self._store.align(self._clock(), time.time())
+                self._store.align(self._clock(), self._wall())
             with self._lock:
                 due = self._registrar.next_deadline()
             pause = REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock()))
@@ -552,8 +581,15 @@ class _Registrar:
         return granted
 
     @exported
-    def lookup(self, caller: Caller, template: ServiceTemplate, limit: int, total: bool) -> ServiceMatches:  # noqa: ARG002  # everybody may ask
-        return self._server.read(lambda registrar, now: registrar.lookup_all(template, now, limit, total=total))
+    def lookup(
+        self,
+        caller: Caller,  # noqa: ARG002  # everybody may ask
+        template: ServiceTemplate,
+        limit: int,
+        total: bool,
+        after: str,
+    ) -> ServiceMatches:
+        return self._server.search(template, limit, total=total, after=after)
 
     @exported
     def notify(
@@ -616,7 +652,7 @@ class _Registrar:
 
     @exported
     def entry_classes(self, caller: Caller, template: ServiceTemplate) -> tuple[str, ...]:  # noqa: ARG002  # everybody may ask
-        return self._server.read(lambda registrar, now: registrar.entry_classes(template, now))
+        return browse.entry_classes(self._server.matching(template), template)
 
     @exported
     def field_values(
@@ -626,11 +662,11 @@ class _Registrar:
         index: int,
         field: str,
     ) -> tuple[str | None, ...]:
-        return self._server.read(lambda registrar, now: registrar.field_values(template, index, field, now))
+        return browse.field_values(self._server.matching(template), template, index, field)
 
     @exported
     def service_types(self, caller: Caller, template: ServiceTemplate, prefix: str) -> tuple[str, ...]:  # noqa: ARG002  # everybody may ask
-        return self._server.read(lambda registrar, now: registrar.service_types(template, prefix, now))
+        return browse.service_types(self._server.matching(template), template, prefix)
 
     @exported
     def administered(self, caller: Caller) -> Administered:

@@ -32,7 +32,7 @@ from jbi_pubsub.lookup.item import (
     ServiceTemplate,
     Transition,
 )
-from jbi_pubsub.lookup.proxy import DIAGNOSTIC, EVENT, GAP, RegistrarProxy
+from jbi_pubsub.lookup.proxy import DIAGNOSTIC, EVENT, EVERYTHING, GAP, RegistrarProxy
 
 log = logging.getLogger("jbi_pubsub.lookup")
 
@@ -44,8 +44,6 @@ BACKOFF_MOST: Final = 10.0
 """Seconds between two tries to reach a lookup service again; long enough not to crowd a 7,200 bps link."""
 MAX_ENDPOINTS: Final = 8
 """Endpoints of one lookup service that are remembered: one for each interface, and one from before its port changed."""
-MATCHES_MOST: Final = 10_000
-"""Items taken from one lookup, as many as a registrar gives in one answer."""
 
 
 class Watcher(Protocol):
@@ -77,8 +75,8 @@ class _Watched:
     lease_id: str
     duration: float
     resync: bool = False
-    held: list[ServiceEvent] | None = None
-    """Events that came while a lookup was under way: applied behind its result, so that none is overwritten."""
+    held: dict[str, ServiceEvent] | None = None
+    """The last event of each service that came while a lookup was under way: applied behind its result."""
 
 
 class RegistrarSession:
@@ -287,24 +285,46 @@ class RegistrarSession:
         self._resync(key, watcher)
 
     def _resync(self, key: int, watcher: Watcher) -> None:
+        """Look up all that matches, page by page, and bring the watcher to it.
+
+        Invariant: of a service with no event since the lookup began, every page that could show it shows the truth: it
+        either matched unchanged all the while, and is in a page (ServiceMatches), or never did, and is in none. Of
+        any other the last event tells the truth, whatever a page said before or behind it; so it is applied last. Lost
+        events show as a gap, and that as another resync.
+        """
         with self._changed:
             watched = self._watched[key]
-            watched.resync, watched.held = False, []
+            watched.resync, watched.held = False, {}
+        found: dict[str, ServiceItem] = {}
         try:
-            found = self._proxy.lookup(watcher.template, MATCHES_MOST)
+            for page in self._proxy.pages(watcher.template, EVERYTHING):
+                found.update((item.service_id, item) for item in page.items)
+                if page.after:
+                    self._breathe()
         except WireError:
-            watched.resync, watched.held = True, None
+            with self._changed:
+                watched.resync, watched.held = True, None
             raise
-        watcher.snapshot(self.registrar_id, found.items)
+        except JbiError as exc:  # the registrar's own: it would say the same again
+            found.clear()
+            watcher.refused(self.registrar_id, exc)
+        watcher.snapshot(self.registrar_id, tuple(found.values()))
         while True:
             with self._changed:
-                held = watched.held or []
-                watched.held = [] if held else None
+                held = watched.held
+                watched.held = {} if held else None
                 self._changed.notify_all()
             if not held:
                 return
-            for event in held:
+            for event in held.values():
                 watcher.changed(self.registrar_id, event.service_id, _matching(event))
+
+    def _breathe(self) -> None:
+        """Between two pages: leases must not run out over them, nor an end be kept waiting."""
+        if self._stopping:
+            raise WireError("left in the middle of a lookup")
+        if self._next_renewal() <= time.monotonic():
+            self._renew()
 
     # -- leases -------------------------------------------------------------------------------------------------
 
@@ -430,7 +450,8 @@ class RegistrarSession:
                 self._changed.notify_all()
             watched.number = event.number
             if watched.held is not None:
-                watched.held.append(event)
+                watched.held.pop(event.service_id, None)  # the newest stands last
+                watched.held[event.service_id] = event
                 return
         if watcher is not None:
             watcher.changed(self.registrar_id, event.service_id, _matching(event))

@@ -5,9 +5,14 @@ Rules
   comes first commits for all that wait (group commit), so a burst costs few fsyncs. There is no thread here.
 - A commit is one transaction in WAL mode with synchronous=FULL: after a kill or a power cut the file holds all
   synced calls, and each call whole or not at all.
-- Leases end at wall-clock times on disk, at monotonic times in memory; `align` tells how the two lie to each other.
+- Leases end at times of the file's own clock, which goes as the monotonic one does, whatever becomes of the wall
+  clock. At the next start in the same boot of the machine the monotonic clock tells how long we were away; after a
+  reboot the wall clock has to, but for its jumps that a running service has seen (`align`).
 - Renewals are lazy: the end on disk lies one term beyond the lease's, and a renewal that stays within it writes
   nothing. After a restart a lease has at least what was left of it, at most its term.
+- The file stays within twice what is in it: after each commit some free pages are given back while more than half are
+  free (SQLite joins half-empty pages itself), and the log is cut to `LOG_BYTES` when SQLite begins it anew, after
+  every 1,000 pages. All of that is part of SQLite's own transactions: a kill in the middle leaves none half done.
 - Event numbers are not stored: they jump by 2**31 - 1 with each restart, and the gap makes clients look up again.
 - On a full disk nothing is lost that was promised: what could not be written waits in memory (one record per item) and
   is tried again by each `sync`; meanwhile `admit` refuses what is new, and `status` says so.
@@ -39,6 +44,7 @@ from jbi_pubsub.lookup.registrar import (
     LeaseMoved,
     LogRecord,
     RegistrarAdmin,
+    uncollected,
 )
 
 MAX_BYTES: Final = 4 * 2**30
@@ -52,6 +58,13 @@ VERSION: Final = 1
 
 VACUUM_PAGES: Final = 1000
 """Free pages given back after one commit at most, when more than half of the file is free: 4 MB take some 10 ms."""
+
+LOG_BYTES: Final = 1000 * 4096
+"""Size of SQLite's log (WAL) that is kept for the next commits: what SQLite fills before it begins anew
+(wal_autocheckpoint). A burst makes it larger for a moment."""
+
+CLOCK_SLACK: Final = 1.0
+"""Seconds by which the wall clock may move before it is noted: leases are longer."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -88,50 +101,75 @@ class StoreStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fault: str = ""
 
 
-class _ItemBody(msgspec.Struct, array_like=True, frozen=True):
+class _ItemBody(msgspec.Struct, array_like=True, frozen=True, gc=False):
     item: ServiceItem
     lease_id: str
     owner: str
     seal: str = ""
 
 
+class _Clock(msgspec.Struct, array_like=True, frozen=True):
+    """The file's clock: monotonic + `offset` in that boot of the machine, where the wall's is monotonic + `wall`."""
+
+    boot: str
+    offset: float
+    wall: float
+
+
+def boot_id() -> str:
+    """Which boot of the machine this is: the monotonic clock goes on within it. "" where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # not Linux
+        return ""
+
+
 class Store:
     """A registrar's log (RegistrarLog) in the file `path`, which one process has for itself.
 
     `max_bytes` bounds the file. Raises StorageError when the file can't be opened, is damaged, in use, or of
-    another version. `write` and `admit` only touch memory; `sync`, `compact` and `recover` may be called from any
+    another version. `write`, `admit` and `align` only touch memory; `sync` and `recover` may be called from any
     thread, and block for the disk.
     """
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
         self._changed = threading.Condition()
-        self._waiting: dict[_Key, LogRecord] = {}
+        self._waiting: dict[_Key, LogRecord | _Clock] = {}
         self._ends: dict[_Key, tuple[float, float]] = {}  # (end, term) on disk or waiting to be
         self._written = self._durable = 0
         self._busy = False
         self._fault: StorageError | None = None
         self._commits = self._records = self._spared = 0
-        self._offset = 0.0  # wall = monotonic + offset
+        self._clock = _Clock("", 0.0, 0.0)
         self._epoch = 0
         self._base = self._open(max_bytes)
 
-    def recover(self, now: float, wall: float) -> KeptState:
+    def recover(self, now: float, wall: float, *, boot: str = "") -> KeptState:
         """What was kept, for `Registrar.restore`; leases that ended meanwhile are taken out. Call it once, first.
-        `now` is monotonic, `wall` seconds since the epoch. Raises StorageError."""
-        self.align(now, wall)
+
+        `now` is monotonic, `wall` seconds since the epoch; `boot` (see `boot_id`) names the boot in which the monotonic
+        clock goes on, "" if it does not. Raises StorageError.
+        """
         with self._disk(), self._transaction() as base:
-            base.execute("DELETE FROM kept WHERE ends <= ?", (wall,))
+            self._clock = self._set_clock(now, wall, boot)
+            self._put_meta("clock", self._clock)
+            base.execute("DELETE FROM kept WHERE ends <= ?", (now + self._clock.offset,))
             epoch, admin = self._meta("epoch"), self._meta("admin")
             self._epoch = 1 + (msgspec.msgpack.decode(epoch, type=int) if epoch else 0)
-            base.execute("INSERT OR REPLACE INTO meta VALUES ('epoch', ?)", (msgspec.msgpack.encode(self._epoch),))
-            items, interests = self._read(now, wall)
+            self._put_meta("epoch", self._epoch)
+            with uncollected():
+                items, interests = self._read(now)
             known = msgspec.msgpack.decode(admin, type=RegistrarAdmin) if admin else None
         return KeptState(known, tuple(items), tuple(interests))
 
     def align(self, now: float, wall: float) -> None:
-        """The monotonic and the wall clock at this moment. Tell it now and then: wall clocks are corrected."""
-        self._offset = wall - now
+        """The monotonic and the wall clock at this moment. Tell it now and then: wall clocks are corrected, and only
+        what was seen can be told from time that has passed when the machine was off."""
+        with self._changed:
+            if abs(wall - now - self._clock.wall) > CLOCK_SLACK:
+                self._clock = self._waiting["clock", ""] = msgspec.structs.replace(self._clock, wall=wall - now)
+                self._written += 1
 
     def admit(self) -> None:
         """Raise StorageError if nothing new may be accepted, because the last commit failed."""
@@ -158,12 +196,6 @@ class Store:
             self._busy = True
             batch, self._waiting, upto = self._waiting, {}, self._written
         self._commit_or_keep(batch, upto)
-
-    def compact(self) -> None:
-        """Give the free pages back and shorten the log, now. Small portions are given back after commits anyway."""
-        with self._alone(), self._disk():
-            self._base.executescript("PRAGMA incremental_vacuum")  # a script: execute would stop after one page
-            self._base.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def status(self) -> StoreStatus:
         """The store in numbers."""
@@ -208,7 +240,7 @@ class Store:
         self._ends[key] = (self._end(record), record.term)
 
     def _move(self, key: _Key, record: LeaseMoved) -> None:
-        expires, (end, term) = record.expires + self._offset, self._ends.get(key, (0.0, 0.0))
+        expires, (end, term) = record.expires + self._clock.offset, self._ends.get(key, (0.0, 0.0))
         if expires <= end <= expires + 2 * record.term and record.term <= term:
             self._spared += 1
             return
@@ -221,7 +253,7 @@ class Store:
 
     def _end(self, record: ItemKept | InterestKept | LeaseMoved) -> float:
         """The end on disk: one term beyond the lease's, so that the next renewal costs nothing."""
-        return record.expires + record.term + self._offset
+        return record.expires + record.term + self._clock.offset
 
     # -- disk ---------------------------------------------------------------------------------------------------
 
@@ -247,6 +279,7 @@ class Store:
         base.execute("PRAGMA auto_vacuum = INCREMENTAL")
         base.execute("PRAGMA journal_mode = WAL").fetchall()
         base.execute("PRAGMA synchronous = FULL")
+        base.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}").fetchall()
         base.execute("PRAGMA trusted_schema = OFF")
         base.execute("BEGIN EXCLUSIVE")
         application, version = (base.execute(f"PRAGMA {p}").fetchone()[0] for p in ("application_id", "user_version"))
@@ -264,7 +297,16 @@ class Store:
         page_size = base.execute("PRAGMA page_size").fetchone()[0]
         base.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_size)}").fetchall()
 
-    def _read(self, now: float, wall: float) -> tuple[list[ItemKept], list[InterestKept]]:
+    def _set_clock(self, now: float, wall: float, boot: str) -> _Clock:
+        kept = self._meta("clock")
+        if kept is None:  # a new file, or one from before there was a clock in it: it went as the wall's
+            return _Clock(boot, wall - now, wall - now)
+        last = msgspec.msgpack.decode(kept, type=_Clock)
+        same = boot and last.boot == boot
+        return _Clock(boot, last.offset if same else wall - now - (last.wall - last.offset), wall - now)
+
+    def _read(self, now: float) -> tuple[list[ItemKept], list[InterestKept]]:
+        here = now + self._clock.offset
         items: list[ItemKept] = []
         interests: list[InterestKept] = []
         item_decoder = msgspec.msgpack.Decoder(_ItemBody)
@@ -272,11 +314,11 @@ class Store:
         for kind, kept, body, ends, term, epoch in self._base.execute(
             "SELECT kind, id, body, ends, term, epoch FROM kept"
         ):
-            expires = now + min(ends - wall, term)
+            expires = now + min(ends - here, term)
             self._ends[kind, kept] = (ends, term)
             if kind == "items":
                 read = item_decoder.decode(body)
-                items.append(ItemKept(read.item, read.lease_id, read.owner, expires, term, read.seal))
+                items.append(ItemKept(read.item, read.lease_id, read.owner, expires, term, len(body), read.seal))
             else:
                 interest = interest_decoder.decode(body)
                 number = interest.number + (self._epoch - epoch) * NUMBER_JUMP
@@ -287,7 +329,10 @@ class Store:
         row = self._base.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
         return row[0] if row else None
 
-    def _commit_or_keep(self, batch: dict[_Key, LogRecord], upto: int) -> None:
+    def _put_meta(self, name: str, value: object) -> None:
+        self._base.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, msgspec.msgpack.encode(value)))
+
+    def _commit_or_keep(self, batch: dict[_Key, LogRecord | _Clock], upto: int) -> None:
         """Commit; or put the batch back under what has come since, and raise."""
         fault: StorageError | None = None
         durable = False
@@ -311,7 +356,7 @@ class Store:
         if fault is not None:
             raise fault
 
-    def _put_back(self, batch: dict[_Key, LogRecord]) -> None:
+    def _put_back(self, batch: dict[_Key, LogRecord | _Clock]) -> None:
         newer, self._waiting = self._waiting, batch
         for key, record in newer.items():
             before = batch.get(key)
@@ -319,7 +364,7 @@ class Store:
                 record = msgspec.structs.replace(before, expires=record.expires, term=record.term)
             self._waiting[key] = record
 
-    def _commit(self, batch: dict[_Key, LogRecord]) -> None:
+    def _commit(self, batch: dict[_Key, LogRecord | _Clock]) -> None:
         with self._transaction() as base:
             for (kind, kept), record in batch.items():
                 match record:
@@ -338,11 +383,13 @@ class Store:
                     case RegistrarAdmin():
                         if record.destroyed:
                             base.execute("DELETE FROM kept")
-                        encoded = msgspec.msgpack.encode(record)
-                        base.execute("INSERT OR REPLACE INTO meta VALUES ('admin', ?)", (encoded,))
+                        self._put_meta("admin", record)
+                    case _Clock():
+                        self._put_meta("clock", record)
         pages, free = (base.execute(f"PRAGMA {p}").fetchone()[0] for p in ("page_count", "freelist_count"))
         if free > VACUUM_PAGES and 2 * free > pages:
-            base.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+            # The file itself becomes shorter with a checkpoint. A script: execute would stop after one page.
+            base.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES}); PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _insert(self, kind: str, kept: str, body: _ItemBody | Interest, record: ItemKept | InterestKept) -> None:
         self._base.execute(

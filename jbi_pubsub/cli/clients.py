@@ -21,7 +21,7 @@ from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
-from jbi_pubsub.lookup.proxy import LOOKUP_TYPE
+from jbi_pubsub.lookup.proxy import EVERYTHING, LOOKUP_TYPE
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
 from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
@@ -272,7 +272,7 @@ def services(settings: Settings, types: tuple[str, ...], fields: tuple[str, ...]
         if watch:
             _watch_services(community, template, wanted, as_json=as_json)
             return
-        items = [item for item in community.lookup(template, 10_000) if _has(item, wanted)]
+        items = [item for item in community.lookup(template, EVERYTHING) if _has(item, wanted)]
     if as_json:
         show_json([_item_facts(item) for item in items])
     else:
@@ -457,7 +457,7 @@ def _subscription_servers(
     with _community(config) as community:
         if wait:
             community.watch(template).wait(1, wait)
-        items = community.lookup(template, 10_000)
+        items = community.lookup(template, EVERYTHING)
     for item in {item.proxy.service_id: item for item in items if LOOKUP_TYPE not in item.types}.values():
         ref = msgspec.structs.replace(item.proxy, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
         yield SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)

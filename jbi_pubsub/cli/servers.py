@@ -24,7 +24,7 @@ from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
 from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
-from jbi_pubsub.lookup.store import Store
+from jbi_pubsub.lookup.store import Store, boot_id
 from jbi_pubsub.pad.server import DisseminationServer
 
 from .settings import Settings, json_option, pass_settings
@@ -91,7 +91,7 @@ def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None)
     store = Store(Path(section.state))
     try:
         now = time.monotonic()
-        kept = store.recover(now, time.time())
+        kept = store.recover(now, time.time(), boot=boot_id())
         registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port, log=store)
         registrar.restore(kept, now)
         store.sync()  # a new one has written its own id down, so that it is the same after a restart

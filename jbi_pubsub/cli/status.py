@@ -21,6 +21,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
+from jbi_pubsub.lookup.proxy import EVERYTHING
 from jbi_pubsub.pad.proxy import STATUS
 
 from .settings import Settings, console, json_option, pass_settings, show_json, show_rows, table
@@ -30,7 +31,6 @@ Facts = dict[str, Any]
 
 ANSWER_SECONDS: Final = 3.0
 """For one server to answer: the others are not to wait for a dead one much longer than people do."""
-SERVERS_MOST: Final = 10_000
 ROWS_MOST: Final = 50
 """Subscriptions shown of one server to people; JSON has all that the server tells."""
 
@@ -115,7 +115,7 @@ class Servers:
     def _refs(self) -> dict[str, ServiceRef]:
         if self._community is None:
             return self._fixed
-        items = self._community.lookup(ServiceTemplate(), SERVERS_MOST)
+        items = self._community.lookup(ServiceTemplate(), EVERYTHING)
         refs = {session.registrar_id: session.ref for session in self._community.sessions()}
         return refs | {item.proxy.service_id: item.proxy for item in items if item.proxy.service_id not in refs}
 

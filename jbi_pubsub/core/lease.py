@@ -200,6 +200,21 @@ class Landlord(Generic[T]):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
+    def overdue(self, now: float) -> Iterator[T]:
+        """The resources of the leases whose time has passed and that `expire` has not taken out, in any order; costs
+        as many steps as there are."""
+        places, seen = [0], set[str]()
+        while places:
+            place = places.pop()
+            if place >= len(self._heap) or self._heap[place][0] > now:
+                continue  # what lies below in the heap comes up later still
+            places += (2 * place + 1, 2 * place + 2)
+            lease_id = self._heap[place][1]
+            leased = self._book.get(lease_id)
+            if leased is not None and leased.expires <= now and lease_id not in seen:
+                seen.add(lease_id)
+                yield leased.resource
+
     def items(self) -> Iterator[tuple[str, T, float]]:
         """(lease id, resource, expiry) of everything in the book, expired or not."""
         return ((k, v.resource, v.expires) for k, v in self._book.items())

@@ -49,6 +49,14 @@ def ask(index: EntryIndex[str], templates: tuple[EntryRep, ...]) -> list[str] | 
         return None
 
 
+def search(index: EntryIndex[str], templates: tuple[EntryRep, ...]) -> list[str] | str | None:
+    try:
+        found = index.search(templates)
+    except IncompatibleEntryError:
+        return None
+    return "not yet" if found is None else sorted(found)
+
+
 def expected(held: dict[str, tuple[EntryRep, ...]], templates: tuple[EntryRep, ...]) -> list[str] | None:
     lineages = {known for entries in held.values() for each in entries for known in each.cls.lineage}
     names = {name for name, _ in lineages}
@@ -62,6 +70,8 @@ STEPS = st.lists(
         st.tuples(st.just("add"), KEYS, ENTRIES),
         st.tuples(st.just("remove"), KEYS, st.just(())),
         st.tuples(st.just("find"), st.just(""), st.lists(reps(*CLASSES), max_size=3).map(tuple)),
+        st.tuples(st.just("search"), st.just(""), st.lists(reps(*CLASSES), max_size=3).map(tuple)),
+        st.tuples(st.just("grow"), st.just(""), st.just(())),
     ),
     max_size=60,
 )
@@ -73,12 +83,15 @@ STEPS = st.lists(
     eager=st.sampled_from([1, 4, 10_000]),
     tables=st.sampled_from([1, 3, 256]),
     small=st.sampled_from([0, 8]),
+    slices=st.sampled_from([0, 1, 1000]),
 )
-def test_items_by_template_are_what_the_definition_says(steps, eager, tables, small):
-    """Given any history of items, however few or many tables were built or evicted, a lookup finds what a scan does."""
+def test_items_by_template_are_what_the_definition_says(steps, eager, tables, small, slices):
+    """Given any history of items, however few or many tables were built, are growing or were evicted, a lookup finds
+    what a scan does, or says that it can't yet."""
     held: dict[str, tuple[EntryRep, ...]] = {}
     index: EntryIndex[str] = EntryIndex()
     few = {"SCAN": 0, "LOOKS": 1, "EAGERNESS": eager, "MAX_TABLES": tables, "SMALL": small, "MAX_COMBINATIONS": 4}
+    few["SLICE"] = slices
     with mock.patch.multiple(index_module, **few):
         for what, key, reps_given in steps:
             if what == "add":
@@ -90,10 +103,69 @@ def test_items_by_template_are_what_the_definition_says(steps, eager, tables, sm
             elif what == "find":
                 assert ask(index, reps_given) == expected(held, reps_given)
                 assert ask(index, reps_given) == expected(held, reps_given)  # the first may have built a table
+            elif what == "search":
+                while (found := search(index, reps_given)) == "not yet":
+                    assert index.status().growing
+                    index.grow(1)
+                assert found == expected(held, reps_given)
+            elif what == "grow":
+                growing = index.status().growing
+                assert index.grow(1) == bool(index.status().growing)
+                assert index.status().growing <= growing
     assert len(index) == len(held)
     for key in held:
         index.remove(key)
     assert index.status().tables == index.status().postings == 0, "nothing is left of items that are gone"
+    assert not index.grow()
+
+
+def test_a_table_over_several_parts_is_of_no_use_before_it_is_whole():
+    """Given a table that grows for two templates together, nobody gets what it has so far for all there is."""
+    index: EntryIndex[str] = EntryIndex()
+    for number in range(60):
+        index.add(f"k{number}", (entry(PRINTER, colour="red" if number % 2 else "blue"), entry(COMMENT, text="x")))
+        index.add(f"o{number}", (entry(PRINTER, colour="red"), entry(COMMENT, text="y")))
+    asked = (entry(PRINTER, colour="red"), entry(COMMENT, text="x"))
+    with mock.patch.multiple(index_module, SCAN=0, LOOKS=1, SLICE=0):
+        states = set()
+        while (found := index.search(asked)) is None:
+            index.grow(1)
+            states.add((index.status().tables, index.status().growing))
+        assert set(found) == {f"k{number}" for number in range(1, 60, 2)}
+        assert (3, 1) in states
+
+
+def test_whoever_asks_first_is_told_to_wait_and_nobody_works_long_for_it():
+    """Given many items and no table, when a template is asked for, no call looks at more than a slice of them."""
+    index: EntryIndex[str] = EntryIndex()
+    looked = 0
+    fields = [f"v{number % 3}" for number in range(20)]
+
+    class Counting(str):
+        __slots__ = ()
+
+        def __hash__(self) -> int:  # of each entry's value, where it is put into a table
+            nonlocal looked
+            looked += 1
+            return super().__hash__()
+
+    for number in range(5000):
+        index.add(f"k{number}", (entry(PRINTER, building=Counting(fields[number % 20]), floor=str(number)),))
+    template = entry(PRINTER, building="v1", floor="7")
+    slices = 0
+    while True:
+        looked = 0
+        found = index.search((template,))
+        if found is not None:
+            break
+        assert looked == 0
+        index.grow()
+        assert looked <= 2 * index_module.SLICE  # looked for and put in
+        index.add(f"new-{slices}", (entry(PRINTER, building="v1", floor="7"),))
+        index.remove(f"k{slices}")
+        slices += 1
+    assert slices >= 5
+    assert set(found) == {f"new-{number}" for number in range(slices)} | ({"k7"} if slices <= 7 else set())
 
 
 @settings(derandomize=True, deadline=None, max_examples=250)

@@ -19,6 +19,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.lease import ANY, FOREVER
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup import browse
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate, Transition
 from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
@@ -396,6 +397,25 @@ class TestLeases:
         assert (registrar.status().items, registrar.status().event_registrations) == (1, 0)
 
 
+class Browsed:
+    """Browses all that a registrar finds."""
+
+    def __init__(self, registrar: Registrar) -> None:
+        self._registrar = registrar
+
+    def entry_classes(self, wanted, now):
+        return browse.entry_classes(self._found(wanted, now), wanted)
+
+    def field_values(self, wanted, index, field, now):
+        return browse.field_values(self._found(wanted, now), wanted, index, field)
+
+    def service_types(self, wanted, prefix, now):
+        return browse.service_types(self._found(wanted, now), wanted, prefix)
+
+    def _found(self, wanted, now):
+        return self._registrar.lookup_all(wanted, now, 100).items
+
+
 class TestBrowse:
     """LU.2.5"""
 
@@ -406,7 +426,7 @@ class TestBrowse:
         registrar.register(item("p", *entries, types=laser), 60.0, NOW)
         registrar.register(item("q", rep(PRINTER, building="2"), types=("b.Ink", "a.Printer", "Service")), 60.0, NOW)
         registrar.register(item("gone", rep(DEVICE), types=("c.Gone",)), 1.0, NOW)
-        return registrar
+        return Browsed(registrar)
 
     def test_entry_classes_leave_out_what_was_asked_exactly(self, browsed):
         assert browsed.entry_classes(template(), NOW + 1.0) == ("Comment", "Printer")
@@ -429,6 +449,15 @@ class TestBrowse:
         assert browsed.service_types(template(), "a.", now) == ("a.Laser", "a.Printer")
         assert browsed.service_types(template(types=("a.Printer",)), "a.", now) == ("a.Laser",)
         assert browsed.service_types(template(types=("a.Printer",)), "Serv", now) == ()
+
+    def test_a_result_has_a_bound(self, monkeypatch, browsed):
+        assert len(browsed.service_types(template(), "", NOW)) == 3
+        monkeypatch.setattr(browse, "MAX_VALUES", 2)
+        with pytest.raises(OversizeError, match="Narrow"):
+            browsed.service_types(template(), "", NOW)
+        monkeypatch.setattr(browse, "PAGE_BYTES", 8)
+        with pytest.raises(OversizeError, match="bytes"):
+            browsed.field_values(template(rep(PRINTER)), 0, "colour", NOW)
 
 
 class TestLimits:
@@ -453,7 +482,7 @@ class TestLimits:
             registrar.notify(template(), 7, 60.0, NOW, owner="a")
 
     def test_sizes_are_bounded(self):
-        registrar = make(limits=RegistrarLimits(item_bytes=2000, entries=2, types=2, values=2))
+        registrar = make(limits=RegistrarLimits(item_bytes=2000, entries=2, types=2))
         got = registrar.register(item("p"), 60.0, NOW).result
         long, many = rep(COMMENT, text="x" * 2000), [rep(COMMENT, text=str(n)) for n in range(3)]
         for call in (
@@ -471,21 +500,18 @@ class TestLimits:
             with pytest.raises(OversizeError):
                 call()
         assert registrar.lookup(template(), NOW).entries == ()
-        for number in range(3):
-            registrar.register(item(f"v{number}", rep(COMMENT, text=str(number))), 60.0, NOW)
-        with pytest.raises(OversizeError, match="more than 2 values"):
-            registrar.field_values(template(rep(COMMENT)), 0, "text", NOW)
 
     def test_text_that_is_no_unicode_is_refused(self, registrar):
         with pytest.raises(EntryError, match="Unicode"):
             registrar.register(item("\ud800"), 60.0, NOW)
 
-    def test_no_answer_is_longer_than_the_limit(self):
+    def test_no_page_has_more_items_than_the_limit(self):
         registrar = make(limits=RegistrarLimits(matches=2))
         for number in range(4):
             registrar.register(item(str(number)), 60.0, NOW)
         found = registrar.lookup_all(template(), NOW, 1000, total=True)
         assert (len(found.items), found.total) == (2, 4)
+        assert found.after
 
 
 class TestAdministration:

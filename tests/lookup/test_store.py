@@ -20,7 +20,7 @@ from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.events import NUMBER_JUMP
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar
-from jbi_pubsub.lookup.store import Store
+from jbi_pubsub.lookup.store import LOG_BYTES, VACUUM_PAGES, Store
 
 COMMENT = define("Comment", {"text": str})
 NOW, WALL = 100.0, 1_700_000_000.0
@@ -31,9 +31,9 @@ def item(name: str, text: str = "", service_id: str = "") -> ServiceItem:
     return ServiceItem(service_id, ("Service",), ServiceRef("", name, ()), (EntryRep(COMMENT, (text,)),))
 
 
-def start(path: Path, now: float = NOW, wall: float = WALL, **options) -> tuple[Registrar, Store]:
+def start(path: Path, now: float = NOW, wall: float = WALL, boot: str = "", **options) -> tuple[Registrar, Store]:
     store = Store(path, **options)
-    state = store.recover(now, wall)
+    state = store.recover(now, wall, boot=boot)
     registrar = Registrar(item_leases=POLICY, event_leases=POLICY, log=store)
     registrar.restore(state, now)
     store.sync()
@@ -138,6 +138,87 @@ def test_a_renewal_for_a_longer_term_is_written_although_the_end_on_disk_is_late
     store.close()
     registrar, store = start(path)
     assert registrar.next_deadline() - NOW == pytest.approx(150.0)
+    store.close()
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR, 30 * 24 * HOUR])
+class TestTheWallClockJumps:
+    """Given leases of 100 and 1,000 s with 60 s gone of both: what is left after a restart, 10 s later."""
+
+    LEFT = (100.0 - 70.0, 1000.0 - 70.0)
+
+    def leases(self, registrar: Registrar) -> None:
+        registrar.register(item("short"), 100.0, NOW)
+        registrar.register(item("long"), 1000.0, NOW)
+
+    def left(self, registrar: Registrar, now: float) -> list[float]:
+        return sorted(expires - now for _, _, expires in registrar._item_leases.items())
+
+    def check(self, registrar: Registrar, now: float) -> None:
+        """At least what was left, and at most the term."""
+        for left, least, most in zip(self.left(registrar, now), self.LEFT, (100.0, 1000.0), strict=True):
+            assert least <= left <= most
+
+    def test_while_running_and_the_machine_stays_up(self, path, jump):
+        registrar, store = start(path, boot="one")
+        self.leases(registrar)
+        store.align(NOW + 60.0, WALL + 60.0 + jump)
+        store.close()
+        registrar, store = start(path, NOW + 70.0, WALL + 70.0 + jump, boot="one")
+        self.check(registrar, NOW + 70.0)
+        store.close()
+
+    def test_while_running_and_then_the_machine_is_booted_anew(self, path, jump):
+        registrar, store = start(path, boot="one")
+        self.leases(registrar)
+        store.align(NOW + 60.0, WALL + 60.0 + jump)
+        store.close()
+        for boot, now, away in (("two", 5.0, 0.0), ("three", 7.0, 5.0)):
+            registrar, store = start(path, now, WALL + 70.0 + jump + away, boot=boot)
+            assert len(self.left(registrar, now)) == 2
+            for left, least, most in zip(self.left(registrar, now), self.LEFT, (100.0, 1000.0), strict=True):
+                assert least - away <= left <= most
+            store.close()
+
+    def test_while_it_is_away_and_the_machine_stays_up(self, path, jump):
+        registrar, store = start(path, boot="one")
+        self.leases(registrar)
+        store.close()
+        registrar, store = start(path, NOW + 70.0, WALL + 70.0 + jump, boot="one")
+        self.check(registrar, NOW + 70.0)
+        store.close()
+
+    def test_while_the_machine_is_off_it_counts_as_time_and_no_lease_grows(self, path, jump):
+        registrar, store = start(path, boot="one")
+        self.leases(registrar)
+        store.close()
+        registrar, store = start(path, 5.0, WALL + 70.0 + jump, boot="two")
+        left = self.left(registrar, 5.0)
+        assert left == [] if jump > 0 else left == [100.0, 1000.0]
+        store.close()
+
+    def test_renewals_go_on_to_be_spared(self, path, jump):
+        registrar, store = start(path, boot="one")
+        got = registrar.register(item("p"), 100.0, NOW).result
+        store.sync()
+        store.align(NOW + 60.0, WALL + 60.0 + jump)
+        registrar.renew(got.lease_id, 100.0, NOW + 60.0)
+        assert store.status().spared == 1
+        store.close()
+
+
+def test_a_file_without_a_clock_went_by_the_wall_clock(path):
+    registrar, store = start(path)
+    registrar.register(item("p"), 100.0, NOW)
+    store.sync()
+    store._base.execute("DELETE FROM meta WHERE name = 'clock'")
+    store.close()
+    registrar, store = start(path, 5.0, WALL + 150.0, boot="one")
+    assert names(registrar, 5.0) == {"p"}
+    assert registrar.next_deadline() == pytest.approx(5.0 + 50.0)
     store.close()
 
 
@@ -248,13 +329,34 @@ def test_free_pages_are_given_back_while_running(path):
     registrar, store = start(path)
     leases = [registrar.register(item(f"p{n}", "x" * 2000), 5000.0, NOW).result.lease_id for n in range(1500)]
     store.sync()
-    store.compact()
-    large = path.stat().st_size
+    large = store.status().bytes
+    assert large > 1500 * 2000
     registrar.cancel_all(leases[1:], NOW)
-    store.sync()
-    store.compact()
-    assert path.stat().st_size < large / 10
+    for _ in range(10):  # any commits
+        registrar.renew(leases[0], 6000.0, NOW)
+        registrar.renew(leases[0], 10.0, NOW)
+        store.sync()
+    assert path.stat().st_size < VACUUM_PAGES * 4096
+    assert store.status().bytes < VACUUM_PAGES * 4096 + LOG_BYTES + 4096
     assert names(registrar) == {"p0"}
+    store.close()
+
+
+def test_the_log_of_a_burst_is_cut_while_running(path):
+    """Given a commit far larger than the log's bound, a few more bring it back."""
+    registrar, store = start(path)
+    log = path.with_name(path.name + "-wal")
+    for number in range(10):
+        registrar.register(item("p", "x" * 60_000, f"id-{number}"), 5000.0, NOW)
+    for number in range(100, 400):
+        registrar.register(item("p", "x" * 60_000, f"id-{number}"), 5000.0, NOW)
+    store.sync()
+    assert log.stat().st_size > 4 * LOG_BYTES
+    registrar.register(item("q"), 5000.0, NOW)
+    store.sync()
+    registrar.register(item("r"), 5000.0, NOW)
+    store.sync()
+    assert log.stat().st_size <= LOG_BYTES
     store.close()
 
 

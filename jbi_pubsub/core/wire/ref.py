@@ -10,7 +10,7 @@ PROTOCOL: Final = 2
 """Number of the wire protocol; both sides must say the same (rpyc itself has no handshake)."""
 
 
-class ServiceRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ServiceRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """How to reach a service: what a Jini proxy is, without the code.
 
     `exported` names the object behind the endpoint and `methods` the calls it answers; `endpoints` are host:port,

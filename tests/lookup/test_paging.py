@@ -1,0 +1,321 @@
+"""Answers larger than a page: nothing is missed or made up, whatever comes, changes and goes between the pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from unittest import mock
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jbi_pubsub.core.errors import EntryError, IncompatibleEntryError, JbiError, ProtocolError
+from jbi_pubsub.core.lease import FixedLeasePeriodPolicy
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup import index as index_module
+from jbi_pubsub.lookup import registrar as registrar_module
+from jbi_pubsub.lookup.entry import EntryRep, define
+from jbi_pubsub.lookup.finder import LookupCache
+from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceMatches, ServiceTemplate
+from jbi_pubsub.lookup.proxy import EVERYTHING, RegistrarProxy
+from jbi_pubsub.lookup.registrar import PAGE_BYTES, Outcome, Registrar, RegistrarLimits, _Held, _Roll
+from jbi_pubsub.lookup.session import RegistrarSession, _Watched
+
+COLOUR = define("Colour", {"name": str, "note": str})
+COLOUR_NEW = define("Colour", {"name": str, "shade": str})
+RED = ServiceTemplate(entries=(EntryRep(COLOUR, ("red", None)),))
+NOW = 1000.0
+NAMES = [f"s{number}" for number in range(12)]
+POLICY = FixedLeasePeriodPolicy(maximum=1000.0, default=1000.0)
+
+
+def item(name: str, colour: str = "red", note: str = "") -> ServiceItem:
+    return ServiceItem(name, ("Lamp",), ServiceRef("", name, ()), (EntryRep(COLOUR, (colour, note)),))
+
+
+class Lamps:
+    """A registrar with items that come, change and go, and what a list of them says."""
+
+    def __init__(self) -> None:
+        self.registrar = Registrar(item_leases=POLICY, event_leases=POLICY)
+        self.now = NOW
+        self.held: dict[str, tuple[ServiceItem, str, float]] = {}
+
+    def apply(self, step: tuple[str, str, str]) -> Outcome:
+        """Do one step; what the registrar wants sent."""
+        what, name, value = step
+        if what == "time":
+            self.now += 1.0
+            return self.registrar.expire(self.now) if value == "red" else Outcome(None)
+        if what == "register" or name not in self.held or self.held[name][2] <= self.now:
+            duration = 3.0 if what == "brief" else 1000.0
+            outcome = self.registrar.register(item(name, value), duration, self.now)
+            self.held[name] = (item(name, value), outcome.result.lease_id, self.now + duration)
+            return outcome
+        kept, lease_id, ends = self.held[name]
+        if what == "cancel":
+            del self.held[name]
+            return self.registrar.cancel(lease_id, self.now)
+        changed = (EntryRep(COLOUR, (value, str(self.now))),)
+        self.held[name] = (msgspec.structs.replace(kept, entries=changed), lease_id, ends)
+        return self.registrar.set_attributes(name, lease_id, changed, self.now)
+
+    def matching(self, template: ServiceTemplate) -> dict[str, ServiceItem]:
+        return {n: kept for n, (kept, _, ends) in self.held.items() if ends > self.now and template.matches(kept)}
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["register", "register", "change", "cancel", "time", "brief"]),
+        st.sampled_from(NAMES),
+        st.sampled_from(["red", "blue"]),
+    ),
+    max_size=5,
+)
+PAGES = st.lists(STEPS, max_size=12)
+LONGER = st.lists(STEPS, max_size=5).map(lambda parts: [step for part in parts for step in part])
+SIZES = {
+    "page_bytes": st.sampled_from([256, 600]),
+    "page_sorted": st.sampled_from([0, 8192]),
+    "page_steps": st.sampled_from([1, 3, 20_000]),
+    "block": st.sampled_from([1, 2, 4]),
+}
+TEMPLATES = st.sampled_from([RED, ServiceTemplate(), ServiceTemplate(types=("Lamp",)), ServiceTemplate("s3")])
+
+
+def small(page_bytes: int, page_sorted: int, page_steps: int, block: int) -> mock._patch:
+    return mock.patch.multiple(
+        registrar_module, PAGE_BYTES=page_bytes, PAGE_SORTED=page_sorted, PAGE_STEPS=page_steps, BLOCK=block
+    )
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(before=LONGER, between=PAGES, template=TEMPLATES, limit=st.sampled_from([1, 4, 1000]), **SIZES)
+def test_what_matches_all_the_while_is_in_the_pages_and_what_never_did_is_not(
+    before, between, template, limit, **sizes
+):
+    """Given items, when they change between the pages, then each that matched all the while came, in a state that it
+    had; none came that did not match at some time; and without changes each came once."""
+    with small(**sizes), mock.patch.multiple(index_module, SCAN=0, LOOKS=1, SLICE=1):
+        lamps = Lamps()
+        for name in NAMES:
+            lamps.apply(("register", name, "red"))
+        for step in before:
+            lamps.apply(step)
+        always = lamps.matching(template)
+        ever: dict[str, list[ServiceItem]] = {}
+        got: list[ServiceItem] = []
+        after, changes = "", iter(between)
+        for pages in count():
+            assert pages < 500, "it ends"
+            for name, matching in lamps.matching(template).items():
+                ever.setdefault(name, []).append(matching)
+            page = lamps.registrar.lookup_all(template, lamps.now, limit, total=True, after=after)
+            assert page.total == len(lamps.matching(template))
+            assert len(page.items) <= limit
+            assert sum(-(-len(msgspec.msgpack.encode(i)) // 256) * 256 for i in page.items[:-1]) < sizes["page_bytes"]
+            got += page.items
+            after = page.after
+            if not after or len(got) >= limit:
+                break
+            for step in next(changes, ()):
+                lamps.apply(step)
+                matching = lamps.matching(template)
+                always = {name: kept for name, kept in always.items() if name in matching}
+    assert all(each in ever[each.service_id] for each in got)
+    if len(got) < limit:
+        assert {each.service_id for each in got} >= set(always)
+    else:
+        assert len(got) >= limit
+    if not any(between):
+        assert len({each.service_id for each in got}) == len(got) == min(limit, len(always))
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    steps=st.lists(st.tuples(st.sampled_from("++-"), st.integers(0, 30)), max_size=40), block=st.sampled_from([1, 2, 5])
+)
+def test_the_roll_is_a_sorted_list(steps, block):
+    roll, plain = _Roll(), []
+    with mock.patch.object(registrar_module, "BLOCK", block):
+        for number, (what, at) in enumerate(steps, 1):
+            if what == "+":
+                plain.append(_Held(item("s"), "", "", number, 1))
+                roll.append(plain[-1])
+            elif plain:
+                roll.remove(plain.pop(at % len(plain)))
+            behind = [held.number for held in roll.after(at)]
+            assert behind == [held.number for held in plain if held.number > at]
+            assert [held.number for held in roll.after(0)] == [held.number for held in plain]
+        assert len(roll._blocks) <= 1 + 4 * len(plain) / block, "what is left of blocks is put together"
+
+
+class Wire(RegistrarProxy):
+    """A registrar's proxy without a wire; `between` is what happens behind each page."""
+
+    def __init__(self, lamps: Lamps, between: Callable[[], None]) -> None:
+        self._lamps = lamps
+        self._between = between
+        self.ref = ServiceRef("", "registrar", ("nowhere:1",))
+        self._client = self  # type: ignore[assignment]  # answers its own calls
+
+    def call(self, method: str, _: object, *arguments: object) -> ServiceMatches:
+        assert method == "lookup"
+        template, limit, total, after = arguments
+        try:
+            return self._lamps.registrar.lookup_all(template, self._lamps.now, limit, total=total, after=after)
+        finally:
+            self._between()
+
+
+class Client:
+    """A session at the lamps' registrar whose events come late, and are lost now and then."""
+
+    def __init__(self, lamps: Lamps, between: Iterator[tuple[list[tuple[str, str, str]], int, int]]) -> None:
+        self.lamps, self.between, self.on_the_way = lamps, between, []
+        self.cache = LookupCache(RED)
+        ref = ServiceRef("lamps", "registrar", ("nowhere:1",))
+        self.session = RegistrarSession(ref, Security(), duration=1000.0, probe=1.0, name="test", away=lambda: None)
+        self.session._proxy = Wire(lamps, self.meanwhile)
+        self.session._watchers = {1: self.cache}
+
+    def watch(self) -> None:
+        """As the session does it: register first, then look up."""
+        got = self.lamps.registrar.notify(RED, int(ALL_TRANSITIONS), 1000.0, self.lamps.now).result
+        self.session._watched[1] = _Watched(got.event_id, got.number, got.lease_id, got.duration, resync=True)
+        self.meanwhile()
+        self.resync()
+
+    def resync(self) -> None:
+        while self.session._watched[1].resync:
+            self.session._resync(1, self.cache)
+
+    def meanwhile(self) -> None:
+        """Changes; then some events are lost, and some of the others arrive."""
+        steps, lost, arrived = next(self.between, ([], 0, 3))
+        for step in steps:
+            self.on_the_way += [event for _, event in self.lamps.apply(step).events]
+        del self.on_the_way[:lost]
+        self.arrive(arrived)
+
+    def arrive(self, most: int) -> None:
+        coming, self.on_the_way = self.on_the_way[:most], self.on_the_way[most:]
+        for event in coming:
+            self.session._dispatch(event)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    before=STEPS,
+    between=st.lists(st.tuples(STEPS, st.sampled_from([0, 0, 0, 1, 2]), st.integers(0, 6)), max_size=15),
+    behind=STEPS,
+    **SIZES,
+)
+def test_a_watcher_sees_the_truth_though_items_change_between_the_pages(before, between, behind, **sizes):
+    """Given a watcher that looks up page by page while items change, and events that come late or are lost; when all
+    that was not lost has come, and one more after that, it has seen exactly what a list of the items says."""
+    with small(**sizes):
+        lamps = Lamps()
+        for name in NAMES[:6]:
+            lamps.apply(("register", name, "red"))
+        for step in before:
+            lamps.apply(step)
+        client = Client(lamps, iter(between))
+        client.watch()
+        for step in [*behind, ("time", "", "red"), ("register", "last", "red")]:  # a gap shows with the next event
+            client.on_the_way += [event for _, event in lamps.apply(step).events]
+        client.arrive(1000)
+        client.resync()
+    assert {each.service_id: each for each in client.cache.items()} == lamps.matching(RED)
+
+
+class TestPages:
+    def many(self, registrar: Registrar, number: int, size: int) -> None:
+        for each in range(number):
+            registrar.register(item(f"big-{each:04}", note="x" * size), 300.0, NOW)
+
+    def test_600_items_of_60_kb_come_in_pages_of_a_megabyte(self):
+        """Given 36 MB of items, more than a client takes in one answer, each page is a megabyte."""
+        registrar = Registrar()
+        self.many(registrar, 600, 60_000)
+        sizes, found, after = [], set(), ""
+        while True:
+            page = registrar.lookup_all(RED, NOW, EVERYTHING, after=after)
+            sizes.append(len(msgspec.msgpack.encode(page)))
+            found |= {each.service_id for each in page.items}
+            if not page.after:
+                break
+            after = page.after
+        assert len(found) == 600
+        assert max(sizes) < PAGE_BYTES + 65_536 + 1000
+        assert min(sizes[:-1]) > PAGE_BYTES // 2
+
+    def test_a_lookup_of_few_says_nothing_of_pages(self):
+        registrar = Registrar()
+        self.many(registrar, 30, 60_000)
+        assert registrar.lookup_all(RED, NOW, 10).after == ""
+        assert registrar.lookup_all(RED, NOW, 30).after != ""
+
+    def test_a_cursor_of_another_run_begins_again(self):
+        registrar, other = Registrar(), Registrar()
+        self.many(registrar, 30, 60_000)
+        self.many(other, 60, 60_000)
+        foreign = other.lookup_all(RED, NOW, 1000).after
+        assert registrar.lookup_all(RED, NOW, 1000, after=foreign) == registrar.lookup_all(RED, NOW, 1000)
+
+    @pytest.mark.parametrize("cursor", ["x", ":", "x:", "x:-1", "x:1e9", "x:" + "9" * 30, "x:\u0663", "5"])
+    def test_what_is_no_cursor_is_refused(self, cursor):
+        with pytest.raises(EntryError, match="no cursor"):
+            Registrar().lookup_all(RED, NOW, 10, after=cursor)
+
+    def test_a_page_costs_the_same_wherever_it_begins(self):
+        """Given many small items, a page in the middle looks at its own items only, not at all before it."""
+        registrar = Registrar(limits=RegistrarLimits(matches=100))
+        for number in range(2000):
+            registrar.register(item(f"s{number:04}"), 300.0, NOW)
+        looked = 0
+        is_live = registrar._item_leases.is_live
+
+        def counting(lease_id: str, now: float) -> bool:
+            nonlocal looked
+            looked += 1
+            return is_live(lease_id, now)
+
+        after, pages = registrar.lookup_all(ServiceTemplate(), NOW, 1000).after, 1
+        with mock.patch.object(registrar._item_leases, "is_live", counting):
+            while after:
+                looked = 0
+                after = registrar.lookup_all(ServiceTemplate(), NOW, 1000, after=after).after
+                assert looked <= 100
+                pages += 1
+        assert pages == 20
+
+    def test_a_lookup_service_that_turns_in_a_circle_is_left(self):
+        lamps = Lamps()
+        lamps.apply(("register", "s1", "red"))
+        proxy = Wire(lamps, lambda: None)
+        with (
+            mock.patch.object(Wire, "call", return_value=ServiceMatches((), -1, "run:1")),
+            pytest.raises(ProtocolError, match="circle"),
+        ):
+            proxy.lookup(RED, 10)
+
+
+def test_a_lookup_that_is_refused_in_a_resync_is_told_and_disturbs_nobody():
+    """Given a watcher whose entry class has left and come back as another generation, its resync tells the error; the
+    session goes on, and events of its own generation still come."""
+    lamps = Lamps()
+    client = Client(lamps, iter(()))
+    client.watch()
+    other = ServiceItem("new", ("Lamp",), ServiceRef("", "new", ()), (EntryRep(COLOUR_NEW, ("red", "dark")),))
+    lamps.registrar.register(other, 300.0, NOW)
+    client.session._look_again()
+    client.resync()
+    error: JbiError | None = client.cache.error
+    assert isinstance(error, IncompatibleEntryError)
+    client.on_the_way += [event for _, event in lamps.apply(("register", "s1", "red")).events]
+    client.arrive(10)
+    assert [each.service_id for each in client.cache.items()] == ["s1"]
