@@ -3,7 +3,8 @@
     python benchmarks/lookup.py [--small N] [--large N] [--json FILE]
 
 Entries have 8 fields with values of a power law, templates one of 30 masks; the times are microseconds per call, the
-baseline of the same run is the linear scan with the definition of matching. Items carry a type, a proxy and an id.
+baseline of the same run is the linear scan with the definition of matching; for the longest call it is the time until
+the slowest answer, of which a call is a slice. Items carry a type, a proxy and an id.
 """
 
 from __future__ import annotations
@@ -190,6 +191,39 @@ def _changes(services: Registrar, population: Population, n: int, listeners: int
         yield {"what": f"{what}, {listeners:,} listeners", "n": n, "us": spent}
 
 
+def waits(n: int) -> Iterator[Row]:
+    """How long a call keeps the registrar's lock at most: when masks are used for the first time, and page by page. The
+    collector is off, as a pause is not the call's."""
+    population = Population(6)
+    services = Registrar(limits=RegistrarLimits(items_per_owner=10 * n))
+    for number in range(n):
+        services.register(population.item(number), 300.0, 0.0)
+    templates = [ServiceTemplate(types=(TYPE,), entries=(population.template(),)) for _ in range(300)]
+    gc.collect()
+    gc.disable()
+    longest, answers = 0.0, []
+    for template in templates:
+        began = time.perf_counter()
+        page = None
+        while page is None:
+            start = time.perf_counter()
+            page = services.page(template, 0.0, 1)
+            longest = max(longest, time.perf_counter() - start)
+        answers.append(time.perf_counter() - began)
+    yield {"what": "first use of masks: longest call", "n": n, "us": longest * 1e6, "baseline": max(answers) * 1e6}
+    pages: list[float] = []
+    after: str | None = None
+    while after != "":
+        start = time.perf_counter()
+        page = services.page(ServiceTemplate(), 0.0, n, after=after or "")
+        pages.append(time.perf_counter() - start)
+        assert page is not None
+        after = page.after
+    gc.enable()
+    yield {"what": "all items, page by page: longest call", "n": n, "us": max(pages) * 1e6, "hits": len(pages)}
+    yield {"what": "all items, page by page: the last page", "n": n, "us": pages[-1] * 1e6, "hits": 1}
+
+
 def store(n: int) -> Iterator[Row]:
     """A store of n items: written in one burst, one by one, and recovered. Times are microseconds an item."""
     population = Population(5)
@@ -242,7 +276,7 @@ def main() -> None:
         options.json.write_text(json.dumps({"python": sys.version.split()[0], "rows": rows}, indent=1))
 
 
-PARTS = (items_by_template, templates_by_item, registrar, store)
+PARTS = (items_by_template, templates_by_item, registrar, waits, store)
 
 if __name__ == "__main__":
     main()

@@ -97,8 +97,11 @@ MAX_COMBINATIONS: Final = 64
 """Keys one item may have in an EntryIndex table for several parts; more, and that table is not kept."""
 
 SLICE: Final = 1000
-"""Keys put into a growing table at a time, and the most that a lookup verifies rather than have a table built: 2.5 ms,
-half of the 5 ms after which CPython lets another thread run (sys.getswitchinterval)."""
+"""Keys put into a growing table at a time, and the most that a lookup verifies rather than wait for one: 2.5 ms, half
+of the 5 ms after which CPython lets another thread run (sys.getswitchinterval)."""
+
+PATIENCE: Final = 4 * SLICE
+"""Keys that one lookup verifies at most, some 5 ms, before a table is built for it alone, paid for or not."""
 
 MAX_ACCOUNTS: Final = 4096
 """Parts and shapes without a table whose work is remembered; a bound because clients choose them."""
@@ -451,19 +454,26 @@ class EntryIndex(Generic[K]):
         asked = list(templates)
         while (found := self.search(asked)) is None:
             self.grow(len(self._rows))
-        return found
+        keys, unsure = found
+        for template in unsure:
+            keys = self._verify(keys, template)
+        return keys
 
-    def search(self, templates: Iterable[EntryRep]) -> Collection[K] | None:
-        """As `find`; but None when that would be long, and a table that makes it short is growing: let others in, call
-        `grow`, and ask again."""
-        asked = list(templates)
+    def search(self, templates: Iterable[EntryRep]) -> tuple[Collection[K], list[EntryRep]] | None:
+        """As `find`, but never long: with the keys come the templates that are still to be held against each of them
+        (`fits`), as there is no room for a table. None: a table is growing; let others in, call `grow`, ask again."""
+        asked, unsure = list(templates), list[EntryRep]()
         for template in asked:
             self._check_generation(template.cls)
         if not asked:
-            return self._rows.keys()
-        if len(asked) == 1:
-            return self._find_one(asked[0])
-        return self._find_several(asked)
+            return self._rows.keys(), unsure
+        keys = self._find_one(asked[0], unsure) if len(asked) == 1 else self._find_several(asked, unsure)
+        return None if keys is None else (keys, unsure)
+
+    def fits(self, key: K, templates: Iterable[EntryRep]) -> bool:
+        """Whether `key` has, for each template, an entry which matches it. KeyError when it is unknown."""
+        entries = self._rows[key][1]
+        return all(any(fits(template, entry) for entry in entries) for template in templates)
 
     def grow(self, most: int = SLICE) -> bool:
         """Put at most `most` keys into the table that began to grow first; whether one is still growing."""
@@ -489,7 +499,7 @@ class EntryIndex(Generic[K]):
         if cls.lineage[0] not in self._families and (other := self.generation(cls.name)):
             raise incompatible(cls, other)
 
-    def _find_one(self, template: EntryRep) -> Collection[K] | None:
+    def _find_one(self, template: EntryRep, unsure: list[EntryRep]) -> Collection[K] | None:
         part = class_key, mask = _part(template)
         family = self._families.get(class_key)
         if family is None:
@@ -500,20 +510,23 @@ class EntryIndex(Generic[K]):
         if table is None:
             cover, work = self._cover(family, mask, template.values)
             shape = (self._worth(family, part, len(cover)),)
-            if self._is_wanted(shape, work, len(family.keys), too_much=len(cover) * NARROW > len(family.keys)):
+            if self._is_wanted(shape, work, len(family.keys)):
                 if shape not in self._growing:
                     self._begin(_PartTable(shape))
-                return None if shape in self._growing else self._find_one(template)
+                return None if shape in self._growing else self._find_one(template, unsure)
             self._rented += 1
-            return self._verify(cover, class_key, mask, template.values)
+            if len(cover) <= PATIENCE:
+                return self._verify(cover, template)
+            unsure.append(template)
+            return cover
         table.used += 1
         return table.get(table.project(template.values))
 
-    def _is_wanted(self, shape: Shape, work: int, price: int, *, too_much: bool) -> bool:
+    def _is_wanted(self, shape: Shape, work: int, price: int) -> bool:
         """Whether a table for `shape` is to be built, or waited for, rather than do `work` for want of it."""
         if shape in self._growing:
             return work > SLICE
-        return self._owe(shape, price if work > SLICE and too_much else work, price)
+        return self._owe(shape, price if work > PATIENCE else work, price)
 
     def _worth(self, family: _Family[K], part: Part, cover: int) -> Part:
         """What a lookup without a table should pay for: the table of its part; but as long as nothing narrows it
@@ -539,10 +552,11 @@ class EntryIndex(Generic[K]):
                 few = few & other
         return few, work + len(few)
 
-    def _verify(self, keys: Iterable[K], class_key: ClassKey, mask: Mask, values: Values) -> list[K]:
-        """Those of `keys` that have an entry of the class with these values at the mask: `fits`, without its calls."""
+    def _verify(self, keys: Iterable[K], template: EntryRep) -> list[K]:
+        """Those of `keys` that have an entry which matches the template (with a field set): `fits` at once."""
+        class_key, mask = _part(template)
         project, longer = _projector(mask), mask[-1]
-        wanted, rows = project(values), self._rows
+        wanted, rows = project(template.values), self._rows
         found = (
             key
             for key in keys
@@ -551,7 +565,7 @@ class EntryIndex(Generic[K]):
         )
         return list(dict.fromkeys(found))  # two entries of one key may match
 
-    def _find_several(self, templates: list[EntryRep]) -> Collection[K] | None:
+    def _find_several(self, templates: list[EntryRep], unsure: list[EntryRep]) -> Collection[K] | None:
         shape: Shape = ()
         if self._wide:
             shape, key = _shape(templates)
@@ -561,7 +575,7 @@ class EntryIndex(Generic[K]):
                 return table.get(key)
         found: list[Collection[K]] = []
         for template in templates:
-            one = self._find_one(template)
+            one = self._find_one(template, unsure)
             if one is None:
                 return None
             found.append(one)
@@ -580,7 +594,7 @@ class EntryIndex(Generic[K]):
         if not work or len(shape) == 1:
             return False
         fewest = min(len(self._families[class_key].keys) for class_key, _ in shape)
-        if not self._is_wanted(shape, work, fewest, too_much=True):
+        if not self._is_wanted(shape, work, fewest):
             return False
         if shape not in self._growing:
             self._begin(_ShapeTable(shape, _lead(shape, self._families)))

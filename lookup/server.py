@@ -302,10 +302,15 @@ class LookupServer:
 
     def search(self, template: ServiceTemplate, limit: int, *, total: bool, after: str) -> ServiceMatches:
         """A page of a lookup. If it takes an index that is not ready, who asks makes it, others go in between."""
+        matched = -1
         while True:
-            page = self.read(lambda registrar, now: registrar.page(template, now, limit, total=total, after=after))
+            with self._lock:
+                page = self._registrar.page(template, self._clock(), limit, total=total, after=after)
             if page is not None:
-                return page
+                matched = max(matched, page.total)
+                if page.items or not page.after:
+                    return msgspec.structs.replace(page, total=matched)
+                after, total = page.after, False  # nothing in that part
             time.sleep(BREATH)
 
     def matching(self, template: ServiceTemplate) -> Iterator[ServiceItem]:

@@ -93,13 +93,20 @@ def small(page_bytes: int, page_sorted: int, page_steps: int, block: int) -> moc
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
-@given(before=LONGER, between=PAGES, template=TEMPLATES, limit=st.sampled_from([1, 4, 1000]), **SIZES)
+@given(
+    tables=st.sampled_from([0, 256]),
+    before=LONGER,
+    between=PAGES,
+    template=TEMPLATES,
+    limit=st.sampled_from([1, 4, 1000]),
+    **SIZES,
+)
 def test_what_matches_all_the_while_is_in_the_pages_and_what_never_did_is_not(
-    before, between, template, limit, **sizes
+    tables, before, between, template, limit, **sizes
 ):
     """Given items, when they change between the pages, then each that matched all the while came, in a state that it
     had; none came that did not match at some time; and without changes each came once."""
-    with small(**sizes), mock.patch.multiple(index_module, SCAN=0, LOOKS=1, SLICE=1):
+    with small(**sizes), mock.patch.multiple(index_module, SCAN=0, LOOKS=1, SLICE=1, PATIENCE=0, MAX_TABLES=tables):
         lamps = Lamps()
         for name in NAMES:
             lamps.apply(("register", name, "red"))
