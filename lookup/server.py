@@ -70,6 +70,9 @@ EVENTS_WAITING: Final = 10_000
 CHANNELS_MOST: Final = 10_000
 """Event channels open at once."""
 
+LISTENER_MOST: Final = 64
+"""Characters of a listener's name: a UUID in hexadecimal has 32."""
+
 DESTROY_SECONDS: Final = 0.2
 """Between the answer to `destroy` and the end, or to a change of the port and the end of the old one: whoever called is
 to get it."""
@@ -273,7 +276,8 @@ class LookupServer:
         self.decide(lambda registrar, now: registrar.cancel(lease_id, now))
 
     def change(self, call: Callable[[Registrar, float], Outcome[R]]) -> R:
-        """`decide` for changes that hold in memory whatever the disk does: the store tries again, and says so."""
+        """`decide` for what holds in memory whatever the disk does, and loses nothing of somebody's if it is forgotten
+        (ends and renewals of leases): the store tries again, and says so."""
         result: list[R] = []
 
         def remember(registrar: Registrar, now: float) -> Outcome[R]:
@@ -329,8 +333,8 @@ class LookupServer:
         of no use, because a client that has connected again looks up again."""
         with self._channels_lock:
             before = self._channels.get(listener)
-            if before is None and (len(self._channels) >= CHANNELS_MOST or len(listener) > 64):
-                raise OversizeError(f"{len(self._channels)} event channels are open, the limit is {CHANNELS_MOST}")
+            if before is None:
+                self._check_listener(listener)
             self._channels[listener] = channel = _EventChannel(self._hub)
             self._lost_before += before.lost if before is not None else 0
         if before is not None:
@@ -520,6 +524,15 @@ class LookupServer:
             self._announcement = Announcement(info, self.address, lookup.interfaces)
             self._announcement.start()
 
+    def _check_listener(self, listener: str) -> None:
+        """Raises OversizeError if there is no room for its channel."""
+        if len(listener) > LISTENER_MOST:
+            raise OversizeError(f"listener of {len(listener)} characters", hint=f"At most {LISTENER_MOST}")
+        if len(self._channels) >= CHANNELS_MOST:
+            raise OversizeError(
+                f"all {CHANNELS_MOST} event channels are open", hint="Use another lookup service, or wait"
+            )
+
     def _offer(self, kind: bytes, messages: Sequence[tuple[str, ServiceEvent | EventDiagnostic]]) -> set[_EventChannel]:
         """Give the messages to their listeners' channels: those that something waits in now."""
         offered: set[_EventChannel] = set()
@@ -625,7 +638,7 @@ class _Registrar:
         lease_id: str,
         entries: tuple[EntryRep, ...],
     ) -> None:
-        self._server.change(lambda registrar, now: registrar.add_attributes(service_id, lease_id, entries, now))
+        self._server.decide(lambda registrar, now: registrar.add_attributes(service_id, lease_id, entries, now))
 
     @exported
     def set_attributes(
@@ -635,7 +648,7 @@ class _Registrar:
         lease_id: str,
         entries: tuple[EntryRep, ...],
     ) -> None:
-        self._server.change(lambda registrar, now: registrar.set_attributes(service_id, lease_id, entries, now))
+        self._server.decide(lambda registrar, now: registrar.set_attributes(service_id, lease_id, entries, now))
 
     @exported
     def modify_attributes(
@@ -645,7 +658,7 @@ class _Registrar:
         lease_id: str,
         changes: tuple[tuple[EntryRep, EntryRep | None], ...],
     ) -> None:
-        self._server.change(lambda registrar, now: registrar.modify_attributes(service_id, lease_id, changes, now))
+        self._server.decide(lambda registrar, now: registrar.modify_attributes(service_id, lease_id, changes, now))
 
     @exported
     def renew(self, caller: Caller, leases: tuple[tuple[str, float], ...]) -> tuple[LeaseResult, ...]:  # noqa: ARG002  # the lease ids are the right

@@ -168,10 +168,10 @@ class RegistrarSession:
             return joined is not None and joined.item == item
 
     def watches(self, watcher: Watcher) -> bool:
-        """Whether the watcher has had its first snapshot from there."""
+        """Whether the watcher has been brought to what is there, and is told of what changes."""
         with self._changed:
             watched = self._watched.get(id(watcher))
-            return watched is not None and not watched.resync
+            return watched is not None and not watched.resync and watched.held is None
 
     # -- the thread ---------------------------------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ Rules
   is tried again by each `sync`; meanwhile `admit` refuses what is new, and `status` says so.
 
 How a server uses it: registrar calls and `write` under its lock; then `sync`; then answer and send events. When `sync`
-raises after register or notify, cancel that lease and hand the error on; after any other call go on serving.
+raises after register or notify, cancel that lease and hand the error on; after a change of attributes hand it on, the
+change will be written; after any other call go on serving.
 """
 
 from __future__ import annotations
@@ -352,6 +353,9 @@ class Store:
                     self._records += len(batch)
                 else:
                     self._put_back(batch)
+                    # Something has to be written by the next try, or what needs no room (to drop what never came to
+                    # the disk) would look like a disk that is well again.
+                    self._waiting.setdefault(("clock", ""), self._clock)
                 self._changed.notify_all()
         if fault is not None:
             raise fault

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,15 +15,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub.core.errors import AccessDeniedError, IncompatibleEntryError, LookupNotFoundError, WireError
+from jbi_pubsub.core.errors import (
+    AccessDeniedError,
+    IncompatibleEntryError,
+    LookupNotFoundError,
+    OversizeError,
+    WireError,
+)
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import ITEMS, Hello, Line, Receiver, greet
+from jbi_pubsub.lookup import index as index_module
 from jbi_pubsub.lookup import server as server_module
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceEvent, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
-from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
+from jbi_pubsub.lookup.proxy import EXPORTED, LOOKUP_TYPE, RegistrarProxy
+from jbi_pubsub.lookup.registrar import Registrar
+from jbi_pubsub.lookup.server import LookupServer
+from jbi_pubsub.lookup.store import Store
 
 COLOUR = define("test.Colour", {"name": str})
 OTHER_COLOUR = define("test.Colour", {"name": str, "shade": str})
@@ -250,3 +262,125 @@ def test_groups_public_all_another_none(
     else:
         with pytest.raises(LookupNotFoundError):
             community.lookup(ServiceTemplate(), timeout=0.5)
+
+
+@pytest.fixture
+def crowded(federation: Any) -> RegistrarProxy:
+    """A lookup service with 600 services of 60 KB each: 36 MB, more than a client takes in one answer."""
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (federation.lookups[0].address,)), Security())
+    federation.stack.callback(proxy.close)
+    note = define("test.Note", {"text": str})
+    for number in range(600):
+        red = printer(number)
+        large = EntryRep(note, (f"{number % 7}" + "x" * 60_000,))
+        proxy.register(msgspec.structs.replace(red, entries=(*red.entries, large)), 300.0)
+    return proxy
+
+
+def test_a_lookup_larger_than_an_answer_comes_in_pages(crowded: RegistrarProxy, federation: Any) -> None:
+    # Given 36 MB of services, when they are looked up, expect all of them, in answers of about a megabyte
+    pages = list(crowded.pages(wanting("red"), 10_000, total=True))
+    assert {item.service_id for page in pages for item in page.items} == {f"printer-{n}" for n in range(600)}
+    assert pages[0].total == 600
+    assert all(len(msgspec.msgpack.encode(page)) < 1_200_000 for page in pages)
+    found = crowded.lookup(wanting("red"), 100, total=True)
+    assert (len(found.items), found.total, found.after) == (100, 600, "")
+    community = JoinManager(federation.config, name="test")
+    federation.stack.callback(community.close)
+    assert len(community.lookup(wanting("red"))) == 600
+    # Expect a cache to be filled as well, and to be told of changes
+    cache = community.watch(wanting("red"))
+    community.wait_watching(cache, 10.0)
+    assert len(cache.items()) == 600
+
+
+def test_browsing_is_bounded(crowded: RegistrarProxy) -> None:
+    # Given values too long for one answer, expect an error with a hint; names are still told
+    note = define("test.Note", {"text": str})
+    template = ServiceTemplate(entries=(EntryRep(note, (None,)),))
+    assert crowded.entry_classes(ServiceTemplate()) == ("jbi.LookupService", "test.Colour", "test.Note")
+    assert crowded.service_types(ServiceTemplate(), "") == ("Printer", LOOKUP_TYPE)
+    assert crowded.service_types(ServiceTemplate(), "P") == ("Printer",)
+    assert crowded.field_values(wanting(None), 0, "name") == ("red",)
+    with pytest.raises(OversizeError, match="Narrow"):
+        crowded.field_values(template, 0, "text")
+
+
+@pytest.mark.processes
+def test_jbi_services_lists_what_takes_many_pages(
+    crowded: RegistrarProxy, federation: Any, start: Callable[..., Any]
+) -> None:
+    locator = federation.lookups[0].address
+    listing = start("--no-multicast", "--locator", locator, "services", "--type", "Printer", "--json")
+    said, _ = listing.popen.communicate(timeout=60.0)
+    assert len(json.loads(said)) == 600
+
+
+def test_others_are_served_while_a_mask_is_used_for_the_first_time(
+    federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given many services, and tables that are built one service at a time
+    lookup = federation.lookups[0]
+    with lookup._lock:
+        for number in range(300):
+            lookup._registrar.register(printer(number, f"colour-{number % 3}"), 300.0, lookup._clock())
+    monkeypatch.setattr(index_module, "SLICE", 1)
+    monkeypatch.setattr(index_module, "PATIENCE", 1)
+    monkeypatch.setattr(index_module.EntryIndex.grow, "__defaults__", (1,))
+    own = [RegistrarProxy(ServiceRef("", EXPORTED, (lookup.address,)), Security()) for _ in range(2)]
+    # When one client asks by a mask for the first time, and another one asks by id all the while
+    found: list[int] = []
+    asking = threading.Thread(target=lambda: found.append(len(own[0].lookup(wanting("colour-1"), 1000).items)))
+    asking.start()
+    between = 0
+    while asking.is_alive():
+        between += len(own[1].lookup(ServiceTemplate("printer-1"), 1).items)
+        if lookup.status()["item_index"]["growing"]:
+            own[1].register(printer(301 + between, "colour-1"), 300.0)
+    asking.join()
+    for proxy in own:
+        proxy.close()
+    # Expect the answer of the first to be right, and the other to have been served in between
+    assert found[0] >= 100
+    assert between > 3
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_when_the_wall_clock_jumps_leases_neither_all_end_nor_live_for_ever(
+    jump: float, federation: Any, tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a durable lookup service with services under leases of ten minutes and of half a second
+    wall = {"offset": 0.0}
+
+    def open_server() -> LookupServer:
+        store = Store(tmp_path / "state.db")
+        registrar = Registrar(log=store)
+        now = time.monotonic()
+        registrar.restore(store.recover(now, time.time() + wall["offset"], boot="this"), now)
+        server = LookupServer(federation.config, registrar, store=store, wall=lambda: time.time() + wall["offset"])
+        server.start()
+        return server
+
+    def items(server: LookupServer) -> set[str]:
+        every = server.search(ServiceTemplate(), 10, total=False, after="").items
+        return {item.service_id for item in every} - {server.info().service_id}
+
+    server = open_server()
+    granted = server.grant(lambda registrar, now: registrar.register(printer(1), 200.0, now))
+    server.grant(lambda registrar, now: registrar.register(printer(2), 0.5, now))
+    # When the clock jumps while it runs, expect that the one stays and the other ends as it should
+    wall["offset"] += jump
+    eventually(lambda: server.status()["expired"] == 1)
+    assert items(server) == {"printer-1"}
+    eventually(lambda: abs(server._store._clock.wall - (time.time() + wall["offset"] - time.monotonic())) < 1.0)
+    server.stop()
+    # When it jumps between stop and start, expect the same
+    wall["offset"] += jump
+    server = open_server()
+    assert items(server) == {"printer-1"}
+    server.grant(lambda registrar, now: registrar.register(printer(3), 0.5, now))
+    left = server.read(lambda registrar, now: registrar._item_leases.left(granted.lease_id, now))
+    assert 100.0 < left <= 200.0
+    eventually(lambda: server.status()["expired"] == 1)
+    assert items(server) == {"printer-1"}
+    server.stop()

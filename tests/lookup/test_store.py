@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -424,7 +425,7 @@ while True:  # registers, changes and cancels; says what is durable, a line each
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("lines", [1, 40, 173])
+@pytest.mark.parametrize("lines", [1, 40, 173, *random.Random(6).sample(range(2, 500), 5)])
 def test_after_a_kill_all_that_was_said_to_be_durable_is_there(path, lines):
     """Given a process killed (SIGKILL) in the middle of its commits, a new one has every synced call, whole."""
     code = CHILD.format(here=str(Path(__file__).parent), path=str(path))

@@ -45,7 +45,7 @@ from .ref import ServiceRef
 log = logging.getLogger("jbi_pubsub.wire")
 
 MAX_CONTROL_FRAME: Final = 32 << 20
-"""10,000 items of a lookup are the largest answer (10 to 20 MB); rpyc itself would take 4 GiB."""
+"""Batches of leases and attributes are far smaller, lookups come in pages; rpyc itself would take 4 GiB."""
 
 FRAME_SECONDS: Final = 30.0
 """For one frame once its first byte is there: 8 KB over a 7,200 bps link take 9 s."""
@@ -126,7 +126,10 @@ class ControlClient:
             raise ProtocolError(f"{self.ref.exported} has no method {method}")
         request = msgspec.msgpack.encode(arguments)
         if len(request) > MAX_CONTROL_FRAME - 1024:
-            raise OversizeError(f"{method}: request of {len(request)} bytes, the limit is {MAX_CONTROL_FRAME - 1024}")
+            raise OversizeError(
+                f"{method}: request of {len(request)} bytes, the limit is {MAX_CONTROL_FRAME - 1024}",
+                hint="Send less in one call",
+            )
         seconds = self._timeout if timeout is None else timeout
         good, answer = self._exchange(method, request, seconds)
         if not good:

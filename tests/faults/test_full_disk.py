@@ -1,0 +1,157 @@
+"""A lookup service whose disk is full: a real file system with a bound, filled up, and a real process on it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup.entry import EntryRep, define
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.proxy import EVERYTHING, EXPORTED, RegistrarProxy
+
+pytestmark = pytest.mark.processes
+
+NOTE = define("test.Note", {"text": str})
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB in memory."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounting = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(folder)], capture_output=True, text=True, check=False
+    )
+    if mounting.returncode:
+        pytest.skip(f"a file system can't be mounted here, which takes root: {mounting.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(path: Path) -> None:
+    """Take all the room that is left."""
+    with path.open("wb", buffering=0) as filler:
+        for size in (MEGABYTE, 65_536, 4096):
+            try:
+                while filler.write(b"\0" * size) == size:
+                    pass
+            except OSError:  # no room for so much
+                continue
+
+
+def noted(name: str, text: str = "") -> ServiceItem:
+    return ServiceItem(name, ("Service",), ServiceRef(name, name, ("127.0.0.1:1",)), (EntryRep(NOTE, (text,)),))
+
+
+class Served:
+    """A durable lookup service as a process, and a client of it."""
+
+    def __init__(self, process: Any) -> None:
+        self.process = process
+        facts = process.fact()
+        self.id: str = facts["id"]
+        self.address: str = facts["address"]
+        self._metrics = f"http://127.0.0.1:{facts['metrics']}/metrics"
+        self.registrar = RegistrarProxy(ServiceRef("", EXPORTED, (self.address,)), Security())
+        self._status = ServiceRef("", "status", (self.address,))
+
+    def names(self) -> set[str]:
+        return {
+            item.service_id for item in self.registrar.lookup(ServiceTemplate(types=("Service",)), EVERYTHING).items
+        }
+
+    def metric(self, name: str) -> float:
+        with urllib.request.urlopen(self._metrics, timeout=5.0) as answer:
+            lines = answer.read().decode().splitlines()
+        return float(next(line.split()[-1] for line in lines if line.split()[0].endswith(name)))
+
+
+def test_a_full_disk_refuses_what_is_new_serves_on_says_so_and_heals_by_itself(
+    small_disk: Path, field: Any, start: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    # Given a lookup service that keeps its state on a small disk, some services, and a client that watches them
+    arguments = ("--no-multicast", "lookup", "--port", "0", "--metrics-port", "0", "--json")
+    arguments = (*arguments, "--state", str(small_disk / "state.db"))
+    field.leases(lookup=300.0)
+    served = Served(start(*arguments))
+    field.lookups(served.address)
+    leases = {name: served.registrar.register(noted(name), 300.0).lease_id for name in ("one", "two", "three")}
+    community = field.community()
+    cache = community.watch(ServiceTemplate(types=("Service",)))
+    community.wait_watching(cache, 10.0)
+    assert len(cache.wait(3, 10.0)) == 3
+
+    # When its disk becomes full
+    filler = small_disk / "filler"
+    fill(filler)
+
+    # Expect that new services are refused, with a hint, once what room there was is used up
+    def register_many() -> None:
+        for number in range(200):
+            name = f"big-{number}"
+            leases[name] = served.registrar.register(noted(name, "x" * 60_000), 300.0).lease_id
+
+    with pytest.raises(StorageError, match="full") as refused:
+        register_many()
+    assert "free some space" in refused.value.hint
+    assert refused.value.facts["code"] == "SQLITE_FULL"
+    fill(small_disk / "rest")  # what a small item would still find
+    with pytest.raises(StorageError, match="full"):
+        served.registrar.register(noted("one more"), 300.0)
+    with pytest.raises(StorageError, match="full"):
+        served.registrar.set_attributes("one", leases["one"], ())
+
+    # Expect that lookups, renewals and events go on
+    assert served.names() == set(leases)
+    results = served.registrar.renew([(lease_id, 300.0) for lease_id in leases.values()])
+    assert [result.error for result in results] == [None] * len(leases)
+    assert served.registrar.cancel([leases.pop("two")])[0].error is None
+    eventually(lambda: {item.service_id for item in cache.items()} == set(leases))
+
+    # Expect that status and metrics say so
+    status = field.status(served)
+    assert "full" in status["store"]["fault"]
+    assert status["store"]["waiting"] >= 1
+    assert status["refused"] >= 2
+    assert served.metric("lookup_store_fault") == 1.0
+
+    # When room is made, expect it well again without anybody's call
+    filler.unlink()  # 6 MB
+    eventually(lambda: served.metric("lookup_store_fault") == 0.0)
+    assert field.status(served)["store"]["fault"] == ""
+    leases["later"] = served.registrar.register(noted("later"), 300.0).lease_id
+
+    # When it is killed and started again, expect everything that was acknowledged, and nothing that was not
+    served.process.signal(signal.SIGKILL)
+    served.process.end()
+    again = Served(start(*arguments))
+    assert again.id == served.id
+    assert again.names() == set(leases)
+    results = again.registrar.renew([(lease_id, 300.0) for lease_id in leases.values()])
+    assert [result.error for result in results] == [None] * len(leases)
+    for each in (served, again):
+        each.registrar.close()
+
+
+def test_a_lookup_service_that_finds_no_room_at_its_start_says_so_in_one_line(
+    small_disk: Path, start: Callable[..., Any]
+) -> None:
+    # Given a full disk
+    fill(small_disk / "filler")
+    # When a lookup service is to keep its state there
+    process = start("--no-multicast", "lookup", "--port", "0", "--json", "--state", str(small_disk / "state.db"))
+    said = process.popen.communicate(timeout=20.0)[1]
+    # Expect an exit code, and what to do
+    assert process.popen.returncode not in (0, None)
+    assert "free some space" in said
+    assert "Traceback" not in said
