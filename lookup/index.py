@@ -462,7 +462,8 @@ class EntryIndex(Generic[K]):
     def search(self, templates: Iterable[EntryRep]) -> tuple[Collection[K], list[EntryRep]] | None:
         """As `find`, but never long: with the keys come the templates that are still to be held against each of them
         (`fits`), as there is no room for a table. None: a table is growing; let others in, call `grow`, ask again."""
-        asked, unsure = list(templates), list[EntryRep]()
+        asked = list(templates)
+        unsure: list[EntryRep] = []
         for template in asked:
             self._check_generation(template.cls)
         if not asked:
@@ -524,7 +525,10 @@ class EntryIndex(Generic[K]):
 
     def _is_wanted(self, shape: Shape, work: int, price: int) -> bool:
         """Whether a table for `shape` is to be built, or waited for, rather than do `work` for want of it."""
-        if shape in self._growing:
+        growing = self._growing.get(shape)
+        if growing is not None:
+            if work <= SLICE:  # an answer at once, and a hand lent: nobody else may be waiting for that table
+                self._take_in(growing, SLICE)
             return work > SLICE
         return self._owe(shape, price if work > PATIENCE else work, price)
 
@@ -639,6 +643,7 @@ class EntryIndex(Generic[K]):
                 table.put(each, single)
         if waiting:
             return
+        table.waiting = set()  # the old one keeps its memory
         del self._growing[table.shape]
         self._built += 1
         if isinstance(table, _PartTable):

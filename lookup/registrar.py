@@ -362,9 +362,12 @@ class Registrar:
         self, template: ServiceTemplate, now: float, limit: int, *, total: bool = False, after: str = ""
     ) -> ServiceMatches:
         """As `page`, however long it takes; a page with no item has none behind it either."""
-        while (page := self.page(template, now, limit, total=total, after=after)) is None or _is_idle(page, limit):
-            after = page.after if page else after
-        return page
+        while True:
+            page = self.page(template, now, limit, total=total, after=after)
+            if page is not None:
+                if page.items or not page.after:
+                    return page
+                after = page.after
 
     def page(
         self, template: ServiceTemplate, now: float, limit: int, *, total: bool = False, after: str = ""
@@ -378,18 +381,19 @@ class Registrar:
         """
         if limit < 0:
             raise EntryError(f"limit of a lookup is {limit}", hint="Use 0 or more", limit=limit)
-        number = self._read_cursor(after)
+        number = self._read_cursor(after) if after else 0
         self._check_template(template)
         found = self._matching(template)
         if found is None:
             self._index.grow()
             return None
         self._counts["lookups"] += 1
-        items, last = self._any(found, limit, now) if not number else None, 0
-        if items is None:
-            items, last = self._in_order(found, number, min(limit, self._limits.matches), now)
-        cursor = f"{self._run}:{last}" if last and len(items) < limit else ""
-        return ServiceMatches(tuple(items), self._count(template, found, now) if total else -1, cursor)
+        count = self._count(template, found, now) if total else -1
+        items = None if number else self._any(found, limit, now)
+        if items is not None:
+            return ServiceMatches(tuple(items), count)
+        items, last = self._in_order(found, number, min(limit, self._limits.matches), now)
+        return ServiceMatches(tuple(items), count, f"{self._run}:{last}" if last and len(items) < limit else "")
 
     def step(self) -> bool:
         """Make a slice of an index that is wanted and not ready; whether there is more to do."""
@@ -630,12 +634,12 @@ class Registrar:
         """`limit` items in any order, or all there are; None when that is more than a page, or than its work."""
         ids, unsure = found
         items: list[ServiceItem] = []
-        is_live, room = self._item_leases.is_live, PAGE_BYTES // SIZE_UNIT
+        is_live, most, room = self._item_leases.is_live, self._limits.matches, PAGE_BYTES // SIZE_UNIT
         steps, step = PAGE_STEPS, 1 + VERIFY_STEPS * len(unsure)
         for service_id in ids:
             if len(items) == limit:
                 break
-            if room <= 0 or len(items) == self._limits.matches or steps <= 0:
+            if room <= 0 or steps <= 0 or len(items) == most:
                 return None
             held = self._items[service_id]
             steps -= step
@@ -682,7 +686,7 @@ class Registrar:
 
     def _read_cursor(self, after: str) -> int:
         run, _, number = after.rpartition(":")
-        if after and not (run and number.isascii() and number.isdigit() and len(number) < 20):
+        if not (run and number.isascii() and number.isdigit() and len(number) < 20):
             raise EntryError("this is no cursor of a lookup", hint="Give back `after` of the page before as it is")
         return int(number) if run == self._run else 0
 
@@ -888,10 +892,6 @@ class Registrar:
             minimum=factor * DEFAULT_DURATION,
             interval=factor * DEFAULT_INTERVAL,
         )
-
-
-def _is_idle(page: ServiceMatches, limit: int) -> bool:
-    return bool(page.after and limit and not page.items)
 
 
 def _number(held: _Held) -> int:

@@ -138,6 +138,22 @@ def test_a_table_over_several_parts_is_of_no_use_before_it_is_whole():
         assert (3, 1) in states
 
 
+def test_a_table_that_nobody_waits_for_is_built_by_those_who_ask():
+    """Given a growing table that a lookup can do without, a few more lookups finish it."""
+    index: EntryIndex[str] = EntryIndex()
+    for number in range(5000):
+        index.add(f"k{number}", (entry(PRINTER, building=f"v{number % 20}", floor=f"f{number % 30}"),))
+    index.find((entry(PRINTER, building="v1"),))
+    asked = (entry(PRINTER, building="v1", floor="f1"),)
+    for _ in range(100):
+        found = index.search(asked)
+        assert found is None or len(found[0]) == 84
+    assert index.status().growing == 0
+    rented = index.status().rented
+    assert len(index.find(asked)) == 84
+    assert index.status().rented == rented
+
+
 def test_whoever_asks_first_is_told_to_wait_and_nobody_works_long_for_it():
     """Given many items and no table, when a template is asked for, no call looks at more than a slice of them."""
     index: EntryIndex[str] = EntryIndex()
