@@ -45,8 +45,8 @@ class LookupService(Entry):
     address: str | None = None
 
 
-EVERYTHING: Final = 1_000_000
-"""Limit of a lookup that is to find all: as many items as a registrar holds (RegistrarLimits.items)."""
+EVERYTHING: Final = 1_000_001
+"""Limit of a lookup that is to find all: as many items as a registrar holds (RegistrarLimits.items), and its own."""
 
 
 class RegistrarInfo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -547,12 +547,11 @@ class Registrar:
 
     def put_own(self, item: ServiceItem, now: float) -> Outcome[None]:
         """Show the lookup service's own item (Jini's lookup services register with themselves), or what has become of
-        it. It has no lease, counts for nobody and is not kept: each start puts it anew. Raises EntryError,
-        OversizeError."""
+        it. It has no lease, counts for nobody and is not kept: each start puts it anew. Raises EntryError."""
         if item.service_id != self.service_id:
             raise EntryError(f"service id {item.service_id} is not the lookup service's own")
         kept = msgspec.structs.replace(item, entries=_distinct(item.entries))
-        size = self._check_size("item", kept)
+        size = _size("item", kept)  # unbounded: nobody can make it large from outside
         held = self._items.get(self.service_id)
         before = held.item if held else None
         if held is None:
@@ -830,10 +829,7 @@ class Registrar:
             check_rep(entry)
 
     def _check_size(self, what: str, value: object) -> int:
-        try:
-            size = len(msgspec.msgpack.encode(value))
-        except UnicodeEncodeError as error:  # lone surrogates, from inside this process only
-            raise EntryError(f"{what} with text that is no Unicode: {error}") from error
+        size = _size(what, value)
         if size > self._limits.item_bytes:
             raise OversizeError(f"{what} of {size} bytes", hint=f"At most {self._limits.item_bytes}", size=size)
         return size
@@ -904,6 +900,14 @@ def _units(size: int) -> int:
 
 class _Roll:
     """The items in the order of their numbers, in blocks, so that coming, going and beginning anywhere cost little."""
+def _size(what: str, value: object) -> int:
+    """Bytes of `value` on the wire. Raises EntryError."""
+    try:
+        return len(msgspec.msgpack.encode(value))
+    except UnicodeEncodeError as error:  # lone surrogates, from inside this process only
+        raise EntryError(f"{what} with text that is no Unicode: {error}") from error
+
+
 
     def __init__(self) -> None:
         self._blocks: list[list[_Held]] = []

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jbi_pubsub.core.errors import EntryError, IncompatibleEntryError, JbiError, ProtocolError
-from jbi_pubsub.core.lease import FixedLeasePeriodPolicy
+from jbi_pubsub.core.lease import FOREVER, FixedLeasePeriodPolicy
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup import index as index_module
@@ -40,7 +40,7 @@ class Lamps:
     """A registrar with items that come, change and go, and what a list of them says."""
 
     def __init__(self) -> None:
-        self.registrar = Registrar(item_leases=POLICY, event_leases=POLICY)
+        self.registrar = Registrar(service_id="own", item_leases=POLICY, event_leases=POLICY)
         self.now = NOW
         self.held: dict[str, tuple[ServiceItem, str, float]] = {}
 
@@ -50,6 +50,9 @@ class Lamps:
         if what == "time":
             self.now += 1.0
             return self.registrar.expire(self.now) if value == "red" else Outcome(None)
+        if what == "own":
+            self.held["own"] = (item("own", value, name), "own", FOREVER)
+            return self.registrar.put_own(self.held["own"][0], self.now)
         if what == "register" or name not in self.held or self.held[name][2] <= self.now:
             duration = 3.0 if what == "brief" else 1000.0
             outcome = self.registrar.register(item(name, value), duration, self.now)
@@ -69,7 +72,7 @@ class Lamps:
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["register", "register", "change", "cancel", "time", "brief"]),
+        st.sampled_from(["register", "register", "change", "cancel", "time", "brief", "own"]),
         st.sampled_from(NAMES),
         st.sampled_from(["red", "blue"]),
     ),
@@ -259,6 +262,30 @@ class TestPages:
         assert len(found) == 600
         assert max(sizes) < PAGE_BYTES + 65_536 + 1000
         assert min(sizes[:-1]) > PAGE_BYTES // 2
+
+    def test_the_own_item_keeps_its_place_and_counts_with_what_it_is_now(self):
+        """Given an own item that becomes large behind the first of others, when it is looked up page by page,
+        then it comes once, in its place, and closes the page."""
+        registrar = Registrar(service_id="own")
+        registrar.register(item("first"), 60.0, NOW)
+        registrar.put_own(item("own"), NOW)
+        registrar.register(item("last"), 60.0, NOW)
+        with small(page_bytes=1024, page_sorted=8192, page_steps=20_000, block=4):
+            registrar.put_own(item("own", note="x" * 2000), NOW)
+            registrar.register(item("new"), 60.0, NOW)
+            page = registrar.lookup_all(RED, NOW, 10)
+            rest = registrar.lookup_all(RED, NOW, 10, after=page.after)
+        assert [each.service_id for each in (*page.items, *rest.items)] == ["first", "own", "last", "new"]
+        assert len(rest.items) == 2
+
+    def test_everything_is_all_that_a_registrar_holds_and_its_own_item(self):
+        assert RegistrarLimits().items + 1 == EVERYTHING
+
+    def test_the_own_item_may_be_larger_than_others(self):
+        """Nobody can make it so from outside; the names of 64 groups take more than an item may."""
+        registrar = Registrar(service_id="own", limits=RegistrarLimits(item_bytes=500))
+        registrar.put_own(item("own", note="x" * 1000), NOW)
+        assert len(registrar.lookup_all(RED, NOW, 10).items) == 1
 
     def test_a_lookup_of_few_says_nothing_of_pages(self):
         registrar = Registrar()
