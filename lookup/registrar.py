@@ -534,16 +534,17 @@ class Registrar:
         return self._admin
 
     def set_groups(self, groups: Sequence[str]) -> Outcome[RegistrarAdmin]:
-        """The groups to serve from now on; () serves in none. Raises EntryError, OversizeError."""
-        return self._administer(groups=self._check_groups(groups))
+        """The groups to serve from now on; () serves in none. Raises EntryError, OversizeError, StorageError."""
+        return self._set(groups=self._check_groups(groups))
 
     def set_locators(self, locators: Sequence[str]) -> Outcome[RegistrarAdmin]:
-        """The lookup services (host:port) to join from now on. Raises ConfigurationError, OversizeError."""
-        return self._administer(locators=self._check_locators(locators))
+        """The lookup services (host:port) to join from now on. Raises ConfigurationError, OversizeError,
+        StorageError."""
+        return self._set(locators=self._check_locators(locators))
 
     def set_port(self, port: int) -> Outcome[RegistrarAdmin]:
-        """The port to listen on from now on, and after a restart. Raises ConfigurationError."""
-        return self._administer(port=check_port(port))
+        """The port to listen on from now on, and after a restart. Raises ConfigurationError, StorageError."""
+        return self._set(port=check_port(port))
 
     def put_own(self, item: ServiceItem, now: float) -> Outcome[None]:
         """Show the lookup service's own item (Jini's lookup services register with themselves), or what has become of
@@ -780,6 +781,11 @@ class Registrar:
             return "event_registrations", self._event_leases
         return "items", self._item_leases
 
+    def _set(self, **changes: Any) -> Outcome[RegistrarAdmin]:
+        """What is to hold after a restart is refused where it can't be kept; an end (`destroy`) never is."""
+        self._check_log()
+        return self._administer(**changes)
+
     def _administer(self, **changes: Any) -> Outcome[RegistrarAdmin]:
         chosen = tuple(dict.fromkeys((*self._admin.chosen, *(name for name in changes if name != "destroyed"))))
         self._admin = msgspec.structs.replace(self._admin, chosen=chosen, **changes)
@@ -894,12 +900,6 @@ def _number(held: _Held) -> int:
     return held.number
 
 
-def _units(size: int) -> int:
-    return -(-size // SIZE_UNIT)
-
-
-class _Roll:
-    """The items in the order of their numbers, in blocks, so that coming, going and beginning anywhere cost little."""
 def _size(what: str, value: object) -> int:
     """Bytes of `value` on the wire. Raises EntryError."""
     try:
@@ -908,6 +908,12 @@ def _size(what: str, value: object) -> int:
         raise EntryError(f"{what} with text that is no Unicode: {error}") from error
 
 
+def _units(size: int) -> int:
+    return -(-size // SIZE_UNIT)
+
+
+class _Roll:
+    """The items in the order of their numbers, in blocks, so that coming, going and beginning anywhere cost little."""
 
     def __init__(self) -> None:
         self._blocks: list[list[_Held]] = []

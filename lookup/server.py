@@ -80,6 +80,10 @@ to get it."""
 REAP_MOST: Final = 0.5
 """Longest pause of the reaper in seconds: the grace within which an expiry is announced."""
 
+REAP_AT_ONCE: Final = 100
+"""Leases that the reaper ends before it lets others in: 2 ms under the lock, like a slice of a table (index.SLICE), and
+no more than a commit takes."""
+
 BREATH: Final = 0.0002
 """Seconds that whoever holds the lock again and again leaves it to others: they have to be woken, some 0.05 ms each."""
 
@@ -187,7 +191,11 @@ class LookupServer:
         self._announcement: Announcement | None = None
         self._reaper = threading.Thread(target=self._reap, name="lookup-reaper", daemon=True)
         metrics = config.metrics
-        self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
+        try:
+            self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
+        except PortInUseError:
+            self._endpoint.stop()
+            raise
 
     @property
     def address(self) -> str:
@@ -212,19 +220,20 @@ class LookupServer:
         self._stopping.set()
         if self.metrics is not None:
             self.metrics.stop()
-        with self._administering:
-            if self._announcement:
-                self._announcement.stop()
-            if self._community is not None:
-                self._community.close()
-            self._endpoint.stop()
+        with self._administering:  # the admin call that is under way ends first; those behind it open nothing any more
             retired, self._retired = self._retired, []
+        if self._announcement:
+            self._announcement.stop()
+        if self._community is not None:
+            self._community.close()
+        self._endpoint.stop()
         for timer, endpoint in retired:
             timer.cancel()
             endpoint.stop()
             timer.join(5.0)
         self._hub.stop()
-        self._reaper.join(5.0)
+        if self._reaper.is_alive():
+            self._reaper.join(5.0)
         if self._store is not None:
             self._store.close()
 
@@ -277,7 +286,8 @@ class LookupServer:
 
     def change(self, call: Callable[[Registrar, float], Outcome[R]]) -> R:
         """`decide` for what holds in memory whatever the disk does, and loses nothing of somebody's if it is forgotten
-        (ends and renewals of leases): the store tries again, and says so."""
+        (ends and renewals of leases), or has more to it (what an administrator sets): the store tries again, and says
+        so."""
         result: list[R] = []
 
         def remember(registrar: Registrar, now: float) -> Outcome[R]:
@@ -352,21 +362,22 @@ class LookupServer:
         return Administered(admin.groups, admin.locators, self._endpoint.port, admin.chosen)
 
     def set_groups(self, groups: Sequence[str]) -> Administered:
-        """Serve other groups from now on, and announce them. Raises EntryError, OversizeError."""
+        """Serve other groups from now on, and announce them. Raises EntryError, OversizeError, StorageError."""
         return self._administer(lambda registrar, _: registrar.set_groups(groups))
 
     def change_groups(self, add: Sequence[str], remove: Sequence[str]) -> Administered:
-        """Serve some groups as well, and others no more. Raises EntryError, OversizeError."""
+        """Serve some groups as well, and others no more. Raises EntryError, OversizeError, StorageError."""
         return self._administer(
             lambda registrar, _: registrar.set_groups(_changed(registrar.admin().groups, add, remove))
         )
 
     def set_locators(self, locators: Sequence[str]) -> Administered:
-        """Join these lookup services from now on. Raises ConfigurationError, OversizeError."""
+        """Join these lookup services from now on. Raises ConfigurationError, OversizeError, StorageError."""
         return self._administer(lambda registrar, _: registrar.set_locators(locators))
 
     def change_locators(self, add: Sequence[str], remove: Sequence[str]) -> Administered:
-        """Join some lookup services as well, and leave others. Raises ConfigurationError, OversizeError."""
+        """Join some lookup services as well, and leave others. Raises ConfigurationError, OversizeError,
+        StorageError."""
         taken = tuple(map(check_endpoint, remove))
         return self._administer(
             lambda registrar, _: registrar.set_locators(
@@ -377,21 +388,25 @@ class LookupServer:
     def set_port(self, port: int) -> Administered:
         """Listen on another port from now on, 0 for any free one. The new one serves before the old one is closed.
 
-        Raises PortInUseError, ConfigurationError: then all stays as it is.
+        Raises PortInUseError, ConfigurationError, and StorageError where the disk takes nothing new: then all stays as
+        it is. (StorageError as `_follow` as well.)
         """
         with self._administering:
             if self._stopping.is_set() or port == self._endpoint.port:
                 return self._administer(lambda registrar, _: registrar.set_port(self._endpoint.port))
             check_port(port)
-            old, new = self._endpoint, self._bind(port)
+            new = self._bind(port)
+            try:
+                admin = self.change(lambda registrar, _: registrar.set_port(new.port))
+            except StorageError:
+                new.stop()
+                raise
+            old, self._endpoint = self._endpoint, new
             new.start()
-            self._endpoint = new
-            done = self._administer(lambda registrar, _: registrar.set_port(new.port))
-            closing = threading.Timer(DESTROY_SECONDS, old.stop)
-            closing.name, closing.daemon = "lookup-old-port", True
-            self._retired = [(t, e) for t, e in self._retired if t.is_alive()] + [(closing, old)]
-            closing.start()
-            return done
+            try:
+                return self._follow(admin)
+            finally:
+                self._retire(old)
 
     def heard_of(self, item: ServiceItem) -> None:
         """Another lookup service is registered here: it is joined if it serves one of our groups."""
@@ -399,11 +414,15 @@ class LookupServer:
             self._community.heard_of(item)
 
     def destroy(self) -> None:
-        """Forget all and end: the process's owner is told, once the caller has been answered."""
+        """Forget all and end: the process's owner is told, once the caller has been answered.
+
+        Raises StorageError when the disk has not taken that: it ends, but a restart finds what was there.
+        """
         self.change(lambda registrar, _: registrar.destroy())
         ending = threading.Timer(DESTROY_SECONDS, self._destroyed)
         ending.name, ending.daemon = "lookup-destroy", True
         ending.start()
+        self._admit()
 
     def status(self) -> dict[str, Any]:
         """Plain data for status pages."""
@@ -459,13 +478,32 @@ class LookupServer:
     def _administer(self, call: Callable[[Registrar, float], Outcome[RegistrarAdmin]]) -> Administered:
         """Change how it is set up, make that durable, and let everybody know."""
         with self._administering:
-            admin = self.change(call)
-            self.change(lambda registrar, now: registrar.put_own(self._item(admin.groups), now))
-            if self._community is not None and not self._stopping.is_set():
-                self._community.look_in(admin.groups, admin.locators)
-                self._community.join(self._item(admin.groups))
-                self._announce()
-            return self.administered()
+            return self._follow(self.change(call))
+
+    def _follow(self, admin: RegistrarAdmin) -> Administered:
+        """Let everybody know what an administrator has set.
+
+        Raises StorageError when the disk has not taken it: it holds, and is written as soon as that does again.
+        """
+        self.change(lambda registrar, now: registrar.put_own(self._item(admin.groups), now))
+        if self._community is not None and not self._stopping.is_set():
+            self._community.look_in(admin.groups, admin.locators)
+            self._community.join(self._item(admin.groups))
+            self._announce()
+        self._admit()
+        return self.administered()
+
+    def _admit(self) -> None:
+        """Raise StorageError if what was decided last is not durable."""
+        if self._store is not None:
+            self._store.admit()
+
+    def _retire(self, endpoint: Endpoint) -> None:
+        """Close the port of before, once the caller who has changed it has been answered over it."""
+        closing = threading.Timer(DESTROY_SECONDS, endpoint.stop)
+        closing.name, closing.daemon = "lookup-old-port", True
+        self._retired = [(timer, old) for timer, old in self._retired if timer.is_alive()] + [(closing, endpoint)]
+        closing.start()
 
     def _bind_first(self, admin: RegistrarAdmin) -> Endpoint:
         if "port" not in admin.chosen:
@@ -482,15 +520,16 @@ class LookupServer:
             ) from exc
 
     def _bind(self, port: int) -> Endpoint:
-        return Endpoint(
+        endpoint = Endpoint(
             self._config.lookup.host,
             port,
             name="lookup",
             security=self._config.security(),
             control=self._control.serve,
-            data=self._serve_events,
+            data=lambda sock, _: self._serve_events(sock, endpoint),
             advertise=self._config.lookup.advertise,
         )
+        return endpoint
 
     def _item(self, groups: Sequence[str]) -> ServiceItem:
         """What we are registered as, here and elsewhere."""
@@ -543,7 +582,8 @@ class LookupServer:
                 offered.add(channel)
         return offered
 
-    def _serve_events(self, sock: socket.socket, _caller: Caller) -> None:
+    def _serve_events(self, sock: socket.socket, accepted_by: Endpoint) -> None:
+        """Hand a client's event connection over to the hub; the endpoint may be that of the port of before."""
         line = Line(sock)
         hello = listen(line)
         channel: _EventChannel | None = self._tokens.redeem(hello.token)
@@ -551,23 +591,25 @@ class LookupServer:
             refuse(line, "unknown or used token")
             return
         welcome(line, 0)
-        port = sock.getsockname()[1]  # an administrator may have moved us to another one meanwhile
-        accepted_by = next((old for _, old in self._retired if old.port == port), self._endpoint)
         channel.attach(sock, hello.position, accepted_by.hand_over(sock))
 
     def _reap(self) -> None:
         while not self._stopping.is_set():
-            while self.change(lambda registrar, now: registrar.expire(now, 1000)) >= 1000:
-                pass
-            while self.read(lambda registrar, _: registrar.step()):  # what nobody waits for any more
+            while self.change(lambda registrar, now: registrar.expire(now, REAP_AT_ONCE)) >= REAP_AT_ONCE:
                 time.sleep(BREATH)
             self._drop_idle_channels()
             if self._store is not None:
                 self._store.align(self._clock(), self._wall())
             with self._lock:
                 due = self._registrar.next_deadline()
-            pause = REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock()))
-            self._stopping.wait(pause)
+            self._rest(REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock())))
+
+    def _rest(self, seconds: float) -> None:
+        """For so long, make slices of the tables that nobody waits for any more; without any, wait."""
+        until = time.monotonic() + seconds
+        while not self._stopping.is_set() and (left := until - time.monotonic()) > 0:
+            growing = self.read(lambda registrar, _: registrar.step())
+            self._stopping.wait(min(left, BREATH) if growing else left)
 
     def _drop_idle_channels(self) -> None:
         old = time.monotonic() - 2 * max(self._config.lease.lookup, 30.0)
@@ -595,7 +637,7 @@ class _Registrar:
         granted = self._server.grant(
             lambda registrar, now: registrar.register(item, duration, now, owner=owner, key=key)
         )
-        self._server.heard_of(item)
+        self._server.heard_of(msgspec.structs.replace(item, service_id=granted.service_id))
         return granted
 
     @exported

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from jbi_pubsub.core.config import MetricsSection
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
     ConfigurationError,
     EntryError,
     OversizeError,
     PortInUseError,
+    StorageError,
     WireError,
 )
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.core.wire.stream import Hello, Line, greet
+from jbi_pubsub.lookup import server as server_module
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.lookup.proxy import EXPORTED, LOOKUP_TYPE, LookupService, RegistrarProxy
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
+from jbi_pubsub.lookup.store import Store
 
 PRINTER = ServiceItem("printer-1", ("Printer",), ServiceRef("p", "printer", ("127.0.0.1:1",)))
 LOOKUPS = ServiceTemplate(types=(LOOKUP_TYPE,))
@@ -157,6 +165,19 @@ def test_an_item_that_names_endpoints_where_no_lookup_service_is_does_no_harm(
 # -- groups ---------------------------------------------------------------------------------------------------------
 
 
+def test_a_lookup_service_registered_without_an_id_is_a_source_of_its_own(
+    lookup: Callable[..., Any], proxy: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two that leave their ids to the registrar, expect what they suggest to stand under what they got
+    server = lookup()
+    heard: list[ServiceItem] = []
+    monkeypatch.setattr(server._community, "heard_of", heard.append)
+    refs = [ServiceRef("", EXPORTED, (f"127.0.0.1:{port}",)) for port in (1, 2)]
+    granted = [proxy(server).register(ServiceItem("", (LOOKUP_TYPE,), ref), 60.0).service_id for ref in refs]
+    assert [item.service_id for item in heard] == granted
+    assert len(set(granted)) == 2
+
+
 def test_groups_are_set_added_and_removed_and_everybody_learns_of_it(
     lookup: Callable[..., Any], party: Callable[..., Any], proxy: Callable[..., Any], eventually: Callable[..., Any]
 ) -> None:
@@ -254,6 +275,153 @@ def test_a_port_that_is_taken_is_refused_and_the_old_one_kept(
     assert admin.administered().chosen == ()
     assert admin.describe().service_id == server.info().service_id
     assert list(listed(server)) == [before]
+
+
+def test_an_event_connection_over_the_old_port_while_the_new_one_is_announced_is_served(
+    lookup: Callable[..., Any],
+    proxy: Callable[..., Any],
+    eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    federation: Any,
+) -> None:
+    server = lookup()
+    old, was = server._endpoint, ServiceRef("", EXPORTED, (server.address,))
+    token = proxy(server).open_events("listener")
+
+    def connect() -> None:
+        """In the middle of the change."""
+        sock = dial(was, DATA, Security(), 5.0)
+        federation.stack.callback(sock.close)
+        greet(Line(sock), Hello(token))
+        # Expect the old endpoint to have handed it over, and not to have closed it
+        eventually(lambda: None in old._open.values())
+        eventually(lambda: server._channels["listener"].connected)
+
+    monkeypatch.setattr(server, "_announce", connect)
+    assert proxy(server).set_port(0).port != old.port
+
+
+def test_lookup_services_that_stop_let_admin_calls_go(
+    lookup: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An admin call that waits its turn is a thread that the endpoint waits for."""
+    server = lookup()
+    stop, free = server._endpoint.stop, []
+
+    def administer() -> None:
+        with server._administering:
+            free.append(True)
+
+    def stopping() -> None:
+        call = threading.Thread(target=administer)
+        call.start()
+        call.join(5.0)
+        assert free == [True]
+        stop()
+
+    monkeypatch.setattr(server._endpoint, "stop", stopping)
+    server.stop()
+    assert free == [True]
+
+
+def test_a_metrics_port_that_is_taken_leaves_no_port_open(federation: Any) -> None:
+    # Given a metrics port that somebody has
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = msgspec.structs.replace(
+        federation.config, lookup=msgspec.structs.replace(federation.config.lookup, port=port)
+    )
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        metrics = MetricsSection(host="127.0.0.1", port=other.getsockname()[1])
+        with pytest.raises(PortInUseError, match="metrics"):
+            LookupServer(msgspec.structs.replace(config, metrics=metrics), Registrar())
+    # Expect the other port to be free again
+    LookupServer(config, Registrar()).stop()
+
+
+# -- the disk and the reaper ----------------------------------------------------------------------------------------
+
+
+def test_what_the_disk_refuses_an_administrator_is_told(
+    federation: Any, proxy: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a durable lookup service whose disk becomes full
+    store = Store(tmp_path / "state.db")
+    registrar = Registrar(log=store)
+    registrar.restore(store.recover(0.0, 0.0), 0.0)
+    server = LookupServer(federation.config, registrar, store=store)
+    server.start()
+    federation.stack.callback(server.stop)
+    admin, before = proxy(server), server.address
+
+    def full(_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "_commit", full)
+        # Expect an error from the call that finds that out, which holds, and is told to others
+        with pytest.raises(StorageError, match="full"):
+            admin.set_groups(("lab",))
+        assert admin.administered().groups == ("lab",)
+        assert listed(server)[before].groups == "lab"
+        # Expect others to be refused, and nothing to change
+        for refused in (
+            lambda: admin.set_groups(("",)),
+            lambda: admin.set_port(0),
+            lambda: admin.set_locators(("h:1",)),
+        ):
+            with pytest.raises(StorageError, match="full"):
+                refused()
+        done = admin.administered()
+        assert (done.groups, done.locators, server.address, done.chosen) == (("lab",), (), before, ("groups",))
+    # When there is room, expect the port to change, and all to be there after a restart
+    store.sync()
+    done = admin.set_port(0)
+    server.stop()
+    with contextlib.closing(Store(tmp_path / "state.db")) as again:
+        kept = again.recover(0.0, 0.0).admin
+    assert kept is not None
+    assert (kept.groups, kept.port, kept.chosen) == (("lab",), done.port, ("groups", "port"))
+
+
+def test_many_leases_that_end_at_once_do_so_in_small_steps(
+    lookup: Callable[..., Any], eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the others' calls come in between."""
+    server = lookup()
+    ended, expire = [], server._registrar.expire
+
+    def note(now: float, limit: int) -> Any:
+        outcome = expire(now, limit)
+        ended.append(outcome.result)
+        return outcome
+
+    monkeypatch.setattr(server._registrar, "expire", note)
+    with server._lock:
+        for number in range(450):
+            item = msgspec.structs.replace(PRINTER, service_id=f"printer-{number}")
+            server._registrar.register(item, 0.01, server._clock())
+    eventually(lambda: server.status()["expired"] == 450)
+    assert sum(ended) == 450
+    assert max(ended) <= server_module.REAP_AT_ONCE <= 100
+
+
+def test_leases_end_and_the_lookup_service_stops_while_a_table_grows_without_end(
+    lookup: Callable[..., Any], eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = lookup()
+    growing = threading.Event()
+
+    def step() -> bool:
+        growing.set()
+        return True
+
+    monkeypatch.setattr(server._registrar, "step", step)
+    assert growing.wait(10.0)
+    server.grant(lambda registrar, now: registrar.register(PRINTER, 0.1, now))
+    eventually(lambda: server.status()["expired"] == 1)
+    server.stop()
+    assert not server._reaper.is_alive()
 
 
 # -- errors and rights ----------------------------------------------------------------------------------------------
