@@ -292,7 +292,9 @@ class Registrar:
         self._roll = _Roll()
         self._number = 0  # of the last registration
         self._run = uuid4().hex[:8]  # numbers of another run of this lookup service say nothing
-        self._by_proxy: dict[ServiceRef, Bucket[str]] = {}
+        self._by_proxy: dict[
+            tuple[ServiceRef, str], Bucket[str]
+        ] = {}  # and by seal: who may replace it finds it at once
         self._index: EntryIndex[str] = EntryIndex()
         self._book = EventBook()
         self._item_leases: Landlord[str] = Landlord(item_leases or self._scaled(1), new_id=new_id)
@@ -332,7 +334,7 @@ class Registrar:
         self._check_text("owner", owner)
         self._check_text("key", key)
         seal = sha256(key.encode()).hexdigest() if key else ""
-        service_id = item.service_id or self._alike(item.proxy, seal, now) or self._new_id()
+        service_id = item.service_id or self._alike(item.proxy, seal) or self._new_id()
         replaced = self._items.get(service_id)
         if replaced is not None and not self._opens(seal, replaced, now):
             raise AccessDeniedError(
@@ -559,9 +561,9 @@ class Registrar:
             self._item_leases.restore(OWN_LEASE, self.service_id, FOREVER)
             self._hold(kept, OWN_LEASE, "", size)
         else:  # it keeps its place in the pages
-            self._unlink(held.item)
+            self._unlink(held)
             held.item, held.size = kept, _units(size)
-            self._link(kept)
+            self._link(held)
         diagnostics = self._put(kept, now)
         events = self._fire(before, kept, now)
         return Outcome(None, tuple(events), tuple(diagnostics))
@@ -620,7 +622,7 @@ class Registrar:
         self._number += 1
         held = self._items[item.service_id] = _Held(item, lease_id, owner, self._number, _units(size), seal)
         self._roll.append(held)
-        self._link(item)
+        self._link(held)
 
     def _matching(self, template: ServiceTemplate) -> _Found | None:
         """Ids of the matching items, live or not, a view that is good until the next change; and the templates that
@@ -737,19 +739,21 @@ class Registrar:
         self._roll.remove(held)
         self._item_leases.drop(held.lease_id)
         self._index.remove(service_id)
-        self._unlink(held.item)
+        self._unlink(held)
         self._disown("items", held.owner)
         return self._fire(held.item, None, now)
 
-    def _link(self, item: ServiceItem) -> None:
-        self._by_proxy[item.proxy] = joined(self._by_proxy.get(item.proxy), (item.service_id,))
+    def _link(self, held: _Held) -> None:
+        key = held.item.proxy, held.seal
+        self._by_proxy[key] = joined(self._by_proxy.get(key), (held.item.service_id,))
 
-    def _unlink(self, item: ServiceItem) -> None:
-        others = parted(self._by_proxy[item.proxy], item.service_id)
+    def _unlink(self, held: _Held) -> None:
+        key = held.item.proxy, held.seal
+        others = parted(self._by_proxy[key], held.item.service_id)
         if others:
-            self._by_proxy[item.proxy] = others
+            self._by_proxy[key] = others
         else:
-            del self._by_proxy[item.proxy]
+            del self._by_proxy[key]
 
     def _stop(self, event_id: str) -> None:
         self._disown("event_registrations", self._book.remove(event_id).owner)
@@ -799,12 +803,10 @@ class Registrar:
         }
         return msgspec.structs.replace(kept, secret=kept.secret or self._admin.secret, **configured)
 
-    def _alike(self, proxy: ServiceRef, seal: str, now: float) -> str:
-        """The id of an item with an equal proxy that may be replaced, or ""."""
-        alike = self._by_proxy.get(proxy, ())
-        return next(
-            (known for known in alike if known != self.service_id and self._opens(seal, self._items[known], now)), ""
-        )
+    def _alike(self, proxy: ServiceRef, seal: str) -> str:
+        """The id of an item with an equal proxy that may be replaced, or ""; however many others have such a one."""
+        alike = chain(*(self._by_proxy.get((proxy, each), ()) for each in (seal, "")))
+        return next((known for known in alike if known != self.service_id), "")
 
     def _opens(self, seal: str, held: _Held, now: float) -> bool:
         """Whether who shows the key of `seal` may replace an item: its lease has ended, or it is theirs."""

@@ -73,6 +73,26 @@ def test_an_equal_proxy_does_not_open_the_item_of_another_owner():
     registrar.renew(theirs.lease_id, 60.0, NOW)
 
 
+def test_a_registration_costs_the_same_however_many_others_have_an_equal_proxy(monkeypatch: pytest.MonkeyPatch):
+    """Given many items of others with one proxy, and one's own that is the last of them; when it is registered again
+    without an id, it is found without a look at the others."""
+    registrar = Registrar()
+    item = ServiceItem("", ("Service",), ServiceRef("", "service", ("127.0.0.1:1",)))
+    for number in range(500):
+        registrar.register(item, 60.0, NOW, key=f"key {number}")
+    own = registrar.register(item, 60.0, NOW, key="own").result
+    looked_at: list[str] = []
+    is_live = registrar._item_leases.is_live
+
+    def counting(lease_id: str, now: float) -> bool:
+        looked_at.append(lease_id)
+        return is_live(lease_id, now)
+
+    monkeypatch.setattr(registrar._item_leases, "is_live", counting)
+    assert registrar.register(item, 60.0, NOW, key="own").result.service_id == own.service_id
+    assert len(looked_at) < 5
+
+
 def test_attributes_are_changed_by_who_holds_the_lease_and_nobody_is_told_its_id():
     registrar = Registrar()
     got = registrar.register(item(), 60.0, NOW, key="mine").result
