@@ -143,11 +143,11 @@ class Parcel:
 
     __slots__ = ("_payload_at", "head", "parts", "size")
 
-    def __init__(self, head: Head, parts: tuple[Part, ...], payload_at: int) -> None:
-        """`payload_at`: where in the last part the payload begins."""
+    def __init__(self, head: Head, parts: tuple[Part, ...], size: int, payload_at: int) -> None:
+        """`size` of all parts; `payload_at`: where in the last part the payload begins."""
         self.head = head
         self.parts = parts
-        self.size = sum(map(len, parts))
+        self.size = size
         self._payload_at = payload_at
 
     @classmethod
@@ -155,13 +155,13 @@ class Parcel:
         """A parcel from the bytes of one. Raises ProtocolError."""
         try:
             (length,) = _LENGTH.unpack_from(data)
-            head = _decode_head(memoryview(data)[4 : 4 + length])
+            head = _decode_head(data[4 : 4 + length])
         except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise ProtocolError(f"bad information object: {_with_name(str(exc))}") from exc
         object_id = head.object_id
         if not (object_id.isascii() and object_id.isalnum()) and not _PLAIN_ID.fullmatch(object_id):
             raise ProtocolError(f"bad information object: {object_id!r} is no object id")
-        return cls(head, (data,), 4 + length)
+        return cls(head, (data,), len(data), 4 + length)
 
     @property
     def payload(self) -> Part:
@@ -171,9 +171,8 @@ class Parcel:
 
     def with_payload(self, payload: bytes) -> Parcel:
         """The same object with what a filter has left of its payload."""
-        if len(self.parts) > 1:
-            return Parcel(self.head, (*self.parts[:-1], payload), 0)
-        return Parcel(self.head, (memoryview(self.parts[0])[: self._payload_at], payload), 0)
+        first = self.parts[0] if len(self.parts) > 1 else memoryview(self.parts[0])[: self._payload_at]
+        return Parcel(self.head, (first, payload), len(first) + len(payload), 0)
 
     def unpacked(self) -> InfoObject:
         """The object as applications see it."""
@@ -203,7 +202,7 @@ def _with_name(problem: str) -> str:
 def pack(head: Head, payload: bytes) -> Parcel:
     """A new parcel; the payload is not copied."""
     encoded = _encode_head(head)
-    return Parcel(head, (_LENGTH.pack(len(encoded)) + encoded, payload), 0)
+    return Parcel(head, (_LENGTH.pack(len(encoded)) + encoded, payload), 4 + len(encoded) + len(payload), 0)
 
 
 def encode(obj: InfoObject) -> tuple[Part, ...]:
