@@ -156,7 +156,7 @@ class Judgement:
         self._entries = entries
         self._validate = validate
         self._table = table
-        self._metadata = b""
+        self._metadata: bytes | None = None  # none judged yet
         self._version = -1
         self._matched: list[Subscription] = []
 

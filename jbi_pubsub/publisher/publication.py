@@ -46,8 +46,8 @@ class Publication:
         """Of the registration at its delegate."""
         self._secret = token_hex(16)
         self.lock = threading.Lock()
-        self._checked = b""
-        """The metadata that passed last: a source whose objects differ in their payloads alone need not wait for the
+        self._checked: bytes | None = None
+        """The metadata that passed last, if any did: a source whose objects differ in their payloads alone need not wait for the
         same answer again."""
 
     def request(self) -> PublisherRequest:

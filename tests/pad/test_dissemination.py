@@ -108,6 +108,15 @@ def test_metadata_that_were_refused_are_refused_again(judgement: Judgement, gate
     assert judgement.match(KABUL) == []
 
 
+def test_empty_metadata_are_refused_also_as_the_first_ones(judgement: Judgement) -> None:
+    # Given a registration that has published nothing yet, and no subscription that would have the metadata read
+    # When it publishes without any, expect a refusal; the same after an object that passed
+    for _ in range(2):
+        with pytest.raises(MetadataError):
+            judgement.match(b"")
+        judgement.match(KABUL)
+
+
 def test_what_goes_out_is_what_came_in() -> None:
     # Given an object as it came over the wire
     came = b"".join(pack(Head("1", "registration-1", 7, 1.0, "t", "1.0", KABUL, 9), b"<p>a</p> ").parts)

@@ -161,6 +161,16 @@ def test_metadata_without_the_marker_element_have_no_type(walk: Any) -> None:
     assert walk.received(uid) == []
 
 
+def test_the_first_object_of_a_registration_may_not_be_without_metadata(own_walk: Any) -> None:
+    # Given a subscription, and a registration that has published nothing
+    own_walk.register()
+    uid = own_walk.subscribe()
+    # When an object comes without metadata, expect it to be refused, and nothing to be delivered
+    with pytest.raises(MetadataError):
+        own_walk.publish(b"", b"without metadata")
+    assert own_walk.received(uid) == []
+
+
 def test_metadata_that_are_not_xml_are_refused_with_their_position(walk: Any) -> None:
     # Given a subscription; When metadata are cut short
     uid = walk.subscribe()
