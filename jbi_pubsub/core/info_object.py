@@ -170,8 +170,8 @@ class Parcel:
         return memoryview(last)[self._payload_at :] if self._payload_at else last
 
     def with_payload(self, payload: bytes) -> Parcel:
-        """The same object with what a filter has left of its payload."""
-        first = self.parts[0] if len(self.parts) > 1 else memoryview(self.parts[0])[: self._payload_at]
+        """The same object with what a filter has left of its payload. Keeps nothing of what was taken away."""
+        first = self.parts[0] if len(self.parts) > 1 else bytes(self.parts[0][: self._payload_at])
         return Parcel(self.head, (first, payload), len(first) + len(payload), 0)
 
     def unpacked(self) -> InfoObject:

@@ -141,3 +141,15 @@ def test_a_filter_changes_the_payload_alone() -> None:
     assert (cut.metadata, cut.platform) == (full.metadata, full.platform)
     assert cut.platform.payload_length == len(payload)
     assert full.payload == payload
+
+
+def test_what_a_filter_takes_away_is_not_kept() -> None:
+    # Given a large object that came over the wire, and a filter that leaves little of it
+    payload = b"<x><y>kept</y><z>" + b"z" * 1_000_000 + b"</z></x>"
+    sent = pack(Head("object1", "registration-1", 1, 1.0, "t", "1.0", KABUL, len(payload)), payload)
+    came = Parcel.received(b"".join(sent.parts))
+    # When it is cut
+    (selected,) = disseminate(came, [_subscription("s", payload_filter="//y")]).selected
+    # Expect its parts to hold no more memory than its size says, which is what counts for queues
+    held = sum(len(part.obj if isinstance(part, memoryview) else part) for part in selected.parcel.parts)
+    assert held == selected.parcel.size < 1000
