@@ -256,13 +256,16 @@ class SubscriberSession:
             if has_room:
                 return True, True
             cause = Cause.BLOCK_TIMEOUT
-        has_room = request.policy == "drop_oldest"
-        if has_room:
-            self._account(outlet, -outlet.queue.drop_oldest().parcel.size)
-        else:
+        if request.policy != "drop_oldest":
             outlet.subscription.matched += 1
-        self._lose(outlet, cause)
-        return has_room, True
+            self._lose(outlet, cause)
+            return False, True
+        dropped = 0
+        while self._is_full(outlet):  # many small ones may have to go for a large one
+            self._account(outlet, -outlet.queue.drop_oldest().parcel.size)
+            dropped += 1
+        self._lose(outlet, cause, dropped)
+        return True, True
 
     def lose(self, subscription: Subscription, cause: Cause, count: int = 1) -> None:
         """Count a loss that happened elsewhere (e-mail, size) and tell the subscriber."""

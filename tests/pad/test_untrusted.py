@@ -545,6 +545,22 @@ def test_a_queue_may_hold_an_eighth_of_the_memory_then_its_policy_decides(policy
     assert budget.used == 11_000
 
 
+def test_large_objects_do_not_take_more_than_the_share_in_the_place_of_small_ones() -> None:
+    # Given a queue that holds its share in small objects
+    budget = Budget(80_000)
+    session = SubscriberSession("session-1", name="stalled", budget=budget, hub=SenderHub(name="test"))
+    subscription = compile_subscription(SubscriptionRequest("stalled"), owner="session-1", number=1)
+    session.add(subscription)
+    session.offer([(subscription, _parcel(100)) for _ in range(100)])
+    # When large ones come, expect as many small ones to go as it takes, each counted
+    for _ in range(20):
+        session.offer([(subscription, _parcel(3000))])
+        assert budget.used < budget.share + 3000
+    queued = session.status()["queued"]["stalled"]
+    assert queued == 4
+    assert subscription.matched == 120 == queued + subscription.lost["queue_overflow"]
+
+
 def test_a_queue_takes_one_object_larger_than_its_share() -> None:
     budget = Budget(80_000)
     session = SubscriberSession("session-1", name="large", budget=budget, hub=SenderHub(name="test"))
