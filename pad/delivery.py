@@ -206,6 +206,8 @@ class SubscriberSession:
             waiting = self._held(outlet) + sum(subscription in flying for flying in self._flying)
             self._flying = deque(tuple(s for s in flying if s is not subscription) for flying in self._flying)
             self._empty(outlet)
+            outlet.cutting = None
+            outlet.untold.clear()
             self._changed.notify_all()
             return waiting
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jbi_pubsub.core.info_object import Head, Parcel, pack
+from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.pad.delivery import CHUNK_BYTES, ITEM, LOSS, OBJECT, SHARED, Budget, SubscriberSession
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
@@ -138,6 +138,22 @@ def test_what_is_cancelled_while_it_is_under_way_counts_as_cancelled_only_there(
     assert session.remove(one) == 1
     reader.acknowledge({})
     assert (one.delivered, other.delivered) == (0, 1)
+
+
+def test_nothing_more_of_a_large_object_goes_to_a_subscription_that_is_cancelled(
+    session: SubscriberSession, subscribe: Callable[..., Subscription]
+) -> None:
+    # Given a large object of which one chunk has gone, and a loss that waits to be told
+    subscription = subscribe(1)
+    session.offer([(subscription, _parcel(1, 4 * CHUNK_BYTES))])
+    reader = Subscriber(session)
+    reader.read(1)
+    session.lose(subscription, Cause.SEQUENCE_GAP)
+    # When the subscription is cancelled, expect the object to count, and nothing more to go
+    assert session.remove(subscription) == 1
+    assert reader.read() == 0
+    reader.acknowledge({})
+    assert subscription.delivered == 0
 
 
 def test_a_large_object_goes_to_each_in_chunks_of_its_own(
