@@ -400,11 +400,13 @@ class SubscriberSession:
     def _shared(self, first: _Outlet, waiting: Waiting) -> Parts:
         """The object once for all subscriptions that are ready for it now; the others get it by itself."""
         together = [first.subscription]
-        for outlet in waiting.outlets[:SHARED_MOST]:
+        for outlet in waiting.outlets:
+            if len(together) == SHARED_MOST:
+                break
             if outlet is not first and outlet.is_next(waiting):
                 self._take_from(outlet)
                 together.append(outlet.subscription)
-        waiting.outlets = []
+        waiting.outlets = waiting.outlets[SHARED_MOST:]
         self._flying.append(tuple(together))
         if len(together) == 1:
             return ITEM.pack(OBJECT, first.subscription.number), *waiting.parcel.parts

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.wire.hub import SenderHub
+from jbi_pubsub.pad import delivery
 from jbi_pubsub.pad.delivery import CHUNK_BYTES, ITEM, LOSS, OBJECT, SHARED, Budget, SubscriberSession
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
 
@@ -106,6 +107,27 @@ def test_an_object_goes_once_for_all_that_are_ready(
     reader.acknowledge({})
     assert [s.delivered for s in ours] == [2, 3, 2]
     assert [s.matched for s in ours] == [2, 3, 2]
+
+
+def test_an_object_for_more_than_one_item_can_name_goes_in_several(
+    session: SubscriberSession, subscribe: Callable[..., Subscription], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given items that can name two, and five subscriptions, of which the last can take an object before the others can
+    monkeypatch.setattr(delivery, "SHARED_MOST", 2)
+    ours = [subscribe(n, bound=1) for n in (1, 2, 3, 4, 5)]
+    first, second = _parcel(1), _parcel(2)
+    session.offer([(s, first) for s in ours[:4]])
+    reader = Subscriber(session)
+    reader.read()
+    session.offer([(s, second) for s in ours])
+    # When the others can
+    reader.acknowledge({n: 1 for n in (1, 2, 3, 4)})
+    reader.read()
+    # Expect all to get it, and no item to name more than two
+    assert reader.got == {1: [1, 2], 2: [1, 2], 3: [1, 2], 4: [1, 2], 5: [2]}
+    assert max(len(numbers) for _, numbers, _ in reader.items) == 2
+    reader.acknowledge({})
+    assert [s.delivered for s in ours] == [2, 2, 2, 2, 1]
 
 
 def test_a_subscription_whose_application_is_slow_gets_it_later_and_holds_up_no_other(
