@@ -357,10 +357,10 @@ class Delegate:
         if not matched:
             registration.unmatched += 1
         elif registration.topic.table.filters and any(s.payload_filter is not None for s in matched):
-            self._deliver_filtered(disseminate(parcel, matched), deliveries)
+            self._deliver_filtered(disseminate(parcel, matched), parcel, deliveries)
         else:
             for subscription in matched:
-                self._deliver(subscription, parcel, deliveries)
+                self._deliver(subscription, parcel, parcel, deliveries)
         return len(matched)
 
     def deliver(self, deliveries: Deliveries) -> None:
@@ -381,15 +381,16 @@ class Delegate:
             if session is not None:
                 session[0].lose(subscription, Cause.SEQUENCE_GAP, count)
 
-    def _deliver_filtered(self, result: Disseminated, deliveries: Deliveries) -> None:
+    def _deliver_filtered(self, result: Disseminated, published: Parcel, deliveries: Deliveries) -> None:
         for subscription in result.suppressed:
             subscription.matched += 1
             subscription.suppressed += 1
         for selected in result.selected:
             selected.subscription.unfiltered += not selected.filtered
-            self._deliver(selected.subscription, selected.parcel, deliveries)
+            self._deliver(selected.subscription, selected.parcel, published, deliveries)
 
-    def _deliver(self, subscription: Subscription, parcel: Parcel, deliveries: Deliveries) -> None:
+    def _deliver(self, subscription: Subscription, parcel: Parcel, published: Parcel, deliveries: Deliveries) -> None:
+        """`parcel` is what the subscription's filter has left of `published`."""
         request = subscription.request
         if request.direct:
             session = self._sessions.get(subscription.owner)
@@ -400,16 +401,15 @@ class Delegate:
         else:
             subscription.matched += 1
         if request.recipients:
-            self._mail_out(subscription, parcel)
+            self._mail_out(subscription, parcel, published)
 
-    def _mail_out(self, subscription: Subscription, parcel: Parcel) -> None:
+    def _mail_out(self, subscription: Subscription, parcel: Parcel, published: Parcel) -> None:
         request = subscription.request
         head, obj = self._unpacked
-        if head is not parcel.head:  # mails of one object share what is made of it
-            obj = parcel.unpacked()
-            self._unpacked = parcel.head, obj
-        left = parcel.payload
-        payload = left if isinstance(left, bytes) else obj.payload
+        if head is not published.head:  # mails of one object share what is made of it
+            obj = published.unpacked()
+            self._unpacked = published.head, obj
+        payload = obj.payload if parcel is published else bytes(parcel.payload)
         if not self._mail.offer(subscription, obj, payload):  # cancelled since the match
             with self._lock:
                 self._closed_lost[Cause.CANCELLED] += len(request.recipients)
