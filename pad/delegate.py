@@ -398,8 +398,6 @@ class Delegate:
                 deliveries.add(session[0], subscription, parcel)
             else:
                 self._came_to_nothing(1)
-        else:
-            subscription.matched += 1
         if request.recipients:
             self._mail_out(subscription, parcel, published)
 

@@ -233,7 +233,7 @@ class MailQueue:
     def refuse(self, subscription: Subscription, cause: Cause) -> list[Loss]:
         """An object is offered and not taken."""
         outbox = self._outboxes[subscription]
-        outbox.ledger.offered += 1
+        self._offered(outbox)
         return [self._lose(outbox, cause, len(subscription.request.recipients))]
 
     def offer(self, subscription: Subscription, content: Content, now: float) -> list[Loss]:
@@ -242,7 +242,7 @@ class MailQueue:
         if cause is not None:
             return self.refuse(subscription, cause)
         outbox = self._outboxes[subscription]
-        outbox.ledger.offered += 1
+        self._offered(outbox)
         everybody, suspended = subscription.request.recipients, outbox.ledger.suspended
         recipients = tuple(a for a in everybody if a not in suspended)
         letter = Letter(next(self._numbers), subscription.uid, content, recipients, now, durable=outbox.durable)
@@ -411,6 +411,12 @@ class MailQueue:
         return [self._lose(outbox, Cause.STORAGE, count) for outbox, count in lost.items() if count]
 
     # -- inside -------------------------------------------------------------------------------------------------
+
+    def _offered(self, outbox: Outbox) -> None:
+        """Counted here, in one step with what becomes of it: who cancels sees both or neither."""
+        outbox.ledger.offered += 1
+        if not outbox.subscription.request.direct:  # its queue counts those
+            outbox.subscription.matched += 1
 
     def _pending(self, changes: Changes) -> list[tuple[Outbox, Letter]]:
         """The changes' letters that are still wanted; the others were cancelled, their rows go."""

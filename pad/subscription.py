@@ -100,8 +100,8 @@ class SubscriptionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 class Subscription:
     """A subscription at a delegate, compiled. `owner` is the subscriber session's id, or the lease id of e-mail.
 
-    `number` names it on the data plane of its session. Counters are changed under the delegate's lock or by the
-    one dissemination thread that holds the object.
+    `number` names it on the data plane of its session. Counters of objects are changed under the lock of
+    who holds them, the session or the mail queue.
     """
 
     request: SubscriptionRequest

@@ -126,3 +126,40 @@ def test_a_mail_has_the_payload_of_its_own_subscription(
     assert b"left out" not in mailed["cut"]
     assert b"kept" in mailed["cut"]
     assert mailed["whole"] == b"<x><y>kept</y><z>left out</z></x>"
+
+
+def test_an_object_whose_email_subscription_is_cancelled_meanwhile_counts_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given an e-mail subscription to two recipients that is cancelled between the match and the mail queue
+    world.subscribe(MAIL)
+    offer = world.delegate._mail.offer
+
+    def cancelled_before(subscription: Subscription, obj: InfoObject, payload: bytes) -> bool:
+        world.delegate.unsubscribe("", "mail", administer=True)
+        return offer(subscription, obj, payload)
+
+    monkeypatch.setattr(world.delegate._mail, "offer", cancelled_before)
+    # When an object matches it, expect that it has matched once, and is lost for both
+    world.publish(1)
+    assert world.totals() == (1, {"cancelled": 2})
+
+
+def test_an_object_that_waits_in_the_mail_queue_counts_once_when_its_subscription_is_cancelled(world: World) -> None:
+    world.delegate._mail.stop()  # nothing goes out, and what is offered is lost
+    world.subscribe(MAIL)
+    world.publish(1)
+    assert world.totals() == (1, {"shutdown": 2})
+    world.delegate.unsubscribe("", "mail", administer=True)
+    assert world.totals() == (1, {"shutdown": 2})
+
+
+def test_a_loss_that_becomes_known_after_the_end_of_its_subscription_is_in_the_totals(world: World) -> None:
+    # Given a subscription with a queue and an e-mail recipient
+    session = world.subscribe(BOTH)
+    subscription = world.delegate._subscriptions[session, "both"]
+    # When it is cancelled, and what the mail server had said before is told only now
+    world.delegate.unsubscribe(session, "both")
+    world.delegate._mail_lost(subscription, Cause.MAIL_REFUSED, 1, "")
+    # Expect that to be counted
+    assert world.totals() == (0, {"mail_refused": 1})
