@@ -697,8 +697,7 @@ class Delegate:
             facts = {"subscription": subscription.uid, "cause": cause.value, "count": count}
             log.warning("subscription %s: %d mails lost (%s): %s", subscription.uid, count, cause, why, extra=facts)
         session = self._sessions.get(subscription.owner)
-        if session is not None:
-            session[0].lose(subscription, cause, count)
+        if session is not None and session[0].lose(subscription, cause, count):
             return
         with self._lock:
             stands = self._subscriptions.get((subscription.owner, subscription.uid)) is subscription

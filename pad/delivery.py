@@ -269,15 +269,15 @@ class SubscriberSession:
         self._lose(outlet, cause, dropped)
         return True, True
 
-    def lose(self, subscription: Subscription, cause: Cause, count: int = 1) -> None:
-        """Count a loss that happened elsewhere (e-mail, size) and tell the subscriber."""
+    def lose(self, subscription: Subscription, cause: Cause, count: int = 1) -> bool:
+        """Count a loss that happened elsewhere (e-mail, a gap) and tell the subscriber. False: the subscription is
+        gone, and does not account for it any more."""
         with self._changed:
             outlet = self._outlets.get(subscription.number)
-            if outlet is None:
-                subscription.lost[cause] += count
-            else:
+            if outlet is not None:
                 self._lose(outlet, cause, count)
-                self._sender.ready()
+        self._sender.ready()
+        return outlet is not None
 
     def _take(self, max_items: int, max_bytes: int) -> list[Parts]:
         """What goes out next: ready subscriptions take turns. On the hub's thread."""
