@@ -322,7 +322,7 @@ class Delegate:
             registration = self._registrations.get(uid)
             if registration is None or registration.connection != connection_id:
                 raise UnknownUidError(f"no registration {uid} of this publisher", uid=uid)
-            del connection.registrations[registration.number]
+            connection.registrations.pop(registration.number, None)
         self._drop_registrations([registration])
 
     def publish(self, registration: Registration, parcel: Parcel, deliveries: Deliveries) -> int:
@@ -338,14 +338,14 @@ class Delegate:
         gap = head.sequence - registration.sequence - 1
         if gap < 0:
             return 0
-        if gap and registration.sequence:  # the first one may be any: an earlier delegate had those before it
-            self._tell_of_gap(registration, gap)
         if not self._budget.wait_for_room(self._config.queue.block_seconds):
             registration.refused += 1
             raise BackPressureError(
                 f"the delegate's queues hold {self._budget.used} bytes, the limit is {self._budget.limit}",
                 hint="Subscribers are too slow; see `jbi status`, or raise [pad] max_queued_bytes",
             )
+        if gap and registration.sequence:  # the first one may be any: an earlier delegate had those before it
+            self._tell_of_gap(registration, gap)
         registration.sequence = head.sequence
         try:
             registration.check_head(head)
@@ -437,8 +437,8 @@ class Delegate:
 
     def close_session(self, session_id: str) -> None:
         """The subscriber leaves. Raises UnknownUidError."""
-        self.session(session_id)
         with self._lock:
+            self.session(session_id)
             self._landlord.drop(self._sessions[session_id][1])
         self._drop_session(session_id, Cause.CANCELLED)
 
@@ -643,10 +643,12 @@ class Delegate:
         self._drop_registrations(registrations)
 
     def _drop_registrations(self, registrations: list[Registration]) -> None:
+        """Those of them that nobody else has dropped meanwhile."""
         with self._lock:
+            registrations = [r for r in registrations if self._registrations.get(r.uid) is r]
             for registration in registrations:
-                if self._registrations.pop(registration.uid, None) is not None:
-                    self._closed_published += registration.published
+                del self._registrations[registration.uid]
+                self._closed_published += registration.published
                 topic = registration.topic
                 topic.registrations -= 1
                 if topic.registrations == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from jbi_pubsub import Config
 from jbi_pubsub.core.config import PadSection, QueueSection
-from jbi_pubsub.core.errors import BackPressureError
+from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, SchemaBundle, TypeName, pack
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.pad.delegate import Delegate, Registration
@@ -163,3 +164,75 @@ def test_a_loss_that_becomes_known_after_the_end_of_its_subscription_is_in_the_t
     world.delegate._mail_lost(subscription, Cause.MAIL_REFUSED, 1, "")
     # Expect that to be counted
     assert world.totals() == (0, {"mail_refused": 1})
+
+
+# -- gaps ---------------------------------------------------------------------------------------------------------
+
+
+def test_objects_refused_for_want_of_room_are_told_as_a_gap_once() -> None:
+    # Given a delegate whose memory is full of what waits for a subscriber
+    config = Config(pad=PadSection(max_queued_bytes=1000), queue=QueueSection(block_seconds=0.0))
+    world = World(config)
+    session = world.subscribe(DIRECT)
+    world.publish(1, b"x" * 2000)
+    # When three objects are refused
+    for sequence in (2, 3, 4):
+        with pytest.raises(BackPressureError):
+            world.publish(sequence)
+    assert world.totals() == (1, {})
+    # When there is room, and a fourth comes, expect three to be told as missing
+    world.delegate.session(session)._take(10, 1 << 20)
+    world.publish(5)
+    assert world.totals() == (2, {"sequence_gap": 3})
+    world.delegate.close()
+
+
+# -- ends that meet -----------------------------------------------------------------------------------------------
+
+
+def test_a_registration_that_is_taken_back_twice_at_once_ends_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two registrations with the same entries, one of them taken back twice at the same moment
+    world.register(2)
+    drop = world.delegate._drop_registrations
+
+    def meanwhile(registrations: list[Registration]) -> None:
+        monkeypatch.undo()
+        with suppress(UnknownUidError):
+            world.delegate.unregister_publisher(world.connection, "registration-2")
+        drop(registrations)
+
+    monkeypatch.setattr(world.delegate, "_drop_registrations", meanwhile)
+    world.delegate.unregister_publisher(world.connection, "registration-2")
+    # Expect the other one to stand, and to be matched with whoever comes
+    assert world.announced == {"registration-1"}
+    world.subscribe(DIRECT)
+    world.publish(1)
+    assert world.totals() == (1, {})
+
+
+def test_a_registration_that_is_taken_back_as_its_publishers_lease_ends_ends_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a publisher with a registration like another's, which it takes back as its lease ends
+    other, _ = world.delegate.connect("other", 60.0)
+    world.delegate.register_publisher(other.connection_id, REQUEST, uid="registration-2", number=1)
+    drop = world.delegate._drop_registrations
+    known = world.delegate.connection
+
+    def meanwhile(registrations: list[Registration]) -> None:
+        monkeypatch.setattr(world.delegate, "_drop_registrations", drop)
+        monkeypatch.setattr(world.delegate, "connection", lambda _uid: other)
+        with suppress(UnknownUidError):
+            world.delegate.unregister_publisher(other.connection_id, "registration-2")
+        monkeypatch.setattr(world.delegate, "connection", known)
+        drop(registrations)
+
+    monkeypatch.setattr(world.delegate, "_drop_registrations", meanwhile)
+    world.delegate.disconnect(other.connection_id)
+    # Expect the first one to stand
+    assert world.announced == {"registration-1"}
+    world.subscribe(DIRECT)
+    world.publish(1)
+    assert world.totals() == (1, {})
