@@ -316,8 +316,9 @@ def batch(first: int, count: int, *items: bytes) -> list[bytes]:
         batch(1, 1, b"more", b"than it says"),
         [BATCH.pack(1, 1), LENGTH.pack(100), b"short"],
         [b"short"],
+        batch(1, MAX_BATCH_ITEMS + 1, *[b""] * (MAX_BATCH_ITEMS + 1)),
     ],
-    ids=["gap", "fewer", "more", "truncated item", "truncated batch"],
+    ids=["gap", "fewer", "more", "truncated item", "truncated batch", "more items than any batch has"],
 )
 def test_a_bad_batch_ends_the_line_and_hands_nothing_on(body: list[bytes]) -> None:
     # Given a receiver

@@ -502,6 +502,8 @@ class Receiver:
         first, count = BATCH.unpack_from(body)
         if first > self.position + 1:
             raise ProtocolError(f"batch starts at {first}, expected {self.position + 1}")
+        if count > MAX_BATCH_ITEMS:  # an item of no bytes would cost us fifty times what it costs the peer
+            raise ProtocolError(f"batch of {count} items, the limit is {MAX_BATCH_ITEMS}")
         items = _split(body[BATCH.size :], count)
         fresh = items[self.position + 1 - first :]
         if fresh:
