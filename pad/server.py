@@ -126,7 +126,6 @@ class DisseminationServer:
         self._clock = clock
         self._tokens = Tokens(lambda: uuid4().hex)
         self._publications: dict[str, Receiver] = {}
-        self._refusals: dict[str, list[tuple[str, ErrorReport]]] = {}
         self._stopping = threading.Event()
         exports: dict[str, object] = {SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self)}
         if characteristics:
@@ -253,7 +252,6 @@ class DisseminationServer:
     def forget_publications(self, connection_id: str) -> None:
         """End the data connection of a publisher that has left."""
         receiver = self._publications.pop(connection_id, None)
-        self._refusals.pop(connection_id, None)
         if receiver:
             receiver.stop()
 
@@ -323,20 +321,33 @@ class DisseminationServer:
         session.attach(sock, position, self._endpoint.hand_over(sock))
 
     def _take_publications(self, line: Line, connection_id: str) -> None:
-        receiver = self._publications.get(connection_id)
-        if receiver is None:
-            refusals = self._refusals.setdefault(connection_id, [])
-            coming: dict[int, bytearray] = {}
-            receiver = Receiver(
-                lambda items: self._publish(connection_id, items, coming), lambda: _encode_refusals(refusals)
-            )
-            self._publications[connection_id] = receiver
+        receiver = self._publications.setdefault(connection_id, self._receiver(connection_id))
+        try:
+            self.delegate.connection(connection_id)  # now that whoever ends it finds the receiver
+        except UnknownUidError as exc:
+            self.forget_publications(connection_id)
+            refuse(line, str(exc))
+            return
         receiver.run(line, lambda position: welcome(line, position))
 
-    def _publish(self, connection_id: str, items: list[memoryview], coming: dict[int, bytearray]) -> None:
+    def _receiver(self, connection_id: str) -> Receiver:
+        """Of a publisher's data connections, one after the other."""
+        coming: dict[int, bytearray] = {}
+        refused: list[tuple[str, ErrorReport]] = []
+        return Receiver(
+            lambda items: self._publish(connection_id, items, coming, refused), lambda: _encode_refusals(refused)
+        )
+
+    def _publish(
+        self,
+        connection_id: str,
+        items: list[memoryview],
+        coming: dict[int, bytearray],
+        refused: list[tuple[str, ErrorReport]],
+    ) -> None:
         """Disseminate a batch. A refused object is reported with the acknowledgement; the others go on.
 
-        `coming` holds the chunks of large objects by registration number.
+        `coming` holds the chunks of large objects by registration number, `refused` what is to be reported.
         """
         try:
             registrations = self.delegate.connection(connection_id).registrations
@@ -349,8 +360,9 @@ class DisseminationServer:
                 self.refuse_when_stopping()
                 data = _whole(item, coming)
                 if data is not None:
+                    parcel = Parcel.received(data)
                     number = PUBLICATION.unpack_from(item)[1]
-                    self._publish_one(connection_id, registrations.get(number), Parcel.received(data), deliveries)
+                    refused += self._publish_one(registrations.get(number), parcel, deliveries)
                     waiting += 1
                 if waiting == DELIVER_EVERY or deliveries.size > DELIVER_BYTES:
                     self.delegate.deliver(deliveries)
@@ -360,8 +372,9 @@ class DisseminationServer:
         self.delegate.sync_mail()  # before the batch is acknowledged: then the publisher forgets it
 
     def _publish_one(
-        self, connection_id: str, registration: Registration | None, parcel: Parcel, deliveries: Deliveries
-    ) -> None:
+        self, registration: Registration | None, parcel: Parcel, deliveries: Deliveries
+    ) -> list[tuple[str, ErrorReport]]:
+        """What is to be reported of it."""
         object_id = parcel.head.object_id
         try:
             if registration is None:
@@ -369,7 +382,8 @@ class DisseminationServer:
             self.delegate.publish(registration, parcel, deliveries)
         except JbiError as exc:
             log.info("refused object %s: %s", object_id, exc, extra={"object": object_id})
-            self._refusals.setdefault(connection_id, []).append((object_id, report(exc)))
+            return [(object_id, report(exc))]
+        return []
 
     def _reap(self) -> None:
         while not self._stopping.wait(REAP_SECONDS):

@@ -470,6 +470,61 @@ def test_sessions_and_publishers_are_bounded(federation: Any, meet: Callable[...
     assert peer.publishing.connect("publisher", 60.0).uid not in connections
 
 
+def test_a_data_connection_of_a_publisher_that_has_left_is_refused(
+    federation: Any, meet: Callable[..., Peer], eventually: Callable[..., Any]
+) -> None:
+    # Given a publisher that asks for a data connection, and leaves before it opens it
+    pad = federation.pad()
+    peer = meet(pad)
+    connection = peer.publishing.connect("publisher", 60.0).uid
+    token = peer.publishing.open_publications(connection)
+    peer.publishing.disconnect(connection)
+    # When it opens it, expect a refusal, and nothing to be held for it
+    before = peer.status()["connections"]
+    with (
+        closing(dial(peer.publishing.ref, DATA, Security(), 5.0)) as sock,
+        pytest.raises(ProtocolError, match="no publisher connection"),
+    ):
+        greet(Line(sock), Hello(token))
+    assert pad._publications == {}
+    eventually(lambda: peer.status()["connections"] == before)
+
+
+def test_what_is_refused_of_a_publisher_that_leaves_meanwhile_is_not_kept(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a publisher that leaves while an object of it is refused
+    pad = federation.pad()
+    publisher = federation.light()
+    delegate = publisher.connect_to_delegate("alpha", "rome")
+    registration = publisher.register_publisher(delegate, figures.schema, figures.figure_1)
+    publisher.publish(registration, figures.figure_1)
+    publisher.flush()
+    before = _kept(pad)
+    tried = threading.Event()
+
+    def left_meanwhile(*_rest: Any) -> int:
+        for connection in list(pad.delegate._connections):
+            pad.delegate.disconnect(connection)
+            pad.forget_publications(connection)
+        tried.set()
+        raise OversizeError("refused")
+
+    monkeypatch.setattr(pad.delegate, "publish", left_meanwhile)
+    publisher.publish(registration, figures.figure_1)
+    assert tried.wait(5.0)
+    monkeypatch.undo()
+    # When it has come back, expect no more to be kept than before
+    publisher.publish(registration, figures.figure_1)
+    publisher.flush(10.0)
+    assert _kept(pad) == before
+
+
+def _kept(pad: DisseminationServer) -> dict[str, int]:
+    """How much the server keeps by connection, in each of its tables."""
+    return {name: len(table) for name, table in vars(pad).items() if isinstance(table, dict)}
+
+
 def test_a_session_without_a_delivery_connection_costs_no_thread(federation: Any, meet: Callable[..., Peer]) -> None:
     # Given a delegate and a peer of it
     peer = meet(federation.pad())
