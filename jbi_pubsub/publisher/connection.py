@@ -116,6 +116,8 @@ class _Queue:
                 size += sum(map(len, items[-1]))
                 if self._lanes[number] or number in self._cutting:
                     self._turns.append(number)
+                else:
+                    del self._lanes[number]
             self._changed.notify_all()
         return items
 
@@ -146,6 +148,8 @@ class _Queue:
         with self._changed:
             for _ in range(min(count, len(self._taken))):
                 self._taken.popleft()
+            if not self._taken:
+                self._changed.notify_all()  # whoever waits for that
 
     def restart(self) -> None:
         """The delegate has forgotten us: whatever it has not acknowledged whole goes again, before the rest."""
@@ -160,7 +164,7 @@ class _Queue:
                 if not lane or lane[-1] is not self._whole[number]:
                     lane.append(self._whole[number])
             for number, lane in again.items():
-                self._lanes[number].extendleft(reversed(lane))
+                self._lanes.setdefault(number, deque()).extendleft(reversed(lane))
                 self._count += len(lane)
                 self._bytes += sum(len(part) for parts in lane for part in parts)
             self._taken.clear()
@@ -169,11 +173,14 @@ class _Queue:
             self._changed.notify_all()
 
     def wait_empty(self, timeout: float) -> int:
+        """Wait until the delegate has taken everything; how many objects and items are left after `timeout` s."""
         deadline = time.monotonic() + timeout
         with self._changed:
-            while self._turns and (left := deadline - time.monotonic()) > 0:
+            while (waiting := self._count + len(self._cutting) + len(self._taken)) and (
+                left := deadline - time.monotonic()
+            ) > 0:
                 self._changed.wait(left)
-            return self._count + len(self._cutting)
+            return waiting
 
 
 class DelegateConnection:
@@ -203,7 +210,6 @@ class DelegateConnection:
         self._next_number = 0
         self._queue = _Queue(lambda: self._sender.nudge())
         self._sender = Sender(self._queue, name=f"publish-{name}", acked=self._acked)
-        self._progress = threading.Condition()
         self._gone = False
         self._taken = 0
         """Items acknowledged so far: after a connection that brought some, the next one need not wait long."""
@@ -222,9 +228,8 @@ class DelegateConnection:
         """Register at the delegate. Raises the delegate's errors or WireError."""
         with self._lock:
             proxy, opened = self._attached()
-            publication.number = self._next_number + 1
+            publication.number = self._next_number = self._next_number + 1  # never again: the answer may be lost
             proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
-            self._next_number += 1
             self._publications[publication.uid] = publication
 
     def unregister(self, publication: Publication) -> None:
@@ -240,15 +245,9 @@ class DelegateConnection:
 
     def flush(self, timeout: float) -> None:
         """Wait until everything is acknowledged. Raises BackPressureError."""
-        deadline = time.monotonic() + timeout
-        waiting = self._queue.wait_empty(timeout)
-        with self._progress:
-            while (waiting or self._sender.unacknowledged) and (left := deadline - time.monotonic()) > 0:
-                self._progress.wait(min(left, 0.05))  # an item is between queue and sender for a moment
-                waiting = self._queue.wait_empty(0.0)
-        left_over = waiting + self._sender.unacknowledged
-        if left_over:
-            raise BackPressureError(f"{left_over} objects not taken by the delegate within {timeout:g} s")
+        left = self._queue.wait_empty(timeout)
+        if left:
+            raise BackPressureError(f"{left} objects not taken by the delegate within {timeout:g} s")
 
     def close(self, timeout: float) -> None:
         """Hand over what is queued within `timeout` seconds, then leave. What is left is logged as lost."""
@@ -381,8 +380,6 @@ class DelegateConnection:
     def _acked(self, count: int, note: memoryview) -> None:
         self._queue.acknowledged(count)
         self._taken += count
-        with self._progress:
-            self._progress.notify_all()
         if not note:
             return
         for object_id, error in _decoded(note):

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.core.errors import InvariantError, JbiError, WireTimeoutError
+from jbi_pubsub import Config
+from jbi_pubsub.core.errors import BackPressureError, InvariantError, JbiError, WireTimeoutError
+from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES
 from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, DelegateProxy, fetch_status
-from jbi_pubsub.publisher.connection import _Queue
+from jbi_pubsub.publisher.connection import DelegateConnection, _Queue
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -167,6 +169,58 @@ def test_an_object_that_has_gone_is_not_kept() -> None:
     assert queue._whole == {}
     queue.restart()
     assert _all(queue) == []
+
+
+def test_a_registration_that_was_taken_back_leaves_nothing_in_the_queue() -> None:
+    # Given objects of many registrations, large and small, that have gone
+    queue = _Queue()
+    for number in range(100):
+        queue.put(number, SMALL if number % 2 else LARGE, 1.0)
+    queue.acknowledged(len(queue.take(1000, 1 << 40, 0.0)))
+    # Expect nothing to be kept of them, and the next object of one of them to go
+    assert queue._lanes == {}
+    queue.put(7, SMALL, 1.0)
+    assert _objects(_all(queue)) == [b"".join(SMALL)]
+
+
+def test_a_flush_waits_for_what_has_left_the_queue_and_is_not_sent_yet() -> None:
+    # Given an object that the sending thread has taken from the queue a moment ago
+    renewals = LeaseRenewalManager("test")
+    connection = DelegateConnection(Config(), renewals, find=lambda _: pytest.fail("asked"), name="p", refused=None)
+    connection._queue.put(1, SMALL, 1.0)
+    taken = len(_all(connection._queue))
+    # Expect a flush to know of it, until it is acknowledged
+    with pytest.raises(BackPressureError, match="1 objects"):
+        connection.flush(0.0)
+    connection._acked(taken, memoryview(b""))
+    connection.flush(0.0)
+    renewals.stop()
+
+
+# -- registering --------------------------------------------------------------------------------------------------
+
+
+def test_a_registration_whose_answer_is_lost_does_not_stand_in_the_way_of_the_next(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a publisher whose first registration reaches its delegate, but the answer does not come back
+    federation.pad()
+    publisher = federation.light()
+    delegate = publisher.connect_to_delegate("alpha", "rome")
+    register = DelegateProxy.register
+
+    def unanswered(*arguments: Any) -> None:
+        register(*arguments)
+        raise WireTimeoutError("no answer")
+
+    monkeypatch.setattr(DelegateProxy, "register", unanswered)
+    with pytest.raises(WireTimeoutError):
+        publisher.register_publisher(delegate, figures.schema, figures.figure_1)
+    monkeypatch.undo()
+    # When it registers again, expect that to stand, and what is published to be taken
+    registration = publisher.register_publisher(delegate, figures.schema, figures.figure_1)
+    publisher.publish(registration, figures.figure_1)
+    publisher.flush(5.0)
 
 
 # -- fork ---------------------------------------------------------------------------------------------------------
