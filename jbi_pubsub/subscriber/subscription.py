@@ -197,9 +197,9 @@ class LocalSubscription:
         return self._submitted
 
     def _announce(self) -> None:
-        """Something waits: for the listener, or for whoever takes."""
+        """Something waits: for the listener, or for those who take."""
         if self._listener is None:
-            self._changed.notify()
+            self._changed.notify(len(self._waiting))
         elif not self._submitted and (self._waiting or self._notices):
             self._submitted = True
             self._listeners.submit(self)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -50,6 +52,24 @@ def test_what_a_delegate_sends_again_is_dropped_and_its_credit_returned(subscrip
     assert _taken(subscription) == [1, 3]
     assert (subscription.duplicates, subscription.lost) == (2, {})
     assert delegate.credits == 4
+
+
+def test_objects_that_come_together_wake_as_many_as_wait_for_one(
+    subscription: LocalSubscription, eventually: Callable[..., Any]
+) -> None:
+    # Given three threads of an application that wait for an object each, for a minute
+    taken: list[InfoObject | None] = []
+    threads = [threading.Thread(target=lambda: taken.append(subscription.take(60.0))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(subscription._changed._waiters) == 3)  # type: ignore[attr-defined]  # the condition's own
+    # When two come at once, expect two of the threads to have one, and the third to wait on
+    subscription.add([_object(1), _object(2)], Delegate().consumed)
+    eventually(lambda: len(taken) == 2)
+    subscription.close()
+    for thread in threads:
+        thread.join(5.0)
+    assert sorted(obj.platform.sequence for obj in taken if obj is not None) == [1, 2]
 
 
 def test_what_two_delegates_send_comes_once(subscription: LocalSubscription) -> None:
