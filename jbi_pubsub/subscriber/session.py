@@ -119,6 +119,8 @@ class DelegateSession:
         self._standing: dict[str, _Standing] = {}
         self._refused: dict[str, str] = {}
         self._by_number: dict[int, _Standing] = {}
+        self._highest = 0
+        """Number of the latest subscription granted, whether it is still wanted or not: later ones have higher ones."""
         self._opened: Opened | None = None
         self._receiver: Receiver | None = None
         self._lost = False
@@ -274,6 +276,7 @@ class DelegateSession:
         uid = subscription.uid
         standing = _Standing(subscription, granted.number, granted.lease, self._report_credits)
         with self._changed:
+            self._highest = max(self._highest, granted.number)
             cancelled = uid not in self._wanted
             if not cancelled:
                 self._standing[uid] = standing
@@ -292,7 +295,9 @@ class DelegateSession:
 
     def _subscribe_again(self, uid: str) -> None:
         with self._changed:
-            self._standing.pop(uid, None)
+            standing = self._standing.pop(uid, None)
+            if standing is not None:
+                self._by_number.pop(standing.number, None)
             self._dirty = True
             self._changed.notify_all()
 
@@ -422,17 +427,18 @@ class DelegateSession:
         return standing
 
     def _await_standing(self, number: int) -> _Standing | None:
-        """The subscription of that number. Its first object may overtake the answer to subscribe: wait for that."""
+        """The subscription of that number. Its first object may overtake the answer to subscribe: wait for that,
+        however often it has to be asked for; to pass over the object would be a loss that nobody counts."""
         with self._changed:
-            if number in self._by_number:
-                return self._by_number[number]
-            highest = max(self._by_number, default=0)
-            deadline = time.monotonic() + 2.0
-            while number > highest and number not in self._by_number and time.monotonic() < deadline:
-                if not self._dirty and all(uid in self._standing or uid in self._refused for uid in self._wanted):
-                    break
+            while number > self._highest and self._expects_answers():
                 self._changed.wait(0.05)
             return self._by_number.get(number)
+
+    def _expects_answers(self) -> bool:
+        """Whether the delegate has been asked, or will be, for subscriptions that may stand there by now."""
+        if self._lost or self._stopping.is_set():
+            return False
+        return self._dirty or any(uid not in self._standing and uid not in self._refused for uid in self._wanted)
 
     def _report_credits(self) -> None:
         receiver = self._receiver

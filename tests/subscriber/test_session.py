@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -11,6 +13,7 @@ import msgspec
 import pytest
 
 import jbi_pubsub.lookup.server as lookup_server
+import jbi_pubsub.subscriber.session as session_module
 from jbi_pubsub import SubscriberAdapter
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.info_object import Cause, LossNotice
@@ -118,3 +121,53 @@ def test_a_subscriber_adapter_that_could_not_open_does_not_stand_in_the_way_of_t
     assert isinstance(failed.value, ConfigurationError)
     # Expect a better one to open
     SubscriberAdapter(federation.config).close()
+
+
+class _Hurrying:
+    """A clock on which ten seconds pass between two looks."""
+
+    def __init__(self) -> None:
+        self._looks = itertools.count(step=10)
+
+    def monotonic(self) -> float:
+        return float(next(self._looks))
+
+
+def test_an_object_that_overtakes_the_answer_to_its_subscription_is_not_lost(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscription that stands, and a second one that the delegate has, but whose answer is long under way
+    federation.pad()
+    publisher = federation.light()
+    registration = publisher.register_publisher(
+        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    subscriber = federation.subscriber()
+    first = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(first) == 1
+    (session,) = subscriber._sessions.values()
+    stands, asked, answer = threading.Event(), threading.Event(), threading.Event()
+    subscribe, await_standing = session._proxy.subscribe, session._await_standing
+
+    def slowly(*arguments: Any) -> Any:
+        granted = subscribe(*arguments)
+        stands.set()
+        assert answer.wait(10.0)
+        return granted
+
+    def noticed(number: int) -> Any:
+        asked.set()
+        return await_standing(number)
+
+    monkeypatch.setattr(session._proxy, "subscribe", slowly)
+    monkeypatch.setattr(session, "_await_standing", noticed)
+    monkeypatch.setattr(session_module, "time", _Hurrying())
+    second = subscriber.register_subscriber(type_name=TYPE)
+    assert stands.wait(10.0)
+    # When an object comes for both, and then the answer
+    publisher.publish(registration, figures.figure_1)
+    assert asked.wait(10.0)
+    answer.set()
+    # Expect both to have it
+    assert subscriber.receive(first, 5.0).platform.sequence == 1
+    assert subscriber.receive(second, 5.0).platform.sequence == 1
