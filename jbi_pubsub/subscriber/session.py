@@ -118,6 +118,8 @@ class DelegateSession:
         self._wanted: dict[str, LocalSubscription] = {}
         self._standing: dict[str, _Standing] = {}
         self._refused: dict[str, str] = {}
+        self._cancelled: dict[str, str] = {}
+        """What the delegate has not confirmed the end of, with the right to it."""
         self._by_number: dict[int, _Standing] = {}
         self._highest = 0
         """Number of the latest subscription granted, whether it is still wanted or not: later ones have higher ones."""
@@ -156,10 +158,25 @@ class DelegateSession:
             return
         self._renewals.remove((self, uid))
         if standing.lease is None or cancel_mail:
-            try:
-                self._proxy.unsubscribe(standing.lease.lease_id if standing.lease else session_id, uid)
-            except JbiError as exc:
-                log.debug("subscription %s ends with its lease: %s", uid, exc)
+            self._cancel(standing.lease.lease_id if standing.lease else session_id, uid)
+
+    def _cancel(self, right: str, uid: str) -> None:
+        """Cancel it at the delegate; if nobody answers, the session's thread tries again: nothing else would end a
+        subscription whose session goes on."""
+        if not self._is_cancelled(right, uid):
+            with self._changed:
+                self._cancelled[uid] = right
+                self._dirty = True
+                self._changed.notify_all()
+
+    def _is_cancelled(self, right: str, uid: str) -> bool:
+        """Cancel it at the delegate; whether that has answered."""
+        try:
+            self._proxy.unsubscribe(right, uid)
+        except JbiError as exc:
+            log.debug("%s: subscription %s is not cancelled: %s", self._name, uid, exc)
+            return not isinstance(exc, WireError) or isinstance(exc, ProtocolError)
+        return True
 
     def stands(self, uid: str) -> bool:
         """Whether the delegate has the subscription now."""
@@ -250,6 +267,12 @@ class DelegateSession:
             self._dirty = False
             missing = [s for uid, s in self._wanted.items() if uid not in self._standing and uid not in self._refused]
             session_id = self._opened.uid if self._opened else ""
+            cancelled = dict(self._cancelled)
+        for uid, right in cancelled.items():
+            if not self._is_cancelled(right, uid):
+                raise WireError(f"no answer to the cancellation of subscription {uid}")
+            with self._changed:
+                self._cancelled.pop(uid, None)
         for at in range(0, len(missing), SUBSCRIBE_AT_ONCE):
             self._subscribe(session_id, missing[at : at + SUBSCRIBE_AT_ONCE])
 
@@ -283,7 +306,7 @@ class DelegateSession:
                 self._by_number[granted.number] = standing
                 self._changed.notify_all()
         if cancelled:
-            self._proxy.unsubscribe(granted.lease.lease_id if granted.lease else session_id, uid)
+            self._cancel(granted.lease.lease_id if granted.lease else session_id, uid)
         elif granted.lease is not None:
             lease = granted.lease
             self._renewals.manage(
@@ -316,6 +339,7 @@ class DelegateSession:
                 return
             log.warning("%s: session at delegate %s lost: %s", self._name, self.ref.endpoints, why)
             self._lost = True
+            self._cancelled = {uid: right for uid, right in self._cancelled.items() if right != self._opened.uid}
             direct = [s for s in self._standing.values() if s.subscription.request.direct]
             for standing in direct:
                 self._standing.pop(standing.subscription.uid)

@@ -15,7 +15,7 @@ import pytest
 import jbi_pubsub.lookup.server as lookup_server
 import jbi_pubsub.subscriber.session as session_module
 from jbi_pubsub import SubscriberAdapter
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError, WireError, WireTimeoutError
 from jbi_pubsub.core.info_object import Cause, LossNotice
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
@@ -121,6 +121,34 @@ def test_a_subscriber_adapter_that_could_not_open_does_not_stand_in_the_way_of_t
     assert isinstance(failed.value, ConfigurationError)
     # Expect a better one to open
     SubscriberAdapter(federation.config).close()
+
+
+def test_a_cancellation_that_nobody_answers_is_tried_again(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given two subscriptions that stand at a delegate
+    pad = federation.pad()
+    publisher = federation.light()
+    publisher.register_publisher(publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1)
+    subscriber = federation.subscriber()
+    kept, cancelled = (subscriber.register_subscriber(type_name=TYPE) for _ in range(2))
+    assert subscriber.wait_matched(kept) == subscriber.wait_matched(cancelled) == 1
+    (session,) = subscriber._sessions.values()
+    unsubscribe = session._proxy.unsubscribe
+    failures = iter([WireTimeoutError("no answer"), WireError("cut")])
+
+    def fails_twice(right: str, uid: str) -> None:
+        for failure in failures:
+            raise failure
+        unsubscribe(right, uid)
+
+    monkeypatch.setattr(session._proxy, "unsubscribe", fails_twice)
+    # When one is cancelled while the delegate does not answer
+    subscriber.cancel_subscription(cancelled)
+    # Expect the delegate to come to know of it, and the other one to stand
+    eventually(lambda: [s["uid"] for s in pad.status()["subscriptions"]] == [kept])
+    eventually(lambda: session._cancelled == {})
+    assert subscriber.wait_matched(kept) == 1
 
 
 class _Hurrying:
