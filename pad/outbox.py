@@ -308,12 +308,13 @@ class MailQueue:
             return []
         final = {a: f"{code} {text}" for a, (code, text) in refused.items() if code >= FINAL}
         later = tuple(a for a in attempt.recipients if a in refused and a not in final)
-        outbox.ledger.mailed += len(letters) * (len(attempt.recipients) - len(refused))
+        outbox.ledger.mailed += len(letters) * sum(a not in refused for a in attempt.recipients)
         self._touch(outbox, letters)
         losses = []
         if final:
             why = "; ".join(f"{a}: {answer}" for a, answer in final.items())[:500]
-            losses.append(self._lose(outbox, Cause.MAIL_REFUSED, len(letters) * len(final), why))
+            count = len(letters) * sum(a in final for a in attempt.recipients)  # who is named twice counts twice
+            losses.append(self._lose(outbox, Cause.MAIL_REFUSED, count, why))
         for letter in letters:
             letter.recipients = later
         if blamed:

@@ -108,6 +108,19 @@ def test_pauses_double_and_end_in_a_loss() -> None:
     assert queue.waiting == queue.size == 0
 
 
+def test_a_recipient_that_is_named_twice_counts_twice_whatever_becomes_of_it() -> None:
+    # Given a mail to somebody who is named twice, and to another one
+    one = subscription("one", "a@x", "a@x", "b@x")
+    queue = queue_of(one)
+    queue.offer(one, content(), 0.0)
+    # When the server puts it off for the one and takes it for the other
+    assert queue.settle(taken(queue, 0.0), {"a@x": (451, "later")}, 0.0) == []
+    assert one.mailed == 1
+    # Expect two to be lost when it refuses it for good
+    [loss] = queue.settle(taken(queue, 1.0), {"a@x": (550, "unknown")}, 1.0)
+    assert (one.mailed, loss.amount, queue.waiting) == (1, 2, 0)
+
+
 def test_a_rate_spreads_mails_evenly() -> None:
     # Given two mails a second at most, and three subscriptions with a mail each
     several = [subscription(str(n)) for n in range(3)]
