@@ -125,7 +125,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     metadata: bytes
     payload_length: Annotated[int, msgspec.Meta(ge=0)]
     hops: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
-    via: tuple[str, ...] = ()
+    via: Annotated[tuple[str, ...], msgspec.Meta(max_length=255)] = ()
+    """As many as there may be hops: an empty name would cost a receiver eight times what it costs the sender."""
 
 
 _PLAIN_ID: Final = re.compile(r"[0-9A-Za-z._-]+")

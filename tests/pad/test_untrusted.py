@@ -345,6 +345,14 @@ def test_any_number_that_a_publisher_can_reach_is_taken(sequence: int) -> None:
     assert decode(memoryview(b"".join(encode(_numbered(sequence))))) == _numbered(sequence)
 
 
+def test_an_object_that_has_passed_more_nodes_than_may_be_is_refused() -> None:
+    head = Head("object1", "registration-1", 1, 1.0, "t", "1.0", b"<m/>", 0, 255, ("",) * 255)
+    assert Parcel.received(b"".join(pack(head, b"").parts)).head == head
+    beyond = msgspec.structs.replace(head, via=("",) * 256)
+    with pytest.raises(ProtocolError, match="via"):
+        Parcel.received(b"".join(pack(beyond, b"").parts))
+
+
 # -- memory -------------------------------------------------------------------------------------------------------
 
 AFFORDABLE = 8 << 20
