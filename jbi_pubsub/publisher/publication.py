@@ -47,8 +47,8 @@ class Publication:
         self._secret = token_hex(16)
         self.lock = threading.Lock()
         self._checked: bytes | None = None
-        """The metadata that passed last, if any did: a source whose objects differ in their payloads alone need not wait for the
-        same answer again."""
+        """The metadata that passed last, if any did: a source whose objects differ in their payloads alone need not
+        wait for the same answer again."""
 
     def request(self) -> PublisherRequest:
         """What the delegate is told."""

@@ -121,7 +121,7 @@ def test_an_object_for_more_than_one_item_can_name_goes_in_several(
     reader.read()
     session.offer([(s, second) for s in ours])
     # When the others can
-    reader.acknowledge({n: 1 for n in (1, 2, 3, 4)})
+    reader.acknowledge(dict.fromkeys((1, 2, 3, 4), 1))
     reader.read()
     # Expect all to get it, and no item to name more than two
     assert reader.got == {1: [1, 2], 2: [1, 2], 3: [1, 2], 4: [1, 2], 5: [2]}

@@ -15,6 +15,7 @@ from jbi_pubsub.core.config import PadSection, QueueSection
 from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, SchemaBundle, TypeName, pack
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate import Delegate, Registration
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.subscription import PublisherRequest, Subscription, SubscriptionRequest
@@ -40,7 +41,7 @@ class Gate:
 class World:
     """A delegate without network, and one publisher of it."""
 
-    config: Config = Config()
+    config: Config = field(default_factory=Config)
     announced: set[str] = field(default_factory=set)
     delegate: Delegate = field(init=False)
     connection: str = field(init=False)
@@ -50,7 +51,7 @@ class World:
         self.delegate = Delegate(
             "d" * 32,
             config=self.config,
-            types=self,  # type: ignore[arg-type]  # as much of a repository as is asked
+            types=self,
             announcer=self,
             subscriptions_ref=ServiceRef("d", "subscriptions", ("127.0.0.1:1",)),
             clock=lambda: 0.0,
@@ -88,7 +89,7 @@ class World:
 
     def forget(self, _type: TypeName) -> None: ...
 
-    def join(self, item: Any, _secret: str) -> None:
+    def join(self, item: ServiceItem, secret: str = "") -> None:  # noqa: ARG002  # the protocol's parameter
         self.announced.add(item.service_id)
 
     def leave(self, service_id: str) -> None:
