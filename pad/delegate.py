@@ -485,7 +485,8 @@ class Delegate:
             if session is not None:
                 session.add(subscription)
             self._subscriptions[key] = subscription
-            self._mail.open(subscription)
+            if request.recipients:
+                self._mail.open(subscription)
             self._waiting.add(key, request.entries)
             for topic in topics:
                 topic.table.add(subscription)
@@ -663,8 +664,11 @@ class Delegate:
 
     def _drop_session(self, session_id: str, cause: Cause) -> None:
         with self._lock:
-            found = self._sessions.pop(session_id, None)
+            found = self._sessions.get(session_id)
             keys = [key for key in self._subscriptions if key[0] == session_id]
+            for key in keys:  # first: what is published from now on is not for them
+                self._take_from_tables(self._subscriptions[key])
+            self._sessions.pop(session_id, None)
         if found is None:
             return
         found[0].close(cause)
@@ -680,8 +684,7 @@ class Delegate:
                 self._mail_leases.pop(subscription.lease_id, None)
                 self._landlord.drop(subscription.lease_id)
             self._waiting.remove(key)
-            for topic in self._topics.values():
-                topic.table.remove(subscription)
+            self._take_from_tables(subscription)
             session = self._sessions.get(key[0])
         if session is not None:
             subscription.lost[Cause.CANCELLED] += session[0].remove(subscription)
@@ -693,6 +696,10 @@ class Delegate:
             self._closed_matched += subscription.matched
         if key[0] == "mail" and self._store is not None:
             self._store.forget(key[1])
+
+    def _take_from_tables(self, subscription: Subscription) -> None:
+        for topic in self._topics.values():
+            topic.table.remove(subscription)
 
     def _mail_lost(self, subscription: Subscription, cause: Cause, count: int, why: str) -> None:
         if why:
