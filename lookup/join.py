@@ -251,6 +251,7 @@ class JoinManager:
             self._security,
             duration=self._config.lease.lookup,
             probe=self._config.lookup.probe,
+            compression=self._config.link.compression,
             name=self._name,
             away=lambda: self._is_away(registrar_id),
             key=lambda service_id: self._key(service_id, registrar_id),

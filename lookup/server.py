@@ -31,6 +31,7 @@ from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported
+from jbi_pubsub.core.wire.deflate import Allowance, Compression
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, check_endpoint
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
@@ -115,7 +116,9 @@ class _EventChannel:
         """What was offered goes out now."""
         self._sender.ready()
 
-    def attach(self, sock: socket.socket, position: int, close: Callable[[], None]) -> None:
+    def attach(
+        self, sock: socket.socket, position: int, close: Callable[[], None], compression: Compression | None
+    ) -> None:
         """Use that connection, which `close` closes."""
 
         def ended() -> None:
@@ -123,7 +126,7 @@ class _EventChannel:
             close()
 
         self.used = time.monotonic()
-        self._sender.attach(sock, position, ended=ended)
+        self._sender.attach(sock, position, ended=ended, compression=compression)
 
     @property
     def connected(self) -> bool:
@@ -181,6 +184,7 @@ class LookupServer:
         self._lost_before = 0  # by channels that are no more
         self._hub = SenderHub(name="lookup-events")
         self._tokens = Tokens(lambda: uuid4().hex)
+        self._compressed = Allowance(config.link.max_compressed)
         self._stopping = threading.Event()
         self._disk_fault = False
         self._control = ControlServer({EXPORTED: _Registrar(self), "status": _Status(self)})
@@ -445,6 +449,7 @@ class LookupServer:
             "locators": list(admin.locators),
             "lookup_services": self._community.connected() if self._community is not None else 0,
             "event_channels": channels,
+            "compressed": len(self._compressed),
             "events_waiting": waiting,
             "events_lost": lost,
             "store": msgspec.to_builtins(self._store.status()) if self._store else None,
@@ -590,8 +595,8 @@ class LookupServer:
         if channel is None:
             refuse(line, "unknown or used token")
             return
-        welcome(line, 0)
-        channel.attach(sock, hello.position, accepted_by.hand_over(sock))
+        welcome(line, 0, self._compressed.grant(hello.compression))
+        channel.attach(sock, hello.position, accepted_by.hand_over(sock), line.compression)
 
     def _reap(self) -> None:
         while not self._stopping.is_set():

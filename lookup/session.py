@@ -91,9 +91,11 @@ class RegistrarSession:
         probe: float,
         name: str,
         away: Callable[[], None],
+        compression: str = "none",
         key: Callable[[str], str] = lambda service_id: "",  # noqa: ARG005  # nobody's items
     ) -> None:
-        """`duration`: seconds of the leases asked for; `probe`: seconds between two signs of life.
+        """`duration`: seconds of the leases asked for; `probe`: seconds between two signs of life; `compression` of the
+        events.
 
         `away` is called on each failure: another lookup service may answer there now. `key` gives what an item (by
         its service id) is registered with here, so that nobody else can replace it.
@@ -105,6 +107,7 @@ class RegistrarSession:
         self._security = security
         self._duration = duration
         self._probe = probe
+        self._compression = compression
         self._proxy = RegistrarProxy(ref, security)
         self._listener = uuid4().hex
         self._changed = threading.Condition()
@@ -375,7 +378,7 @@ class RegistrarSession:
         sock = dial(self.ref, DATA, self._security, 10.0)
         try:
             line = Line(sock)
-            greet(line, Hello(token))
+            greet(line, Hello.of(token, compression=self._compression))
         except JbiError:
             sock.close()
             raise

@@ -23,6 +23,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
+from jbi_pubsub.core.wire.deflate import Compression, described
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
 from jbi_pubsub.pad.subscription import Subscription, shown
@@ -297,9 +298,11 @@ class SubscriberSession:
             self._changed.notify_all()  # room for those who wait under `block`
         return items
 
-    def attach(self, sock: socket.socket, position: int, close: Callable[[], None]) -> None:
+    def attach(
+        self, sock: socket.socket, position: int, close: Callable[[], None], compression: Compression | None = None
+    ) -> None:
         """Deliver over that connection from now on, which `close` closes; the subscriber is at `position`."""
-        self._sender.attach(sock, position, ended=close)
+        self._sender.attach(sock, position, ended=close, compression=compression)
 
     def close(self, cause: Cause) -> None:
         """The session is over: whatever waits is lost under `cause`."""
@@ -343,6 +346,7 @@ class SubscriberSession:
                 "session": shown(self.session_id),
                 "name": self.name,
                 "connected": self.connected,
+                **described(self._sender.compression),
                 "in_flight": len(self._flying),
                 "queued": {o.subscription.uid: len(o.queue) for o in self._outlets.values()},
             }

@@ -38,8 +38,9 @@ from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported
+from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
-from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Line, Receiver, Tokens, listen, refuse, welcome
+from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
@@ -125,6 +126,7 @@ class DisseminationServer:
         self._started = clock()
         self._clock = clock
         self._tokens = Tokens(lambda: uuid4().hex)
+        self._compressed = Allowance(config.link.max_compressed)
         self._publications: dict[str, Receiver] = {}
         self._stopping = threading.Event()
         exports: dict[str, object] = {SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self)}
@@ -266,6 +268,7 @@ class DisseminationServer:
             "address": self.address,
             "uptime": round(self._clock() - self._started, 1),
             "connections": self._endpoint.connections,
+            "compressed": len(self._compressed),
             "threads": threading.active_count(),
             "calls": self._control.calls,
             **self.delegate.status(),
@@ -305,22 +308,22 @@ class DisseminationServer:
         hello = listen(line)
         kind, uid = self._tokens.redeem(hello.token) or ("", "")
         if kind == "deliver":
-            self._deliver(sock, line, uid, hello.position)
+            self._deliver(sock, line, uid, hello)
         elif kind == "publish":
-            self._take_publications(line, uid)
+            self._take_publications(line, uid, hello)
         else:
             refuse(line, "unknown or used token")
 
-    def _deliver(self, sock: socket.socket, line: Line, uid: str, position: int) -> None:
+    def _deliver(self, sock: socket.socket, line: Line, uid: str, hello: Hello) -> None:
         try:
             session = self.delegate.session(uid)
         except UnknownUidError as exc:
             refuse(line, str(exc))
             return
-        welcome(line, 0)
-        session.attach(sock, position, self._endpoint.hand_over(sock))
+        welcome(line, 0, self._compressed.grant(hello.compression))
+        session.attach(sock, hello.position, self._endpoint.hand_over(sock), line.compression)
 
-    def _take_publications(self, line: Line, connection_id: str) -> None:
+    def _take_publications(self, line: Line, connection_id: str, hello: Hello) -> None:
         receiver = self._publications.setdefault(connection_id, self._receiver(connection_id))
         try:
             self.delegate.connection(connection_id)  # now that whoever ends it finds the receiver
@@ -328,7 +331,8 @@ class DisseminationServer:
             self.forget_publications(connection_id)
             refuse(line, str(exc))
             return
-        receiver.run(line, lambda position: welcome(line, position))
+        compression = self._compressed.grant(hello.compression)
+        receiver.run(line, lambda position: welcome(line, position, compression))
 
     def _receiver(self, connection_id: str) -> Receiver:
         """Of a publisher's data connections, one after the other."""

@@ -101,6 +101,16 @@ class QueueSection(_Section, frozen=True):
     """How long publish() waits for room before it raises BackPressureError."""
 
 
+class LinkSection(_Section, frozen=True):
+    """What goes over the data connections: publications, deliveries, lookup events."""
+
+    compression: Literal["none", "deflate"] = "none"
+    """What a client (publisher, subscriber, whoever watches a lookup service) asks for. `deflate` is for slow links: it
+    costs both ends time (docs/links.md)."""
+    max_compressed: Annotated[int, msgspec.Meta(ge=0)] = 500
+    """Compressed connections of one server, up to 0.3 MB each; further ones are not compressed; 0: none is."""
+
+
 class MailSection(_Section, frozen=True):
     """The SMTP server that delegates hand e-mail to."""
 
@@ -179,6 +189,7 @@ class Config(_Section, frozen=True):
     pad: PadSection = PadSection()
     lease: LeaseSection = LeaseSection()
     queue: QueueSection = QueueSection()
+    link: LinkSection = LinkSection()
     mail: MailSection = MailSection()
     types: TypesSection = TypesSection()
     metrics: MetricsSection = MetricsSection()

@@ -33,6 +33,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.renewal import LeaseRenewalManager
+from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import (
     CHUNK_BYTES,
@@ -275,6 +276,7 @@ class DelegateConnection:
         """Plain data."""
         return {
             "connected": self._sender.connected,
+            **described(self._sender.compression),
             "registrations": list(self._publications),
             "unacknowledged": self._sender.unacknowledged,
             "refused": self.refusals,
@@ -343,7 +345,8 @@ class DelegateConnection:
         sock = dial(proxy.ref, DATA, self._security, self._config.lookup.timeout)
         try:
             line = Line(sock)
-            self._sender.run(line, greet(line, Hello(token)))
+            hello = Hello.of(token, compression=self._config.link.compression)
+            self._sender.run(line, greet(line, hello))
         finally:
             sock.close()
 

@@ -32,6 +32,7 @@ from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, decode
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, greet
 from jbi_pubsub.pad.delegate import Granted
@@ -211,6 +212,7 @@ class DelegateSession:
                 "delegate": self.ref.service_id,
                 "address": ", ".join(self.ref.endpoints),
                 "connected": self._receiver is not None,
+                **described(self._receiver.compression if self._receiver is not None else None),
                 "subscriptions": list(self._standing),
                 "refused": dict(self._refused),
             }
@@ -397,7 +399,7 @@ class DelegateSession:
         sock = dial(self.ref, DATA, self._config.security(), self._config.lookup.timeout)
         try:
             line = Line(sock)
-            greet(line, Hello(token, receiver.position))
+            greet(line, Hello.of(token, receiver.position, compression=self._config.link.compression))
             with self._changed:
                 self._receiver = receiver
                 for standing in self._by_number.values():

@@ -30,6 +30,7 @@ from typing import Final
 from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, WireTimeoutError
 from jbi_pubsub.core.info_object import Part
 
+from .deflate import Compression
 from .stream import (
     ACK_BYTES,
     FRAME,
@@ -38,6 +39,7 @@ from .stream import (
     SEND_SECONDS,
     Window,
     acknowledged,
+    deflated,
 )
 
 log = logging.getLogger("jbi_pubsub.wire")
@@ -223,14 +225,23 @@ class HubSender:
             self._queued = True
             self._hub.enqueue(self)
 
-    def attach(self, sock: socket.socket, position: int, *, ended: Callable[[], None]) -> None:
-        """Use `sock` from now on: send again what the peer, which is at `position`, has not received, then the rest.
+    @property
+    def compression(self) -> Compression | None:
+        """Of the connection that is attached, None in clear."""
+        connection = self._connection
+        return connection.compression if connection is not None else None
+
+    def attach(
+        self, sock: socket.socket, position: int, *, ended: Callable[[], None], compression: Compression | None = None
+    ) -> None:
+        """Use `sock` from now on: send again what the peer, which is at `position`, has not received, then the rest;
+        compressed, if that was agreed on.
 
         A newer connection wins over an older one. `ended` is called once, when the connection is over (at once, if the
         hub or this sender has stopped): it closes the socket.
         """
         sock.setblocking(False)
-        if not self._hub.order(lambda: self._begin(sock, position, ended)):
+        if not self._hub.order(lambda: self._begin(sock, position, ended, compression)):
             ended()
 
     def stop(self) -> None:
@@ -241,7 +252,9 @@ class HubSender:
         self._stopped = True
         self._end("stopped")
 
-    def _begin(self, sock: socket.socket, position: int, ended: Callable[[], None]) -> None:
+    def _begin(
+        self, sock: socket.socket, position: int, ended: Callable[[], None], compression: Compression | None
+    ) -> None:
         self._end("a newer connection has come")
         if self._stopped or self._hub._stopping:
             _tell(ended)
@@ -252,7 +265,7 @@ class HubSender:
             log.warning("connection refused: %s", exc)
             _tell(ended)
             return
-        self._connection = connection = _Connection(sock, ended)
+        self._connection = connection = _Connection(sock, ended, compression)
         self._guarded(self._resume, connection, position)
 
     def _resume(self, connection: _Connection, position: int) -> None:
@@ -347,9 +360,12 @@ def _tell(ended: Callable[[], None]) -> None:
 class _Connection:
     """A non-blocking socket, what it has not taken yet, and what has come of a frame."""
 
-    def __init__(self, sock: socket.socket, ended: Callable[[], None]) -> None:
+    def __init__(self, sock: socket.socket, ended: Callable[[], None], compression: Compression | None) -> None:
         self.sock = sock
         self.ended = ended
+        self.compression = compression
+        self._plain: deque[Sequence[Part]] = deque()
+        """To be compressed when what is before it has gone: one batch at a turn, for it takes milliseconds."""
         self.tls = isinstance(sock, ssl.SSLSocket)
         self.watched = _READ
         self.deadline = 0.0
@@ -363,16 +379,21 @@ class _Connection:
     @property
     def unsent(self) -> int:
         """Parts that wait."""
-        return len(self._out)
+        return len(self._out) + len(self._plain)
 
     def put(self, frame: Sequence[Part]) -> None:
         """To be written behind what waits."""
+        if self.compression is not None:
+            self._plain.append(frame)
+            return
         self._out.extend(memoryview(part) for part in frame if len(part))
 
     def write(self) -> int:
         """Write what the socket takes, at most about TURN_BYTES; how much. Raises OSError."""
         out, took = self._out, 0
         self.wants_room = False
+        if self.compression is not None and self._plain and not out:
+            out.extend(map(memoryview, deflated(self._plain.popleft(), self.compression)))
         try:
             while out and took < TURN_BYTES:
                 took += self._write_tls() if self.tls else self._write_plain()
@@ -381,7 +402,7 @@ class _Connection:
         except ssl.SSLWantReadError:
             pass  # the peer renews its keys: what it sends for that wakes us
         else:
-            self.wants_room = bool(out)
+            self.wants_room = bool(out or self._plain)
         return took
 
     def _write_plain(self) -> int:
