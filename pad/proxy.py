@@ -13,6 +13,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ErrorReport
 from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.renewal import RENEW_AT
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
@@ -35,7 +36,9 @@ WHOLE, CHUNK, LAST_CHUNK = 1, 2, 3
 CHUNK ... LAST_CHUNK; between them come items of other registrations, none of its own."""
 
 RENEW_SECONDS: Final = 5.0
-"""For renewing a lease: it is tried again until it runs out, so one try need not last."""
+"""For renewing a lease: it is tried again until it runs out, so one try need not last. Where the term leaves more than
+that (three fifths of it, see core/renewal.py), a try may take as long as any call: behind a slow link's queue an answer
+takes seconds, and to begin again costs more of them."""
 
 SUBSCRIBE_AT_ONCE: Final = 100
 """Subscriptions in one call: 100 take a delegate some 20 ms, and a client with thousands some dozens of calls."""
@@ -66,11 +69,13 @@ class _LeasedProxy:
     def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
         self.ref = ref
         self._client = ControlClient(ref, security, timeout=timeout)
-        self._renewing = ControlClient(ref, security, timeout=min(timeout, RENEW_SECONDS))
+        self._renewing = ControlClient(ref, security, timeout=timeout)
+        self._most = timeout
 
     def renew(self, lease_id: str, duration: float) -> Lease:
-        """Renew a lease granted there."""
-        return self._renewing.call("renew", Lease, lease_id, duration)
+        """Renew a lease granted there. Only the term comes back: who renews often pays for each byte."""
+        seconds = min(self._most, max(RENEW_SECONDS, (1 - RENEW_AT) * duration))
+        return Lease(lease_id, self._renewing.call("renew", float, lease_id, duration, timeout=seconds))
 
     def close(self) -> None:
         """Close the connections."""

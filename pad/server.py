@@ -34,7 +34,6 @@ from jbi_pubsub.core.errors import (
     report,
 )
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, TypeName
-from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported
@@ -438,8 +437,8 @@ class _Delegate:
         return Opened(connection.connection_id, lease, self._server.server_id)
 
     @exported
-    def renew(self, caller: Caller, lease_id: str, duration: float) -> Lease:  # noqa: ARG002  # the lease id is the right
-        return self._server.delegate.renew(lease_id, duration)
+    def renew(self, caller: Caller, lease_id: str, duration: float) -> float:  # noqa: ARG002  # the lease id is the right
+        return self._server.delegate.renew(lease_id, duration).duration
 
     @exported
     def disconnect(self, caller: Caller, connection_id: str) -> None:  # noqa: ARG002  # the connection id is the right
@@ -486,8 +485,8 @@ class _Subscriptions:
         return Opened(session_id, lease, self._server.server_id)
 
     @exported
-    def renew(self, caller: Caller, lease_id: str, duration: float) -> Lease:  # noqa: ARG002  # the lease id is the right
-        return self._server.delegate.renew(lease_id, duration)
+    def renew(self, caller: Caller, lease_id: str, duration: float) -> float:  # noqa: ARG002  # the lease id is the right
+        return self._server.delegate.renew(lease_id, duration).duration
 
     @exported
     def close(self, caller: Caller, session_id: str) -> None:  # noqa: ARG002  # the session id is the right

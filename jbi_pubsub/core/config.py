@@ -107,6 +107,9 @@ class LinkSection(_Section, frozen=True):
     compression: Literal["none", "deflate"] = "none"
     """What a client (publisher, subscriber, whoever watches a lookup service) asks for. `deflate` is for slow links: it
     costs both ends time (docs/links.md)."""
+    window: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Bytes that may be under way on a data connection of a publisher or subscriber; 0 leaves it to TCP, which fills
+    whatever queue a slow link has, and then leases are not renewed in time. 4096 is 5 s of 7,200 bit/s."""
     max_compressed: Annotated[int, msgspec.Meta(ge=0)] = 500
     """Compressed connections of one server, up to 0.3 MB each; further ones are not compressed; 0: none is."""
 

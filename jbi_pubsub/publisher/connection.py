@@ -342,10 +342,11 @@ class DelegateConnection:
         with self._lock:
             proxy, opened = self._attached()
         token = proxy.open_publications(opened.uid)
-        sock = dial(proxy.ref, DATA, self._security, self._config.lookup.timeout)
+        link = self._config.link
+        sock = dial(proxy.ref, DATA, self._security, self._config.lookup.timeout, window=link.window)
         try:
             line = Line(sock)
-            hello = Hello.of(token, compression=self._config.link.compression)
+            hello = Hello.of(token, compression=link.compression)
             self._sender.run(line, greet(line, hello))
         finally:
             sock.close()

@@ -396,10 +396,11 @@ class DelegateSession:
 
     def _receive(self, opened: Opened, receiver: Receiver) -> None:
         token = self._proxy.open_deliveries(opened.uid)
-        sock = dial(self.ref, DATA, self._config.security(), self._config.lookup.timeout)
+        link = self._config.link
+        sock = dial(self.ref, DATA, self._config.security(), self._config.lookup.timeout, window=link.window)
         try:
             line = Line(sock)
-            greet(line, Hello.of(token, receiver.position, compression=self._config.link.compression))
+            greet(line, Hello.of(token, receiver.position, compression=link.compression))
             with self._changed:
                 self._receiver = receiver
                 for standing in self._by_number.values():
