@@ -30,10 +30,11 @@ def payloads(count: int, *, seed: int = 1) -> list[bytes]:
     return [rng.randbytes(rng.randrange(3_000)) for _ in range(count)]
 
 
-@pytest.mark.parametrize("kind", ["delegate", "peer"])
-def test_cuts_of_a_subscribers_connections_lose_and_repeat_nothing(kind: str, scene: Any) -> None:
+@pytest.mark.parametrize(("kind", "compression"), [("delegate", "none"), ("delegate", "deflate"), ("peer", "none")])
+def test_cuts_of_a_subscribers_connections_lose_and_repeat_nothing(kind: str, compression: str, scene: Any) -> None:
     # Given a subscriber behind a link, whose lease outlives the test
     scene.leases(60.0)
+    scene.set("link", compression=compression)
     scene.open(kind)
     link = scene.subscribers_link
     sent = payloads(OBJECTS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
+
 AIRBORNE = 7_200
 """Bits a second of the paper's slowest link."""
 
@@ -103,3 +105,31 @@ def test_a_slow_link_loses_by_its_own_policy_and_each_loss_is_counted_and_told(s
     account = scene.account()
     assert account["delivered"] == len(came)
     assert scene.node.status()["lost"] == {"queue_overflow": 60 - len(came)}
+
+
+@pytest.mark.parametrize("compression", ["none", "deflate"])
+def test_metadata_that_repeats_costs_a_compressed_link_a_third(compression: str, scene: Any) -> None:
+    # Given a subscriber and a publisher behind links of their own that ask for compression, or not
+    scene.set("link", compression=compression)
+    scene.leases(60.0)
+    scene.open()
+    links = {scene.subscribers_link: "down", scene.publishers_link: "up"}
+    before = {link: link.passed[way] for link, way in links.items()}
+
+    # When 40 objects are published, one after the other, each with figure 1
+    for n in range(1, 41):
+        scene.publish(b"%d" % n)
+        assert scene.sequences(n) == [n]
+
+    # Expect that each link has carried less than a third of it, or all
+    metadata = 40 * len(scene._figures.figure_1)
+    for link, way in links.items():
+        carried = link.passed[way] - before[link]
+        assert (carried < metadata / 3) == (compression == "deflate")
+
+    # Expect both ends to say so
+    [session] = scene.node.status()["sessions"]
+    [delegate] = scene.publisher.status()["delegates"].values()
+    for said in (session, delegate):
+        assert said["compression"] == compression
+        assert (said["ratio"] > 3) == (compression == "deflate")

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import trustme
 
-from jbi_pubsub.core.wire.endpoint import DATA, Caller, Endpoint, Security, dial
+from jbi_pubsub.core.errors import WireError
+from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Caller, Endpoint, Security, dial
 from jbi_pubsub.core.wire.ref import ServiceRef
 from jbi_pubsub.core.wire.tls import TlsIdentity
 
@@ -123,3 +124,29 @@ def test_a_connection_that_is_handed_over_outlives_its_thread_and_not_the_server
 def serving(endpoint: Endpoint) -> list[str]:
     """Threads that serve a connection of the endpoint."""
     return [t.name for t in threading.enumerate() if t.name.startswith(f"{endpoint.name}-127")]
+
+
+@pytest.mark.parametrize("window", [4096, 0])
+def test_a_connection_for_a_slow_link_takes_no_more_than_its_window(window: int, serve: Callable[..., Any]) -> None:
+    # Given a server, and a client that wants so many bytes under way at most
+    served = serve()
+    with dial(served.ref, DATA, Security(), 5.0, window=window) as sock:
+        buffers = [sock.getsockopt(socket.SOL_SOCKET, each) for each in (socket.SO_RCVBUF, socket.SO_SNDBUF)]
+
+        # Expect buffers as small as that (Linux doubles them for its own use, socket(7)), and a connection that works
+        assert (max(buffers) <= 2 * 4096) == bool(window)
+        sock.sendall(b"hello")
+        assert sock.recv(5) == b"hello"
+
+    # Expect that nobody there is told as ever
+    served.close()
+    with pytest.raises(WireError, match="can't reach"):
+        dial(served.ref, DATA, Security(), 5.0, window=window)
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="this system's keepalive is not tunable")
+@pytest.mark.parametrize(("plane", "seconds"), [(DATA, 15), (CONTROL, 60)])
+def test_who_waits_for_what_may_never_come_probes_often(plane: bytes, seconds: int, serve: Callable[..., Any]) -> None:
+    # Expect the client of a data connection to notice a peer that has gone sooner than one that only calls
+    with dial(serve().ref, plane, Security(), 5.0) as sock:
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == seconds
