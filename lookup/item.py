@@ -138,8 +138,9 @@ class ServiceRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     duration: float
 
 
-class LeaseResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One lease's outcome in a batch: the seconds granted (0.0 for a cancel), or the error."""
+class LeaseResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
+    """One lease's outcome in a batch: the seconds granted (0.0 for a cancel), or the error. Without its names on the
+    wire: renewals are most of what an idle link carries."""
 
     lease_id: str
     duration: float = 0.0

@@ -107,12 +107,6 @@ class Namespaces:
         for space in (self.ground, self.air):
             run("tc", "-n", space, "qdisc", "replace", "dev", "link0", "root", *tbf)
 
-    def delay(self, milliseconds: int) -> None:
-        """One way, on top. Raises CalledProcessError if the kernel has no netem."""
-        for space in (self.ground, self.air):
-            netem = ("parent", "1:1", "netem", "delay", f"{milliseconds}ms")
-            run("tc", "-n", space, "qdisc", "add", "dev", "link0", *netem)
-
     def down(self) -> None:
         """The link fails: nothing comes any more in the air, and nobody is told there."""
         run("ip", "-n", self.ground, "link", "set", "link0", "down")
