@@ -34,6 +34,9 @@ OBJECT, LOSS, CHUNK, LAST_CHUNK, SHARED = 1, 2, 3, 4, 5
 LAST_CHUNK; between them come items of other subscriptions, none of its own. SHARED has, instead of a number, how many
 subscriptions the object is for, then their numbers (32 bits each), then the object: it goes over the link once."""
 
+COUNT_MOST: Final = 2**53
+"""The largest loss that is told as a number: a hostile publisher may skip any number of objects, again and again."""
+
 SHARED_MOST: Final = 10_000
 """Subscriptions of one SHARED item: its numbers take 40 kB then."""
 
@@ -379,7 +382,7 @@ class SubscriberSession:
         if outlet.untold:
             cause, count = outlet.untold.popitem()
             self._flying.append(())
-            notice = LossNotice(outlet.subscription.uid, Cause(cause), count)
+            notice = LossNotice(outlet.subscription.uid, Cause(cause), min(count, COUNT_MOST))
             return ITEM.pack(LOSS, number), msgspec.msgpack.encode(notice)
         if not outlet.may_send():
             return None

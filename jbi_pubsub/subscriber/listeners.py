@@ -9,10 +9,13 @@ long as there are fewer than MAX_WORKERS of them.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from typing import Final, Protocol
+
+log = logging.getLogger("jbi_pubsub.subscriber")
 
 PATIENCE: Final = 0.005
 """Seconds listeners may take before others are called beside them: a quick one needs a thousandth of that, and nobody
@@ -78,8 +81,12 @@ class ListenerPool:
         elif len(self._threads) < MAX_WORKERS:
             self._started += 1
             thread = threading.Thread(target=self._work, name=f"{self._name}-listener-{self._started}", daemon=True)
-            self._threads.add(thread)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as exc:  # the system has no more threads for us: those there are do it, or the next try
+                log.warning("no further thread for listeners: %s", exc)
+            else:
+                self._threads.add(thread)
 
     def _work(self) -> None:
         client = self._first()

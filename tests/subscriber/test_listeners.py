@@ -191,3 +191,25 @@ def test_a_listener_may_close_its_own_subscription(
     subscription.add([_object(1), _object(2)], lambda _count: None)
     assert eventually(lambda: listener.told == [1])
     assert subscription.take(0.0) is None
+
+
+def test_a_system_without_further_threads_delays_listeners_and_ends_nothing(
+    pool: ListenerPool,
+    subscribe: Callable[..., LocalSubscription],
+    eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a system that has no thread for the first listener
+    first, second = Listener(), Listener()
+    ours, others = subscribe(first), subscribe(second)
+
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", none_left)
+        ours.add([_object(1)], lambda _count: None)
+    assert (first.told, pool.workers) == ([], 0)
+    # When there is one again, at the next object, expect both to be told
+    others.add([_object(1)], lambda _count: None)
+    assert eventually(lambda: (first.told, second.told) == ([1], [1]))
