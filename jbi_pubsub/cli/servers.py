@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -276,6 +276,10 @@ def _metrics(metrics: MetricsServer | None) -> dict[str, int]:
     return {"metrics": metrics.port} if metrics is not None else {}
 
 
+SIGNAL_SECONDS: Final = 0.25
+"""How late a signal may be noticed at worst."""
+
+
 def _stop_on_signal() -> threading.Event:
     """Set by SIGTERM and SIGINT from now on: before anybody is told that we are ready."""
     stop = threading.Event()
@@ -285,7 +289,9 @@ def _stop_on_signal() -> threading.Event:
 
 
 def _wait(stop: threading.Event) -> None:
-    while not stop.wait(3600.0):
+    """Python runs a signal's handler only when the main thread runs on, and one that comes just before it begins to
+    wait does not end that wait: so no wait is long."""
+    while not stop.wait(SIGNAL_SECONDS):
         pass
 
 
