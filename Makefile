@@ -13,9 +13,9 @@ demo: $(VENV)/demo.stamp
 test: $(VENV)/test.stamp
 	$(BIN)/python -m pytest $(ARGS)
 
-# what CI runs: lint, format, types, floors, then the tests
+# everything: lint, format, types, floors, then all tests, the slow ones too
 check: $(VENV)/test.stamp lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m "" $(ARGS)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

@@ -243,6 +243,7 @@ def wait(seconds: float, eventually: Callable[..., Any]) -> None:
     eventually(lambda: time.monotonic() >= end, seconds + 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_an_outage_of_half_a_lease_costs_nothing_over_real_tcp(
     spaces: Namespaces, tmp_path: Path, eventually: Callable[..., Any]
@@ -271,6 +272,7 @@ def test_an_outage_of_half_a_lease_costs_nothing_over_real_tcp(
     assert [obj["lost"] for obj in came] == [{}] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_after_an_outage_of_three_leases_it_is_registered_again_over_real_tcp(
     spaces: Namespaces, tmp_path: Path, eventually: Callable[..., Any]
