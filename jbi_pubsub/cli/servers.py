@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.metrics import MetricsServer
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
@@ -59,9 +60,11 @@ def lookup(
     """
     if context.invoked_subcommand:
         return
-    config = settings.load(
+    config, origins = settings.explain(
         lookup__host=host, lookup__port=port, lookup__state="" if ephemeral else state, metrics__port=metrics_port
     )
+    if "lookup.locators" not in origins:  # the default is for applications: two federations on a host are to stay two
+        config = msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, locators=()))
     _raise_file_limit()
     stop = _stop_on_signal()
     server = open_lookup(config, destroyed=stop.set)
@@ -102,13 +105,29 @@ def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None)
 
 
 @lookup.group()
-@click.option("--at", "address", metavar="HOST:PORT", default="127.0.0.1:4160", show_default=True)
+@click.option("--at", "address", metavar="HOST:PORT", help="Which one; default the configured locator.")
 @pass_settings
 @click.pass_context
-def admin(context: click.Context, settings: Settings, address: str) -> None:
-    """Administer a running lookup service."""
+def admin(context: click.Context, settings: Settings, address: str | None) -> None:
+    """Administer a running lookup service.
+
+    \b
+    jbi lookup admin groups                                   what it serves
+    jbi --locator 10.0.0.7:4160 lookup admin locators add 10.0.0.8:4160
+    jbi lookup admin --at 10.0.0.7:4160 port set 4161
+    """
     context.obj = settings
-    context.meta["jbi.address"] = address
+    context.meta["jbi.address"] = address or _administered(settings.load().lookup.locators)
+
+
+def _administered(locators: tuple[str, ...]) -> str:
+    """Which lookup service is meant when none is named. Raises ConfigurationError."""
+    if len(locators) != 1:
+        raise ConfigurationError(
+            f"which lookup service? Locators are configured for {', '.join(locators) or 'none'}",
+            hint="Name it with --at HOST:PORT",
+        )
+    return locators[0]
 
 
 _action = click.argument("action", type=click.Choice(("show", "set", "add", "remove")), default="show")

@@ -38,7 +38,7 @@ class LookupSection(_Section, frozen=True):
     groups: tuple[str, ...] = ("",)
     """Groups to join and to look in; "" is the public one, "*" (clients only) all, none at all looks nowhere."""
     locators: tuple[str, ...] = ("127.0.0.1:4160",)
-    """host:port of lookup services to ask beside discovery; a lookup service joins them."""
+    """host:port of lookup services to ask beside discovery. A lookup service joins those that are set, no default."""
     multicast: bool = True
     """Announce and discover by mDNS."""
     interfaces: tuple[str, ...] = ("127.0.0.1",)

@@ -201,3 +201,28 @@ def test_a_killed_lookup_service_takes_its_place_at_the_others_again_before_its_
     _, again = lookup(*flags)
     # Expect the other one to know the new address: it could replace its own item
     eventually(lambda: address() == again["address"])
+
+
+def test_the_configured_locator_says_which_lookup_service_is_meant(federation: Any, said: Callable[..., Any]) -> None:
+    # Given one locator, expect it to be administered without being named again
+    address = federation.lookups[0].address
+    told = said("--no-multicast", "--locator", address, "lookup", "admin", "groups")
+    assert told.code == 0
+    # Given two, expect the question which
+    both = said("--no-multicast", "--locator", address, "--locator", "127.0.0.1:1", "lookup", "admin", "groups")
+    assert both.code != 0
+    assert "--at" in both.err
+
+
+def test_a_lookup_service_joins_no_other_by_the_default_locator(
+    start: Callable[..., Any], said: Callable[..., Any]
+) -> None:
+    # Given a lookup service without any locator configured, and another that names it
+    first = start("--no-multicast", "lookup", "--port", "0", "--json").fact()
+    told = said("--no-multicast", "lookup", "admin", "--at", first["address"], "locators")
+    # Expect the first to have none: what applications ask by default is not for it to join
+    assert told.code == 0
+    assert "4160" not in told.out
+    second = start("--no-multicast", "--locator", first["address"], "lookup", "--port", "0", "--json").fact()
+    told = said("--no-multicast", "lookup", "admin", "--at", second["address"], "locators")
+    assert first["address"] in told.out
