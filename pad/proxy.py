@@ -35,6 +35,10 @@ WHOLE, CHUNK, LAST_CHUNK = 1, 2, 3
 """A publication starts with its kind and the number of its registration on the connection. A large object comes as
 CHUNK ... LAST_CHUNK; between them come items of other registrations, none of its own."""
 
+MAX_COMING: Final = 4
+"""Large objects of one publisher that may be coming in chunks at once: a delegate holds them in memory, 64 MB each at
+most, before it can see what they are."""
+
 RENEW_SECONDS: Final = 5.0
 """For renewing a lease: it is tried again until it runs out, so one try need not last. Where the term leaves more than
 that (three fifths of it, see core/renewal.py), a try may take as long as any call: behind a slow link's queue an answer

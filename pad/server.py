@@ -51,6 +51,7 @@ from jbi_pubsub.pad.proxy import (
     DELEGATE_METHODS,
     JOIN_ADMIN,
     LAST_CHUNK,
+    MAX_COMING,
     PUBLICATION,
     STATUS,
     SUBSCRIBE_AT_ONCE,
@@ -78,9 +79,6 @@ DELIVER_EVERY: Final = 32
 """Publications of a batch after which what they come to is delivered: about a millisecond's work."""
 DELIVER_BYTES: Final = 1 << 20
 """The same for large objects: what is gathered counts in no queue's bound yet."""
-
-MAX_COMING: Final = 64
-"""Large objects of one publisher that may be coming in chunks at once."""
 
 STATUS_ROWS: Final = 5_000
 """Rows of a list in a status that is asked for over the network: about 3 MB of subscriptions."""

@@ -46,7 +46,7 @@ from jbi_pubsub.core.wire.stream import (
     greet,
 )
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, WHOLE, DelegateProxy, Opened, Refusals
+from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, DelegateProxy, Opened, Refusals
 
 from .publication import Publication
 
@@ -112,7 +112,7 @@ class _Queue:
             if not self._turns:
                 self._changed.wait(timeout)
             while self._turns and len(items) < max_items and size < max_bytes:
-                number = self._turns.popleft()
+                number = self._turn()
                 items.append(self._next(number))
                 size += sum(map(len, items[-1]))
                 if self._lanes[number] or number in self._cutting:
@@ -121,6 +121,17 @@ class _Queue:
                     del self._lanes[number]
             self._changed.notify_all()
         return items
+
+    def _turn(self) -> int:
+        """Whose turn it is. A large object begins only when fewer are under way than a delegate takes at once; those
+        under way have turns, so there is always one."""
+        while True:
+            number = self._turns.popleft()
+            if number in self._cutting or len(self._cutting) < MAX_COMING:
+                return number
+            if sum(map(len, self._lanes[number][0])) <= CHUNK_BYTES:
+                return number
+            self._turns.append(number)
 
     def _next(self, number: int) -> tuple[Part, ...]:
         cutting = self._cutting.get(number)

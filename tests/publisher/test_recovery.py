@@ -13,7 +13,7 @@ from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES
-from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, DelegateProxy, fetch_status
+from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, DelegateProxy, fetch_status
 from jbi_pubsub.publisher.connection import DelegateConnection, _Queue
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -157,6 +157,29 @@ def test_large_objects_of_several_registrations_each_go_again_once() -> None:
         assert _objects(own) == [b"".join(LARGE)]
     queue.acknowledged(len(items))
     assert queue.wait_empty(0.0) == 0
+
+
+def test_no_more_large_objects_are_under_way_than_a_delegate_takes_at_once() -> None:
+    # Given a large object of each of many registrations, and small ones of others
+    queue = _Queue()
+    large, small = range(1, 4 * MAX_COMING), range(100, 110)
+    for number in (*large, *small):
+        queue.put(number, LARGE if number in large else SMALL, 1.0)
+    # When all of it is sent
+    items = _all(queue)
+    # Expect the small ones to go in the first round, and no more large ones to be under way at any time
+    kinds = [PUBLICATION.unpack(item[0]) for item in items]
+    assert {number for kind, number in kinds[: MAX_COMING + len(small)] if kind == WHOLE} == set(small)
+    under_way: set[int] = set()
+    for kind, number in kinds:
+        if kind == CHUNK:
+            under_way.add(number)
+        elif kind == LAST_CHUNK:
+            under_way.discard(number)
+        assert len(under_way) <= MAX_COMING
+    # Expect each to arrive whole
+    for number in large:
+        assert _objects([i for i in items if PUBLICATION.unpack(i[0])[1] == number]) == [b"".join(LARGE)]
 
 
 def test_an_object_that_has_gone_is_not_kept() -> None:
