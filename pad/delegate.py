@@ -112,8 +112,6 @@ class Registration:
     number: int
     connection: str
     gate: InformationTypeGate
-    entries: Entries
-    validate: bool
     topic: _Topic
     judgement: Judgement
     sequence: int = 0
@@ -308,9 +306,7 @@ class Delegate:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
             topic = self._topic_for(entries)
             judgement = Judgement(gate, request.entries, topic.table, validate=request.validate)
-            registration = Registration(
-                uid, number, connection_id, gate, request.entries, request.validate, topic, judgement
-            )
+            registration = Registration(uid, number, connection_id, gate, topic, judgement)
             connection.registrations[registration.number] = registration
             self._registrations[registration.uid] = registration
         return registration, entries

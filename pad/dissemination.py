@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
@@ -140,6 +140,10 @@ def check(metadata: bytes, gate: InformationTypeGate, entries: tuple[EntryRep, .
     return root
 
 
+REMEMBERED_BYTES: Final = 16 << 10
+"""Larger metadata are judged each time: with 10,000 registrations the answers kept hold 160 MB of metadata at most."""
+
+
 class Judgement:
     """What one registration's last metadata came to: whether they pass, and whom they match.
 
@@ -174,9 +178,10 @@ class Judgement:
             root = parse_metadata(metadata) if table.predicates else None
         else:
             root = check(metadata, self._gate, self._entries, validate=self._validate)
-        self._matched = table.match(root)
-        self._metadata, self._version = metadata, version
-        return self._matched
+        matched = table.match(root)
+        if len(metadata) <= REMEMBERED_BYTES:
+            self._metadata, self._version, self._matched = metadata, version, matched
+        return matched
 
 
 def disseminate(parcel: Parcel, matched: list[Subscription]) -> Disseminated:

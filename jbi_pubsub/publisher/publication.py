@@ -17,6 +17,7 @@ from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, pack
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
 from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
 from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.pad.dissemination import check
 from jbi_pubsub.pad.subscription import PublisherRequest
 
 RegistrationUid = NewType("RegistrationUid", str)
@@ -58,10 +59,7 @@ class Publication:
         """Raises MetadataError, InvariantError or OversizeError, each naming the element's path."""
         if metadata == self._checked:
             return
-        root = parse_metadata(metadata)
-        if self.validate:
-            self.info_type.validate(root)
-        self.info_type.check_invariants(root, self.entries)
+        check(metadata, self.info_type, self.entries, validate=self.validate)
         self._checked = metadata
 
     def next_object(self, metadata: bytes, payload: bytes) -> Parcel:

@@ -9,7 +9,7 @@ import pytest
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, decode, pack
 from jbi_pubsub.core.xml import Element
-from jbi_pubsub.pad.dissemination import Judgement, MatchTable, disseminate
+from jbi_pubsub.pad.dissemination import REMEMBERED_BYTES, Judgement, MatchTable, disseminate
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
 
 KABUL = b"<m><lat>34.5</lat></m>"
@@ -115,6 +115,19 @@ def test_empty_metadata_are_refused_also_as_the_first_ones(judgement: Judgement)
         with pytest.raises(MetadataError):
             judgement.match(b"")
         judgement.match(KABUL)
+
+
+def test_large_metadata_are_not_kept_for_the_next_object(judgement: Judgement, gate: Gate, table: MatchTable) -> None:
+    # Given a subscription, and metadata at the limit and beyond it
+    table.add(_subscription("south", "/m/lat < 40"))
+    kept = KABUL.replace(b"</m>", b" " * (REMEMBERED_BYTES - len(KABUL)) + b"</m>")
+    large = kept.replace(b"</m>", b" </m>")
+    # When each comes twice, expect the same answers, and the larger to be judged each time
+    assert [_uids(judgement.match(metadata)) for metadata in (kept, kept, large, large)] == [["south"]] * 4
+    assert gate.asked == 3
+    # Expect what was kept before to hold still
+    assert _uids(judgement.match(kept)) == ["south"]
+    assert gate.asked == 3
 
 
 def test_what_goes_out_is_what_came_in() -> None:
