@@ -418,7 +418,9 @@ class Delegate:
     def open_session(self, name: str, duration: float) -> tuple[str, Lease]:
         """A subscriber process comes: its session id and lease. Raises LeaseDeniedError."""
         session_id = f"session-{uuid4().hex}"
-        session = SubscriberSession(session_id, name=name, budget=self._budget, hub=self._hub)
+        session = SubscriberSession(
+            session_id, name=name, budget=self._budget, hub=self._hub, chunk=self._config.link.chunk
+        )
         with self._lock:
             self._check_room(len(self._sessions), "subscriber sessions")
             lease = self._landlord.grant(

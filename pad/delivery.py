@@ -180,9 +180,12 @@ class SubscriberSession:
         name: str,
         budget: Budget,
         hub: SenderHub,
+        chunk: int = CHUNK_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`chunk`: see [link] chunk."""
         self._budget = budget
+        self._chunk = chunk
         self.session_id = session_id
         self.name = name
         self._clock = clock
@@ -194,7 +197,7 @@ class SubscriberSession:
         self._closed = False
         self._freed = 0
         """Bytes that the current `take` has taken out of queues."""
-        self._sender = HubSender(hub, take=self._take, acked=self._acked)
+        self._sender = HubSender(hub, take=self._take, acked=self._acked, batch_bytes=chunk)
 
     def add(self, subscription: Subscription) -> None:
         """Open the subscription's outlet."""
@@ -388,8 +391,8 @@ class SubscriberSession:
             return None
         waiting = self._take_from(outlet)
         parcel = waiting.parcel
-        if parcel.size > CHUNK_BYTES:
-            outlet.cutting = chunks(parcel.parts, CHUNK_BYTES)
+        if parcel.size > self._chunk:
+            outlet.cutting = chunks(parcel.parts, self._chunk)
             outlet.next_chunk = next(outlet.cutting)
             return self._next_chunk(outlet)
         if len(waiting.outlets) > 1:

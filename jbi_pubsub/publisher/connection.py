@@ -37,7 +37,6 @@ from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import (
     CHUNK_BYTES,
-    MAX_BATCH_BYTES,
     MAX_BATCH_ITEMS,
     Hello,
     Line,
@@ -63,9 +62,10 @@ class _Queue:
     """Publications waiting to be sent (Source). Registrations take turns, large objects go in chunks. `_changed`
     covers all state."""
 
-    def __init__(self, filled: Callable[[], None] = lambda: None) -> None:
-        """`filled` is called when a full batch waits."""
+    def __init__(self, filled: Callable[[], None] = lambda: None, *, chunk: int = CHUNK_BYTES) -> None:
+        """`filled` is called when a full batch waits; `chunk`: see [link] chunk."""
         self._filled = filled
+        self._chunk = chunk
         self._changed = threading.Condition()
         self._lanes: dict[int, deque[tuple[Part, ...]]] = {}
         self._turns: deque[int] = deque()
@@ -103,7 +103,7 @@ class _Queue:
 
     def is_full(self) -> bool:
         """Whether a full batch waits (Source)."""
-        return self._count >= MAX_BATCH_ITEMS or self._bytes >= MAX_BATCH_BYTES
+        return self._count >= MAX_BATCH_ITEMS or self._bytes >= self._chunk
 
     def take(self, max_items: int, max_bytes: int, timeout: float) -> list[tuple[Part, ...]]:
         items: list[tuple[Part, ...]] = []
@@ -129,7 +129,7 @@ class _Queue:
             number = self._turns.popleft()
             if number in self._cutting or len(self._cutting) < MAX_COMING:
                 return number
-            if sum(map(len, self._lanes[number][0])) <= CHUNK_BYTES:
+            if sum(map(len, self._lanes[number][0])) <= self._chunk:
                 return number
             self._turns.append(number)
 
@@ -139,11 +139,11 @@ class _Queue:
             parts = self._lanes[number].popleft()
             self._count -= 1
             self._bytes -= sum(map(len, parts))
-            if sum(map(len, parts)) <= CHUNK_BYTES:
+            if sum(map(len, parts)) <= self._chunk:
                 self._taken.append((number, parts))
                 return PUBLICATION.pack(WHOLE, number), *parts
             self._whole[number] = parts
-            cutting = self._cutting[number] = deque(chunks(parts, CHUNK_BYTES))
+            cutting = self._cutting[number] = deque(chunks(parts, self._chunk))
         chunk = cutting.popleft()
         self._taken.append((number, self._whole[number]))
         if cutting:
@@ -220,8 +220,8 @@ class DelegateConnection:
         self._opened: Opened | None = None
         self._publications: dict[str, Publication] = {}
         self._next_number = 0
-        self._queue = _Queue(lambda: self._sender.nudge())
-        self._sender = Sender(self._queue, name=f"publish-{name}", acked=self._acked)
+        self._queue = _Queue(lambda: self._sender.nudge(), chunk=config.link.chunk)
+        self._sender = Sender(self._queue, name=f"publish-{name}", acked=self._acked, batch_bytes=config.link.chunk)
         self._gone = False
         self._taken = 0
         """Items acknowledged so far: after a connection that brought some, the next one need not wait long."""

@@ -37,9 +37,9 @@ class Subscriber:
         self.lost: Counter[int] = Counter()
         self.open = 0
 
-    def read(self, most: int = 500) -> int:
-        """Take a batch of at most so many items; how many came."""
-        items = self._session._take(most, 1 << 30)
+    def read(self, most: int = 500, most_bytes: int = 1 << 30) -> int:
+        """Take a batch of at most so many items and about so many bytes; how many came."""
+        items = self._session._take(most, most_bytes)
         for parts in items:
             data = b"".join(parts)
             kind, number = ITEM.unpack_from(data)
@@ -190,6 +190,26 @@ def test_a_large_object_goes_to_each_in_chunks_of_its_own(
     reader.acknowledge({})
     assert [s.delivered for s in ours] == [1, 1]
     assert Counter(numbers for _, numbers, _ in reader.items) == {(1,): 3, (2,): 3}
+
+
+def test_on_a_slow_link_a_small_object_waits_for_a_chunk_and_not_for_a_large_object(hub: SenderHub) -> None:
+    # Given chunks of 4 kB, a large object for one subscription, and a small one for another behind it
+    session = SubscriberSession("session-1", name="test", budget=Budget(1 << 30), hub=hub, chunk=4 << 10)
+    far, near = _subscription(1), _subscription(2)
+    session.add(far)
+    session.add(near)
+    session.offer([(far, _parcel(1, 40 << 10)), (near, _parcel(2))])
+    # When a batch of about a chunk is taken, expect the small one in it
+    reader = Subscriber(session)
+    assert reader.read(most_bytes=4 << 10) == 3
+    assert reader.got == {2: [2]}
+    # Expect the rest to come a chunk at a time
+    rest = 0
+    while reader.read(most_bytes=4 << 10):
+        rest += 1
+    assert rest == 9
+    reader.acknowledge({})
+    assert (far.delivered, near.delivered) == (1, 1)
 
 
 @settings(derandomize=True, deadline=None, max_examples=200)

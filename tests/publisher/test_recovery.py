@@ -12,7 +12,7 @@ from jbi_pubsub.core.errors import BackPressureError, InvariantError, JbiError, 
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.core.wire.stream import CHUNK_BYTES
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, MAX_BATCH_ITEMS
 from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, DelegateProxy, fetch_status
 from jbi_pubsub.publisher.connection import DelegateConnection, _Queue
 
@@ -180,6 +180,21 @@ def test_no_more_large_objects_are_under_way_than_a_delegate_takes_at_once() -> 
     # Expect each to arrive whole
     for number in large:
         assert _objects([i for i in items if PUBLICATION.unpack(i[0])[1] == number]) == [b"".join(LARGE)]
+
+
+def test_on_a_slow_link_a_small_object_waits_for_a_chunk_and_not_for_a_large_object() -> None:
+    # Given chunks of 4 kB, a large object under way, and a small one of another registration behind it
+    queue = _Queue(chunk=4 << 10)
+    queue.put(1, LARGE, 1.0)
+    first = queue.take(MAX_BATCH_ITEMS, 4 << 10, 0.0)
+    queue.put(2, SMALL, 1.0)
+    # Expect a batch of about a chunk at a time, and the small one in the next or the one after it
+    batches = [first, *(queue.take(MAX_BATCH_ITEMS, 4 << 10, 0.0) for _ in range(2))]
+    assert all(sum(len(part) for item in batch for part in item) < 9 << 10 for batch in batches)
+    assert _objects([i for batch in batches for i in batch if PUBLICATION.unpack(i[0])[1] == 2]) == [b"".join(SMALL)]
+    # Expect the large one whole
+    rest = [item for batch in batches for item in batch] + _all(queue)
+    assert _objects([i for i in rest if PUBLICATION.unpack(i[0])[1] == 1]) == [b"".join(LARGE)]
 
 
 def test_an_object_that_has_gone_is_not_kept() -> None:

@@ -193,13 +193,16 @@ class HubSender:
         *,
         take: Callable[[int, int], Sequence[Sequence[Part]]],
         acked: Callable[[int, bytes], None],
+        batch_bytes: int = MAX_BATCH_BYTES,
     ) -> None:
         """`take(max_items, max_bytes)`: what goes out next. Fewer items and fewer bytes than that (one item may exceed
         them) means that there is no more until `ready` says so; [] that there is nothing.
 
         `acked(count, note)`: so many items more were acknowledged, with the receiver's note. Neither may block.
+        `batch_bytes`: what a batch is filled up to.
         """
         self._hub = hub
+        self._batch_bytes = batch_bytes
         self._take = take
         self._acked = acked
         self._window = Window()
@@ -313,12 +316,12 @@ class HubSender:
             self._wanting = True
             return
         self._wanting = False
-        items = self._take(MAX_BATCH_ITEMS, MAX_BATCH_BYTES)
+        items = self._take(MAX_BATCH_ITEMS, self._batch_bytes)
         if items:
             batch = self._window.add(items)
             connection.put(batch.frame)
             self._flush(connection)
-            if batch.count >= MAX_BATCH_ITEMS or batch.size >= MAX_BATCH_BYTES:
+            if batch.count >= MAX_BATCH_ITEMS or batch.size >= self._batch_bytes:
                 self.ready()  # there is more; the others come first
 
     def _flush(self, connection: _Connection) -> None:

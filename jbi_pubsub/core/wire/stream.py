@@ -60,8 +60,8 @@ STEP_BYTES: Final = 1 << 20
 """Memory taken for a frame at first; it doubles as bytes come, so that a mere announcement costs no more."""
 ACK_BYTES: Final = 1 << 20
 """Largest acknowledgement: consumption of 100,000 subscriptions."""
-CHUNK_BYTES: Final = 256 << 10
-"""Larger items go in chunks of this size; others take turns between them."""
+CHUNK_BYTES: Final = MAX_BATCH_BYTES
+"""Larger items go in chunks of this size, if nobody sets a smaller one; others take turns between them."""
 MAX_FRAME_BYTES: Final = MAX_ITEM_BYTES + MAX_BATCH_BYTES + (1 << 20)
 
 SEND_SECONDS: Final = 30.0
@@ -338,9 +338,18 @@ class Sender:
     and the socket are used outside it.
     """
 
-    def __init__(self, source: Source, *, name: str, acked: Callable[[int, memoryview], None]) -> None:
-        """`acked(count, note)`: so many items more were acknowledged, with the receiver's note."""
+    def __init__(
+        self,
+        source: Source,
+        *,
+        name: str,
+        acked: Callable[[int, memoryview], None],
+        batch_bytes: int = MAX_BATCH_BYTES,
+    ) -> None:
+        """`acked(count, note)`: so many items more were acknowledged, with the receiver's note; `batch_bytes`: what a
+        batch is filled up to."""
         self._source = source
+        self._batch_bytes = batch_bytes
         self._acked = acked
         self._changed = threading.Condition()
         self._line: Line | None = None
@@ -455,7 +464,7 @@ class Sender:
                     return
                 self._taking = True
             try:
-                items = self._source.take(MAX_BATCH_ITEMS, MAX_BATCH_BYTES, TAKE_SECONDS)
+                items = self._source.take(MAX_BATCH_ITEMS, self._batch_bytes, TAKE_SECONDS)
                 if items:
                     self._send(items)
             finally:
