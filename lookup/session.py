@@ -9,6 +9,7 @@ their own. Register first, then look up; older numbers are dropped; a gap leads 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -19,14 +20,13 @@ from uuid import uuid4
 
 import msgspec
 
-from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownLeaseError, WireError, rebuild
+from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
 from jbi_pubsub.lookup.item import (
     ALL_TRANSITIONS,
     EventDiagnostic,
-    LeaseResult,
     ServiceEvent,
     ServiceItem,
     ServiceTemplate,
@@ -65,7 +65,6 @@ class Watcher(Protocol):
 class _Joined:
     item: ServiceItem
     lease_id: str
-    duration: float
 
 
 @dataclass(slots=True)
@@ -73,7 +72,6 @@ class _Watched:
     event_id: str
     number: int
     lease_id: str
-    duration: float
     resync: bool = False
     held: dict[str, ServiceEvent] | None = None
     """The last event of each service that came while a lookup was under way: applied behind its result."""
@@ -117,7 +115,7 @@ class RegistrarSession:
         self._watched: dict[int, _Watched] = {}
         self._refused: set[str] = set()
         self._dirty = True
-        self._renew_by: float | None = None
+        self._renew_by = math.inf  # monotonic seconds; only the session's thread has to do with it
         self._stopping = False
         self.connected = False
         self.away_since: float | None = None
@@ -218,7 +216,7 @@ class RegistrarSession:
         if self._events_lost.is_set():
             raise WireError("event connection lost")
         self._reconcile()
-        due = self._next_renewal()
+        due = self._renew_by
         with self._changed:
             if self._stopping:
                 return False
@@ -244,6 +242,7 @@ class RegistrarSession:
         for service_id, item in items.items():
             joined = self._joined.get(service_id)
             if joined is None or joined.item != item:
+                self._breathe()
                 self._join(item)
         for key, watcher in watchers.items():
             if key not in self._watched:
@@ -263,9 +262,9 @@ class RegistrarSession:
             return
         self._refused.discard(item.service_id)
         with self._changed:
-            self._joined[item.service_id] = _Joined(item, granted.lease_id, granted.duration)
-            self._renew_by = None
+            self._joined[item.service_id] = _Joined(item, granted.lease_id)
             self._changed.notify_all()
+        self._renew_within(granted.duration)
 
     def _watch(self, key: int, watcher: Watcher) -> None:
         try:
@@ -281,10 +280,8 @@ class RegistrarSession:
                 self._watchers.pop(key, None)
             return
         with self._changed:
-            self._watched[key] = _Watched(
-                granted.event_id, granted.number, granted.lease_id, granted.duration, resync=True
-            )
-            self._renew_by = None
+            self._watched[key] = _Watched(granted.event_id, granted.number, granted.lease_id, resync=True)
+        self._renew_within(granted.duration)
         self._resync(key, watcher)
 
     def _resync(self, key: int, watcher: Watcher) -> None:
@@ -323,10 +320,10 @@ class RegistrarSession:
                 watcher.changed(self.registrar_id, event.service_id, _matching(event))
 
     def _breathe(self) -> None:
-        """Between two pages: leases must not run out over them, nor an end be kept waiting."""
+        """Between two of many calls: leases must not run out over them, nor an end be kept waiting."""
         if self._stopping:
-            raise WireError("left in the middle of a lookup")
-        if self._next_renewal() <= time.monotonic():
+            raise WireError("left in the middle of its work")
+        if self._renew_by <= time.monotonic():
             self._renew()
 
     # -- leases -------------------------------------------------------------------------------------------------
@@ -334,31 +331,23 @@ class RegistrarSession:
     def _held(self) -> list[_Joined | _Watched]:
         return [*self._joined.values(), *self._watched.values()]
 
-    def _next_renewal(self) -> float:
-        if self._renew_by is None:
-            with self._changed:
-                terms = [held.duration for held in self._held()]
-            self._renew_by = time.monotonic() + min(terms, default=self._duration) * RENEW_AT
-        return self._renew_by
+    def _renew_within(self, term: float) -> None:
+        """A lease was just granted. It puts off no other, or those that come and go would end those that stay."""
+        self._renew_by = min(self._renew_by, time.monotonic() + term * RENEW_AT)
 
     def _renew(self) -> None:
         with self._changed:
             leases = [held.lease_id for held in self._held()]
+        begun = time.monotonic()
         results = self._proxy.renew([(lease, self._duration) for lease in leases]) if leases else ()
-        self._renew_by = None
-        gone = {r.lease_id for r in results if r.error is not None and r.error.code == UnknownLeaseError.code}
-        self._note(results)
+        terms = [result.duration for result in results if result.error is None]
+        self._renew_by = begun + min(terms, default=math.inf) * RENEW_AT
+        gone = {result.lease_id for result in results if result.error is not None}
         if gone:
             with self._changed:  # forgotten here, so the next round registers again
                 self._joined = {k: j for k, j in self._joined.items() if j.lease_id not in gone}
                 self._watched = {k: w for k, w in self._watched.items() if w.lease_id not in gone}
                 self._dirty = True
-
-    def _note(self, results: tuple[LeaseResult, ...]) -> None:
-        terms = {r.lease_id: r.duration for r in results if r.error is None}
-        with self._changed:
-            for held in self._held():
-                held.duration = terms.get(held.lease_id, held.duration)
 
     def _leave(self) -> None:
         with self._changed:

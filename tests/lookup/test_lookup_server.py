@@ -230,6 +230,29 @@ def test_a_service_registered_again_is_never_seen_as_gone(federation: Any) -> No
     assert seen[1] > 20
 
 
+def test_what_comes_and_goes_does_not_put_off_the_renewal_of_what_stays(
+    federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a process with a service and a watch that stay
+    lookup = federation.lookups[0]
+    community = JoinManager(federation.config, name="busy")
+    federation.stack.callback(community.close)
+    community.join(printer(1))
+    community.wait_joined("printer-1", 5.0)
+
+    # When others of it come and go, several in each term of a lease
+    def a_watch_and_a_service_pass() -> int:
+        passing = community.watch(wanting("red"))
+        community.join(printer(2))
+        community.wait_joined("printer-2", 5.0)
+        community.unwatch(passing)
+        community.leave("printer-2")
+        return lookup.status()["renewals"]  # type: ignore[no-any-return]
+
+    # Expect the leases that stay to be renewed meanwhile
+    eventually(lambda: a_watch_and_a_service_pass() >= 4, 20.0, what=lambda: str(lookup.status()))
+
+
 def test_entries_that_a_service_controls_are_nobody_elses(federation: Any, eventually: Callable[..., Any]) -> None:
     # Given a service that joined with a Colour
     community = JoinManager(federation.config, name="test")
