@@ -60,6 +60,10 @@ class Figures:
             text = f"{head}<{tag}>{value}</{tag}>{tail}"
         return text.encode()
 
+    def register(self, adapter: PublisherAdapterLight) -> RegistrationUid:
+        """A registration of figure 1 at the delegate (alpha, rome), by a connection of its own."""
+        return adapter.register_publisher(adapter.connect_to_delegate("alpha", "rome"), self.schema, self.figure_1)
+
 
 @pytest.fixture
 def figures() -> Figures:

@@ -62,9 +62,7 @@ def test_services_and_status(flags: list[str], federation: Any, figures: Any, sa
     alpha = federation.pad("alpha", "rome")
     bravo = federation.pad("bravo", "paris")
     adapter = federation.light()
-    registration = adapter.register_publisher(
-        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(adapter)
     adapter.publish(registration, figures.figure_1)
     adapter.flush()
 

@@ -13,9 +13,7 @@ def _published(federation: Any, figures: Any) -> Any:
     """A delegate with a publisher, and a subscriber whose queue of two has lost three of five objects."""
     pad = federation.pad("alpha", "rome")
     adapter = federation.light()
-    registration = adapter.register_publisher(
-        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(adapter)
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(
         type_name="mil.af.rl.jbi.Intel_Imagery", predicate="/metadata", bound=2, policy="drop_newest"

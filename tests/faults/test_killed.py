@@ -257,9 +257,7 @@ def test_registrations_made_later_match_through_the_lookup_service_started_again
 
     # When a publisher comes only now
     adapter = field.light()
-    registration = adapter.register_publisher(
-        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(adapter)
 
     # Expect that the subscriber learns of it, without the application's doing
     assert subscriber.wait_matched(subscription) == 1
@@ -274,9 +272,7 @@ def test_a_delegate_started_again_is_used_again(
     # Given objects published through a delegate and received
     pad = field.pad()
     adapter = field.light()
-    registration = adapter.register_publisher(
-        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(adapter)
     subscriber = field.adapter()
     subscription = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(subscription) == 1

@@ -522,9 +522,7 @@ def test_a_publisher_is_told_that_its_batch_is_taken_when_the_mail_is_on_disk(
     pad = federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
     pad.delegate.subscribe("", SubscriptionRequest("one", direct=False, recipients=("one@x.org",)), 60.0)
     adapter = federation.light()
-    registration = adapter.register_publisher(
-        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(adapter)
     # When an object is published; Expect it not to be acknowledged before the mail is there
     adapter.publish(registration, figures.figure_1)
     with pytest.raises(BackPressureError):
@@ -593,9 +591,7 @@ def test_mail_queued_in_a_delegate_that_is_killed_is_sent_when_it_is_back(
     assert subscribing.popen.wait(10.0) == 0
     # When objects are published and taken, and then the delegate is killed
     adapter = field.light()
-    registration = adapter.register_publisher(
-        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(adapter)
     ids = [adapter.publish(registration, figures.figure_1) for _ in range(5)]
     assert not adapter.flush()
     eventually(lambda: server.tries > 0)
@@ -628,9 +624,7 @@ def test_the_command_line_makes_digests_and_shows_who_is_suspended(
         assert process.popen.wait(10.0) == 0
     # When three objects are published
     adapter = field.light()
-    registration = adapter.register_publisher(
-        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(adapter)
     for _ in range(3):
         adapter.publish(registration, figures.figure_1)
     adapter.flush()

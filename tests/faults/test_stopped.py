@@ -121,9 +121,7 @@ def test_a_subscriber_that_hangs_does_not_delay_others(field: Any, figures: Any)
     field.leases(subscriber=60.0)
     pad = field.pad()
     adapter = field.light()
-    registration = adapter.register_publisher(
-        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(adapter)
     subscriber = field.adapter()
     subscription = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(subscription) == 1
@@ -195,9 +193,7 @@ def test_a_subscriber_that_hangs_longer_than_its_lease_receives_again(
     # Given a subscriber process that has received an object
     pad = field.pad()
     adapter = field.light()
-    registration = adapter.register_publisher(
-        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(adapter)
     subscriber = field.subscriber()
     adapter.publish(registration, figures.figure_1)
     assert subscriber.fact() == {"sequence": 1}
@@ -219,9 +215,7 @@ def test_a_subscriber_that_hangs_shorter_than_its_lease_loses_nothing(field: Any
     field.leases(subscriber=60.0)
     field.pad()
     adapter = field.light()
-    registration = adapter.register_publisher(
-        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(adapter)
     subscriber = field.subscriber()
 
     # When 500 objects are published while it hangs

@@ -24,6 +24,13 @@ FEW = settings(
 """The same few examples each time; the fixture stays open over all of them on purpose."""
 
 
+def expect_once_and_in_order(scene: Any, first: int, sent: list[bytes]) -> None:
+    """Every object from that number on arrives once, in order, with its bytes."""
+    came = scene.receive(scene.published)
+    assert [obj.platform.sequence for obj in came] == list(range(first, scene.published + 1))
+    assert [obj.payload for obj in came] == sent
+
+
 def payloads(count: int, *, seed: int = 1) -> list[bytes]:
     """Of 0 to 3 kB."""
     rng = random.Random(seed)
@@ -52,10 +59,7 @@ def test_cuts_of_a_subscribers_connections_lose_and_repeat_nothing(kind: str, co
         link.cut_after("up", *up)
         scene.publish(*sent)
 
-        # Expect every object once, in order, with its bytes
-        came = scene.receive(scene.published)
-        assert [obj.platform.sequence for obj in came] == list(range(first, scene.published + 1))
-        assert [obj.payload for obj in came] == sent
+        expect_once_and_in_order(scene, first, sent)
         made += link.cuts - before
 
     each()
@@ -87,10 +91,7 @@ def test_cuts_of_a_publishers_connections_lose_and_repeat_nothing(scene: Any) ->
         link.cut_after("up", *up)
         scene.publish(*sent)
 
-        # Expect every object once, in order, with its bytes
-        came = scene.receive(scene.published)
-        assert [obj.platform.sequence for obj in came] == list(range(first, scene.published + 1))
-        assert [obj.payload for obj in came] == sent
+        expect_once_and_in_order(scene, first, sent)
         made += link.cuts - before
 
     each()

@@ -70,9 +70,7 @@ def test_delivery_connections_cost_no_threads(
     # Given a delegate with a publisher and 50 subscribers
     pad = federation.pad()
     publisher = federation.light()
-    registration = publisher.register_publisher(
-        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(publisher)
     everybody = subscribers(pad, 50)
     publisher.publish(registration, figures.figure_1)
     publisher.flush()
@@ -106,9 +104,7 @@ def test_a_newer_delivery_connection_wins_and_goes_on_where_the_subscriber_is(
     # Given a subscriber that has got two objects, and told of one of them before it lost its connection half
     pad = federation.pad()
     publisher = federation.light()
-    registration = publisher.register_publisher(
-        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(publisher)
     [subscriber] = subscribers(pad, 1)
     subscriber.connect()
     for number in (1, 2):

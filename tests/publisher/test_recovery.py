@@ -33,9 +33,7 @@ def test_a_publisher_whose_come_back_fails_once_comes_back(
     # Given a publisher with a registration, and a subscriber that has its first object
     pad = federation.pad()
     publisher = federation.light()
-    registration = publisher.register_publisher(
-        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(publisher)
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(uid) == 1
@@ -73,9 +71,7 @@ def test_a_callback_for_refused_objects_that_fails_does_not_end_publishing(
         raise KeyError("the application's mistake")
 
     publisher = federation.light(refused=mistaken)
-    registration = publisher.register_publisher(
-        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(publisher)
     publish = pad.delegate.publish
 
     def refuses_the_first(registered: Any, parcel: Any, deliveries: Any) -> int:

@@ -32,9 +32,7 @@ def test_a_refused_subscription_holds_up_no_other_delivery(
     section = msgspec.structs.replace(federation.config.pad, max_subscriptions=1)
     federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
     publisher = federation.light()
-    registration = publisher.register_publisher(
-        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(publisher)
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(uid) == 1
@@ -58,7 +56,7 @@ def test_a_cancelled_subscription_is_no_longer_shown_as_refused(
     section = msgspec.structs.replace(federation.config.pad, max_subscriptions=1)
     federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
     publisher = federation.light()
-    publisher.register_publisher(publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1)
+    figures.register(publisher)
     subscriber = federation.subscriber()
     standing = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(standing) == 1
@@ -76,7 +74,7 @@ def test_a_malformed_loss_notice_is_an_error_of_the_protocol(
     # Given a subscription that stands at a delegate
     federation.pad()
     publisher = federation.light()
-    publisher.register_publisher(publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1)
+    figures.register(publisher)
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(uid) == 1
@@ -129,7 +127,7 @@ def test_a_cancellation_that_nobody_answers_is_tried_again(
     # Given two subscriptions that stand at a delegate
     pad = federation.pad()
     publisher = federation.light()
-    publisher.register_publisher(publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1)
+    figures.register(publisher)
     subscriber = federation.subscriber()
     kept, cancelled = (subscriber.register_subscriber(type_name=TYPE) for _ in range(2))
     assert subscriber.wait_matched(kept) == subscriber.wait_matched(cancelled) == 1
@@ -167,9 +165,7 @@ def test_an_object_that_overtakes_the_answer_to_its_subscription_is_not_lost(
     # Given a subscription that stands, and a second one that the delegate has, but whose answer is long under way
     federation.pad()
     publisher = federation.light()
-    registration = publisher.register_publisher(
-        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(publisher)
     subscriber = federation.subscriber()
     first = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(first) == 1

@@ -129,7 +129,7 @@ def test_the_examples_run(
     # Given a delegate at which the example subscriber stands, as there is a publisher of imagery already
     pad = federation.pad()
     light = federation.light()
-    light.register_publisher(light.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1)
+    figures.register(light)
     process_settings()
     run = "import runpy; runpy.run_path({!r}, run_name='__main__')"
     subscriber = start(script=run.format(str(EXAMPLES / "subscriber.py")))

@@ -174,9 +174,7 @@ def test_a_whole_federation_works_over_tls(federation: Any, figures: Any, ours: 
     subscriber = federation.subscriber()
     subscription = subscriber.register_subscriber(type_name=TYPE)
     adapter = federation.light()
-    registration = adapter.register_publisher(
-        adapter.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
-    )
+    registration = figures.register(adapter)
     assert subscriber.wait_matched(subscription) == 1
 
     # When a megabyte and a small object are published
