@@ -195,7 +195,7 @@ class Client:
     def watch(self) -> None:
         """As the session does it: register first, then look up."""
         got = self.lamps.registrar.notify(RED, int(ALL_TRANSITIONS), 1000.0, self.lamps.now).result
-        self.session._watched[1] = _Watched(got.event_id, got.number, got.lease_id, got.duration, resync=True)
+        self.session._watched[1] = _Watched(got.event_id, got.number, got.lease_id, resync=True)
         self.meanwhile()
         self.resync()
 
