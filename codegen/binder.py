@@ -18,7 +18,7 @@ steps are atomic; several threads may use it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NoReturn
 
 from jbi_pubsub.codegen.model import TEXT, Field, Part, TypeModel, ValueType, classes_of, fields_of, readable
@@ -135,6 +135,17 @@ class Binder:
         found: list[Found] = []
         self._ask(root, self.root, what, found)
         return self._reps(found, what)
+
+    def is_invariant(self, path: Sequence[str]) -> bool:
+        """Whether the element at `path` (tags from the document element down) belongs to the invariant part."""
+        node = self.root
+        for tag in path[1:]:
+            if tag in node.leaves:
+                return True
+            if tag not in node.nodes:
+                return False
+            node = node.nodes[tag]
+        return True
 
     def check(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
         """Raises InvariantError unless the document gives exactly the entries `registered`."""

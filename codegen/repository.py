@@ -8,7 +8,7 @@ import importlib.metadata
 import os
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,7 @@ from lxml import etree
 
 from jbi_pubsub.codegen.binder import Binder
 from jbi_pubsub.codegen.bundle import Sources, normalize
+from jbi_pubsub.codegen.certain import LeafTypes
 from jbi_pubsub.codegen.derive import Explanation, derive
 from jbi_pubsub.codegen.model import TypeModel
 from jbi_pubsub.codegen.passes import build
@@ -24,6 +25,7 @@ from jbi_pubsub.codegen.schema import read_schema, validator
 from jbi_pubsub.core.errors import MetadataError, SchemaError, TypeConflictError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.xpath import Texts
 from jbi_pubsub.lookup.entry import EntryRep
 
 MAX_TYPES: Final = 1_000
@@ -52,6 +54,7 @@ class InformationType:
         self.model = model
         self._binder = Binder(model)
         self._schema = schema
+        self._leaf_types: LeafTypes | None = None
         self._one_run = threading.Lock()
 
     def validate(self, root: Element, *, what: str = "metadata") -> None:
@@ -93,6 +96,15 @@ class InformationType:
     def check_invariants(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
         """Raises InvariantError (facts `path`, `registered`, `found`) if the document's invariants are others."""
         self._binder.check(root, registered)
+
+    def texts(self, path: Sequence[str]) -> Texts | None:
+        """Texts that the leaf at `path` (tags from the document element down) of a valid document may hold instead of
+        its own, with the document as valid and its invariants the same; None: none for certain."""
+        if self._binder.is_invariant(path):
+            return None
+        if self._leaf_types is None:
+            self._leaf_types = LeafTypes(normalize(self.bundle).documents)
+        return self._leaf_types.texts(path)
 
     def derive(self, predicate: str, namespaces: Mapping[str, str] = {}) -> tuple[EntryRep, ...]:
         """Entry templates that match whatever publishes an object for which `predicate` is true; () for none."""

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.info_object import Parcel, TypeName
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
-from jbi_pubsub.core.xpath import PayloadFilter, PredicateIndex
+from jbi_pubsub.core.xpath import PayloadFilter, PredicateIndex, Stencil, Texts, Traced
 from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.pad.subscription import Subscription
 
@@ -41,6 +41,11 @@ class InformationTypeGate(Protocol):
 
     def check_invariants(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
         """Raises InvariantError naming path, registered and found value."""
+        ...
+
+    def texts(self, path: Sequence[str]) -> Texts | None:
+        """Texts that the leaf at `path` (tags from the document element down) may hold instead of its own, with the
+        metadata as valid and their invariants the same; None: none for certain."""
         ...
 
 
@@ -96,12 +101,12 @@ class MatchTable:
             self.filters -= subscription.payload_filter is not None
             self.version += 1
 
-    def match(self, root: Element | None) -> list[Subscription]:
-        """Those whose predicate is true; without `root` those that have none."""
-        if root is None or not self.predicates:
+    def match(self, document: Element | Traced | None) -> list[Subscription]:
+        """Those whose predicate is true; without `document` those that have none."""
+        if document is None or not self.predicates:
             return list(self._unconditional.values())
         by_key = self._by_key
-        return [s for key in self._index.match(root) if (s := by_key.get(key)) is not None]
+        return [s for key in self._index.match(document) if (s := by_key.get(key)) is not None]
 
     def count_again(self) -> None:
         """The last answer of `match` was given once more."""
@@ -128,20 +133,60 @@ class Disseminated(NamedTuple):
     suppressed: Sequence[Subscription] = ()
 
 
-def check(metadata: bytes, gate: InformationTypeGate, entries: tuple[EntryRep, ...], *, validate: bool) -> Element:
-    """The parsed metadata of an object about to be published, if they are what was registered.
-
-    Raises MetadataError, InvariantError or OversizeError.
-    """
-    root = parse_metadata(metadata)
-    if validate:
-        gate.validate(root)
-    gate.check_invariants(root, entries)
-    return root
-
-
 REMEMBERED_BYTES: Final = 16 << 10
 """Larger metadata are judged each time: with 10,000 registrations the answers kept hold 160 MB of metadata at most."""
+
+STENCILS: Final = 2
+"""Kept for a registration: with an optional element once there, once not, a source has two kinds of documents."""
+PATIENCE_FIRST: Final = 50
+"""Documents that are parsed before a stencil is made, which takes as long as parsing and checking 50 to 100."""
+PATIENCE_MOST: Final = 1 << 20
+"""With a source that never fits its stencils, making them comes to nothing beside the parsing."""
+
+
+class Conformity:
+    """Whether the metadata of one registration's objects are what was registered: valid, with its invariants.
+
+    Metadata that differ from earlier ones in certain texts alone are told by a stencil, without a parser. Several
+    threads may use it: what they may overwrite for one another is only how soon a stencil is made.
+    """
+
+    __slots__ = ("_entries", "_fitted", "_gate", "_parsed", "_patience", "_stencils", "_tried", "_validate")
+
+    def __init__(self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], *, validate: bool) -> None:
+        self._gate = gate
+        self._entries = entries
+        self._validate = validate
+        self._stencils: tuple[Stencil, ...] = ()
+        self._patience = PATIENCE_FIRST
+        self._tried = False
+        self._parsed = 0
+        self._fitted = 0
+
+    def check(self, metadata: bytes) -> Element | Traced:
+        """The document, parsed if need be. Raises MetadataError, InvariantError or OversizeError."""
+        for stencil in self._stencils:
+            traced = stencil.trace(metadata)
+            if traced is not None:
+                self._fitted += 1
+                return traced
+        root = parse_metadata(metadata)
+        if self._validate:
+            self._gate.validate(root)
+        self._gate.check_invariants(root, self._entries)
+        self._parsed += 1
+        if self._parsed >= self._patience:
+            self._learn(metadata, root)
+        return root
+
+    def _learn(self, metadata: bytes, root: Element) -> None:
+        """Make a stencil of a good document; wait longer for the next one if the last try was of little use."""
+        is_useful = not self._tried or self._fitted >= self._parsed
+        self._patience = PATIENCE_FIRST if is_useful else min(2 * self._patience, PATIENCE_MOST)
+        self._tried, self._parsed, self._fitted = True, 0, 0
+        made = Stencil.of(metadata, root, self._gate.texts)
+        if made is not None:
+            self._stencils = (made, *self._stencils)[:STENCILS]
 
 
 class Judgement:
@@ -151,14 +196,12 @@ class Judgement:
     and again; the answer holds while the metadata and the table's subscriptions are the same. One thread at a time.
     """
 
-    __slots__ = ("_entries", "_gate", "_matched", "_metadata", "_table", "_validate", "_version")
+    __slots__ = ("_conformity", "_matched", "_metadata", "_table", "_version")
 
     def __init__(
         self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], table: MatchTable, *, validate: bool
     ) -> None:
-        self._gate = gate
-        self._entries = entries
-        self._validate = validate
+        self._conformity = Conformity(gate, entries, validate=validate)
         self._table = table
         self._metadata: bytes | None = None  # none judged yet
         self._version = -1
@@ -171,14 +214,15 @@ class Judgement:
         """
         table = self._table
         version = table.version  # read first: what is added meanwhile makes the answer stale
+        document: Element | Traced | None
         if metadata == self._metadata:
             if version == self._version:
                 table.count_again()
                 return self._matched
-            root = parse_metadata(metadata) if table.predicates else None
+            document = parse_metadata(metadata) if table.predicates else None
         else:
-            root = check(metadata, self._gate, self._entries, validate=self._validate)
-        matched = table.match(root)
+            document = self._conformity.check(metadata)
+        matched = table.match(document)
         if len(metadata) <= REMEMBERED_BYTES:
             self._metadata, self._version, self._matched = metadata, version, matched
         return matched

@@ -144,8 +144,17 @@ def _shows_no_doctype(data: bytes) -> bool:
     if found is None:
         return False
     declaration, begins = found.groups()
-    is_plain = declaration is None or b"encoding" not in declaration or _PLAIN.search(declaration) is not None
-    return is_plain and (begins not in b"!?" or b"<!DOCTYPE" not in data)
+    return _is_plain(declaration) and (begins not in b"!?" or b"<!DOCTYPE" not in data)
+
+
+def has_plain_markup(data: bytes) -> bool:
+    """Whether, in well-formed `data`, the bytes of ASCII characters mean these and nothing else."""
+    found = _PROLOG.match(data)
+    return found is not None and _is_plain(found[1])
+
+
+def _is_plain(declaration: bytes | None) -> bool:
+    return declaration is None or b"encoding" not in declaration or _PLAIN.search(declaration) is not None
 
 
 def _is_too_deep() -> etree.XPath:

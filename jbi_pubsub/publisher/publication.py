@@ -17,7 +17,7 @@ from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, pack
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
 from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
 from jbi_pubsub.lookup.entry import EntryRep
-from jbi_pubsub.pad.dissemination import check
+from jbi_pubsub.pad.dissemination import Conformity
 from jbi_pubsub.pad.subscription import PublisherRequest
 
 RegistrationUid = NewType("RegistrationUid", str)
@@ -47,6 +47,7 @@ class Publication:
         """Of the registration at its delegate."""
         self._secret = token_hex(16)
         self.lock = threading.Lock()
+        self._conformity = Conformity(info_type, entries, validate=validate)
         self._checked: bytes | None = None
         """The metadata that passed last, if any did: a source whose objects differ in their payloads alone need not
         wait for the same answer again."""
@@ -59,7 +60,7 @@ class Publication:
         """Raises MetadataError, InvariantError or OversizeError, each naming the element's path."""
         if metadata == self._checked:
             return
-        check(metadata, self.info_type, self.entries, validate=self.validate)
+        self._conformity.check(metadata)
         self._checked = metadata
 
     def next_object(self, metadata: bytes, payload: bytes) -> Parcel:

@@ -33,6 +33,9 @@ class Gate:
     def check_invariants(self, root: Element, registered: Any) -> None:
         """Nothing is invariant."""
 
+    def texts(self, path: Any) -> None:
+        """Nothing is certain."""
+
 
 def _subscription(uid: str, predicate: str = "", **options: Any) -> Subscription:
     return compile_subscription(SubscriptionRequest(uid, predicate=predicate, **options), owner="s", number=1)

@@ -4,12 +4,16 @@ from .geography import bbox
 from .index import PredicateIndex
 from .payload_filter import PayloadFilter, Selection, compile_filter
 from .predicate import Predicate, compile_predicate, register_language
+from .stencil import Stencil, Texts, Traced
 
 __all__ = [
     "PayloadFilter",
     "Predicate",
     "PredicateIndex",
     "Selection",
+    "Stencil",
+    "Texts",
+    "Traced",
     "bbox",
     "compile_filter",
     "compile_predicate",

@@ -27,6 +27,7 @@ from .fragment import Condition, Plan
 from .predicate import FOREIGN_ERRORS, MAX_THREADS, Predicate, count_nodes
 from .reading import EMPTY, Layout, Many, Paths, Values
 from .recipe import Cookbook, Recipe, Row, choose
+from .stencil import Traced
 
 K = TypeVar("K", bound=Hashable)
 
@@ -59,14 +60,25 @@ class _State(msgspec.Struct, frozen=True, eq=False):
 class _Visit:
     """One document being matched: what lxml found out about it, and what that cost."""
 
-    __slots__ = ("_decided", "errors", "evaluations", "nodes", "root")
+    __slots__ = ("_decided", "_document", "errors", "evaluations", "nodes")
 
-    def __init__(self, root: Element) -> None:
-        self.root = root
+    def __init__(self, document: Element | Traced) -> None:
+        self._document = document
         self.nodes = 0
         self.evaluations = 0
         self.errors = 0
         self._decided: dict[int, bool] = {}
+
+    @property
+    def root(self) -> Element:
+        """The document element."""
+        document = self._document
+        return document.root if isinstance(document, Traced) else document
+
+    def read(self, layout: Layout) -> tuple[Values, Many]:
+        """What the layout says of the document."""
+        document = self._document
+        return document.read(layout) if isinstance(document, Traced) else layout.read(document)
 
     def verifies(self, predicate: Predicate) -> bool:
         """Whether lxml finds `predicate` true; asked once per predicate."""
@@ -161,17 +173,17 @@ class PredicateIndex(Generic[K]):
         else:
             self._displace(key, *place)
 
-    def match(self, root: Element) -> list[K]:
-        """The keys whose predicate is true for the document with document element `root`, each once.
+    def match(self, document: Element | Traced) -> list[K]:
+        """The keys whose predicate is true for the document, given by its document element or traced, each once.
 
-        Raises MetadataError when `root` is an element inside a document.
+        Raises MetadataError when it is an element inside a document.
         """
-        if root.getparent() is not None:
-            raise MetadataError(f"{path_of(root)} is not the document element", hint="Match whole documents")
+        if not isinstance(document, Traced) and document.getparent() is not None:
+            raise MetadataError(f"{path_of(document)} is not the document element", hint="Match whole documents")
         thread = threading.get_ident()
         self._active[thread] = self._epoch  # rows freed from now on keep their numbers until this match is over
         try:
-            visit = _Visit(root)
+            visit = _Visit(document)
             found = self._owners_of(self._rows_for(visit))
             if self._shared:
                 self._evaluate_shared(thread, visit, found)
@@ -333,7 +345,7 @@ class PredicateIndex(Generic[K]):
         """The rows that hold for the document; of a predicate with several rows perhaps more than one."""
         while True:
             state = self._state
-            values, many = state.layout.read(visit.root)
+            values, many = visit.read(state.layout)
             values[0] = visit
             try:
                 rows = _searched(state.simple, values, many)

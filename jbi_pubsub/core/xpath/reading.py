@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -118,6 +119,36 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
         if self.anywhere is not _NOTHING:
             _visit(root, self.anywhere, values, many)
         return values, many
+
+    def filling(self, root: Element, holes: Mapping[Element, int]) -> Filling | None:
+        """How to read documents that differ from `root`'s in the text of the leaves `holes` only; None when that can't
+        be told from these texts one by one."""
+        values, many = self.read(root)
+        found: list[tuple[int, int, int]] = []
+        trees = ((root, self.named.get(root.tag)), (root, self.anywhere))
+        clear = all(node is None or _find_holes(element, node, holes, found) for element, node in trees)
+        if not clear or any(slot in many for slot, _, _ in found):
+            return None
+        return Filling(values, many, tuple(found))
+
+
+class Filling(msgspec.Struct, frozen=True, eq=False):
+    """The values of one document, and which slots hold the text of a hole: (slot, reading, hole)."""
+
+    values: Values
+    many: Many
+    holes: tuple[tuple[int, int, int], ...]
+
+
+def _find_holes(element: Element, node: _Node, holes: Mapping[Element, int], found: list[tuple[int, int, int]]) -> bool:
+    """Note which slots hold the text of a hole. False: one holds a text that several make up."""
+    read = [(slot, reading) for slot, reading in node.slots if reading != PRESENT]
+    if element in holes:
+        found += ((slot, reading, holes[element]) for slot, reading in read)
+    elif read and any(below in holes for below in element.iterdescendants()):
+        return False
+    below = node.below or {}
+    return all(_find_holes(child, below[child.tag], holes, found) for child in element if child.tag in below)
 
 
 def _visit(element: Element, node: _Node, values: Values, many: Many) -> None:

@@ -1,0 +1,342 @@
+"""Which texts a leaf element may hold for certain, as the documents of a schema tell without a validator.
+
+A document that was found valid stays valid when the text of one leaf is replaced by another text of the leaf's simple
+type: XML Schema looks at each by itself (part 1, section 3.3.4), but for identity constraints, ID and IDREF, xsi:type
+and xsi:nil. So one that differs from a valid one in such texts alone need not be validated again.
+
+Rules:
+- Sound, never complete: what is not understood here is None, and such documents are validated as any other. The texts
+  are a part of the type's lexical space (part 2): ASCII, without markup, numbers short enough for every processor.
+- With an identity constraint, a redefinition or an include of another namespace anywhere in the schema nothing is
+  certain.
+- An element's type is that of the declaration of its name in the parent's content model (one name has one type there:
+  part 1, section 3.8.6, Element Declarations Consistent), else that of the global declaration of its name. One with
+  neither was matched by a wildcard which does not ask for a declaration: any text will do, and so below it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from jbi_pubsub.codegen.model import XSD
+from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.xpath.stencil import Texts
+
+MAX_DEPTH: Final = 64
+"""Of definitions that refer to each other; the deepest in use (NIEM, NewsML) go to about ten."""
+
+MAX_ENUMERATED_CHARS: Final = 2_000
+"""Of all values of an enumeration: each stencil holds them in its expression. CAP's longest list has 120."""
+
+_PLAIN: Final = r"[ -%'-;=?-~\t\n]"
+_SOLID: Final = r"[!-%'-;=?-~]"
+"""Characters of ASCII without markup; without white space as well, whose length depends on the whiteSpace facet."""
+
+_ANY_TEXT: Final = Texts(_PLAIN + "*+")
+_DATE: Final = (
+    r"[1-9]\d{3}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
+)
+_TIME: Final = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?"
+_ZONE: Final = r"(?:Z|[+-](?:0\d|1[0-3]):[0-5]\d)?"
+_ANY: Final = frozenset(("anyType", "anySimpleType"))
+_STRINGS: Final = frozenset(("string", "normalizedString", "token"))
+_LEXICAL: Final = {
+    "boolean": r"(?:true|false|[01])",
+    "float": r"[+-]?\d{1,9}(?:\.\d{1,9})?",
+    "double": r"[+-]?\d{1,9}(?:\.\d{1,9})?(?:[eE][+-]?\d{1,2})?",
+    "dateTime": f"{_DATE}T{_TIME}{_ZONE}",
+    "date": f"{_DATE}{_ZONE}",
+    "time": f"{_TIME}{_ZONE}",
+    "language": r"[a-zA-Z]{1,8}(?:-[a-zA-Z0-9]{1,8})*+",
+    "NMTOKEN": r"[A-Za-z0-9._-]++",
+    "Name": r"[A-Za-z_][A-Za-z0-9._-]*+",
+    "NCName": r"[A-Za-z_][A-Za-z0-9._-]*+",
+    "integer": r"[+-]?\d{1,9}",
+    "long": r"[+-]?\d{1,9}",
+    "int": r"[+-]?\d{1,9}",
+    "short": r"[+-]?\d{1,4}",
+    "byte": r"[+-]?\d{1,2}",
+    "nonNegativeInteger": r"\d{1,9}",
+    "positiveInteger": r"[1-9]\d{0,8}",
+    "unsignedLong": r"\d{1,9}",
+    "unsignedInt": r"\d{1,9}",
+    "unsignedShort": r"\d{1,4}",
+    "unsignedByte": r"\d{1,2}",
+}
+"""Part of the lexical space of built-in types (part 2, section 3)."""
+
+_NUMBERS: Final = _LEXICAL.keys() - {"boolean", "dateTime", "date", "time", "language", "NMTOKEN", "Name", "NCName"} | {
+    "decimal"
+}
+_DECIMAL_DIGITS: Final = 18
+"""libxml2 takes 24, other processors at least these (part 2, section 3.2.3)."""
+_BOUNDS: Final = ("minInclusive", "minExclusive", "maxInclusive", "maxExclusive")
+_ENUMERATED: Final = re.compile(f"{_SOLID}++(?: {_SOLID}++)*+", re.ASCII)
+_WHOLE: Final = re.compile(r"\d{1,4}", re.ASCII)
+_TYING: Final = ("key", "keyref", "unique", "redefine")
+_GROUPS: Final = frozenset(f"{{{XSD}}}{name}" for name in ("sequence", "choice", "all"))
+_IGNORED: Final = frozenset(
+    f"{{{XSD}}}{name}" for name in ("annotation", "attribute", "attributeGroup", "anyAttribute", "any")
+)
+
+Path = Sequence[str]
+"""Tags (Clark names) from the document element down."""
+
+_Facets = tuple[dict[str, list[str]], ...]
+"""The facets of a type's restrictions by name, the innermost restriction first."""
+
+
+class _UnclearError(Exception):
+    """Internal: something that is not understood here."""
+
+
+class LeafTypes:
+    """The simple types of a schema's elements. Immutable; several threads may use it."""
+
+    def __init__(self, documents: Mapping[str, Element]) -> None:
+        """`documents` are the schema's, as the bundle holds them."""
+        self._known: dict[tuple[str, str], Element] = {}
+        roots = [root for root in documents.values() if root.tag == f"{{{XSD}}}schema"]
+        for root in roots:
+            space = _target(root)
+            for part in root.iterchildren("*"):
+                self._known[str(part.tag).rpartition("}")[2], f"{space}{part.get('name')}"] = part
+        ties = any(True for root in roots for _ in root.iter(*(f"{{{XSD}}}{name}" for name in _TYING)))
+        self._unclear = ties or len(roots) != len(documents) or _has_chameleons(roots)
+
+    def texts(self, path: Path) -> Texts | None:
+        """The texts that a leaf at `path` of a valid document may hold for certain; None: nothing is certain."""
+        if self._unclear:
+            return None
+        try:
+            declaration = self._known.get(("element", path[0]))
+            if declaration is None:
+                return None
+            found: Element | None = declaration
+            for tag in path[1:]:
+                found = self._below(found, tag)
+            return _ANY_TEXT if found is None else self._of_element(found)
+        except _UnclearError:
+            return None
+
+    # -- elements -----------------------------------------------------------------------------------------------
+
+    def _below(self, above: Element | None, tag: str) -> Element | None:
+        """The declaration of a child of that name; None: a wildcard's, without a declaration."""
+        if above is not None:
+            kind = self._type(above)
+            declared = None if kind is None else self._declared(kind, tag)
+            if declared is not None:
+                return declared
+        return self._known.get(("element", tag))
+
+    def _type(self, declaration: Element) -> Element | None:
+        """The definition of an element's type; None: any content."""
+        if declaration.get("substitutionGroup") is not None and declaration.get("type") is None:
+            raise _UnclearError  # the head's type, if there is none inside
+        inside = list(declaration.iterchildren(f"{{{XSD}}}complexType", f"{{{XSD}}}simpleType"))
+        if inside:
+            return inside[0]
+        named = declaration.get("type")
+        if named is None:
+            return None
+        space, local = _resolved(declaration, named)
+        if space == XSD:
+            if local == "anyType":
+                return None
+            raise _UnclearError  # a built-in simple type: `_of_element` knows it, and it has no children
+        return self._definition(f"{{{space}}}{local}" if space else local)
+
+    def _definition(self, name: str) -> Element:
+        found = self._known.get(("complexType", name), self._known.get(("simpleType", name)))
+        if found is None:
+            raise _UnclearError
+        return found
+
+    def _declared(self, kind: Element, tag: str) -> Element | None:
+        """The declaration of that name in the content model of a complex type."""
+        return next((found for name, found in self._particles(kind, set(), MAX_DEPTH) if name == tag), None)
+
+    def _particles(self, part: Element, seen: set[Element], depth: int) -> Iterator[tuple[str, Element]]:
+        """(name, declaration) of all elements in a content model, but for what definitions in `seen` have in it.
+        Raises _UnclearError behind what is understood."""
+        if not depth:
+            raise _UnclearError
+        if part in seen:
+            return  # a group may be used in two places
+        seen.add(part)
+        unclear = False
+        for child in part.iterchildren("*"):
+            if child.tag == f"{{{XSD}}}element":
+                yield self._particle(child)
+            elif child.tag in _GROUPS:
+                yield from self._particles(child, seen, depth - 1)
+            elif child.tag == f"{{{XSD}}}group":
+                space, local = _resolved(child, child.get("ref", ""))
+                group = self._known.get(("group", f"{{{space}}}{local}" if space else local))
+                if group is None:
+                    unclear = True
+                else:
+                    yield from self._particles(group, seen, depth - 1)
+            elif child.tag == f"{{{XSD}}}complexContent":
+                yield from self._derived(child, seen, depth - 1)
+            elif child.tag not in _IGNORED:
+                unclear = True
+        if unclear:
+            raise _UnclearError
+
+    def _derived(self, content: Element, seen: set[Element], depth: int) -> Iterator[tuple[str, Element]]:
+        for step in content.iterchildren(f"{{{XSD}}}extension", f"{{{XSD}}}restriction"):
+            yield from self._particles(step, seen, depth)
+            if step.tag == f"{{{XSD}}}extension":
+                space, local = _resolved(step, step.get("base", ""))
+                if space != XSD:  # anyType adds a wildcard, no names
+                    base = self._definition(f"{{{space}}}{local}" if space else local)
+                    yield from self._particles(base, seen, depth)
+
+    def _particle(self, element: Element) -> tuple[str, Element]:
+        ref = element.get("ref")
+        if ref is not None:
+            space, local = _resolved(element, ref)
+            name = f"{{{space}}}{local}" if space else local
+            found = self._known.get(("element", name))
+            if found is None:
+                raise _UnclearError
+            return name, found
+        schema = element.getroottree().getroot()
+        qualified = element.get("form", schema.get("elementFormDefault", "unqualified")) == "qualified"
+        return f"{_target(schema) if qualified else ''}{element.get('name')}", element
+
+    # -- simple types -------------------------------------------------------------------------------------------
+
+    def _of_element(self, declaration: Element) -> Texts | None:
+        if declaration.get("fixed") is not None or declaration.get("default") is not None:
+            return None
+        named = declaration.get("type")
+        if named is not None and _resolved(declaration, named)[0] == XSD:
+            return self._of_type(declaration, named, (), MAX_DEPTH)
+        kind = self._type(declaration)
+        return _ANY_TEXT if kind is None else self._of_definition(kind, (), MAX_DEPTH)
+
+    def _of_type(self, place: Element, name: str, facets: _Facets, depth: int) -> Texts | None:
+        """Of the type called `name` at `place`, under the facets of types derived from it."""
+        space, local = _resolved(place, name)
+        if space == XSD:
+            return _of_builtin(local, facets)
+        return self._of_definition(self._definition(f"{{{space}}}{local}" if space else local), facets, depth)
+
+    def _of_definition(self, kind: Element, facets: _Facets, depth: int) -> Texts | None:
+        if not depth:
+            raise _UnclearError
+        if kind.tag == f"{{{XSD}}}complexType":
+            steps = list(kind.iterchildren(f"{{{XSD}}}simpleContent"))
+            extensions = [e for step in steps for e in step.iterchildren(f"{{{XSD}}}extension")]
+            if len(extensions) != 1:
+                return None  # element-only, empty, mixed or restricted: not looked at
+            return self._of_type(extensions[0], extensions[0].get("base", ""), facets, depth - 1)
+        restriction = next(kind.iterchildren(f"{{{XSD}}}restriction"), None)
+        if restriction is None:
+            return None  # a list or union
+        inside: Element | None = None
+        own: dict[str, list[str]] = {}
+        for part in restriction.iterchildren("*"):
+            name = str(part.tag).rpartition("}")[2]
+            if name == "simpleType":
+                inside = part
+            elif name not in ("annotation", "whiteSpace"):
+                own.setdefault(name, []).append(part.get("value", ""))
+        if inside is not None:
+            return self._of_definition(inside, (*facets, own), depth - 1)
+        return self._of_type(restriction, restriction.get("base", ""), (*facets, own), depth - 1)
+
+
+def _target(schema: Element) -> str:
+    space = schema.get("targetNamespace", "")
+    return f"{{{space}}}" if space else ""
+
+
+def _has_chameleons(roots: Sequence[Element]) -> bool:
+    """Whether a document without a namespace may be included into one with a namespace."""
+    return len({_target(root) for root in roots}) > 1 and any(not _target(root) for root in roots)
+
+
+def _resolved(place: Element, name: str) -> tuple[str, str]:
+    """Namespace and local name of a QName at `place`."""
+    prefix, _, local = name.strip().rpartition(":")
+    space = place.nsmap.get(prefix or None, "")
+    if prefix and not space:
+        raise _UnclearError
+    return space or "", local
+
+
+def _of_builtin(name: str, restrictions: _Facets) -> Texts | None:
+    enumerations = [own["enumeration"] for own in restrictions if "enumeration" in own]
+    facets: dict[str, list[str]] = {}
+    for own in restrictions:
+        for facet, values in own.items():
+            if facet != "enumeration":
+                facets.setdefault(facet, []).extend(values)
+    if enumerations:
+        is_known = name in _STRINGS or name == "decimal" or name in _LEXICAL
+        return _one_of(set(enumerations[0]).intersection(*enumerations)) if is_known and not facets else None
+    if name in _ANY and not facets:
+        return _ANY_TEXT
+    if name in _STRINGS:
+        return _of_string(facets)
+    bounds = {facet: facets.pop(facet) for facet in _BOUNDS if facet in facets}
+    if bounds and name not in _NUMBERS:
+        return None
+    lexical = _of_decimal(facets) if name == "decimal" else None if facets else _LEXICAL.get(name)
+    if lexical is None:
+        return None
+    lows = [_bound(value) for facet in _BOUNDS[:2] for value in bounds.get(facet, ())]
+    highs = [_bound(value) for facet in _BOUNDS[2:] for value in bounds.get(facet, ())]
+    return Texts(lexical, max(lows, default=-math.inf), min(highs, default=math.inf))
+
+
+def _one_of(values: set[str]) -> Texts | None:
+    plain = sorted(value for value in values if _ENUMERATED.fullmatch(value))
+    if not plain or sum(map(len, plain)) > MAX_ENUMERATED_CHARS:
+        return None
+    return Texts("(?:" + "|".join(map(re.escape, plain)) + ")")
+
+
+def _of_string(facets: dict[str, list[str]]) -> Texts | None:
+    if not facets:
+        return _ANY_TEXT
+    if not facets.keys() <= {"length", "minLength", "maxLength"}:
+        return None
+    least = max([_count(v) for name in ("length", "minLength") for v in facets.get(name, ())], default=0)
+    most = [_count(v) for name in ("length", "maxLength") for v in facets.get(name, ())]
+    return Texts(f"{_SOLID}{{{least},{min(most) if most else ''}}}") if not most or least <= min(most) else None
+
+
+def _of_decimal(facets: dict[str, list[str]]) -> str | None:
+    """Decimals within totalDigits and fractionDigits, the digits of either side of the point bounded apart."""
+    if not facets.keys() <= {"totalDigits", "fractionDigits"}:
+        return None
+    total = min([*map(_count, facets.get("totalDigits", ())), _DECIMAL_DIGITS])
+    fraction = min(map(_count, facets.get("fractionDigits", ())), default=total // 2)
+    if total - fraction < 1:
+        return None
+    after = rf"(?:\.\d{{1,{fraction}}})?" if fraction else ""
+    return rf"[+-]?\d{{1,{total - fraction}}}{after}"
+
+
+def _count(value: str) -> int:
+    if not _WHOLE.fullmatch(value.strip()):
+        raise _UnclearError
+    return int(value)
+
+
+def _bound(value: str) -> float:
+    try:
+        found = float(value)
+    except ValueError:
+        raise _UnclearError from None
+    if math.isnan(found):
+        raise _UnclearError
+    return found

@@ -1,0 +1,284 @@
+"""What a leaf may hold for certain: whatever is said here, libxml2 must agree with; what is not sure is not said."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jbi_pubsub.codegen.certain import LeafTypes
+from jbi_pubsub.codegen.repository import InformationType, open_type
+from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.errors import MetadataError
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xpath import Texts
+
+FEW = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def type_of(body: str, attributes: str = "") -> InformationType:
+    """The type of document element `r`; its child `who` is invariant, all else is variant."""
+    names = 'xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1"'
+    schema = f"<xs:schema {names} {attributes}>{body}</xs:schema>".encode()
+    return open_type(read_bundle(schema, marks=json.dumps({"root": "r", "invariant": ["/r/who"]}).encode()))
+
+
+def document_type(*elements: str, more: str = "", attributes: str = "") -> InformationType:
+    """`r` with `who` and those elements."""
+    content = f'<xs:element name="who" type="xs:string"/>{"".join(elements)}'
+    root = f'<xs:element name="r"><xs:complexType><xs:sequence>{content}</xs:sequence></xs:complexType></xs:element>'
+    return type_of(root + more, attributes)
+
+
+def restricted(base: str, *facets: str) -> str:
+    """Element `v` of a restriction: facets like 'minInclusive=3'."""
+    inside = "".join('<xs:{} value="{}"/>'.format(*facet.split("=", 1)) for facet in facets)
+    return (
+        f'<xs:element name="v"><xs:simpleType><xs:restriction base="{base}">{inside}</xs:restriction></xs:simpleType>'
+        "</xs:element>"
+    )
+
+
+def valid(kind: InformationType, text: str) -> bool:
+    """What libxml2 says of a document with that text in `v`."""
+    try:
+        kind.validate(parse_metadata(f"<r><who>a</who><v>{text}</v></r>".encode()))
+    except MetadataError:
+        return False
+    return True
+
+
+def within(texts: Texts, text: str) -> bool:
+    """Whether the value lies between the bounds."""
+    return not texts.is_bounded or texts.above < float(text) < texts.below
+
+
+KNOWN = {
+    **{
+        name: f'<xs:element name="v" type="xs:{name}"/>'
+        for name in (
+            *("string", "normalizedString", "token", "language", "Name", "NCName", "NMTOKEN", "boolean"),
+            *("decimal", "integer", "long", "int", "short", "byte", "float", "double", "dateTime", "date", "time"),
+            *("nonNegativeInteger", "positiveInteger", "anySimpleType", "anyType"),
+            *("unsignedLong", "unsignedInt", "unsignedShort", "unsignedByte"),
+        )
+    },
+    "untyped": '<xs:element name="v"/>',
+    "nillable": '<xs:element name="v" type="xs:int" nillable="true"/>',
+    "enumerated": restricted("xs:token", "enumeration=N", "enumeration=S", "enumeration=Very Likely"),
+    "enumerated numbers": restricted("xs:decimal", "enumeration=1.50", "enumeration=2"),
+    "latitude": restricted("xs:decimal", "minInclusive=-90", "maxInclusive=90"),
+    "open interval": restricted("xs:double", "minExclusive=0", "maxExclusive=1e2"),
+    "percentage": restricted("xs:nonNegativeInteger", "maxInclusive=100"),
+    "digits": restricted("xs:decimal", "totalDigits=9", "fractionDigits=6"),
+    "total digits": restricted("xs:decimal", "totalDigits=3"),
+    "no fraction": restricted("xs:decimal", "fractionDigits=0"),
+    "short string": restricted("xs:string", "minLength=2", "maxLength=4"),
+    "exact token": restricted("xs:token", "length=3"),
+    "with attribute": (
+        '<xs:element name="v"><xs:complexType><xs:simpleContent><xs:extension base="xs:decimal">'
+        '<xs:attribute name="unit"/></xs:extension></xs:simpleContent></xs:complexType></xs:element>'
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_texts_said_to_be_certain_are_valid(name: str) -> None:
+    # Given a leaf of some type, of which something is certain
+    kind = document_type(KNOWN[name])
+    texts = kind.texts(("r", "v"))
+    assert texts is not None
+
+    # Expect whatever text is said to be certain to be valid for libxml2
+    @FEW
+    @given(st.from_regex(texts.expression.replace("++", "+").replace("*+", "*"), fullmatch=True))
+    def each(text: str) -> None:
+        if text.isascii() and within(texts, text):
+            assert valid(kind, text)
+
+    each()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("latitude", "33.9482"),
+        ("percentage", "68"),
+        ("digits", "-179.123456"),
+        ("enumerated", "Very Likely"),
+        ("dateTime", "2003-09-13T16:08:06Z"),
+        ("dateTime", "2003-12-31T23:59:59.25-05:00"),
+        ("string", "a text,\n\tof (two) lines"),
+        ("double", "1.5e-3"),
+    ],
+)
+def test_the_usual_texts_are_certain(name: str, text: str) -> None:
+    texts = document_type(KNOWN[name]).texts(("r", "v"))
+    assert texts is not None
+    assert re.fullmatch(texts.expression, text, re.ASCII)
+    assert within(texts, text)
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        pytest.param(restricted("xs:string", "pattern=[a-z]+"), id="a pattern"),
+        pytest.param(
+            '<xs:element name="v"><xs:simpleType><xs:list itemType="xs:int"/></xs:simpleType></xs:element>', id="a list"
+        ),
+        pytest.param(
+            '<xs:element name="v"><xs:simpleType><xs:union memberTypes="xs:int xs:date"/></xs:simpleType></xs:element>',
+            id="a union",
+        ),
+        pytest.param('<xs:element name="v" type="xs:string" fixed="a"/>', id="fixed"),
+        pytest.param('<xs:element name="v" type="xs:string" default="a"/>', id="a default"),
+        pytest.param('<xs:element name="v" type="xs:ID"/>', id="an ID"),
+        pytest.param('<xs:element name="v" type="xs:IDREF"/>', id="an IDREF"),
+        pytest.param('<xs:element name="v" type="xs:QName"/>', id="a QName"),
+        pytest.param('<xs:element name="v" type="xs:anyURI"/>', id="a URI"),
+        pytest.param(restricted("xs:dateTime", "minInclusive=2000-01-01T00:00:00Z"), id="a bounded time"),
+        pytest.param(
+            '<xs:element name="v"><xs:complexType mixed="true"><xs:sequence/></xs:complexType></xs:element>', id="mixed"
+        ),
+        pytest.param('<xs:element name="v"><xs:complexType/></xs:element>', id="empty"),
+        pytest.param(
+            '<xs:element name="v"><xs:simpleType><xs:restriction><xs:simpleType><xs:restriction base="xs:string">'
+            '<xs:pattern value="a*"/></xs:restriction></xs:simpleType><xs:maxLength value="3"/></xs:restriction>'
+            "</xs:simpleType></xs:element>",
+            id="a pattern further up",
+        ),
+    ],
+)
+def test_of_what_is_not_understood_nothing_is_certain(element: str) -> None:
+    assert document_type(element).texts(("r", "v")) is None
+
+
+def test_the_invariants_are_never_certain() -> None:
+    assert document_type().texts(("r", "who")) is None
+
+
+@pytest.mark.parametrize(
+    "tie",
+    [
+        '<xs:key name="k"><xs:selector xpath="v"/><xs:field xpath="."/></xs:key>',
+        '<xs:unique name="k"><xs:selector xpath="v"/><xs:field xpath="."/></xs:unique>',
+    ],
+)
+def test_where_leaves_are_tied_together_nothing_is_certain(tie: str) -> None:
+    # Given a schema in which no two of `v` may be equal
+    kind = type_of(
+        '<xs:element name="r"><xs:complexType><xs:sequence><xs:element name="who" type="xs:string"/>'
+        f'<xs:element name="v" type="xs:int" maxOccurs="9"/></xs:sequence></xs:complexType>{tie}</xs:element>'
+    )
+    assert kind.texts(("r", "v")) is None
+
+
+NAMED = (
+    '<xs:simpleType name="N"><xs:restriction base="xs:int">'
+    '<xs:maxInclusive value="9"/></xs:restriction></xs:simpleType>'
+)
+ANY = '<xs:any minOccurs="0" maxOccurs="9" processContents="{}"/>'
+
+
+@pytest.mark.parametrize(
+    ("elements", "more", "path"),
+    [
+        pytest.param('<xs:element name="v" type="N"/>', NAMED, "v", id="a named type"),
+        pytest.param('<xs:element ref="v"/>', '<xs:element name="v" type="N"/>' + NAMED, "v", id="a reference"),
+        pytest.param(
+            '<xs:group ref="g"/>',
+            '<xs:group name="g"><xs:choice><xs:element name="v" type="N"/></xs:choice></xs:group>' + NAMED,
+            "v",
+            id="a group",
+        ),
+        pytest.param(
+            '<xs:element name="a" type="Derived"/>',
+            '<xs:complexType name="Base"><xs:sequence><xs:element name="v" type="N"/></xs:sequence></xs:complexType>'
+            '<xs:complexType name="Derived"><xs:complexContent><xs:extension base="Base"><xs:sequence>'
+            '<xs:element name="w" type="xs:string" minOccurs="0"/></xs:sequence></xs:extension></xs:complexContent>'
+            "</xs:complexType>" + NAMED,
+            "a/v",
+            id="inherited content",
+        ),
+        pytest.param(
+            '<xs:element ref="head"/>',
+            '<xs:element name="head" type="xs:int" abstract="true"/>'
+            '<xs:element name="v" type="N" substitutionGroup="head"/>' + NAMED,
+            "v",
+            id="a member of a substitution group",
+        ),
+        pytest.param(ANY.format("lax"), '<xs:element name="v" type="N"/>' + NAMED, "v", id="a wildcard, declared"),
+        pytest.param(
+            ANY.format("lax"), '<xs:element name="v" type="N"/>' + NAMED, "a/v", id="below a wildcard, declared"
+        ),
+    ],
+)
+def test_the_type_is_that_of_the_declaration_that_counts(elements: str, more: str, path: str) -> None:
+    # Given an element of type N (below 10), declared in one way or the other
+    texts = document_type(elements, more=more).texts(("r", *path.split("/")))
+    # Expect its type to be found
+    assert texts is not None
+    assert (texts.above, texts.below) == (float("-inf"), 9.0)
+
+
+@pytest.mark.parametrize("processing", ["lax", "skip"])
+def test_what_a_wildcard_takes_without_a_declaration_may_hold_any_text(processing: str) -> None:
+    texts = document_type(ANY.format(processing)).texts(("r", "a", "b"))
+    assert texts is not None
+    assert not texts.is_bounded
+
+
+def test_a_local_name_is_qualified_as_the_schema_says() -> None:
+    # Given two schemas of a namespace, with local elements in it and without
+    body = (
+        '<xs:element name="r"><xs:complexType><xs:sequence><xs:element name="who" type="xs:string"/>'
+        '<xs:element name="v" type="xs:int"/></xs:sequence></xs:complexType></xs:element>'
+    )
+
+    def of(form: str, path: tuple[str, ...]) -> Any:
+        names = 'xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1"'
+        schema = f'<xs:schema {names} targetNamespace="urn:n" elementFormDefault="{form}">{body}</xs:schema>'
+        who = "/n:r/n:who" if form == "qualified" else "/n:r/who"
+        marks = {"root": "{urn:n}r", "namespaces": {"n": "urn:n"}, "invariant": [who]}
+        return open_type(read_bundle(schema.encode(), marks=json.dumps(marks).encode())).texts(path)
+
+    # Expect the element under its own name only: the other one can't be there
+    assert of("qualified", ("{urn:n}r", "{urn:n}v")).expression == of("unqualified", ("{urn:n}r", "v")).expression
+
+
+def test_a_schema_that_unfolds_without_end_costs_no_time() -> None:
+    # Given groups each of which uses the next one twice
+    groups = "".join(
+        f'<xs:group name="g{n}"><xs:sequence><xs:group ref="g{n + 1}" minOccurs="0"/>'
+        f'<xs:element name="e{n}" type="xs:int"/><xs:group ref="g{n + 1}" minOccurs="0"/></xs:sequence></xs:group>'
+        for n in range(30)
+    )
+    last = '<xs:group name="g30"><xs:sequence><xs:element name="v" type="xs:int"/></xs:sequence></xs:group>'
+    body = f'<xs:element name="r"><xs:complexType><xs:group ref="g0"/></xs:complexType></xs:element>{groups}{last}'
+    schema = f'<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema">{body}</xs:schema>'
+    types = LeafTypes({"d0.xsd": parse_metadata(schema.encode())})
+    # Expect one look at each
+    assert types.texts(("r", "e29")) is not None
+    assert types.texts(("r", "v")) is not None
+
+
+def test_of_a_long_enumeration_nothing_is_certain() -> None:
+    values = [f"enumeration=value-{number}" for number in range(1_000)]
+    assert document_type(restricted("xs:token", *values)).texts(("r", "v")) is None
+
+
+def test_the_leaves_of_real_schemas() -> None:
+    # Given the imagery schema of the figures
+    imagery = open_type(read_bundle(Path(__file__).parent.parent / "fixtures/intel_imagery/Intel_Imagery.xsd"))
+    coordinates = ("metadata", "ImageDescriptor", "LocationCoord")
+    # Expect numbers and enumerations of the variant part to be certain, and nothing of the invariant part
+    assert imagery.texts((*coordinates, "lat")) is not None
+    letters = imagery.texts((*coordinates, "latord"))
+    assert letters is not None
+    assert letters.expression == "(?:N|S)"
+    assert imagery.texts(("metadata", "RequiredMetadata", "publisher")) is None
