@@ -694,7 +694,11 @@ class Registrar:
 
     def _held(self, service_id: str, lease_id: str, now: float) -> _Held:
         held = self._items.get(service_id)
-        if held is None or held.lease_id != lease_id or not self._item_leases.is_live(lease_id, now):
+        if (
+            held is None
+            or not compare_digest(held.lease_id.encode(), lease_id.encode())
+            or not self._item_leases.is_live(lease_id, now)
+        ):
             raise _unknown_lease(lease_id)
         return held
 
