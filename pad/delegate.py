@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hmac import compare_digest
 from typing import Final, Protocol
 from uuid import uuid4
 
@@ -33,7 +34,15 @@ from jbi_pubsub.core.errors import (
     StorageError,
     UnknownUidError,
 )
-from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, Platform, SchemaBundle, TypeName
+from jbi_pubsub.core.info_object import (
+    Cause,
+    Head,
+    InfoObject,
+    Parcel,
+    Platform,
+    SchemaBundle,
+    TypeName,
+)
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.hub import SenderHub
@@ -58,6 +67,7 @@ from jbi_pubsub.pad.subscription import (
     PublisherRequest,
     Subscription,
     SubscriptionRequest,
+    check_owner,
     compile_subscription,
     shown,
 )
@@ -110,7 +120,7 @@ class Registration:
 
     uid: str
     number: int
-    connection: str
+    connection: str = field(repr=False)
     gate: InformationTypeGate
     topic: _Topic
     judgement: Judgement
@@ -142,9 +152,9 @@ class Registration:
 class PublisherConnection:
     """A publishing application connected under a lease."""
 
-    connection_id: str
+    connection_id: str = field(repr=False)
     name: str
-    lease_id: str
+    lease_id: str = field(repr=False)
     registrations: dict[int, Registration] = field(default_factory=dict)
 
 
@@ -268,8 +278,9 @@ class Delegate:
     ) -> Registration:
         """Register what will be published (paper section 2.4(3)-(4)).
 
-        The publisher chooses `uid`, which it keeps over failures, and `number`, which its publications start with.
-        Raises UnknownUidError, SchemaError, TypeConflictError, MetadataError, OversizeError.
+        `uid` is made from the request's secret, which the publisher keeps over failures, so that nobody else can
+        publish under it; the publisher chooses `number`, which its publications start with. Raises UnknownUidError,
+        AccessDeniedError (`uid` is not the secret's), SchemaError, TypeConflictError, MetadataError, OversizeError.
         """
         self.connection(connection_id)
         for entry in request.entries:
@@ -291,6 +302,7 @@ class Delegate:
     def _register(
         self, connection_id: str, request: PublisherRequest, gate: InformationTypeGate, uid: str, number: int
     ) -> tuple[Registration, Entries]:
+        check_owner("registration", uid, request.secret)
         described = InformationType(name=gate.type.name, version=gate.type.version, schema=gate.digest).rep()
         entries = (described, *request.entries)
         with self._lock:
@@ -300,7 +312,7 @@ class Delegate:
                 if known.connection == connection_id:
                     return known, known.topic.entries
                 raise UnknownUidError(f"registration {uid} belongs to another publisher", uid=uid)
-            if number in connection.registrations or not uid.startswith("registration-") or len(uid) > 64:
+            if number in connection.registrations:
                 raise UnknownUidError(f"registration {uid!r} number {number} can't be made", uid=uid)
             if len(self._registrations) >= self._config.pad.max_registrations:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
@@ -452,9 +464,12 @@ class Delegate:
         """Register a subscription (paper section 2.4(7)); `duration` is for the lease of an e-mail-only one.
 
         The same request again is the same subscription; mail that was suspended is sent again.
-        Raises UnknownUidError, PredicateError, AddressError, ConfigurationError, IncompatibleEntryError,
-        OversizeError, LeaseDeniedError; no state is left then.
+        One with recipients has to prove that its id is its own. Raises UnknownUidError, AccessDeniedError,
+        PredicateError, AddressError, ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError; no
+        state is left then.
         """
+        if request.recipients:
+            check_owner("subscription", request.uid, request.secret)
         owner = session_id if request.direct else "mail"
         key = (owner, request.uid)
         if request.direct:
@@ -528,7 +543,7 @@ class Delegate:
             mailed = self._subscriptions.get(("mail", uid))
             if (right, uid) in self._subscriptions and right != "mail":
                 key = (right, uid)
-            elif mailed is not None and (administer or right == mailed.lease_id):
+            elif mailed is not None and (administer or compare_digest(right.encode(), mailed.lease_id.encode())):
                 key = ("mail", uid)
             else:
                 raise UnknownUidError(f"no subscription {uid} here", uid=uid)

@@ -49,10 +49,11 @@ class SubscriptionStore:
     """Safe for several threads. Each call is one transaction."""
 
     def __init__(self, path: Path) -> None:
-        """Opens or makes the file. Raises StorageError."""
+        """Opens or makes the file, for the owner alone: lease ids and secrets are in it. Raises StorageError."""
         self.path = path
         self._lock = threading.Lock()
         with self._translated():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._base = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=5.0)
             self._base.execute("PRAGMA journal_mode=WAL")
             self._base.execute("PRAGMA synchronous=FULL")
@@ -93,7 +94,7 @@ class SubscriptionStore:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, msgspec.DecodeError) as exc:
+        except (sqlite3.Error, OSError, msgspec.DecodeError) as exc:
             raise StorageError(
                 f"e-mail subscriptions in {self.path}: {exc}",
                 hint="Check the disk and the file, or choose another [pad] state",

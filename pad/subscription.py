@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import math
 import re
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from jbi_pubsub.core.errors import AddressError, ConfigurationError, OversizeError
+from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, OversizeError
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
@@ -25,6 +26,8 @@ MAX_BOUND: Final = 10_000_000
 MAX_BLOCK_SECONDS: Final = 60.0
 """Longest that one subscriber may hold a publisher up, under policy `block`."""
 MAX_TEXT: Final = 1_024
+MIN_SECRET: Final = 32
+"""Characters of a secret that an id is made from: 128 bits in hexadecimal, as many as the id keeps of the digest."""
 DIGEST_ATTRIBUTE: Final = "mail_digest_seconds"
 """Attribute of an e-mail subscription: objects are gathered for so many seconds, and sent in one mail."""
 MAX_DIGEST_SECONDS: Final = 86_400.0
@@ -60,11 +63,20 @@ class PublisherAdapterDelegate(Entry):
     location: str | None = None
 
 
-class PublisherRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Owned(msgspec.Struct, frozen=True):
+    """A request whose `secret` proves whose id it is for: it is not shown."""
+
+    def __repr__(self) -> str:
+        names = (name for name in self.__struct_fields__ if name != "secret")
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+class PublisherRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     """What a publisher registers: the schema of its metadata and its invariant metadata as Entries (paper 2.4(3)).
 
     `validate` False skips validation of each object; invariants are always checked. `secret` is the publisher's own:
-    with it another delegate can take the registration over in the lookup services, and nobody else can.
+    the registration's id is made from it (`owned_uid`), and with it another delegate can take the registration over
+    in the lookup services; nobody else can do either.
     """
 
     schema: SchemaBundle
@@ -73,12 +85,13 @@ class PublisherRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: str = ""
 
 
-class SubscriptionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     """What a subscriber registers with each delegate (paper 2.4(7)): one record of all that it can say.
 
     `uid` is the subscriber's own; `entries` the template, first level; `predicate` and `payload_filter` "" for
     none; `direct` asks for delivery to the subscriber's queue, `recipients` for e-mail; `attributes` are resolved
-    once, here (`mail_digest_seconds`; quality of service later).
+    once, here (`mail_digest_seconds`; quality of service later). With recipients `uid` is made from `secret`
+    (`owned_uid`), as it is not bound to a session alone: it stands in the mails, and says whose a lease is.
     """
 
     uid: str
@@ -94,6 +107,27 @@ class SubscriptionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     policy: Policy = "drop_oldest"
     block_seconds: float = 5.0
     attributes: tuple[tuple[str, str], ...] = ()
+    secret: str = ""
+
+
+def owned_uid(kind: str, secret: str) -> str:
+    """The id of the registration or subscription (`kind`) that belongs to who knows `secret`.
+
+    Half of a SHA-256 will do: who wants another's id has to find a second preimage (2^128 tries), who finds two
+    secrets for one id (2^64) owns both. The label keeps it apart from whatever else is made from the secret.
+    """
+    return f"{kind}-{hashlib.sha256(f'jbi-pubsub {kind} 1:{secret}'.encode()).hexdigest()[:32]}"
+
+
+def check_owner(kind: str, uid: str, secret: str) -> None:
+    """Raises AccessDeniedError for an id that is not made from `secret`, or from one that can be guessed."""
+    proper = MIN_SECRET <= len(secret) <= MAX_TEXT
+    if not proper or not hmac.compare_digest(owned_uid(kind, secret).encode(), uid.encode()):
+        raise AccessDeniedError(
+            f"{kind} {uid[:64]!r} is not proven to be the caller's own",
+            hint=f"Send the secret that it is made from, of at least {MIN_SECRET} characters; earlier versions don't",
+            uid=uid[:64],
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -105,11 +139,11 @@ class Subscription:
     """
 
     request: SubscriptionRequest
-    owner: str
+    owner: str = field(repr=False)
     number: int
     predicate: Predicate | None
     payload_filter: PayloadFilter | None
-    lease_id: str = ""
+    lease_id: str = field(default="", repr=False)
     """Of an e-mail-only subscription."""
     matched: int = 0
     delivered: int = 0

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
 from typing import NewType
-from uuid import uuid4
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.codegen.schema import read_bundle
@@ -18,7 +17,7 @@ from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
 from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.dissemination import Conformity
-from jbi_pubsub.pad.subscription import PublisherRequest
+from jbi_pubsub.pad.subscription import PublisherRequest, owned_uid
 
 RegistrationUid = NewType("RegistrationUid", str)
 """Identifies a registration to publish, in all calls of the adapter that made it."""
@@ -33,19 +32,20 @@ Payload = bytes | bytearray | memoryview | str | Path | Element | None
 class Publication:
     """A registration as its publisher sees it: numbers its objects and checks them before they leave.
 
-    `lock` is held from numbering an object until it is queued, so that order is the order of publish calls.
+    `lock` is held from numbering an object until it is queued, so that order is the order of publish calls. `uid` is
+    public; the secret that it is made from is told to the delegates that are to publish under it, and nobody else.
     """
 
-    def __init__(self, uid: RegistrationUid, info_type: InformationType, entries: tuple[EntryRep, ...], validate: bool):
-        self.uid = uid
+    def __init__(self, info_type: InformationType, entries: tuple[EntryRep, ...], validate: bool):
+        self._secret = token_hex(16)
+        self.uid = RegistrationUid(owned_uid("registration", self._secret))
         self.info_type = info_type
         self.entries = entries
         self.validate = validate
         self.sequence = 0
-        self._stem = uid.rpartition("-")[2]
+        self._stem = self.uid.rpartition("-")[2]
         self.number = 1
         """Of the registration at its delegate."""
-        self._secret = token_hex(16)
         self.lock = threading.Lock()
         self._conformity = Conformity(info_type, entries, validate=validate)
         self._checked: bytes | None = None
@@ -64,10 +64,7 @@ class Publication:
         self._checked = metadata
 
     def next_object(self, metadata: bytes, payload: bytes) -> Parcel:
-        """The next object. Call under `lock`.
-
-        Its id is the registration's with its number: unique without a random number for each.
-        """
+        """The next object. Call under `lock`."""
         self.sequence = sequence = self.sequence + 1
         kind = self.info_type.type
         object_id = f"{self._stem}{sequence:012x}"
@@ -122,4 +119,4 @@ def opened(info_type: InformationType, invariants: Document, *, validate: bool) 
     """A new registration with its invariant metadata (paper section 2.4(3)). Raises MetadataError."""
     root = parse_metadata(document_bytes(invariants, what="invariant metadata"), what="invariant metadata")
     entries = info_type.entries(root)
-    return Publication(RegistrationUid(f"registration-{uuid4().hex}"), info_type, entries, validate)
+    return Publication(info_type, entries, validate)

@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
 from typing import Any, ClassVar, Self
-from uuid import uuid4
 
 import msgspec
 
@@ -38,6 +38,7 @@ from jbi_pubsub.pad.subscription import (
     Policy,
     SubscriptionRequest,
     compile_subscription,
+    owned_uid,
 )
 
 from .listeners import ListenerPool
@@ -127,8 +128,9 @@ class SubscriberAdapter:
             template, schema=schema, marks=marks, name=type_name, version=version,
             predicate=predicate if language == "xpath" else "", namespaces=namespaces or {}, locations=locations or {},
         )  # fmt: skip
+        secret = token_hex(16)
         request = SubscriptionRequest(
-            f"subscription-{uuid4().hex}",
+            owned_uid("subscription", secret),
             entries,
             predicate,
             payload_filter,
@@ -141,6 +143,7 @@ class SubscriberAdapter:
             policy or self._config.queue.policy,
             self._config.queue.block_seconds,
             tuple((attributes or {}).items()),
+            secret if recipients else "",  # the others are their session's, and told to every peer that matches
         )
         compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is told
         subscription = LocalSubscription(request, listener, self._listeners)

@@ -25,7 +25,13 @@ from jbi_pubsub.core.errors import AddressError, BackPressureError, Configuratio
 from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, TypeName
 from jbi_pubsub.pad.mail import MailDispatcher
 from jbi_pubsub.pad.store import MailStore
-from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, Subscription, SubscriptionRequest, compile_subscription
+from jbi_pubsub.pad.subscription import (
+    DIGEST_ATTRIBUTE,
+    Subscription,
+    SubscriptionRequest,
+    compile_subscription,
+    owned_uid,
+)
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -520,7 +526,10 @@ def test_a_publisher_is_told_that_its_batch_is_taken_when_the_mail_is_on_disk(
     monkeypatch.setattr(MailStore, "commit", slow)
     section = msgspec.structs.replace(federation.config.pad, state=str(tmp_path / "state.db"))
     pad = federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
-    pad.delegate.subscribe("", SubscriptionRequest("one", direct=False, recipients=("one@x.org",)), 60.0)
+    secret = "0123456789abcdef" * 2
+    uid = owned_uid("subscription", secret)
+    request = SubscriptionRequest(uid, direct=False, recipients=("one@x.org",), secret=secret)
+    pad.delegate.subscribe("", request, 60.0)
     adapter = federation.light()
     registration = figures.register(adapter)
     # When an object is published; Expect it not to be acknowledged before the mail is there

@@ -18,10 +18,14 @@ from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.pad.delegate import Delegate
 from jbi_pubsub.pad.store import Kept
-from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest
+from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest, owned_uid
 
-REQUEST = PublisherRequest(SchemaBundle("main.xsd", ()), ())
-MAIL = SubscriptionRequest("mail", direct=False, recipients=("chief@example.org",))
+SECRET = "0123456789abcdef" * 2
+UID = owned_uid("registration", SECRET)
+REQUEST = PublisherRequest(SchemaBundle("main.xsd", ()), (), secret=SECRET)
+MAIL = SubscriptionRequest(
+    owned_uid("subscription", SECRET), direct=False, recipients=("chief@example.org",), secret=SECRET
+)
 
 
 class Gate:
@@ -132,7 +136,7 @@ def test_an_email_subscription_sent_again_lives_as_long_as_its_lease_is_renewed(
     world.delegate.renew(lease.lease_id, 10.0)
     world.later(9.0)
     # Expect the subscription to stand
-    assert [s["uid"] for s in world.delegate.mail_subscriptions()] == ["mail"]
+    assert [s["uid"] for s in world.delegate.mail_subscriptions()] == [MAIL.uid]
     # When nobody renews it
     world.later(2.0)
     # Expect nothing to be left
@@ -153,7 +157,7 @@ def test_nobody_turns_an_email_subscription_to_other_recipients(world: World) ->
 
 def test_a_cancelled_email_subscription_leaves_no_lease(world: World) -> None:
     world.delegate.subscribe("", MAIL, 10.0)
-    world.delegate.unsubscribe("", "mail", administer=True)
+    world.delegate.unsubscribe("", MAIL.uid, administer=True)
     assert world.held() == {}
 
 
@@ -167,14 +171,14 @@ def test_a_lease_that_runs_out_while_its_publisher_registers_leaves_nothing(worl
     world.opening = lambda: world.later(11.0)
     # Expect the publisher to be unknown, and no registration, announcement or type
     with pytest.raises(UnknownUidError):
-        world.delegate.register_publisher(connection.connection_id, REQUEST, uid="registration-1", number=1)
+        world.delegate.register_publisher(connection.connection_id, REQUEST, uid=UID, number=1)
     assert world.held() == {}
     assert world.types == set()
     # When it comes back, expect its registration to be taken
     world.opening = lambda: None
     again, _ = world.delegate.connect("publisher", 10.0)
-    world.delegate.register_publisher(again.connection_id, REQUEST, uid="registration-1", number=1)
-    assert world.announced == ["registration-1"]
+    world.delegate.register_publisher(again.connection_id, REQUEST, uid=UID, number=1)
+    assert world.announced == [UID]
 
 
 def test_a_lease_that_runs_out_before_the_registration_is_announced_leaves_no_announcement(world: World) -> None:
@@ -183,7 +187,7 @@ def test_a_lease_that_runs_out_before_the_registration_is_announced_leaves_no_an
     # When they pass between the decision to register and the announcement
     world.announcing = lambda: world.later(11.0)
     with suppress(UnknownUidError):
-        world.delegate.register_publisher(connection.connection_id, REQUEST, uid="registration-1", number=1)
+        world.delegate.register_publisher(connection.connection_id, REQUEST, uid=UID, number=1)
     # Expect nothing to be announced for ever
     assert world.held() == {}
 
@@ -237,7 +241,7 @@ def test_a_delegate_goes_on_looking_at_leases_after_its_disk_has_failed(
 
     # When the disk fails as its lease ends
     monkeypatch.setattr(pad.delegate._store, "forget", failing)
-    eventually(lambda: asked == ["mail"])
+    eventually(lambda: asked == [MAIL.uid])
     # Expect a lease that ends later to be seen
     pad.delegate.open_session("subscriber", 0.1)
     eventually(lambda: pad.status()["sessions"] == [] and pad.status()["leases"] == 0)

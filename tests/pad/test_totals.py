@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import pytest
 
 from jbi_pubsub import Config
@@ -18,12 +17,33 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate import Delegate, Registration
 from jbi_pubsub.pad.delivery import Deliveries
-from jbi_pubsub.pad.subscription import PublisherRequest, Subscription, SubscriptionRequest
+from jbi_pubsub.pad.subscription import PublisherRequest, Subscription, SubscriptionRequest, owned_uid
 
-REQUEST = PublisherRequest(SchemaBundle("main.xsd", ()), ())
+
+def secret(name: object) -> str:
+    """Of who owns what is called so."""
+    return f"{name}".rjust(32)
+
+
+def registration(number: int) -> str:
+    """The id of a registration."""
+    return owned_uid("registration", secret(number))
+
+
+def request(number: int) -> PublisherRequest:
+    """What its publisher sends."""
+    return PublisherRequest(SchemaBundle("main.xsd", ()), (), secret=secret(number))
+
+
+def mailed(name: str, *recipients: str, **options: Any) -> SubscriptionRequest:
+    """A subscription by e-mail."""
+    uid = owned_uid("subscription", secret(name))
+    return SubscriptionRequest(uid, recipients=recipients, secret=secret(name), **options)
+
+
 DIRECT = SubscriptionRequest("direct")
-MAIL = SubscriptionRequest("mail", direct=False, recipients=("chief@example.org", "deputy@example.org"))
-BOTH = SubscriptionRequest("both", direct=True, recipients=("chief@example.org",))
+MAIL = mailed("mail", "chief@example.org", "deputy@example.org", direct=False)
+BOTH = mailed("both", "chief@example.org", direct=True)
 
 
 class Gate:
@@ -61,11 +81,14 @@ class World:
 
     def register(self, number: int) -> Registration:
         """One more registration of the publisher."""
-        return self.delegate.register_publisher(self.connection, REQUEST, uid=f"registration-{number}", number=number)
+        return self.delegate.register_publisher(
+            self.connection, request(number), uid=registration(number), number=number
+        )
 
     def publish(self, sequence: int, payload: bytes = b"<x><y/></x>", *, offer: bool = True) -> Deliveries:
         """An object as it comes over the wire."""
-        head = Head(f"object{sequence}", self.registration.uid, sequence, 1.0, "t", "1.0", b"<m/>", len(payload))
+        uid = self.registration.uid
+        head = Head(f"object{sequence}", uid, sequence, 1.0, "t", "1.0", b"<m/>", len(payload))
         deliveries = Deliveries()
         self.delegate.publish(self.registration, Parcel.received(b"".join(pack(head, payload).parts)), deliveries)
         if offer:
@@ -111,23 +134,21 @@ def test_a_mail_has_the_payload_of_its_own_subscription(
     cut_first: bool, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given e-mail subscriptions with and without a filter, in either order
-    requests = [
-        msgspec.structs.replace(MAIL, uid="cut", payload_filter="//y"),
-        msgspec.structs.replace(MAIL, uid="whole"),
-    ]
-    world.subscribe(*(requests if cut_first else requests[::-1]))
-    mailed: dict[str, bytes] = {}
+    cut = mailed("cut", "chief@example.org", direct=False, payload_filter="//y")
+    whole = mailed("whole", "chief@example.org", direct=False)
+    world.subscribe(*((cut, whole) if cut_first else (whole, cut)))
+    sent: dict[str, bytes] = {}
 
     def offer(subscription: Subscription, _obj: InfoObject, payload: bytes) -> bool:
-        mailed[subscription.uid] = payload
+        sent[subscription.uid] = payload
         return True
 
     monkeypatch.setattr(world.delegate._mail, "offer", offer)
     # When an object comes, expect each to be mailed what is its own
     world.publish(1, b"<x><y>kept</y><z>left out</z></x>")
-    assert b"left out" not in mailed["cut"]
-    assert b"kept" in mailed["cut"]
-    assert mailed["whole"] == b"<x><y>kept</y><z>left out</z></x>"
+    assert b"left out" not in sent[cut.uid]
+    assert b"kept" in sent[cut.uid]
+    assert sent[whole.uid] == b"<x><y>kept</y><z>left out</z></x>"
 
 
 def test_an_object_whose_email_subscription_is_cancelled_meanwhile_counts_once(
@@ -138,7 +159,7 @@ def test_an_object_whose_email_subscription_is_cancelled_meanwhile_counts_once(
     offer = world.delegate._mail.offer
 
     def cancelled_before(subscription: Subscription, obj: InfoObject, payload: bytes) -> bool:
-        world.delegate.unsubscribe("", "mail", administer=True)
+        world.delegate.unsubscribe("", MAIL.uid, administer=True)
         return offer(subscription, obj, payload)
 
     monkeypatch.setattr(world.delegate._mail, "offer", cancelled_before)
@@ -152,16 +173,16 @@ def test_an_object_that_waits_in_the_mail_queue_counts_once_when_its_subscriptio
     world.subscribe(MAIL)
     world.publish(1)
     assert world.totals() == (1, {"shutdown": 2})
-    world.delegate.unsubscribe("", "mail", administer=True)
+    world.delegate.unsubscribe("", MAIL.uid, administer=True)
     assert world.totals() == (1, {"shutdown": 2})
 
 
 def test_a_loss_that_becomes_known_after_the_end_of_its_subscription_is_in_the_totals(world: World) -> None:
     # Given a subscription with a queue and an e-mail recipient
     session = world.subscribe(BOTH)
-    subscription = world.delegate._subscriptions[session, "both"]
+    subscription = world.delegate._subscriptions[session, BOTH.uid]
     # When it is cancelled, and what the mail server had said before is told only now
-    world.delegate.unsubscribe(session, "both")
+    world.delegate.unsubscribe(session, BOTH.uid)
     world.delegate._mail_lost(subscription, Cause.MAIL_REFUSED, 1, "")
     # Expect that to be counted
     assert world.totals() == (0, {"mail_refused": 1})
@@ -201,13 +222,13 @@ def test_a_registration_that_is_taken_back_twice_at_once_ends_once(
     def meanwhile(registrations: list[Registration]) -> None:
         monkeypatch.undo()
         with suppress(UnknownUidError):
-            world.delegate.unregister_publisher(world.connection, "registration-2")
+            world.delegate.unregister_publisher(world.connection, registration(2))
         drop(registrations)
 
     monkeypatch.setattr(world.delegate, "_drop_registrations", meanwhile)
-    world.delegate.unregister_publisher(world.connection, "registration-2")
+    world.delegate.unregister_publisher(world.connection, registration(2))
     # Expect the other one to stand, and to be matched with whoever comes
-    assert world.announced == {"registration-1"}
+    assert world.announced == {registration(1)}
     world.subscribe(DIRECT)
     world.publish(1)
     assert world.totals() == (1, {})
@@ -218,7 +239,7 @@ def test_a_registration_that_is_taken_back_as_its_publishers_lease_ends_ends_onc
 ) -> None:
     # Given a publisher with a registration like another's, which it takes back as its lease ends
     other, _ = world.delegate.connect("other", 60.0)
-    world.delegate.register_publisher(other.connection_id, REQUEST, uid="registration-2", number=1)
+    world.delegate.register_publisher(other.connection_id, request(2), uid=registration(2), number=1)
     drop = world.delegate._drop_registrations
     known = world.delegate.connection
 
@@ -226,14 +247,14 @@ def test_a_registration_that_is_taken_back_as_its_publishers_lease_ends_ends_onc
         monkeypatch.setattr(world.delegate, "_drop_registrations", drop)
         monkeypatch.setattr(world.delegate, "connection", lambda _uid: other)
         with suppress(UnknownUidError):
-            world.delegate.unregister_publisher(other.connection_id, "registration-2")
+            world.delegate.unregister_publisher(other.connection_id, registration(2))
         monkeypatch.setattr(world.delegate, "connection", known)
         drop(registrations)
 
     monkeypatch.setattr(world.delegate, "_drop_registrations", meanwhile)
     world.delegate.disconnect(other.connection_id)
     # Expect the first one to stand
-    assert world.announced == {"registration-1"}
+    assert world.announced == {registration(1)}
     world.subscribe(DIRECT)
     world.publish(1)
     assert world.totals() == (1, {})

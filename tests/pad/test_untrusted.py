@@ -46,10 +46,14 @@ from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.pad.delivery import SHARE, Budget, SubscriberSession
 from jbi_pubsub.pad.proxy import DELEGATE, SUBSCRIPTIONS, DelegateProxy, SubscriptionsProxy, fetch_status
 from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest, compile_subscription
+from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest, compile_subscription, owned_uid
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
-MAIL = SubscriptionRequest("mail", direct=False, recipients=("chief@example.org",))
+SECRET = "0123456789abcdef" * 2
+UID = owned_uid("registration", SECRET)
+MAIL = SubscriptionRequest(
+    owned_uid("subscription", SECRET), direct=False, recipients=("chief@example.org",), secret=SECRET
+)
 
 
 class Policy:
@@ -132,7 +136,7 @@ def test_a_status_page_shows_no_id_that_could_be_used(federation: Any, figures: 
     pad = federation.pad()
     owner, stranger = meet(pad), meet(pad)
     publisher = owner.publishing.connect("publisher", 60.0)
-    owner.publishing.register(publisher.uid, PublisherRequest(_bundle(figures), ()), "registration-1", 1)
+    owner.publishing.register(publisher.uid, PublisherRequest(_bundle(figures), (), secret=SECRET), UID, 1)
     subscriber = owner.subscribing.open("subscriber", 60.0)
     owner.subscribe(subscriber.uid, SubscriptionRequest("direct"))
     mail = owner.subscribe("", MAIL)
@@ -141,8 +145,8 @@ def test_a_status_page_shows_no_id_that_could_be_used(federation: Any, figures: 
     # Expect everything to be there, but no connection, session or lease id
     text = json.dumps(status)
     assert len(status["publishers"]) == len(status["sessions"]) == len(status["registrations"]) == 1
-    assert {s["uid"] for s in status["subscriptions"]} == {"direct", "mail"}
-    for secret in (publisher.uid, publisher.lease.lease_id, subscriber.uid, subscriber.lease.lease_id):
+    assert {s["uid"] for s in status["subscriptions"]} == {"direct", MAIL.uid}
+    for secret in (publisher.uid, publisher.lease.lease_id, subscriber.uid, subscriber.lease.lease_id, SECRET):
         assert secret not in text
         assert secret.partition("-")[2] not in text or "-" not in secret
     assert mail.lease.lease_id not in text
@@ -151,7 +155,7 @@ def test_a_status_page_shows_no_id_that_could_be_used(federation: Any, figures: 
     for uid in shown:
         for attempt in (
             lambda uid=uid: stranger.publishing.open_publications(uid),
-            lambda uid=uid: stranger.publishing.unregister(uid, "registration-1"),
+            lambda uid=uid: stranger.publishing.unregister(uid, UID),
             lambda uid=uid: stranger.publishing.disconnect(uid),
             lambda uid=uid: stranger.subscribing.open_deliveries(uid),
             lambda uid=uid: stranger.subscribing.unsubscribe(uid, "direct"),
@@ -182,11 +186,11 @@ def test_who_cancels_an_email_subscription_must_be_allowed_to_administer(
     # When somebody cancels it
     # Expect a refusal, and the subscription to stand
     with pytest.raises(AccessDeniedError, match="administer"):
-        peer.subscribing.unsubscribe("", "mail")
-    assert [s["uid"] for s in peer.status()["subscriptions"]] == ["mail"]
+        peer.subscribing.unsubscribe("", MAIL.uid)
+    assert [s["uid"] for s in peer.status()["subscriptions"]] == [MAIL.uid]
     # When administering is allowed, expect it to be cancelled
     policy.forbidden.clear()
-    peer.subscribing.unsubscribe("", "mail")
+    peer.subscribing.unsubscribe("", MAIL.uid)
     assert peer.status()["subscriptions"] == []
 
 
@@ -202,8 +206,8 @@ def test_a_session_id_gives_no_right_to_email_subscriptions(
     # When the stranger cancels the e-mail subscription under that session
     # Expect a refusal, and the subscription to stand
     with pytest.raises(JbiError):
-        stranger.subscribing.unsubscribe(uid, "mail")
-    assert [s["uid"] for s in owner.status()["subscriptions"]] == ["mail"]
+        stranger.subscribing.unsubscribe(uid, MAIL.uid)
+    assert [s["uid"] for s in owner.status()["subscriptions"]] == [MAIL.uid]
 
 
 # -- access -------------------------------------------------------------------------------------------------------
@@ -239,17 +243,17 @@ def test_a_type_whose_publication_is_forbidden_is_not_registered(
 
 def _poison(peer: Peer, figures: Any, how: str) -> None:
     """Fail to register the type "Victim" with a schema that is not its own."""
-    wrong = PublisherRequest(_bundle(figures, "Victim", lat="latitude"), ())
+    wrong = PublisherRequest(_bundle(figures, "Victim", lat="latitude"), (), secret=SECRET)
     if how == "unknown connection":
-        peer.publishing.register("connection-made-up", wrong, "registration-1", 1)
+        peer.publishing.register("connection-made-up", wrong, UID, 1)
     connection = peer.publishing.connect("stranger", 60.0).uid
     if how == "bad registration id":
         peer.publishing.register(connection, wrong, "not-a-registration", 1)
     if how == "forged entries":
         forged = EntryRep(EntryClass("Forged", ("a", "b"), (("Forged", "1"),)), ("only one",))
-        peer.publishing.register(connection, msgspec.structs.replace(wrong, entries=(forged,)), "registration-1", 1)
+        peer.publishing.register(connection, msgspec.structs.replace(wrong, entries=(forged,)), UID, 1)
     if how == "forbidden":
-        peer.publishing.register(connection, wrong, "registration-1", 1)
+        peer.publishing.register(connection, wrong, UID, 1)
 
 
 @pytest.mark.parametrize(
@@ -273,9 +277,9 @@ def test_a_refused_registration_leaves_no_type_behind(
     # When the type is registered with the right one
     honest = meet(pad)
     connection = honest.publishing.connect("honest", 60.0).uid
-    honest.publishing.register(connection, PublisherRequest(_bundle(figures, "Victim"), ()), "registration-2", 1)
+    honest.publishing.register(connection, PublisherRequest(_bundle(figures, "Victim"), (), secret=SECRET), UID, 1)
     # Expect that to be taken
-    assert [r["uid"] for r in honest.status()["registrations"]] == ["registration-2"]
+    assert [r["uid"] for r in honest.status()["registrations"]] == [UID]
 
 
 # -- forged values ------------------------------------------------------------------------------------------------
@@ -301,7 +305,7 @@ def test_a_forged_entry_is_refused_and_the_delegate_stays_usable(
     with pytest.raises(EntryError):
         peer.subscribe(session, SubscriptionRequest("forged", (rep,)))
     with pytest.raises(EntryError):
-        peer.publishing.register(connection, PublisherRequest(_bundle(figures), (rep,)), "registration-1", 1)
+        peer.publishing.register(connection, PublisherRequest(_bundle(figures), (rep,), secret=SECRET), UID, 1)
     # Expect the status page to show that nothing came of it
     status = peer.status()
     assert (status["subscriptions"], status["registrations"]) == ([], [])
