@@ -42,6 +42,7 @@ from jbi_pubsub.core.info_object import (
     Platform,
     SchemaBundle,
     TypeName,
+    object_id_of,
 )
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire import ServiceRef
@@ -130,10 +131,13 @@ class Registration:
     unmatched: int = 0
 
     def check_head(self, head: Head) -> None:
-        """Raises MetadataError for an object of another registration or type."""
+        """Raises MetadataError for an object of another registration or type, or with another's id: mail servers and
+        readers drop what has the id of a mail that they had."""
         known = self.gate.type
         if head.registration != self.uid or head.type_name != known.name or head.type_version != known.version:
             raise MetadataError(f"object {head.object_id} is not of registration {self.uid}")
+        if head.object_id != object_id_of(self.uid, head.sequence):
+            raise MetadataError(f"object id {head.object_id} is not that of number {head.sequence} of {self.uid}")
 
     def status(self) -> dict[str, object]:
         """Plain data."""

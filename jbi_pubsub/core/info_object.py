@@ -200,6 +200,11 @@ def _with_name(problem: str) -> str:
     return f"{problem} ({name})" if name else problem
 
 
+def object_id_of(registration: str, sequence: int) -> str:
+    """The id of a registration's object: the registration's own with the number, unique without a random number."""
+    return f"{registration.rpartition('-')[2]}{sequence:012x}"
+
+
 def pack(head: Head, payload: bytes) -> Parcel:
     """A new parcel; the payload is not copied."""
     encoded = _encode_head(head)

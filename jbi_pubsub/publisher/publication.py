@@ -12,7 +12,7 @@ from typing import NewType
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import MetadataError, OversizeError
-from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, pack
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, object_id_of, pack
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
 from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
 from jbi_pubsub.lookup.entry import EntryRep
@@ -43,7 +43,6 @@ class Publication:
         self.entries = entries
         self.validate = validate
         self.sequence = 0
-        self._stem = self.uid.rpartition("-")[2]
         self.number = 1
         """Of the registration at its delegate."""
         self.lock = threading.Lock()
@@ -67,7 +66,7 @@ class Publication:
         """The next object. Call under `lock`."""
         self.sequence = sequence = self.sequence + 1
         kind = self.info_type.type
-        object_id = f"{self._stem}{sequence:012x}"
+        object_id = object_id_of(self.uid, sequence)
         return pack(
             Head(object_id, self.uid, sequence, time.time(), kind.name, kind.version, metadata, len(payload)), payload
         )

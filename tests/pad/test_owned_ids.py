@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.config import PadSection
-from jbi_pubsub.core.errors import AccessDeniedError, ProtocolError, WireError, rebuild
+from jbi_pubsub.core.errors import AccessDeniedError, JbiError, MetadataError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
@@ -161,6 +161,27 @@ def test_an_id_that_its_owners_lease_has_freed_is_still_its_owners(
     again = owner.publishing.connect("owner", 60.0).uid
     owner.publishing.register(again, _request(figures, MINE), uid, 1)
     assert [r["uid"] for r in owner.status()["registrations"]] == [uid]
+
+
+def test_an_object_under_anothers_id_is_refused(federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a subscriber, a publisher, and a stranger with a registration of its own
+    federation.pad()
+    refusals: list[tuple[str, JbiError]] = []
+    publisher, stranger = federation.light(), federation.light(refused=lambda *refused: refusals.append(refused))
+    subscriber = federation.subscriber()
+    subscription = subscriber.register_subscriber(type_name=TYPE)
+    mine, own = figures.register(publisher), figures.register(stranger)
+    assert subscriber.wait_matched(subscription) == 1
+    # When the stranger publishes an object under the id that the publisher's next one will have
+    with monkeypatch.context() as patched:
+        made = publishing.object_id_of
+        patched.setattr(publishing, "object_id_of", lambda _registration, sequence: made(mine, sequence))
+        taken = stranger.publish(own, figures.figure_1, b"forged")
+        stranger.flush()
+    # Expect it to be refused: a mail of it would have the id of the mail to come
+    assert [(object_id, type(error)) for object_id, error in refusals] == [(taken, MetadataError)]
+    assert publisher.publish(mine, figures.figure_1, b"real") == taken
+    assert subscriber.receive(subscription).payload == b"real"
 
 
 def test_a_peer_publishers_port_takes_nobodys_registrations_or_objects(

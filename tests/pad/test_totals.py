@@ -12,7 +12,7 @@ import pytest
 from jbi_pubsub import Config
 from jbi_pubsub.core.config import PadSection, QueueSection
 from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
-from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, SchemaBundle, TypeName, pack
+from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate import Delegate, Registration
@@ -88,7 +88,7 @@ class World:
     def publish(self, sequence: int, payload: bytes = b"<x><y/></x>", *, offer: bool = True) -> Deliveries:
         """An object as it comes over the wire."""
         uid = self.registration.uid
-        head = Head(f"object{sequence}", uid, sequence, 1.0, "t", "1.0", b"<m/>", len(payload))
+        head = Head(object_id_of(uid, sequence), uid, sequence, 1.0, "t", "1.0", b"<m/>", len(payload))
         deliveries = Deliveries()
         self.delegate.publish(self.registration, Parcel.received(b"".join(pack(head, payload).parts)), deliveries)
         if offer:
