@@ -82,30 +82,15 @@ class DeliveryQueue(Protocol):
     def __len__(self) -> int: ...
 
 
-class FifoQueue:
+class FifoQueue(deque[Waiting]):
     """First in, first out."""
 
-    def __init__(self) -> None:
-        self._waiting: deque[Waiting] = deque()
-
-    def put(self, waiting: Waiting) -> None:
-        """Add."""
-        self._waiting.append(waiting)
+    put = deque[Waiting].append
+    take = drop_oldest = deque[Waiting].popleft
 
     def head(self) -> Waiting:
         """What `take` would remove."""
-        return self._waiting[0]
-
-    def take(self) -> Waiting:
-        """Remove the next one."""
-        return self._waiting.popleft()
-
-    def drop_oldest(self) -> Waiting:
-        """Remove what has waited longest."""
-        return self._waiting.popleft()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        return self[0]
 
 
 SHARE: Final = 8
