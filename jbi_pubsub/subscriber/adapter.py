@@ -294,10 +294,10 @@ class SubscriberAdapter:
             if self._closed or subscription.uid not in self._subscriptions:
                 return
             session = self._sessions.get(ref.service_id)
-            if session is None:
+            if session is None or not session.want(subscription):
                 session = self._sessions[ref.service_id] = self._new_session(ref)
+                session.want(subscription)
                 session.start()
-        session.want(subscription)
 
     def _new_session(self, ref: ServiceRef) -> DelegateSession:
         return DelegateSession(

@@ -139,12 +139,15 @@ class DelegateSession:
         for thread in self._threads:
             thread.start()
 
-    def want(self, subscription: LocalSubscription) -> None:
-        """Have the subscription stand there from now on."""
+    def want(self, subscription: LocalSubscription) -> bool:
+        """Have the subscription stand there from now on. False: the session has ended, another one has to do it."""
         with self._changed:
+            if self._stopping.is_set():
+                return False
             self._wanted[subscription.uid] = subscription
             self._dirty = True
             self._changed.notify_all()
+            return True
 
     def unwant(self, uid: str, *, cancel_mail: bool = True) -> None:
         """Cancel it there. Waits for the delegate's answer, so that nothing is delivered afterwards."""
@@ -224,6 +227,9 @@ class DelegateSession:
         unreachable_since: float | None = None
         while not self._stopping.is_set():
             try:
+                if self._is_needless():
+                    self._end(WireError("nothing is wanted there any more"))
+                    return
                 self._open_if_needed()
                 self._reconcile()
                 backoff, unreachable_since = BACKOFF_FIRST, None
@@ -250,8 +256,9 @@ class DelegateSession:
             if self._opened is not None and not self._lost:
                 return
             needed = any(s.request.direct for s in self._wanted.values())
-        if not needed:
-            return
+            if not needed:
+                self._opened, self._lost = None, False  # one that was lost is not missed
+                return
         opened = self._proxy.open(self._name, self._config.lease.subscriber)
         if opened.server != self.ref.service_id:
             self._proxy.close_session(opened.uid)
@@ -328,7 +335,7 @@ class DelegateSession:
 
     def _wait_for_work(self) -> None:
         with self._changed:
-            while not self._dirty and not self._lost and not self._stopping.is_set():
+            while not (self._dirty or self._lost or self._stopping.is_set() or self._stands_empty()):
                 self._changed.wait(1.0)
 
     def _renew(self, lease_id: str) -> float:
@@ -357,6 +364,16 @@ class DelegateSession:
     def _is_over(self, away: float) -> bool:
         """Nobody answers there, our lease has run out, and no lookup service lists the delegate."""
         return away > self._config.lease.subscriber and not self._is_listed(self.ref.service_id)
+
+    def _is_needless(self) -> bool:
+        """Whether there is no session, or it is lost, and nothing is left to do: then nobody can want it from now on."""
+        with self._changed:
+            if self._stands_empty():
+                self._stopping.set()
+            return self._stopping.is_set()
+
+    def _stands_empty(self) -> bool:
+        return (self._opened is None or self._lost) and not self._wanted and not self._cancelled
 
     def _end(self, why: JbiError) -> None:
         self._lose_session(why)

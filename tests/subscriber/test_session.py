@@ -195,3 +195,37 @@ def test_an_object_that_overtakes_the_answer_to_its_subscription_is_not_lost(
     # Expect both to have it
     assert subscriber.receive(first, 5.0).platform.sequence == 1
     assert subscriber.receive(second, 5.0).platform.sequence == 1
+
+
+@pytest.mark.parametrize("left", ["nothing", "mail"])
+def test_a_session_that_nobody_needs_is_not_missed_when_it_is_lost(
+    left: str, federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a subscriber whose only direct subscription at a delegate was cancelled, with one by mail, or without
+    federation.pad()
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    subscriber = federation.subscriber()
+    if left == "mail":
+        mailed = subscriber.register_subscriber(type_name=TYPE, recipients=["someone@example.org"])
+        assert subscriber.wait_matched(mailed) == 1
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(uid) == 1
+    subscriber.cancel_subscription(uid)
+    (session,) = subscriber._sessions.values()
+    rounds: list[int] = []
+    reconcile = session._reconcile
+    monkeypatch.setattr(session, "_reconcile", lambda: (rounds.append(1), reconcile()))
+    # When the delegate forgets its session
+    session._lose_session(WireError("forgotten"))
+    # Expect it to end, or to rest until there is something to do, and not to ask itself again and again
+    if left == "nothing":
+        eventually(lambda: subscriber.status()["sessions"] == [])
+    else:
+        eventually(lambda: not session._lost)
+    assert len(rounds) <= 2
+    # Expect the next subscription to have a session of its own
+    again = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(again) == 1
+    publisher.publish(registration, figures.figure_1)
+    assert subscriber.receive(again, 5.0).platform.sequence == 1
