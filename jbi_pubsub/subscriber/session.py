@@ -121,6 +121,8 @@ class DelegateSession:
         self._refused: dict[str, str] = {}
         self._cancelled: dict[str, str] = {}
         """What the delegate has not confirmed the end of, with the right to it."""
+        self._unsure: dict[str, LocalSubscription] = {}
+        """What the delegate has not answered to: it may stand there or not."""
         self._by_number: dict[int, _Standing] = {}
         self._highest = 0
         """Number of the latest subscription granted, whether it is still wanted or not: later ones have higher ones."""
@@ -275,6 +277,7 @@ class DelegateSession:
         with self._changed:
             self._dirty = False
             missing = [s for uid, s in self._wanted.items() if uid not in self._standing and uid not in self._refused]
+            missing += [s for uid, s in self._unsure.items() if uid not in self._wanted]  # so that it can be cancelled
             session_id = self._opened.uid if self._opened else ""
             cancelled = dict(self._cancelled)
         for uid, right in cancelled.items():
@@ -293,7 +296,13 @@ class DelegateSession:
             answers = tuple(
                 Subscribed(error=report(exc)) for _ in requests
             )  # it does not understand us: no use to insist
+        except WireError:
+            with self._changed:
+                self._unsure |= {s.uid: s for s in subscriptions}
+            raise
         for subscription, answer in zip(subscriptions, answers, strict=True):
+            with self._changed:
+                self._unsure.pop(subscription.uid, None)
             if answer.granted is not None:
                 self._stand(session_id, subscription, answer.granted)
             else:
@@ -302,7 +311,8 @@ class DelegateSession:
     def _refuse(self, uid: str, why: JbiError) -> None:
         log.error("%s: delegate %s refuses subscription %s: %s", self._name, self.ref.endpoints, uid, why)
         with self._changed:
-            self._refused[uid] = str(why)
+            if uid in self._wanted:
+                self._refused[uid] = str(why)
 
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
         uid = subscription.uid
@@ -349,6 +359,7 @@ class DelegateSession:
             log.warning("%s: session at delegate %s lost: %s", self._name, self.ref.endpoints, why)
             self._lost = True
             self._cancelled = {uid: right for uid, right in self._cancelled.items() if right != self._opened.uid}
+            self._unsure = {uid: s for uid, s in self._unsure.items() if not s.request.direct}
             direct = [s for s in self._standing.values() if s.subscription.request.direct]
             for standing in direct:
                 self._standing.pop(standing.subscription.uid)
@@ -366,14 +377,14 @@ class DelegateSession:
         return away > self._config.lease.subscriber and not self._is_listed(self.ref.service_id)
 
     def _is_needless(self) -> bool:
-        """Whether there is no session, or it is lost, and nothing is left to do: then nobody can want it from now on."""
+        """Whether there is no session, or it is lost, and nothing is left to do: then nobody can want it any more."""
         with self._changed:
             if self._stands_empty():
                 self._stopping.set()
             return self._stopping.is_set()
 
     def _stands_empty(self) -> bool:
-        return (self._opened is None or self._lost) and not self._wanted and not self._cancelled
+        return (self._opened is None or self._lost) and not (self._wanted or self._cancelled or self._unsure)
 
     def _end(self, why: JbiError) -> None:
         self._lose_session(why)

@@ -229,3 +229,42 @@ def test_a_session_that_nobody_needs_is_not_missed_when_it_is_lost(
     assert subscriber.wait_matched(again) == 1
     publisher.publish(registration, figures.figure_1)
     assert subscriber.receive(again, 5.0).platform.sequence == 1
+
+
+@pytest.mark.parametrize("recipients", [[], ["someone@example.org"]], ids=["direct", "mail"])
+def test_a_subscription_whose_answer_is_lost_and_that_is_cancelled_then_does_not_stand_for_ever(
+    recipients: list[str],
+    federation: Any,
+    figures: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., Any],
+) -> None:
+    # Given a session, and a delegate whose answer to the next subscription is lost
+    pad = federation.pad()
+    publisher = federation.light()
+    figures.register(publisher)
+    subscriber = federation.subscriber()
+    kept = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(kept) == 1
+    (session,) = subscriber._sessions.values()
+    subscribe = session._proxy.subscribe
+    asked, cancelled = threading.Event(), threading.Event()
+
+    def fails_once(*arguments: Any) -> Any:
+        answer = subscribe(*arguments)
+        if not asked.is_set():
+            asked.set()
+            assert cancelled.wait(10.0)
+            raise WireTimeoutError("no answer")
+        return answer
+
+    monkeypatch.setattr(session._proxy, "subscribe", fails_once)
+    lost = subscriber.register_subscriber(type_name=TYPE, recipients=recipients)
+    assert asked.wait(10.0)
+    assert len(pad.status()["subscriptions"]) == 2
+    # When it is cancelled before that is noticed
+    subscriber.cancel_subscription(lost)
+    cancelled.set()
+    # Expect the delegate to come to know of it: nothing else would end it, as the session goes on
+    eventually(lambda: [s["uid"] for s in pad.status()["subscriptions"]] == [kept])
+    eventually(lambda: session._unsure == session._cancelled == {})
