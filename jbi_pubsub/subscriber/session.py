@@ -9,6 +9,7 @@ is opened, everything is registered again, and the subscriptions are told that o
 from __future__ import annotations
 
 import logging
+import math
 import random
 import struct
 import threading
@@ -45,6 +46,10 @@ log = logging.getLogger("jbi_pubsub.subscriber")
 
 BACKOFF_FIRST: Final = 0.05
 BACKOFF_MOST: Final = 5.0
+
+REFUSED_AGAIN: Final = 60.0
+"""Seconds after which what a delegate has refused is asked for again: there may be room by then. A delegate that is
+full for a thousand subscribers is asked 17 times a second."""
 
 CREDIT_PART: Final = 4
 """Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported."""
@@ -119,6 +124,10 @@ class DelegateSession:
         self._wanted: dict[str, LocalSubscription] = {}
         self._standing: dict[str, _Standing] = {}
         self._refused: dict[str, str] = {}
+        self._refused_before: set[str] = set()
+        """When they were asked for last: said once is enough."""
+        self._ask_refused = math.inf
+        """When the refused ones are asked for again (monotonic seconds)."""
         self._cancelled: dict[str, str] = {}
         """What the delegate has not confirmed the end of, with the right to it."""
         self._unsure: dict[str, LocalSubscription] = {}
@@ -276,6 +285,9 @@ class DelegateSession:
     def _reconcile(self) -> None:
         with self._changed:
             self._dirty = False
+            if time.monotonic() >= self._ask_refused:
+                self._refused_before, self._ask_refused = set(self._refused), math.inf
+                self._refused.clear()
             missing = [s for uid, s in self._wanted.items() if uid not in self._standing and uid not in self._refused]
             missing += [s for uid, s in self._unsure.items() if uid not in self._wanted]  # so that it can be cancelled
             session_id = self._opened.uid if self._opened else ""
@@ -309,10 +321,12 @@ class DelegateSession:
                 self._refuse(subscription.uid, rebuild(answer.error) if answer.error else ProtocolError("no answer"))
 
     def _refuse(self, uid: str, why: JbiError) -> None:
-        log.error("%s: delegate %s refuses subscription %s: %s", self._name, self.ref.endpoints, uid, why)
+        level = logging.DEBUG if uid in self._refused_before else logging.ERROR
+        log.log(level, "%s: delegate %s refuses subscription %s: %s", self._name, self.ref.endpoints, uid, why)
         with self._changed:
             if uid in self._wanted:
                 self._refused[uid] = str(why)
+                self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
 
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
         uid = subscription.uid
@@ -346,6 +360,8 @@ class DelegateSession:
     def _wait_for_work(self) -> None:
         with self._changed:
             while not (self._dirty or self._lost or self._stopping.is_set() or self._stands_empty()):
+                if time.monotonic() >= self._ask_refused:
+                    return
                 self._changed.wait(1.0)
 
     def _renew(self, lease_id: str) -> float:

@@ -68,6 +68,29 @@ def test_a_cancelled_subscription_is_no_longer_shown_as_refused(
     assert subscriber.wait_matched(standing) == 1
 
 
+def test_a_refused_subscription_is_asked_for_again_when_there_may_be_room(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a subscription that a delegate has no room for
+    monkeypatch.setattr(session_module, "REFUSED_AGAIN", 0.01)
+    section = msgspec.structs.replace(federation.config.pad, max_subscriptions=1)
+    federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    subscriber = federation.subscriber()
+    standing = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(standing) == 1
+    refused = subscriber.register_subscriber(type_name=TYPE)
+    eventually(lambda: refused in subscriber.status()["sessions"][0]["refused"])
+    # When there is room, and nothing else happens
+    subscriber.cancel_subscription(standing)
+    # Expect it to stand, and to get its objects
+    assert subscriber.wait_matched(refused) == 1
+    publisher.publish(registration, figures.figure_1)
+    assert subscriber.receive(refused, 5.0).platform.sequence == 1
+    assert subscriber.status()["sessions"][0]["refused"] == {}
+
+
 def test_a_malformed_loss_notice_is_an_error_of_the_protocol(
     federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
