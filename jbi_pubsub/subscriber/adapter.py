@@ -282,9 +282,10 @@ class SubscriberAdapter:
             watch = self._watches.get(entries)
             if watch is None:
                 watch = self._watches[entries] = _Watch(self, entries)
+            watch.hold(subscription)  # now: the watch ends with the last one that it holds
             self._subscriptions[subscription.uid] = subscription
             self._by_uid[subscription.uid] = watch
-        watch.add(subscription, self._community)
+        watch.begin(subscription, self._community)
         return watch
 
     def _serve(self, subscription: LocalSubscription, item: ServiceItem) -> None:
@@ -373,9 +374,14 @@ class _Watch:
     def caches(self) -> list[LookupCache]:
         return [cache for cache in (self._cache, self._delegates) if cache is not None]
 
-    def add(self, subscription: LocalSubscription, community: JoinManager) -> None:
+    def hold(self, subscription: LocalSubscription) -> None:
+        """One of its subscriptions from now on."""
         with self._lock:
             self._subscriptions[subscription.uid] = subscription
+
+    def begin(self, subscription: LocalSubscription, community: JoinManager) -> None:
+        """Have it stand wherever it matches."""
+        with self._lock:
             if self._cache is None:
                 template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=self.entries)
                 self._cache = community.watch(template, self)

@@ -291,3 +291,25 @@ def test_a_subscription_whose_answer_is_lost_and_that_is_cancelled_then_does_not
     # Expect the delegate to come to know of it: nothing else would end it, as the session goes on
     eventually(lambda: [s["uid"] for s in pad.status()["subscriptions"]] == [kept])
     eventually(lambda: session._unsure == session._cancelled == {})
+
+
+def test_a_subscription_that_comes_while_the_last_one_of_its_template_goes_is_watched_for(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscription, and a second one of the same template that another thread is about to register
+    federation.pad()
+    subscriber = federation.subscriber()
+    going = subscriber.register_subscriber(type_name=TYPE)
+    watch = subscriber._by_uid[going]
+    begin = watch.begin
+
+    def meanwhile(*arguments: Any) -> None:
+        # When the first one is cancelled just then
+        subscriber.cancel_subscription(going)
+        begin(*arguments)
+
+    monkeypatch.setattr(watch, "begin", meanwhile)
+    coming = subscriber.register_subscriber(type_name=TYPE, timeout=2.0)
+    # Expect the second one to be matched with a publisher that comes
+    figures.register(federation.light())
+    assert subscriber.wait_matched(coming) == 1
