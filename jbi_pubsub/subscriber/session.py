@@ -201,10 +201,8 @@ class DelegateSession:
     def close(self, timeout: float = 5.0) -> None:
         """Leave: direct subscriptions end, e-mail ones live on by their leases."""
         self._stopping.set()
-        self._renewals.remove(self)
+        self._renew_nothing()
         with self._changed:
-            for uid in self._standing:
-                self._renewals.remove((self, uid))
             opened, receiver = self._opened, self._receiver
             self._changed.notify_all()
         if receiver is not None:
@@ -405,9 +403,16 @@ class DelegateSession:
     def _end(self, why: JbiError) -> None:
         self._lose_session(why)
         self._stopping.set()
-        self._renewals.remove(self)
+        self._renew_nothing()
         self._proxy.close()
         self._ended(self)
+
+    def _renew_nothing(self) -> None:
+        """The leases run out, or are taken over by the next session: e-mail subscriptions live on."""
+        self._renewals.remove(self)
+        with self._changed:
+            for uid in self._standing:
+                self._renewals.remove((self, uid))
 
     # -- the delivery connection --------------------------------------------------------------------------------
 

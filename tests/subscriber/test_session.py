@@ -313,3 +313,19 @@ def test_a_subscription_that_comes_while_the_last_one_of_its_template_goes_is_wa
     # Expect the second one to be matched with a publisher that comes
     figures.register(federation.light())
     assert subscriber.wait_matched(coming) == 1
+
+
+def test_a_session_that_has_ended_renews_nothing_any_more(federation: Any, figures: Any) -> None:
+    # Given an e-mail subscription and a direct one that stand at a delegate
+    federation.pad()
+    figures.register(federation.light())
+    subscriber = federation.subscriber()
+    mailed = subscriber.register_subscriber(type_name=TYPE, recipients=["someone@example.org"])
+    direct = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(mailed) == subscriber.wait_matched(direct) == 1
+    assert len(subscriber._renewals) == 2
+    # When the delegate is given up
+    (session,) = subscriber._sessions.values()
+    session._end(WireError("away for longer than a lease, and listed nowhere"))
+    # Expect no lease there to be renewed
+    assert len(subscriber._renewals) == 0
