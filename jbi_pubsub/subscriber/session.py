@@ -273,7 +273,7 @@ class DelegateSession:
             self._proxy.close_session(opened.uid)
             raise _ReplacedError(f"another server answers at {', '.join(self.ref.endpoints)}")
         self._renewals.manage(
-            self, opened.lease.duration, lambda: self._renew(opened.lease.lease_id), self._lose_session
+            self, opened.lease.duration, lambda: self._renew(opened.lease.lease_id), self._lose_session, grantor=self
         )
         with self._changed:
             self._opened, self._lost = opened, False
@@ -345,6 +345,7 @@ class DelegateSession:
                 lease.duration,
                 lambda: self._proxy.renew(lease.lease_id, self._config.lease.mail).duration,
                 lambda _why: self._subscribe_again(uid),
+                grantor=self,
             )
 
     def _subscribe_again(self, uid: str) -> None:

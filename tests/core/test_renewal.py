@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from jbi_pubsub.core.errors import JbiError, UnknownLeaseError, WireTimeoutError
-from jbi_pubsub.core.renewal import LeaseRenewalManager
+from jbi_pubsub.core.renewal import RENEWALS_AT_ONCE, SWEPT, LeaseRenewalManager
 
 LONG = 5.0
 """Seconds after which a test is given up."""
@@ -98,3 +98,88 @@ def test_a_lost_lease_is_told_once(manager: LeaseRenewalManager) -> None:
     assert told.wait(LONG)
     assert len(manager) == 0
     assert [type(why) for why in lost] == [UnknownLeaseError]
+
+
+def test_a_grantor_of_many_leases_that_hangs_delays_nobody_elses(
+    manager: LeaseRenewalManager, hang: Callable[[], float]
+) -> None:
+    # Given a grantor that hangs and has granted more leases than there are renewals at once, all due before another's
+    renewed = threading.Semaphore(0)
+    lost: list[JbiError] = []
+    for number in range(5 * RENEWALS_AT_ONCE):
+        manager.manage(f"hanging-{number}", 0.05, hang, _ignored, grantor="hanging")
+
+    def answers() -> float:
+        renewed.release()
+        return 0.1
+
+    manager.manage("answering", 0.1, answers, lost.append)
+    # Expect that one to be renewed term after term
+    for _ in range(3):
+        assert renewed.acquire(timeout=LONG)
+    assert lost == []
+
+
+def test_the_leases_of_a_grantor_are_renewed_one_after_the_other_the_first_to_expire_first(
+    manager: LeaseRenewalManager,
+) -> None:
+    # Given a grantor that is asked for a lease, and others of it that become due meanwhile
+    asked, answer, done = threading.Event(), threading.Event(), threading.Semaphore(0)
+    order: list[str] = []
+
+    def slowly() -> float:
+        asked.set()
+        assert answer.wait(LONG)
+        return 60.0
+
+    def renewing(name: str) -> Callable[[], float]:
+        def renew() -> float:
+            order.append(name)
+            done.release()
+            return 60.0
+
+        return renew
+
+    manager.manage("first", 0.0, slowly, _ignored, grantor="one")
+    assert asked.wait(LONG)
+    for number in (3, 1, 2):
+        manager.manage(f"lease-{number}", 0.05 * number, renewing(f"lease-{number}"), _ignored, grantor="one")
+    others = threading.Semaphore(0)
+    manager.manage("other", 0.2, lambda: others.release() or 60.0, _ignored)  # due behind them
+    assert others.acquire(timeout=LONG)
+    # When it answers
+    answer.set()
+    # Expect them to have their turns
+    for _ in range(3):
+        assert done.acquire(timeout=LONG)
+    assert order == ["lease-1", "lease-2", "lease-3"]
+
+
+def test_leases_that_come_and_go_leave_nothing_behind(manager: LeaseRenewalManager) -> None:
+    # Given a long lease that stays
+    manager.manage("stays", 86_400.0, lambda: 86_400.0, _ignored)
+    # When thousands of others come and go
+    for number in range(5000):
+        manager.manage(number, 86_400.0, lambda: 86_400.0, _ignored)
+        manager.remove(number)
+    # Expect no more to be remembered of them than what is not worth a sweep
+    assert len(manager) == 1
+    assert len(manager._due) <= 2 + SWEPT
+
+
+def test_leases_are_renewed_when_the_system_has_threads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a system that has no more threads for a while
+    manager = LeaseRenewalManager("test")
+    start, refused, renewed = threading.Thread.start, threading.Semaphore(2), threading.Event()
+
+    def refuses(thread: threading.Thread) -> None:
+        if thread.name.startswith("test-renew_") and refused.acquire(blocking=False):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    # When a lease becomes due
+    manager.manage("lease", 1.0, lambda: renewed.set() or 60.0, _ignored)
+    # Expect it to be renewed in the end
+    assert renewed.wait(LONG)
+    manager.stop()
