@@ -69,6 +69,7 @@ class _Joined:
 
 @dataclass(slots=True)
 class _Watched:
+    watcher: Watcher
     event_id: str
     number: int
     lease_id: str
@@ -172,7 +173,7 @@ class RegistrarSession:
         """Whether the watcher has been brought to what is there, and is told of what changes."""
         with self._changed:
             watched = self._watched.get(id(watcher))
-            return watched is not None and not watched.resync and watched.held is None
+            return watched is not None and watched.watcher is watcher and not watched.resync and watched.held is None
 
     # -- the thread ---------------------------------------------------------------------------------------------
 
@@ -234,9 +235,10 @@ class RegistrarSession:
             self._dirty = False
             items, watchers = dict(self._items), dict(self._watchers)
             leaving = [j.lease_id for sid, j in self._joined.items() if sid not in items]
-            leaving += [w.lease_id for key, w in self._watched.items() if key not in watchers]
+            # A watcher that is gone may have left its key to another: keys are addresses.
+            leaving += [w.lease_id for key, w in self._watched.items() if watchers.get(key) is not w.watcher]
             self._joined = {sid: j for sid, j in self._joined.items() if sid in items}
-            self._watched = {key: w for key, w in self._watched.items() if key in watchers}
+            self._watched = {key: w for key, w in self._watched.items() if watchers.get(key) is w.watcher}
         if leaving:
             self._proxy.cancel(leaving)
         for service_id, item in items.items():
@@ -280,7 +282,7 @@ class RegistrarSession:
                 self._watchers.pop(key, None)
             return
         with self._changed:
-            self._watched[key] = _Watched(granted.event_id, granted.number, granted.lease_id, resync=True)
+            self._watched[key] = _Watched(watcher, granted.event_id, granted.number, granted.lease_id, resync=True)
         self._renew_within(granted.duration)
         self._resync(key, watcher)
 

@@ -407,3 +407,24 @@ def test_when_the_wall_clock_jumps_leases_neither_all_end_nor_live_for_ever(
     eventually(lambda: server.status()["expired"] == 1)
     assert items(server) == {"printer-1"}
     server.stop()
+
+
+def test_a_watch_that_follows_another_that_was_just_ended_is_a_new_one(federation: Any) -> None:
+    # Given two services that differ, and a community
+    community = JoinManager(federation.config, name="hasty")
+    federation.stack.callback(community.close)
+    for number, colour in enumerate(("red", "blue")):
+        community.join(printer(number, colour))
+        community.wait_joined(f"printer-{number}", 5.0)
+
+    def watched(colour: str) -> list[str]:
+        cache = community.watch(wanting(colour))
+        community.wait_watching(cache, 5.0)
+        found = [item.service_id for item in cache.wait(1, 1.0)]
+        community.unwatch(cache)
+        return found
+
+    # When one watch after the other begins and ends, each at once behind the one before
+    # Expect each to find what it asks for: not what the one before has asked for, and not nothing
+    for _ in range(50):
+        assert (watched("red"), watched("blue")) == (["printer-0"], ["printer-1"])
