@@ -13,7 +13,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import uuid4
@@ -27,6 +27,7 @@ from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
 from jbi_pubsub.lookup.item import (
     ALL_TRANSITIONS,
     EventDiagnostic,
+    LeaseResult,
     ServiceEvent,
     ServiceItem,
     ServiceTemplate,
@@ -44,6 +45,16 @@ BACKOFF_MOST: Final = 10.0
 """Seconds between two tries to reach a lookup service again; long enough not to crowd a 7,200 bps link."""
 MAX_ENDPOINTS: Final = 8
 """Endpoints of one lookup service that are remembered: one for each interface, and one from before its port changed."""
+
+
+LEASES_FIRST: Final = 64
+LEASES_MOST: Final = 8192
+"""Leases in one call: 64 are 3 kB each way, 6.3 s of 7,200 bit/s, of the 10 s that a call has; 8,192 are some 20 ms of
+work for a lookup service."""
+SOON: Final = 1.0
+"""Seconds: what has been answered within them takes some two for twice as much."""
+KEY_DIGITS: Final = 20
+"""Digits of the key of a watch at most: it is an address of 64 bits."""
 
 
 class Watcher(Protocol):
@@ -239,8 +250,8 @@ class RegistrarSession:
             leaving += [w.lease_id for key, w in self._watched.items() if watchers.get(key) is not w.watcher]
             self._joined = {sid: j for sid, j in self._joined.items() if sid in items}
             self._watched = {key: w for key, w in self._watched.items() if watchers.get(key) is w.watcher}
-        if leaving:
-            self._proxy.cancel(leaving)
+        for part in self._parts(leaving):
+            self._proxy.cancel(part)
         for service_id, item in items.items():
             joined = self._joined.get(service_id)
             if joined is None or joined.item != item:
@@ -248,11 +259,13 @@ class RegistrarSession:
                 self._join(item)
         for key, watcher in watchers.items():
             if key not in self._watched:
+                self._breathe()
                 self._watch(key, watcher)
             elif self._watched[key].resync:
                 self._resync(key, watcher)
 
     def _join(self, item: ServiceItem) -> None:
+        begun = time.monotonic()
         try:
             granted = self._proxy.register(item, self._duration, self._key(item.service_id))
         except WireError:
@@ -266,9 +279,10 @@ class RegistrarSession:
         with self._changed:
             self._joined[item.service_id] = _Joined(item, granted.lease_id)
             self._changed.notify_all()
-        self._renew_within(granted.duration)
+        self._renew_within(granted.duration, begun)
 
     def _watch(self, key: int, watcher: Watcher) -> None:
+        begun = time.monotonic()
         try:
             # Register first, then look up: a change between the two is seen twice, never missed.
             granted = self._proxy.notify(
@@ -283,7 +297,7 @@ class RegistrarSession:
             return
         with self._changed:
             self._watched[key] = _Watched(watcher, granted.event_id, granted.number, granted.lease_id, resync=True)
-        self._renew_within(granted.duration)
+        self._renew_within(granted.duration, begun)
         self._resync(key, watcher)
 
     def _resync(self, key: int, watcher: Watcher) -> None:
@@ -323,27 +337,35 @@ class RegistrarSession:
 
     def _breathe(self) -> None:
         """Between two of many calls: leases must not run out over them, nor an end be kept waiting."""
-        if self._stopping:
-            raise WireError("left in the middle of its work")
+        self._check_going_on()
         if self._renew_by <= time.monotonic():
             self._renew()
+
+    def _check_going_on(self) -> None:
+        if self._stopping:
+            raise WireError("left in the middle of its work")
 
     # -- leases -------------------------------------------------------------------------------------------------
 
     def _held(self) -> list[_Joined | _Watched]:
         return [*self._joined.values(), *self._watched.values()]
 
-    def _renew_within(self, term: float) -> None:
-        """A lease was just granted. It puts off no other, or those that come and go would end those that stay."""
-        self._renew_by = min(self._renew_by, time.monotonic() + term * RENEW_AT)
+    def _renew_within(self, term: float, granted: float) -> None:
+        """A lease was granted, at the latest at that moment. It puts off no other, or those that come and go would end
+        those that stay."""
+        self._renew_by = min(self._renew_by, granted + term * RENEW_AT)
 
     def _renew(self) -> None:
         with self._changed:
             leases = [held.lease_id for held in self._held()]
         begun = time.monotonic()
-        results = self._proxy.renew([(lease, self._duration) for lease in leases]) if leases else ()
+        results: list[LeaseResult] = []
+        for part in self._parts(leases):
+            self._check_going_on()
+            results += self._proxy.renew([(lease, self._duration) for lease in part])
+        took = time.monotonic() - begun
         terms = [result.duration for result in results if result.error is None]
-        self._renew_by = begun + min(terms, default=math.inf) * RENEW_AT
+        self._renew_by = begun + max(0.0, min(terms, default=math.inf) * RENEW_AT - took)
         gone = {result.lease_id for result in results if result.error is not None}
         if gone:
             with self._changed:  # forgotten here, so the next round registers again
@@ -351,15 +373,26 @@ class RegistrarSession:
                 self._watched = {k: w for k, w in self._watched.items() if w.lease_id not in gone}
                 self._dirty = True
 
+    def _parts(self, leases: list[str]) -> Iterator[list[str]]:
+        """The leases, in as many calls as it takes: a slow link carries few within the time that a call has. So the first
+        has few, and each twice as many as long as the answers come soon."""
+        at, count = 0, LEASES_FIRST
+        while at < len(leases):
+            begun = time.monotonic()
+            yield leases[at : at + count]
+            at += count
+            if time.monotonic() - begun < SOON:
+                count = min(2 * count, LEASES_MOST)
+
     def _leave(self) -> None:
         with self._changed:
             leases = [held.lease_id for held in self._held()]
             self._joined, self._watched = {}, {}
-        if leases:
-            try:
-                self._proxy.cancel(leases)
-            except JbiError as exc:
-                log.debug("leases at %s run out by themselves: %s", self.ref.endpoints, exc)
+        try:
+            for part in self._parts(leases):
+                self._proxy.cancel(part)
+        except JbiError as exc:
+            log.debug("leases at %s run out by themselves: %s", self.ref.endpoints, exc)
 
     # -- events -------------------------------------------------------------------------------------------------
 
@@ -425,18 +458,16 @@ class RegistrarSession:
 
     def _diagnose(self, diagnostic: EventDiagnostic) -> None:
         with self._changed:
-            key = next((k for k, w in self._watched.items() if w.event_id == diagnostic.event_id), None)
-            watcher = self._watchers.get(key) if key is not None else None
-        if watcher is not None:
-            watcher.refused(self.registrar_id, rebuild(diagnostic.error))
+            watched = self._watched_for(diagnostic)
+        if watched is not None:
+            watched.watcher.refused(self.registrar_id, rebuild(diagnostic.error))
 
     def _dispatch(self, event: ServiceEvent) -> None:
         with self._changed:
-            key = next((k for k, w in self._watched.items() if w.event_id == event.event_id), None)
-            if key is None:
+            watched = self._watched_for(event)
+            if watched is None:
                 self._dirty = True  # the event overtook the answer to notify: its lookup comes after it anyway
                 return
-            watched, watcher = self._watched[key], self._watchers.get(key)
             if event.number <= watched.number:
                 return
             if event.number > watched.number + 1:
@@ -447,8 +478,17 @@ class RegistrarSession:
                 watched.held.pop(event.service_id, None)  # the newest stands last
                 watched.held[event.service_id] = event
                 return
-        if watcher is not None:
-            watcher.changed(self.registrar_id, event.service_id, _matching(event))
+            is_wanted = self._watchers.get(id(watched.watcher)) is watched.watcher
+        if is_wanted:
+            watched.watcher.changed(self.registrar_id, event.service_id, _matching(event))
+
+    def _watched_for(self, event: ServiceEvent | EventDiagnostic) -> _Watched | None:
+        """The watch that an event is for: its key was the handback. Looking for the event id would cost a step for each
+        watch, and a service that comes may concern them all."""
+        handback = event.handback
+        known = handback.isascii() and handback.isdigit() and len(handback) <= KEY_DIGITS
+        watched = self._watched.get(int(handback)) if known else None
+        return watched if watched is not None and watched.event_id == event.event_id else None
 
 
 def _matching(event: ServiceEvent) -> ServiceItem | None:

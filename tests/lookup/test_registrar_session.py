@@ -1,0 +1,191 @@
+"""A session at a lookup service with much to hold: leases last over it, ends are prompt, one refusal is no other's."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from jbi_pubsub.core.lease import FixedLeasePeriodPolicy
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup import session as session_module
+from jbi_pubsub.lookup.entry import EntryRep, define
+from jbi_pubsub.lookup.finder import LookupCache
+from jbi_pubsub.lookup.item import (
+    EventRegistration,
+    LeaseResult,
+    ServiceItem,
+    ServiceMatches,
+    ServiceRegistration,
+    ServiceTemplate,
+)
+from jbi_pubsub.lookup.proxy import RegistrarInfo
+from jbi_pubsub.lookup.registrar import Registrar
+from jbi_pubsub.lookup.session import LEASES_FIRST, LEASES_MOST, RegistrarSession
+
+TERM = 60.0
+REF = ServiceRef("registrar", "registrar", ("127.0.0.1:1",))
+COLOUR = define("test.Colour", {"name": str})
+
+
+def printer(number: int) -> ServiceItem:
+    proxy = ServiceRef(f"printer-{number}", "printer", ("127.0.0.1:1",))
+    return ServiceItem(f"printer-{number}", ("Printer",), proxy, (EntryRep(COLOUR, (f"colour-{number}",)),))
+
+
+def printers(count: int) -> dict[str, ServiceItem]:
+    return {item.service_id: item for item in map(printer, range(count))}
+
+
+def watches(count: int) -> dict[int, LookupCache]:
+    caches = [LookupCache(ServiceTemplate(entries=(EntryRep(COLOUR, (f"colour-{n}",)),))) for n in range(count)]
+    return {id(cache): cache for cache in caches}
+
+
+class Desk:
+    """A registrar in the place of its proxy: each call takes its time, on a clock of its own."""
+
+    ref = REF
+
+    def __init__(self) -> None:
+        leases = FixedLeasePeriodPolicy(TERM, TERM)
+        self.registrar = Registrar(service_id="registrar", item_leases=leases, event_leases=leases)
+        self.now = 1000.0
+        self.call_seconds = 0.0
+        self.calls: list[tuple[str, int]] = []
+        self.before: list[Callable[[str], None]] = []
+        """What else happens when it is called."""
+
+    def monotonic(self) -> float:
+        return self.now
+
+    @property
+    def count(self) -> Counter[str]:
+        return Counter(name for name, _ in self.calls)
+
+    def _called(self, name: str, size: int = 1) -> float:
+        self.calls.append((name, size))
+        for happens in self.before:
+            happens(name)
+        self.now += self.call_seconds
+        return self.now
+
+    def close(self) -> None: ...
+
+    def describe(self) -> RegistrarInfo:
+        self._called("describe")
+        return RegistrarInfo("registrar", ("",))
+
+    def register(self, item: ServiceItem, duration: float, key: str) -> ServiceRegistration:
+        return self.registrar.register(item, duration, self._called("register"), key=key).result
+
+    def notify(self, template: ServiceTemplate, kinds: int, duration: float, *rest: str) -> EventRegistration:
+        handback, listener = rest
+        now = self._called("notify")
+        return self.registrar.notify(template, kinds, duration, now, handback=handback, listener=listener).result
+
+    def pages(self, template: ServiceTemplate, limit: int) -> Iterator[ServiceMatches]:
+        yield self.registrar.lookup_all(template, self._called("lookup"), limit)
+
+    def renew(self, leases: Sequence[tuple[str, float]]) -> tuple[LeaseResult, ...]:
+        return self.registrar.renew_all(leases, self._called("renew", len(leases))).result
+
+    def cancel(self, leases: Sequence[str]) -> tuple[LeaseResult, ...]:
+        return self.registrar.cancel_all(leases, self._called("cancel", len(leases))).result
+
+
+@pytest.fixture
+def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
+    made = Desk()
+    monkeypatch.setattr(session_module, "RegistrarProxy", lambda _ref, _security: made)
+    monkeypatch.setattr(session_module, "time", made)
+    monkeypatch.setattr(RegistrarSession, "_open_events", lambda session: session._events_lost.clear())
+    return made
+
+
+def a_session() -> RegistrarSession:
+    return RegistrarSession(REF, Security(), duration=TERM, probe=0.01, name="test", away=lambda: None)
+
+
+@pytest.fixture
+def session(desk: Desk) -> RegistrarSession:  # it is there before
+    """One that is connected; the test itself takes the place of its thread."""
+    made = a_session()
+    made._connect()
+    return made
+
+
+@pytest.mark.parametrize("what", ["items", "watches"])
+def test_leases_do_not_run_out_while_others_are_asked_for(what: str, desk: Desk, session: RegistrarSession) -> None:
+    # Given a lookup service where a hundred registrations take longer than a lease lasts
+    desk.call_seconds = 1.0
+    # When so many are wanted
+    session.want(printers(100) if what == "items" else {}, watches(100) if what == "watches" else {})
+    session._reconcile()
+    # Expect all of them to stand
+    assert desk.registrar.expire(desk.now, 1000).result == 0
+    assert len(session._held()) == 100
+
+
+@pytest.mark.parametrize("what", ["items", "watches"])
+def test_a_session_that_is_to_end_asks_for_nothing_more(what: str, desk: Desk) -> None:
+    # Given a session with hundreds of items or watches to ask for
+    session = a_session()
+    session.want(printers(500) if what == "items" else {}, watches(500) if what == "watches" else {})
+    asking = "register" if what == "items" else "notify"
+    stopping = threading.Thread(target=session.stop)
+
+    def stop_at_the_tenth(name: str) -> None:
+        if name == asking and desk.count[asking] == 10:
+            stopping.start()
+            while not session._stopping:
+                pass
+
+    desk.before.append(stop_at_the_tenth)
+    # When it is to end in the middle of them
+    session.start()
+    session._thread.join(10.0)
+    stopping.join(10.0)
+    # Expect it to have ended with the one under way, and nothing to be left there
+    assert desk.count[asking] == 10
+    status = desk.registrar.status()
+    assert status.items == status.event_registrations == 0
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.001, LEASES_MOST), (2.0, LEASES_FIRST)], ids=["fast", "slow"])
+def test_many_leases_are_renewed_and_cancelled_in_as_many_calls_as_the_link_asks_for(
+    seconds: float, most: int, desk: Desk, session: RegistrarSession
+) -> None:
+    # Given a thousand items that are held
+    session.want(printers(1000), {})
+    session._reconcile()
+    desk.calls.clear()
+    # When they are renewed, and then none is wanted any more, over a link where each call takes its time
+    desk.call_seconds = seconds
+    session._renew()
+    session.want({}, {})
+    session._reconcile()
+    # Expect all in calls of what such a link carries
+    for name in ("renew", "cancel"):
+        sizes = [size for called, size in desk.calls if called == name]
+        assert sum(sizes) == 1000
+        assert sizes[0] == LEASES_FIRST
+        assert max(sizes) <= most
+        assert len(sizes) <= (5 if most == LEASES_MOST else 16)
+    assert desk.registrar.status().items == 0
+
+
+def test_a_renewal_that_takes_long_begins_in_time(desk: Desk, session: RegistrarSession) -> None:
+    # Given items whose renewal takes a fifth of a term, and which were renewed once
+    session.want(printers(200), {})
+    session._reconcile()
+    desk.call_seconds = TERM / 5 / 4  # 64 + 64 + 64 + 8
+    session._renew()
+    # When they are renewed as soon as that is due
+    desk.now = max(desk.now, session._renew_by)
+    session._renew()
+    # Expect none to have run out meanwhile
+    assert len(session._held()) == 200
