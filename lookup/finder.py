@@ -39,8 +39,13 @@ class LookupCache:
         self._changed = threading.Condition()
         self._telling = threading.RLock()
         self._seen: dict[str, dict[str, ServiceItem]] = {}  # service id -> registrar id -> item
-        self.error: JbiError | None = None
-        """Why a lookup service can't watch the template, if one said so."""
+        self._errors: dict[str, JbiError] = {}
+
+    @property
+    def error(self) -> JbiError | None:
+        """Why a lookup service can't watch the template, if one said so and has not done it since."""
+        with self._changed:
+            return next(iter(self._errors.values()), None)
 
     def items(self) -> list[ServiceItem]:
         """What matches now."""
@@ -60,6 +65,7 @@ class LookupCache:
         found = {item.service_id: item for item in items}
         with self._telling:
             with self._changed:
+                self._errors.pop(registrar, None)
                 gone = [sid for sid, by in self._seen.items() if registrar in by and sid not in found]
             for service_id in gone:
                 self.changed(registrar, service_id, None)
@@ -78,7 +84,7 @@ class LookupCache:
         """The lookup service can't watch the template (Watcher)."""
         log.error("lookup service %s can't watch: %s", registrar, error)
         with self._changed:
-            self.error = error
+            self._errors[registrar] = error
             self._changed.notify_all()
 
     def forget(self, registrar: str) -> None:

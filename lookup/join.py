@@ -164,8 +164,8 @@ class JoinManager:
         Raises LookupNotFoundError when none does within `timeout` seconds, and what a lookup service refused with.
         """
         watching = self._wait(lambda session: cache.error is not None or session.watches(cache), timeout)
-        if cache.error is not None:
-            raise cache.error
+        if (error := cache.error) is not None:
+            raise error
         return watching
 
     def lookup(

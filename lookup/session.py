@@ -43,6 +43,9 @@ outage costs them, everything is registered again and nothing is lost."""
 BACKOFF_FIRST: Final = 0.1
 BACKOFF_MOST: Final = 10.0
 """Seconds between two tries to reach a lookup service again; long enough not to crowd a 7,200 bps link."""
+REFUSED_MOST: Final = 60.0
+"""Seconds at most until what was refused is asked for again: a disk may have room by then, or another class have gone.
+The first pause is that between two signs of life, each is twice the one before."""
 MAX_ENDPOINTS: Final = 8
 """Endpoints of one lookup service that are remembered: one for each interface, and one from before its port changed."""
 
@@ -76,6 +79,13 @@ class Watcher(Protocol):
 class _Joined:
     item: ServiceItem
     lease_id: str
+
+
+@dataclass(slots=True)
+class _Refused:
+    wanted: object  # the item, or the watcher
+    pause: float
+    again: float  # monotonic seconds
 
 
 @dataclass(slots=True)
@@ -125,7 +135,10 @@ class RegistrarSession:
         self._watchers: dict[int, Watcher] = {}
         self._joined: dict[str, _Joined] = {}
         self._watched: dict[int, _Watched] = {}
-        self._refused: set[str] = set()
+        self._ending: list[str] = []
+        """Leases of what is wanted no more, until the lookup service has confirmed their end."""
+        self._refused: dict[str | int, _Refused] = {}
+        """By service id, or key of the watch."""
         self._dirty = True
         self._renew_by = math.inf  # monotonic seconds; only the session's thread has to do with it
         self._stopping = False
@@ -193,9 +206,8 @@ class RegistrarSession:
         while not self._stopping:
             try:
                 self._connect()
-                backoff = BACKOFF_FIRST
                 while self._work():
-                    pass
+                    backoff = BACKOFF_FIRST  # not before: whoever answers the first call may fail at the next, always
             except JbiError as exc:
                 log.info("lookup service %s is away: %s", self.ref.endpoints, exc)
             if self.connected or self.away_since is None:
@@ -221,6 +233,8 @@ class RegistrarSession:
             self._dirty = True
             for watched in self._watched.values():
                 watched.resync = True  # events may have been missed while we were away
+        for refused in self._refused.values():
+            refused.again = -math.inf  # it may be another one by now
         self._renew()
 
     def _work(self) -> bool:
@@ -245,22 +259,27 @@ class RegistrarSession:
         with self._changed:
             self._dirty = False
             items, watchers = dict(self._items), dict(self._watchers)
-            leaving = [j.lease_id for sid, j in self._joined.items() if sid not in items]
+            self._ending += [j.lease_id for sid, j in self._joined.items() if sid not in items]
             # A watcher that is gone may have left its key to another: keys are addresses.
-            leaving += [w.lease_id for key, w in self._watched.items() if watchers.get(key) is not w.watcher]
+            self._ending += [w.lease_id for key, w in self._watched.items() if watchers.get(key) is not w.watcher]
             self._joined = {sid: j for sid, j in self._joined.items() if sid in items}
             self._watched = {key: w for key, w in self._watched.items() if watchers.get(key) is w.watcher}
-        for part in self._parts(leaving):
-            self._proxy.cancel(part)
+        self._refused = {
+            key: refused
+            for key, refused in self._refused.items()
+            if (items.get(key) if isinstance(key, str) else watchers.get(key)) is refused.wanted
+        }
+        self._cancel()
         for service_id, item in items.items():
             joined = self._joined.get(service_id)
-            if joined is None or joined.item != item:
+            if (joined is None or joined.item != item) and self._may_ask(service_id):
                 self._breathe()
                 self._join(item)
         for key, watcher in watchers.items():
             if key not in self._watched:
-                self._breathe()
-                self._watch(key, watcher)
+                if self._may_ask(key):
+                    self._breathe()
+                    self._watch(key, watcher)
             elif self._watched[key].resync:
                 self._resync(key, watcher)
 
@@ -268,14 +287,11 @@ class RegistrarSession:
         begun = time.monotonic()
         try:
             granted = self._proxy.register(item, self._duration, self._key(item.service_id))
-        except WireError:
-            raise
         except JbiError as exc:
-            if item.service_id not in self._refused:
+            if self._refuse(item.service_id, item, exc):
                 log.error("lookup service %s refuses %s: %s", self.ref.endpoints, item.service_id, exc)
-                self._refused.add(item.service_id)
             return
-        self._refused.discard(item.service_id)
+        self._refused.pop(item.service_id, None)
         with self._changed:
             self._joined[item.service_id] = _Joined(item, granted.lease_id)
             self._changed.notify_all()
@@ -288,17 +304,29 @@ class RegistrarSession:
             granted = self._proxy.notify(
                 watcher.template, int(ALL_TRANSITIONS), self._duration, str(key), self._listener
             )
-        except WireError:
-            raise
         except JbiError as exc:
-            watcher.refused(self.registrar_id, exc)
-            with self._changed:
-                self._watchers.pop(key, None)
+            if self._refuse(key, watcher, exc):
+                watcher.refused(self.registrar_id, exc)
             return
+        self._refused.pop(key, None)
         with self._changed:
             self._watched[key] = _Watched(watcher, granted.event_id, granted.number, granted.lease_id, resync=True)
         self._renew_within(granted.duration, begun)
         self._resync(key, watcher)
+
+    def _may_ask(self, key: str | int) -> bool:
+        refused = self._refused.get(key)
+        return refused is None or refused.again <= time.monotonic()
+
+    def _refuse(self, key: str | int, wanted: object, why: JbiError) -> bool:
+        """It is asked for again after a pause, if it is still wanted; whether this is the first time. Raises `why` when
+        it is no refusal but a failure of the connection."""
+        if isinstance(why, WireError) and not isinstance(why, ProtocolError):
+            raise why
+        before = self._refused.get(key)
+        pause = min(2 * before.pause, REFUSED_MOST) if before else self._probe
+        self._refused[key] = _Refused(wanted, pause, time.monotonic() + pause)
+        return before is None
 
     def _resync(self, key: int, watcher: Watcher) -> None:
         """Look up all that matches, page by page, and bring the watcher to it.
@@ -312,6 +340,7 @@ class RegistrarSession:
             watched = self._watched[key]
             watched.resync, watched.held = False, {}
         found: dict[str, ServiceItem] = {}
+        why: JbiError | None = None
         try:
             for page in self._proxy.pages(watcher.template, EVERYTHING):
                 found.update((item.service_id, item) for item in page.items)
@@ -323,8 +352,10 @@ class RegistrarSession:
             raise
         except JbiError as exc:  # the registrar's own: it would say the same again
             found.clear()
-            watcher.refused(self.registrar_id, exc)
+            why = exc
         watcher.snapshot(self.registrar_id, tuple(found.values()))
+        if why is not None:
+            watcher.refused(self.registrar_id, why)
         while True:
             with self._changed:
                 held = watched.held
@@ -374,8 +405,8 @@ class RegistrarSession:
                 self._dirty = True
 
     def _parts(self, leases: list[str]) -> Iterator[list[str]]:
-        """The leases, in as many calls as it takes: a slow link carries few within the time that a call has. So the first
-        has few, and each twice as many as long as the answers come soon."""
+        """The leases, in as many calls as it takes: a slow link carries few within the time that a call has. So there
+        are few in the first, and twice as many in each as long as the answers come soon."""
         at, count = 0, LEASES_FIRST
         while at < len(leases):
             begun = time.monotonic()
@@ -384,13 +415,18 @@ class RegistrarSession:
             if time.monotonic() - begun < SOON:
                 count = min(2 * count, LEASES_MOST)
 
+    def _cancel(self) -> None:
+        """End what is wanted no more. Nobody renews it, so it ends by itself if nobody answers; but not so soon."""
+        for part in self._parts(self._ending):
+            self._proxy.cancel(part)
+        self._ending = []
+
     def _leave(self) -> None:
         with self._changed:
-            leases = [held.lease_id for held in self._held()]
+            self._ending += [held.lease_id for held in self._held()]
             self._joined, self._watched = {}, {}
         try:
-            for part in self._parts(leases):
-                self._proxy.cancel(part)
+            self._cancel()
         except JbiError as exc:
             log.debug("leases at %s run out by themselves: %s", self.ref.endpoints, exc)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from jbi_pubsub.core.errors import JbiError, LeaseDeniedError, ProtocolError, WireTimeoutError
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
@@ -27,6 +28,7 @@ from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.session import LEASES_FIRST, LEASES_MOST, RegistrarSession
 
 TERM = 60.0
+PROBE = 0.01
 REF = ServiceRef("registrar", "registrar", ("127.0.0.1:1",))
 COLOUR = define("test.Colour", {"name": str})
 
@@ -107,7 +109,7 @@ def desk(monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 
 def a_session() -> RegistrarSession:
-    return RegistrarSession(REF, Security(), duration=TERM, probe=0.01, name="test", away=lambda: None)
+    return RegistrarSession(REF, Security(), duration=TERM, probe=PROBE, name="test", away=lambda: None)
 
 
 @pytest.fixture
@@ -189,3 +191,122 @@ def test_a_renewal_that_takes_long_begins_in_time(desk: Desk, session: Registrar
     session._renew()
     # Expect none to have run out meanwhile
     assert len(session._held()) == 200
+
+
+def failing(desk: Desk, call: str, *errors: JbiError) -> None:
+    """The next calls of that name fail."""
+    left = iter(errors)
+
+    def fail(name: str) -> None:
+        if name == call:
+            for error in left:
+                raise error
+
+    desk.before.append(fail)
+
+
+def test_a_cancellation_that_nobody_answers_is_tried_again(desk: Desk, session: RegistrarSession) -> None:
+    # Given items and a watch that are held
+    session.want(printers(3), watches(1))
+    session._reconcile()
+    # When they are wanted no more, and the lookup service does not answer to that at first
+    failing(desk, "cancel", WireTimeoutError("no answer"))
+    session.want({}, {})
+    with pytest.raises(WireTimeoutError):
+        session._reconcile()
+    session._connect()
+    session._reconcile()
+    # Expect it to know in the end, and nothing to be asked again behind that
+    status = desk.registrar.status()
+    assert status.items == status.event_registrations == 0
+    session._reconcile()
+    assert desk.count["cancel"] == 2
+
+
+def test_what_is_refused_is_asked_for_again_after_a_pause_and_not_with_every_change(
+    desk: Desk, session: RegistrarSession
+) -> None:
+    # Given a watch and an item that the lookup service refuses
+    failing(desk, "register", LeaseDeniedError("no room"))
+    failing(desk, "notify", LeaseDeniedError("no room"))
+    refused, watch = printers(1), watches(1)
+    (cache,) = watch.values()
+    session.want(refused, watch)
+    session._reconcile()
+    assert isinstance(cache.error, LeaseDeniedError)
+    desk.calls.clear()
+    # When others come and go
+    for number in range(1, 20):
+        session.want(refused | {"other": printer(number)}, watch)
+        session._reconcile()
+    # Expect it not to be asked for with each of them
+    assert desk.count["register"] == 19
+    assert desk.count["notify"] == 0
+    failing(desk, "register", LeaseDeniedError("no room"))
+    failing(desk, "notify", LeaseDeniedError("no room"))
+    # Expect it to be asked for later, twice as late each time, and to stand as soon as there is room
+    for pause, stands in ((PROBE, False), (PROBE, False), (PROBE, True)):
+        desk.now += pause
+        session._reconcile()
+        assert session.holds(refused["printer-0"]) is stands
+        assert session.watches(cache) is stands
+    assert cache.error is None
+
+
+def test_refused_items_that_come_and_go_leave_nothing_behind(desk: Desk, session: RegistrarSession) -> None:
+    # Given a lookup service that has no room, when items come and go
+    failing(desk, "register", *[LeaseDeniedError("no room")] * 100)
+    for number in range(100):
+        session.want({"printer": printer(number)}, {})
+        session._reconcile()
+    session.want({}, {})
+    session._reconcile()
+    # Expect nothing to be remembered of them
+    assert not session._refused
+
+
+def test_an_item_that_the_lookup_service_does_not_understand_holds_up_no_other(
+    desk: Desk, session: RegistrarSession
+) -> None:
+    # Given items, of which the lookup service does not understand the first
+    failing(desk, "register", ProtocolError("bad arguments"))
+    # When they are wanted
+    session.want(printers(3), watches(1))
+    session._reconcile()
+    # Expect the others to stand
+    assert len(session._held()) == 3
+
+
+class _Waits(threading.Condition):
+    """Remembers how long it was to be waited on, and does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout or 0.0)
+        return False
+
+
+def test_a_lookup_service_that_answers_the_first_call_alone_is_not_asked_without_pause(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a lookup service that can be connected to, but does not answer to a registration
+    monkeypatch.setattr(session_module.random, "uniform", lambda _least, most: most)
+    failing(desk, "register", *[WireTimeoutError("no answer")] * 6)
+    failures: list[int] = []
+    session = a_session()
+    session._changed = waits = _Waits()
+
+    def away() -> None:
+        failures.append(1)
+        session._stopping = len(failures) == 6
+
+    session._away = away
+    session.want(printers(1), {})
+    # When it is tried again and again
+    session._run()
+    # Expect the pauses to grow
+    first = session_module.BACKOFF_FIRST
+    assert waits.seconds == pytest.approx([first, 2 * first, 4 * first, 8 * first, 16 * first])
