@@ -8,6 +8,7 @@ ids, and what was not acknowledged is sent again. Subscribers drop what they hav
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -56,6 +57,8 @@ QUEUE_BYTES: Final = 64 << 20
 """Bounds of what publish() may queue before it waits: a second or two of a fast publisher."""
 BACKOFF_FIRST: Final = 0.1
 BACKOFF_MOST: Final = 5.0
+ABANDONED_SECONDS: Final = 10.0
+"""Until a registration that was not answered to is taken back: longer than a delegate needs for one."""
 
 
 class _Queue:
@@ -219,6 +222,9 @@ class DelegateConnection:
         self._proxy: DelegateProxy | None = None
         self._opened: Opened | None = None
         self._publications: dict[str, Publication] = {}
+        self._abandoned: dict[str, float] = {}
+        """Registrations that the delegate has not answered to, with the moment (monotonic): it may have made them, and
+        as long as we are connected nothing else would end them."""
         self._next_number = 0
         self._queue = _Queue(lambda: self._sender.nudge(), chunk=config.link.chunk)
         self._sender = Sender(self._queue, name=f"publish-{name}", acked=self._acked, batch_bytes=config.link.chunk)
@@ -241,14 +247,21 @@ class DelegateConnection:
         with self._lock:
             proxy, opened = self._attached()
             publication.number = self._next_number = self._next_number + 1  # never again: the answer may be lost
-            proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+            try:
+                proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+            except WireError:
+                self._abandoned[publication.uid] = time.monotonic()
+                raise
             self._publications[publication.uid] = publication
 
     def unregister(self, publication: Publication) -> None:
         """Take a registration back. Raises the delegate's errors or WireError."""
         with self._lock:
             proxy, opened = self._attached()
-            proxy.unregister(opened.uid, publication.uid)
+            with contextlib.suppress(
+                UnknownUidError
+            ):  # that it is gone was answered before, and lost; or we are unknown
+                proxy.unregister(opened.uid, publication.uid)
             self._publications.pop(publication.uid, None)
 
     def publish(self, publication: Publication, parcel: Parcel, timeout: float) -> None:
@@ -277,11 +290,7 @@ class DelegateConnection:
         with self._lock:
             proxy, opened = self._proxy, self._opened
         if proxy is not None and opened is not None:
-            try:
-                proxy.disconnect(opened.uid)
-            except JbiError as exc:
-                log.debug("the delegate will notice by the lease: %s", exc)
-            proxy.close()
+            self._disconnect(proxy, opened)
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
@@ -302,18 +311,51 @@ class DelegateConnection:
         except JbiError:
             proxy.close()
             raise
-        with self._lock:
-            if self._proxy is not None:
-                self._proxy.close()
-            self._proxy, self._opened = proxy, opened
-            for publication in self._publications.values():
-                proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
-        self._renewals.manage(self, opened.lease.duration, self._renew, self._lease_lost)
+        self._renewals.manage(  # now: to register everything may take longer than the lease
+            self, opened.lease.duration, lambda: self._renew(proxy, opened), self._lease_lost
+        )
+        try:
+            with self._lock:
+                self._register_all(proxy, opened)
+                if self._proxy is not None:
+                    self._proxy.close()
+                self._proxy, self._opened = proxy, opened
+                self._abandoned.clear()  # they end with the connection of before
+        except JbiError:
+            self._renewals.remove(self)
+            self._disconnect(proxy, opened)  # or what is registered stands in the way of the next try
+            raise
 
-    def _renew(self) -> float:
-        with self._lock:
-            proxy, opened = self._attached()
-        return proxy.renew(opened.lease.lease_id, self._config.lease.publisher).duration
+    def _register_all(self, proxy: DelegateProxy, opened: Opened) -> None:
+        for publication in self._publications.values():
+            if self._stopping.is_set():
+                raise WireError("left in the middle of a come-back")
+            proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+
+    def _disconnect(self, proxy: DelegateProxy, opened: Opened) -> None:
+        try:
+            proxy.disconnect(opened.uid)
+        except JbiError as exc:
+            log.debug("the delegate will notice by the lease: %s", exc)
+        proxy.close()
+
+    def _renew(self, proxy: DelegateProxy, opened: Opened) -> float:
+        term = proxy.renew(opened.lease.lease_id, self._config.lease.publisher).duration
+        self._take_back(proxy, opened)
+        return term
+
+    def _take_back(self, proxy: DelegateProxy, opened: Opened) -> None:
+        """Take back what may be registered although we were not told."""
+        now = time.monotonic()
+        for uid in [uid for uid, since in list(self._abandoned.items()) if now - since >= ABANDONED_SECONDS]:
+            try:
+                proxy.unregister(opened.uid, uid)
+            except UnknownUidError:
+                pass  # it was not, or is not any more
+            except JbiError as exc:
+                log.debug("%s: registration %s is taken back later: %s", self._name, uid, exc)
+                return
+            self._abandoned.pop(uid, None)
 
     def _lease_lost(self, why: JbiError) -> None:
         log.warning("%s lost its lease at the delegate, connecting again: %s", self._name, why)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +16,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, MAX_BATCH_ITEMS
 from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, DelegateProxy, fetch_status
+from jbi_pubsub.publisher import connection as connection_module
 from jbi_pubsub.publisher.connection import DelegateConnection, _Queue
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -57,6 +60,147 @@ def test_a_publisher_whose_come_back_fails_once_comes_back(
     assert len(calls) == 2
     assert [r["uid"] for r in pad.status()["registrations"]] == [registration]
     assert subscriber.receive(uid, 5.0).platform.sequence == 2
+
+
+def _of_several(federation: Any, figures: Any, count: int) -> tuple[Any, Any, list[str]]:
+    """A delegate, and a publisher with so many registrations by one connection."""
+    pad = federation.pad()
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    uids = [publisher.register_publisher(at, figures.schema, figures.figure_1) for _ in range(count)]
+    return pad, publisher, uids
+
+
+def _registered(pad: Any) -> list[str]:
+    return [registration["uid"] for registration in pad.status()["registrations"]]
+
+
+def test_a_come_back_that_takes_longer_than_the_lease_does_not_lose_it(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a publisher with registrations that a delegate takes longer for than its lease lasts
+    pad, _, uids = _of_several(federation, figures, 2)
+    register, renew = DelegateProxy.register, DelegateProxy.renew
+    renewals, kept = Counter[str](), threading.Event()
+
+    def renews(proxy: DelegateProxy, lease_id: str, duration: float) -> Any:
+        renewals[lease_id] += 1
+        if renewals[lease_id] == 4:  # the first of them opens the connection
+            kept.set()
+        return renew(proxy, lease_id, duration)
+
+    def registers(proxy: DelegateProxy, *rest: Any) -> None:
+        assert kept.wait(10.0)
+        register(proxy, *rest)
+
+    monkeypatch.setattr(DelegateProxy, "renew", renews)
+    monkeypatch.setattr(DelegateProxy, "register", registers)
+    # When the delegate has forgotten it
+    renewals.clear()
+    _forget(pad)
+    # Expect the lease to be renewed meanwhile, and everything to stand again
+    eventually(lambda: _registered(pad) == uids)
+    assert kept.is_set()
+
+
+def test_a_come_back_that_fails_half_way_leaves_nothing_in_the_way_of_the_next(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a publisher with two registrations, the second of which is not answered to when it comes back
+    pad, _, uids = _of_several(federation, figures, 2)
+    register, connect = DelegateProxy.register, DelegateProxy.connect
+    failures = iter([WireTimeoutError("no answer")])
+    connects: list[str] = []
+
+    def fails_once(proxy: DelegateProxy, connection: str, request: Any, uid: str, number: int) -> None:
+        register(proxy, connection, request, uid, number)
+        if uid == uids[1]:
+            for failure in failures:
+                raise failure
+
+    def counted(proxy: DelegateProxy, name: str, duration: float) -> Any:
+        connects.append(name)
+        return connect(proxy, name, duration)
+
+    monkeypatch.setattr(DelegateProxy, "register", fails_once)
+    monkeypatch.setattr(DelegateProxy, "connect", counted)
+    # When the delegate has forgotten it
+    _forget(pad)
+    # Expect the next try to bring everything back
+    eventually(lambda: len(connects) == 2 and _registered(pad) == uids)
+    assert len(pad.status()["publishers"]) == 1
+    assert len(connects) == 2
+
+
+def test_a_publisher_that_leaves_in_the_middle_of_a_come_back_registers_nothing_more(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a publisher with registrations
+    pad, publisher, _ = _of_several(federation, figures, 4)
+    register = DelegateProxy.register
+    (connection,) = publisher._connections.values()
+    leaving = threading.Thread(target=publisher.close)
+    calls: list[str] = []
+
+    def leaves_meanwhile(proxy: DelegateProxy, *rest: Any) -> None:
+        # When it is closed while it comes back
+        if not calls:
+            leaving.start()
+            assert connection._stopping.wait(10.0)
+        calls.append("register")
+        register(proxy, *rest)
+
+    monkeypatch.setattr(DelegateProxy, "register", leaves_meanwhile)
+    _forget(pad)
+    connection._thread.join(10.0)
+    leaving.join(10.0)
+    # Expect it to have ended with the registration under way, and nothing to be left at the delegate
+    assert calls == ["register"]
+    assert pad.status()["publishers"] == pad.status()["registrations"] == []
+
+
+def test_a_registration_that_was_not_answered_to_does_not_stand_for_ever(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a publisher, and a delegate whose answer to the next registration is lost
+    monkeypatch.setattr(connection_module, "ABANDONED_SECONDS", 0.0)
+    pad, publisher, uids = _of_several(federation, figures, 1)
+    register = DelegateProxy.register
+
+    def loses_the_answer(proxy: DelegateProxy, *rest: Any) -> None:
+        register(proxy, *rest)
+        raise WireTimeoutError("no answer")
+
+    monkeypatch.setattr(DelegateProxy, "register", loses_the_answer)
+    # When it registers
+    with pytest.raises(WireTimeoutError):
+        publisher.register_publisher(next(iter(publisher._connections)), figures.schema, figures.figure_1)
+    assert len(_registered(pad)) == 2
+    # Expect the delegate to come to know that nobody publishes it
+    eventually(lambda: _registered(pad) == uids)
+
+
+def test_a_registration_whose_end_was_not_answered_to_can_be_ended_again(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a publisher with a registration, and a delegate whose answer to its end is lost
+    pad, publisher, uids = _of_several(federation, figures, 1)
+    unregister = DelegateProxy.unregister
+    failures = iter([WireTimeoutError("no answer")])
+
+    def loses_the_answer(proxy: DelegateProxy, *rest: Any) -> None:
+        unregister(proxy, *rest)
+        for failure in failures:
+            raise failure
+
+    monkeypatch.setattr(DelegateProxy, "unregister", loses_the_answer)
+    # When it is ended, and again
+    with pytest.raises(WireTimeoutError):
+        publisher.unregister_publisher(uids[0])
+    publisher.unregister_publisher(uids[0])
+    # Expect it to be gone at both ends
+    assert publisher.status()["registrations"] == {}
+    assert _registered(pad) == []
 
 
 def test_a_callback_for_refused_objects_that_fails_does_not_end_publishing(
