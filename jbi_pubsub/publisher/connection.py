@@ -61,6 +61,15 @@ ABANDONED_SECONDS: Final = 10.0
 """Until a registration that was not answered to is taken back: longer than a delegate needs for one."""
 
 
+class _Account:
+    """How many objects of a registration were queued, and how many of them the delegate has, since none waited."""
+
+    __slots__ = ("acknowledged", "queued")
+
+    def __init__(self) -> None:
+        self.queued = self.acknowledged = 0
+
+
 class _Queue:
     """Publications waiting to be sent (Source). Registrations take turns, large objects go in chunks. `_changed`
     covers all state."""
@@ -73,8 +82,13 @@ class _Queue:
         self._lanes: dict[int, deque[tuple[Part, ...]]] = {}
         self._turns: deque[int] = deque()
         self._cutting: dict[int, deque[memoryview]] = {}
-        self._taken: deque[tuple[int, tuple[Part, ...]]] = deque()
-        """For each item under way its registration and its whole object, until it is acknowledged."""
+        self._taken: deque[tuple[int, tuple[Part, ...], bool]] = deque()
+        """For each item under way its registration, its whole object, and whether it is the last of that, until it is
+        acknowledged."""
+        self._accounts: dict[int, _Account] = {}
+        """Of registrations that have something waiting or under way."""
+        self._awaiting = 0
+        """Who waits until the delegate has something."""
         self._whole: dict[int, tuple[Part, ...]] = {}
         self._count = 0
         self._bytes = 0
@@ -91,6 +105,10 @@ class _Queue:
                         hint="Publish more slowly, or give a longer timeout",
                     )
                 self._changed.wait(left)
+            account = self._accounts.get(number)
+            if account is None:
+                account = self._accounts[number] = _Account()
+            account.queued += 1
             lane = self._lanes.setdefault(number, deque())
             lane.append(parts)
             if len(lane) == 1 and number not in self._cutting:
@@ -143,12 +161,12 @@ class _Queue:
             self._count -= 1
             self._bytes -= sum(map(len, parts))
             if sum(map(len, parts)) <= self._chunk:
-                self._taken.append((number, parts))
+                self._taken.append((number, parts, True))
                 return PUBLICATION.pack(WHOLE, number), *parts
             self._whole[number] = parts
             cutting = self._cutting[number] = deque(chunks(parts, self._chunk))
         chunk = cutting.popleft()
-        self._taken.append((number, self._whole[number]))
+        self._taken.append((number, self._whole[number], not cutting))
         if cutting:
             return PUBLICATION.pack(CHUNK, number), chunk
         del self._cutting[number], self._whole[number]
@@ -162,15 +180,20 @@ class _Queue:
         """So many items more have been taken by the delegate."""
         with self._changed:
             for _ in range(min(count, len(self._taken))):
-                self._taken.popleft()
-            if not self._taken:
-                self._changed.notify_all()  # whoever waits for that
+                number, _, last = self._taken.popleft()
+                if last:
+                    account = self._accounts[number]
+                    account.acknowledged += 1
+                    if account.acknowledged == account.queued:
+                        del self._accounts[number]
+            if self._awaiting:
+                self._changed.notify_all()
 
     def restart(self) -> None:
         """The delegate has forgotten us: whatever it has not acknowledged whole goes again, before the rest."""
         with self._changed:
             again: dict[int, list[tuple[Part, ...]]] = {}
-            for number, parts in self._taken:
+            for number, parts, _ in self._taken:
                 lane = again.setdefault(number, [])
                 if not lane or lane[-1] is not parts:
                     lane.append(parts)
@@ -187,14 +210,18 @@ class _Queue:
             self._turns = deque(number for number, waiting in self._lanes.items() if waiting)
             self._changed.notify_all()
 
-    def wait_empty(self, timeout: float) -> int:
-        """Wait until the delegate has taken everything; how many objects and items are left after `timeout` s."""
+    def wait_taken(self, timeout: float, number: int | None = None) -> int:
+        """Wait until the delegate has all that is queued by now, of one registration or of all, whatever is queued
+        meanwhile; how many of the objects it has not after `timeout` s."""
         deadline = time.monotonic() + timeout
         with self._changed:
-            while (waiting := self._count + len(self._cutting) + len(self._taken)) and (
+            awaited = [(a, a.queued) for known, a in self._accounts.items() if number is None or known == number]
+            self._awaiting += 1
+            while (waiting := sum(max(0, queued - a.acknowledged) for a, queued in awaited)) and (
                 left := deadline - time.monotonic()
             ) > 0:
                 self._changed.wait(left)
+            self._awaiting -= 1
             return waiting
 
 
@@ -268,9 +295,10 @@ class DelegateConnection:
         """Queue an object. Raises BackPressureError."""
         self._queue.put(publication.number, parcel.parts, timeout)
 
-    def flush(self, timeout: float) -> None:
-        """Wait until everything is acknowledged. Raises BackPressureError."""
-        left = self._queue.wait_empty(timeout)
+    def flush(self, timeout: float, publication: Publication | None = None) -> None:
+        """Wait until what was published by now, of one registration or of all, is acknowledged. Raises
+        BackPressureError."""
+        left = self._queue.wait_taken(timeout, publication.number if publication else None)
         if left:
             raise BackPressureError(f"{left} objects not taken by the delegate within {timeout:g} s")
 

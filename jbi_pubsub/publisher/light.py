@@ -159,16 +159,18 @@ class PublisherAdapterLight:
         return parcel.head.object_id
 
     def flush(self, timeout: float = 10.0) -> None:
-        """Wait until the delegates have taken all that was published. Raises BackPressureError after `timeout` s."""
+        """Wait until the delegates have taken all that was published before. Raises BackPressureError after `timeout`
+        s."""
         with self._lock:
             connections = list(self._connections.values())
+        deadline = time.monotonic() + timeout
         for connection in connections:
-            connection.flush(timeout)
+            connection.flush(max(0.0, deadline - time.monotonic()))
 
     def unregister_publisher(self, registration: RegistrationUid) -> None:
         """Undo register_publisher, after what was published has gone out. Raises UnknownUidError, WireError."""
         publication, connection = self._publication(registration)
-        connection.flush(self._config.queue.publish_seconds)
+        connection.flush(self._config.queue.publish_seconds, publication)
         connection.unregister(publication)
         with self._lock:
             self._publications.pop(registration, None)
@@ -202,8 +204,9 @@ class PublisherAdapterLight:
                 return
             self._closed = True
             connections = list(self._connections.values())
+        deadline = time.monotonic() + timeout
         for connection in connections:
-            connection.close(timeout)
+            connection.close(max(0.0, deadline - time.monotonic()))
         self._renewals.stop()
         if self._community is not None:
             self._community.close()

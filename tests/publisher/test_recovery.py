@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from jbi_pubsub import Config
@@ -296,7 +297,7 @@ def test_large_objects_of_several_registrations_each_go_again_once() -> None:
         own = [item for item in items if PUBLICATION.unpack(item[0])[1] == number]
         assert _objects(own) == [b"".join(LARGE)]
     queue.acknowledged(len(items))
-    assert queue.wait_empty(0.0) == 0
+    assert queue.wait_taken(0.0) == 0
 
 
 def test_no_more_large_objects_are_under_way_than_a_delegate_takes_at_once() -> None:
@@ -471,3 +472,48 @@ def test_a_forked_child_that_closes_its_parents_publishers_leaves_them_alone(
     received = {subscriber.receive(uid, 5.0).platform.registration for _ in published}
     assert received == set(published)
     process.say("end")
+
+
+@pytest.mark.parametrize("number", [1, 2, None], ids=["the busy one", "another", "all"])
+def test_what_was_published_before_is_waited_for_and_not_what_is_published_meanwhile(number: int | None) -> None:
+    # Given an object of each of two registrations under way
+    queue = _Queue()
+    for registration in (1, 2):
+        queue.put(registration, SMALL, 1.0)
+    assert len(_all(queue)) == 2
+    left: list[int] = []
+    flushing = threading.Thread(target=lambda: left.append(queue.wait_taken(10.0, number)))
+    flushing.start()
+    while not queue._awaiting:
+        pass
+    # When there is never a moment without one under way
+    for _ in range(10):
+        queue.put(1, SMALL, 1.0)
+        _all(queue)
+        queue.acknowledged(1)
+    # Expect whoever waits for the first ones not to wait for the others
+    flushing.join(10.0)
+    assert left == [0]
+    # Expect the others to be waited for as well, by who asks now
+    assert queue.wait_taken(0.0) == 2
+    queue.acknowledged(2)
+    assert queue.wait_taken(0.0) == 0
+    assert not queue._accounts
+
+
+def test_a_registration_is_ended_while_another_one_publishes_without_pause(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a publisher with two registrations, of which one always has something under way
+    monkeypatch.setattr(_Queue, "acknowledged", _all_but_one(_Queue.acknowledged))
+    section = msgspec.structs.replace(federation.config.queue, publish_seconds=1.0)
+    federation.config = msgspec.structs.replace(federation.config, queue=section)
+    pad, publisher, (busy, quiet) = _of_several(federation, figures, 2)
+    publisher.publish(busy, figures.figure_1)
+    # When the other one is ended, expect that not to be waited for
+    publisher.unregister_publisher(quiet)
+    assert _registered(pad) == [busy]
+
+
+def _all_but_one(acknowledged: Callable[[_Queue, int], None]) -> Callable[[_Queue, int], None]:
+    return lambda queue, count: acknowledged(queue, min(count, len(queue._taken) - 1))
