@@ -174,6 +174,7 @@ class PublisherAdapterLight:
         connection.unregister(publication)
         with self._lock:
             self._publications.pop(registration, None)
+        self._forget_if_idle(publication.info_type)
 
     def disconnect(self, delegate: DelegateUid) -> None:
         """Undo connect_to_delegate and all registrations there. Raises UnknownUidError."""
@@ -181,7 +182,10 @@ class PublisherAdapterLight:
         connection.close(self._config.queue.publish_seconds)
         with self._lock:
             self._connections.pop(delegate, None)
+            gone = [p for p, at in self._publications.values() if at is connection]
             self._publications = {uid: pair for uid, pair in self._publications.items() if pair[1] is not connection}
+        for publication in gone:
+            self._forget_if_idle(publication.info_type)
 
     def status(self) -> dict[str, Any]:
         """Connections and registrations as plain data."""
@@ -268,7 +272,7 @@ class PublisherAdapterLight:
             return self._community
 
     def _forget_if_idle(self, info_type: InformationType) -> None:
-        """A registration came to nothing: its schema must not stand in the way of the right one."""
+        """A registration came to nothing, or has ended: its schema must not stand in the way of another one."""
         with self._lock:
             used = any(p.info_type is info_type for p, _ in self._publications.values())
         if not used:

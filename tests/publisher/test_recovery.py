@@ -517,3 +517,18 @@ def test_a_registration_is_ended_while_another_one_publishes_without_pause(
 
 def _all_but_one(acknowledged: Callable[[_Queue, int], None]) -> Callable[[_Queue, int], None]:
     return lambda queue, count: acknowledged(queue, min(count, len(queue._taken) - 1))
+
+
+@pytest.mark.parametrize("end", ["unregister", "disconnect"])
+def test_a_type_that_nobody_publishes_any_more_may_have_another_schema(end: str, federation: Any, figures: Any) -> None:
+    # Given a publisher whose only registration of a type has ended
+    _pad, publisher, (registration,) = _of_several(federation, figures, 1)
+    if end == "unregister":
+        publisher.unregister_publisher(registration)
+    else:
+        publisher.disconnect(next(iter(publisher._connections)))
+    # Expect another schema of the type to be taken
+    more = b"<xs:simpleType name='Next'><xs:restriction base='xs:string'/></xs:simpleType></xs:schema>"
+    changed = figures.schema.read_bytes().replace(b"</xs:schema>", more)
+    at = publisher.connect_to_delegate("alpha", "rome")
+    assert publisher.register_publisher(at, changed, figures.figure_1)
