@@ -22,7 +22,7 @@ from jbi_pubsub.codegen.repository import TypeRepository, type_name
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, MetadataError, unknown_uid
-from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
@@ -124,7 +124,7 @@ class SubscriberAdapter:
         SchemaError, ConfigurationError, LookupNotFoundError: no state is left then.
         """
         self._check_open()
-        entries = self._entries(
+        entries, type_of_template = self._entries(
             template, schema=schema, marks=marks, name=type_name, version=version,
             predicate=predicate if language == "xpath" else "", namespaces=namespaces or {}, locations=locations or {},
         )  # fmt: skip
@@ -145,9 +145,13 @@ class SubscriberAdapter:
             tuple((attributes or {}).items()),
             secret if recipients else "",  # the others are their session's, and told to every peer that matches
         )
-        compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is told
+        try:
+            compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is told
+        except JbiError:
+            self._forget_if_idle(type_of_template)
+            raise
         subscription = LocalSubscription(request, listener, self._listeners)
-        watch = self._watch(subscription)
+        watch = self._watch(subscription, type_of_template)
         try:
             self._community.wait_watching(watch.cache, self._config.lookup.timeout if timeout is None else timeout)
         except Exception:
@@ -252,7 +256,8 @@ class SubscriberAdapter:
         predicate: str,
         namespaces: Mapping[str, str],
         locations: Mapping[str, Path],
-    ) -> tuple[EntryRep, ...]:
+    ) -> tuple[tuple[EntryRep, ...], TypeName | None]:
+        """The templates of the first level, and the type whose schema was opened for them."""
         root = None
         if template is not None:
             data = template.read_bytes() if isinstance(template, Path) else to_bytes(template)
@@ -265,23 +270,32 @@ class SubscriberAdapter:
                     hint="Give schema=, or xsi:noNamespaceSchemaLocation with a file beside the template",
                 )
             wanted = InformationType(name=name or None, version=version or None)
-            return (wanted.rep(),) if name or version else ()
+            return (wanted.rep(),) if name or version else (), None
         bundle = read_bundle(schema, marks=marks, name=name, version=version or DEFAULT_VERSION, locations=locations)
         opened = self._types.open(bundle)
         typed = InformationType(name=opened.type.name, version=version or None).rep()
-        return (typed, *self._template_entries(opened, root), *_derived(opened, predicate, namespaces))
+        try:
+            bound = () if root is None else opened.template(root)
+            return (typed, *bound, *_derived(opened, predicate, namespaces)), opened.type
+        except JbiError:
+            self._forget_if_idle(opened.type)
+            raise
 
-    def _template_entries(self, opened: OpenType, root: Element | None) -> tuple[EntryRep, ...]:
-        return () if root is None else opened.template(root)
+    def _forget_if_idle(self, opened: TypeName | None) -> None:
+        """A subscription has ended, or came to nothing: its schema must not stand in the way of another one."""
+        with self._lock:
+            used = opened is None or any(watch.type == opened for watch in self._watches.values())
+        if opened is not None and not used:
+            self._types.forget(opened)
 
     # -- delegates ----------------------------------------------------------------------------------------------
 
-    def _watch(self, subscription: LocalSubscription) -> _Watch:
+    def _watch(self, subscription: LocalSubscription, opened: TypeName | None) -> _Watch:
         entries = subscription.request.entries
         with self._lock:
             watch = self._watches.get(entries)
             if watch is None:
-                watch = self._watches[entries] = _Watch(self, entries)
+                watch = self._watches[entries] = _Watch(self, entries, opened)
             watch.hold(subscription)  # now: the watch ends with the last one that it holds
             self._subscriptions[subscription.uid] = subscription
             self._by_uid[subscription.uid] = watch
@@ -324,6 +338,7 @@ class SubscriberAdapter:
                 del self._watches[watch.entries]
                 for cache in watch.caches():
                     self._community.unwatch(cache)
+                self._forget_if_idle(watch.type)
         for session in sessions:
             session.unwant(subscription.uid)
         subscription.close()
@@ -357,8 +372,10 @@ os.register_at_fork(after_in_child=_after_fork)
 class _Watch:
     """The subscriptions of one template, and the caches that tell where they match (a ServiceListener)."""
 
-    def __init__(self, adapter: SubscriberAdapter, entries: tuple[EntryRep, ...]) -> None:
+    def __init__(self, adapter: SubscriberAdapter, entries: tuple[EntryRep, ...], opened: TypeName | None) -> None:
+        """`opened`: the type whose schema was opened for them."""
         self.entries = entries
+        self.type = opened
         self._adapter = adapter
         self._lock = threading.Lock()
         self._subscriptions: dict[str, LocalSubscription] = {}

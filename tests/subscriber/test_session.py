@@ -15,7 +15,16 @@ import pytest
 import jbi_pubsub.lookup.server as lookup_server
 import jbi_pubsub.subscriber.session as session_module
 from jbi_pubsub import SubscriberAdapter
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.errors import (
+    ConfigurationError,
+    JbiError,
+    MetadataError,
+    PredicateError,
+    ProtocolError,
+    TypeConflictError,
+    WireError,
+    WireTimeoutError,
+)
 from jbi_pubsub.core.info_object import Cause, LossNotice
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
@@ -329,3 +338,24 @@ def test_a_session_that_has_ended_renews_nothing_any_more(federation: Any, figur
     session._end(WireError("away for longer than a lease, and listed nowhere"))
     # Expect no lease there to be renewed
     assert len(subscriber._renewals) == 0
+
+
+def test_nothing_is_kept_of_a_type_that_no_subscription_is_for_any_more(federation: Any, figures: Any) -> None:
+    # Given two subscriptions with a template of a type, one of which is cancelled
+    subscriber = federation.subscriber()
+    template = {"template": figures.figure_3, "schema": figures.schema}
+    first, second = (subscriber.register_subscriber(**template) for _ in range(2))
+    subscriber.cancel_subscription(first)
+    # Expect another schema of the type to be refused
+    more = b"<xs:simpleType name='Next'><xs:restriction base='xs:string'/></xs:simpleType></xs:schema>"
+    changed = figures.schema.read_bytes().replace(b"</xs:schema>", more)
+    with pytest.raises(TypeConflictError):
+        subscriber.register_subscriber(template=figures.figure_3, schema=changed)
+    # When the other one is cancelled as well, and a third one comes to nothing
+    subscriber.cancel_subscription(second)
+    with pytest.raises(PredicateError):
+        subscriber.register_subscriber(**template, predicate="/metadata[")
+    with pytest.raises(MetadataError):
+        subscriber.register_subscriber(template=figures.figure_1, schema=figures.schema)
+    # Expect it to be taken
+    assert subscriber.register_subscriber(template=figures.figure_3, schema=changed)
