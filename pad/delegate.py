@@ -28,6 +28,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     BackPressureError,
     ConfigurationError,
+    IncompatibleEntryError,
     JbiError,
     MetadataError,
     OversizeError,
@@ -715,8 +716,13 @@ class Delegate:
             self._store.forget(key[1])
 
     def _take_from_tables(self, subscription: Subscription) -> None:
-        for topic in self._topics.values():
-            topic.table.remove(subscription)
+        """Out of the tables that it was put in: of a thousand registrations it matches a few."""
+        try:
+            keys = list(self._published.find(subscription.request.entries))
+        except IncompatibleEntryError:  # of the class that it means none is registered any more
+            keys = []
+        for key in keys:
+            self._topics[key].table.remove(subscription)
 
     def _mail_lost(self, subscription: Subscription, cause: Cause, count: int, why: str) -> None:
         if why:

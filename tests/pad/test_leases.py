@@ -16,9 +16,11 @@ from jbi_pubsub import Config
 from jbi_pubsub.core.errors import ConfigurationError, StorageError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.pad.delegate import Delegate
+from jbi_pubsub.pad.dissemination import MatchTable
 from jbi_pubsub.pad.store import Kept
-from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest, owned_uid
+from jbi_pubsub.pad.subscription import PublisherRequest, Subscription, SubscriptionRequest, owned_uid
 
 SECRET = "0123456789abcdef" * 2
 UID = owned_uid("registration", SECRET)
@@ -245,3 +247,58 @@ def test_a_delegate_goes_on_looking_at_leases_after_its_disk_has_failed(
     # Expect a lease that ends later to be seen
     pad.delegate.open_session("subscriber", 0.1)
     eventually(lambda: pad.status()["sessions"] == [] and pad.status()["leases"] == 0)
+
+
+UNIT = define("test.Unit", {"name": str})
+OTHER_UNIT = define("test.Unit", {"name": str, "country": str})
+
+
+def _register(world: World, connection: str, number: int, entry: EntryRep) -> str:
+    request = msgspec.structs.replace(REQUEST, entries=(entry,))
+    uid = f"registration-{number}"
+    world.delegate.register_publisher(connection, request, uid=uid, number=number)
+    return uid
+
+
+def test_the_end_of_a_subscription_costs_nothing_at_registrations_that_it_does_not_match(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given many registrations that differ, and a session with a subscription to each of some, and one to all
+    world = World()
+    connection = world.delegate.connect("publisher", 60.0)[0].connection_id
+    for number in range(1, 101):
+        _register(world, connection, number, EntryRep(UNIT, (f"unit-{number}",)))
+    session, _ = world.delegate.open_session("subscriber", 60.0)
+    for number in range(1, 11):
+        entries = (EntryRep(UNIT, (f"unit-{number}",)),)
+        world.delegate.subscribe(session, SubscriptionRequest(f"subscription-{number}", entries), 60.0)
+    world.delegate.subscribe(session, SubscriptionRequest("all"), 60.0)
+    assert sum(len(topic.table) for topic in world.delegate._topics.values()) == 110
+    removals: list[object] = []
+    remove = MatchTable.remove
+
+    def counted(table: MatchTable, subscription: Subscription) -> None:
+        removals.append(subscription)
+        remove(table, subscription)
+
+    monkeypatch.setattr(MatchTable, "remove", counted)
+    # When it ends
+    world.delegate.close_session(session)
+    # Expect nothing to be left in any table, and only those to be asked that had it: first all, then one by one
+    assert sum(len(topic.table) for topic in world.delegate._topics.values()) == 0
+    assert len(removals) <= 2 * 110
+
+
+def test_a_subscription_ends_whose_class_has_got_other_fields_meanwhile() -> None:
+    # Given a subscription to a class of which only another generation is registered by now
+    world = World()
+    connection = world.delegate.connect("publisher", 60.0)[0].connection_id
+    before = _register(world, connection, 1, EntryRep(UNIT, ("unit",)))
+    session, _ = world.delegate.open_session("subscriber", 60.0)
+    world.delegate.subscribe(session, SubscriptionRequest("subscription", (EntryRep(UNIT, ("unit",)),)), 60.0)
+    world.delegate.unregister_publisher(connection, before)
+    _register(world, connection, 2, EntryRep(OTHER_UNIT, ("unit", "country")))
+    # When it is cancelled
+    world.delegate.unsubscribe(session, "subscription")
+    # Expect it to be gone
+    assert world.delegate.status()["subscriptions"] == []
