@@ -27,7 +27,7 @@ from jbi_pubsub.lookup.finder import LookupCache, ServiceListener
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.proxy import LOOKUP_TYPE, RegistrarInfo, RegistrarProxy
 from jbi_pubsub.lookup.registrar import ALL_GROUPS
-from jbi_pubsub.lookup.session import RegistrarSession
+from jbi_pubsub.lookup.session import STOP_SECONDS, RegistrarSession
 
 
 class JoinManager:
@@ -72,9 +72,12 @@ class JoinManager:
         with self._changed:
             self._closed = True
             sessions = list(self._sessions.values())
-        self._discovery.stop()
         for session in sessions:
-            session.stop()
+            session.leave()
+        deadline = time.monotonic() + STOP_SECONDS
+        self._discovery.stop()
+        for session in sessions:  # they leave together: those that hang have the same seconds
+            session.stop(max(0.0, deadline - time.monotonic()))
 
     def join(self, item: ServiceItem, secret: str = "") -> None:
         """Keep `item` (which has its service id) registered everywhere, or replace it.
@@ -180,6 +183,8 @@ class JoinManager:
         self._wait(lambda session: session.connected, seconds)
         found: dict[str, ServiceItem] = {}
         for session in self.sessions():
+            if not session.connected:
+                continue  # it would only be waited for
             proxy = RegistrarProxy(session.ref, self._security, timeout=seconds)
             try:
                 found |= {item.service_id: item for item in proxy.lookup(template, limit).items}

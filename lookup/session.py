@@ -46,6 +46,8 @@ BACKOFF_MOST: Final = 10.0
 REFUSED_MOST: Final = 60.0
 """Seconds at most until what was refused is asked for again: a disk may have room by then, or another class have gone.
 The first pause is that between two signs of life, each is twice the one before."""
+STOP_SECONDS: Final = 5.0
+"""For a session to cancel what it holds; a lookup service that takes longer notices by the leases."""
 MAX_ENDPOINTS: Final = 8
 """Endpoints of one lookup service that are remembered: one for each interface, and one from before its port changed."""
 
@@ -156,11 +158,15 @@ class RegistrarSession:
         """Begin."""
         self._thread.start()
 
-    def stop(self, timeout: float = 5.0) -> None:
-        """Cancel what is held, if the lookup service answers, and end."""
+    def leave(self) -> None:
+        """Begin to end."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+
+    def stop(self, timeout: float = STOP_SECONDS) -> None:
+        """Cancel what is held, if the lookup service answers, and end."""
+        self.leave()
         self._thread.join(timeout)
         self._proxy.close()  # wakes a call that hangs
         self._close_events()

@@ -26,6 +26,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import ITEMS, Hello, Line, Receiver, greet
 from jbi_pubsub.lookup import index as index_module
+from jbi_pubsub.lookup import join as join_module
 from jbi_pubsub.lookup import server as server_module
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceEvent, ServiceItem, ServiceTemplate
@@ -33,6 +34,7 @@ from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.lookup.proxy import EXPORTED, LOOKUP_TYPE, RegistrarProxy
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
+from jbi_pubsub.lookup.session import RegistrarSession
 from jbi_pubsub.lookup.store import Store
 
 COLOUR = define("test.Colour", {"name": str})
@@ -428,3 +430,48 @@ def test_a_watch_that_follows_another_that_was_just_ended_is_a_new_one(federatio
     # Expect each to find what it asks for: not what the one before has asked for, and not nothing
     for _ in range(50):
         assert (watched("red"), watched("blue")) == (["printer-0"], ["printer-1"])
+
+
+def test_sessions_that_do_not_end_have_the_same_seconds_for_it(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a community with sessions at two lookup services
+    federation.lookup()
+    community = JoinManager(federation.config, name="leaving")
+    federation.stack.callback(community.close)
+    eventually(lambda: community.connected() == 2)
+    stop, told = RegistrarSession.stop, []
+
+    def stopped(session: RegistrarSession, timeout: float) -> None:
+        told.append([other._stopping for other in community.sessions()])
+        stop(session, timeout)
+
+    monkeypatch.setattr(RegistrarSession, "stop", stopped)
+    # When it is closed, expect both to know before the end of any is waited for
+    community.close()
+    assert told == [[True, True]] * 2
+
+
+def test_a_lookup_does_not_wait_for_a_lookup_service_that_is_known_to_be_away(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a community with two lookup services, one of which has gone
+    gone = federation.lookup()
+    community = JoinManager(federation.config, name="asking")
+    federation.stack.callback(community.close)
+    community.join(printer(1))
+    assert community.wait_joined("printer-1", 5.0) == 2
+    gone.stop()
+    eventually(lambda: community.connected() == 1)
+    asked: list[tuple[str, ...]] = []
+
+    def proxy(ref: ServiceRef, *rest: Any, **options: Any) -> RegistrarProxy:
+        asked.append(ref.endpoints)
+        return RegistrarProxy(ref, *rest, **options)
+
+    monkeypatch.setattr(join_module, "RegistrarProxy", proxy)
+    # When it looks something up
+    found = community.lookup(wanting(None))
+    # Expect it to ask the other one alone
+    assert [item.service_id for item in found] == ["printer-1"]
+    assert asked == [(federation.lookups[0].address,)]
