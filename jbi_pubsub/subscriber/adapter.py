@@ -10,10 +10,12 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
+from uuid import uuid4
 
 import msgspec
 
@@ -44,6 +46,9 @@ from jbi_pubsub.pad.subscription import (
 from .listeners import ListenerPool
 from .session import DelegateSession
 from .subscription import LocalSubscription, SubscriptionListener, SubscriptionUid
+
+CLOSED_AT_ONCE: Final = 16
+"""Sessions that are closed together: delegates that hang hold up no other's, short of so many."""
 
 XSI = "{http://www.w3.org/2001/XMLSchema-instance}"
 Document = bytes | str | Path | Element
@@ -229,8 +234,11 @@ class SubscriberAdapter:
         self._closed = True
         with self._lock:
             sessions, subscriptions = list(self._sessions.values()), list(self._subscriptions.values())
-        for session in sessions:
-            session.close()
+        if sessions:
+            with ThreadPoolExecutor(
+                min(len(sessions), CLOSED_AT_ONCE), thread_name_prefix=f"{self._name}-close"
+            ) as pool:
+                list(pool.map(DelegateSession.close, sessions))  # each waits for an answer
         for subscription in subscriptions:
             subscription.close()
         self._listeners.stop()

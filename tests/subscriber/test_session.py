@@ -29,6 +29,7 @@ from jbi_pubsub.core.info_object import Cause, LossNotice
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.pad.delivery import ITEM, LOSS, OBJECT
+from jbi_pubsub.pad.proxy import SubscriptionsProxy
 from jbi_pubsub.pad.subscription import PAD_TYPE
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -359,3 +360,26 @@ def test_nothing_is_kept_of_a_type_that_no_subscription_is_for_any_more(federati
         subscriber.register_subscriber(template=figures.figure_1, schema=figures.schema)
     # Expect it to be taken
     assert subscriber.register_subscriber(template=figures.figure_3, schema=changed)
+
+
+def test_sessions_are_closed_together(federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a subscriber with sessions at two delegates
+    for name in ("alpha", "beta"):
+        federation.pad(name)
+        publisher = federation.light()
+        publisher.register_publisher(publisher.connect_to_delegate(name, "rome"), figures.schema, figures.figure_1)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(uid, 2) == 2
+    # When it is closed, and each delegate answers when the other one has been asked as well
+    both = threading.Barrier(2)
+    close_session = SubscriptionsProxy.close_session
+
+    def closes(proxy: SubscriptionsProxy, session_id: str) -> None:
+        both.wait(10.0)
+        close_session(proxy, session_id)
+
+    monkeypatch.setattr(SubscriptionsProxy, "close_session", closes)
+    subscriber.close()
+    # Expect neither to have been waited for alone
+    assert not both.broken
