@@ -96,12 +96,17 @@ class LookupCache:
     ) -> tuple[ServiceItem | None, ServiceItem | None]:
         by = self._seen.get(service_id, {})
         old = next(iter(by.values()), None)
-        if item is not None:
-            # a changed item is the news of every lookup service: the others are only slower
-            self._seen[service_id] = dict.fromkeys([registrar, *by], item)
-        elif by.pop(registrar, None) is not None and not by:
-            del self._seen[service_id]
-        return old, next(iter(self._seen.get(service_id, {}).values()), None)
+        if item is None:
+            by.pop(registrar, None)
+            if not by:
+                self._seen.pop(service_id, None)
+        elif by.get(registrar) != item:
+            # what a lookup service has news of is what counts: the others are only slower; it stands first
+            self._seen[service_id] = by = {
+                registrar: item,
+                **{other: its for other, its in by.items() if other != registrar},
+            }
+        return old, next(iter(by.values()), None)
 
     def _tell(self, old: ServiceItem | None, new: ServiceItem | None) -> None:
         if self._listener is None or old == new:
