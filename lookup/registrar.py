@@ -135,6 +135,10 @@ MAX_GROUP: Final = 255
 MAX_SHARED: Final = 100_000
 """Parts remembered for sharing: a few MB."""
 
+SHARED_FEW, SHARED_PER_ITEM = 1_024, 16
+"""No more are remembered than so many, and for each item that there is; or what comes and goes would leave its parts
+behind, up to 64 KiB each. An item has some ten."""
+
 _COUNTERS: Final = ("lookups", "changes", "renewals", "expired", "events", "diagnostics", "refused")
 
 R = TypeVar("R")
@@ -345,7 +349,8 @@ class Registrar:
         self._check_room("items", self._registered(), owner, replaced.owner if replaced else None)
         self._check_log()
         lease = self._item_leases.grant(service_id, duration, now)
-        kept = self._pool.share(msgspec.structs.replace(item, service_id=service_id, entries=_distinct(item.entries)))
+        kept = msgspec.structs.replace(item, service_id=service_id, entries=_distinct(item.entries))
+        kept = self._pool.share(kept, len(self._items))
         events = self._withdraw(service_id, now) if replaced else []
         self._hold(kept, lease.lease_id, owner, size, seal)
         self._owned["items", owner] += 1
@@ -604,7 +609,7 @@ class Registrar:
         else:
             self._admin = self._reconfigured(state.admin)
         for each in state.items:
-            kept = self._pool.share(each.item)
+            kept = self._pool.share(each.item, len(state.items))
             service_id = kept.service_id
             self._item_leases.restore(each.lease_id, service_id, each.expires)
             self._hold(kept, each.lease_id, each.owner, each.size, each.seal)
@@ -708,7 +713,7 @@ class Registrar:
         after = msgspec.structs.replace(before, entries=_distinct(entries))
         size = self._check_item(after)
         self._check_log()
-        after = held.item = self._pool.share(after)
+        after = held.item = self._pool.share(after, len(self._items))
         held.size = _units(size)
         diagnostics = self._put(after, now) if after.entries != before.entries else []
         events = self._fire(before, after, now)
@@ -972,9 +977,9 @@ class _Pool:
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}
 
-    def share(self, item: ServiceItem) -> ServiceItem:
-        """`item` made of shared parts."""
-        if len(self._known) > MAX_SHARED:
+    def share(self, item: ServiceItem, items: int) -> ServiceItem:
+        """`item` made of shared parts; `items` is how many there are."""
+        if len(self._known) > min(MAX_SHARED, SHARED_FEW + SHARED_PER_ITEM * items):
             self._known.clear()  # what is used will be back soon; the items keep their parts
         one = self._known.setdefault
         proxy = item.proxy

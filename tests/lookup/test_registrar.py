@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import count
 
 import msgspec
@@ -591,3 +592,15 @@ def test_an_item_shares_its_parts_with_others_like_it(registrar):
     one, two = registrar.lookup_all(template(), NOW, 2).items
     assert one.entries[0].cls is two.entries[0].cls
     assert one.types is two.types
+
+
+def test_items_that_come_and_go_leave_nothing_behind(registrar):
+    """What they say is shared with others like them, but not kept for them once they are gone."""
+    tracemalloc.start()
+    for number in range(2_000):
+        sent = item("p", rep(COMMENT, text=str(number) * 10_000))
+        got = registrar.register(msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=ServiceItem), 60.0, NOW)
+        registrar.cancel(got.result.lease_id, NOW)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 60_000_000  # of 78,000,000
