@@ -190,18 +190,20 @@ class Client:
         ref = ServiceRef("lamps", "registrar", ("nowhere:1",))
         self.session = RegistrarSession(ref, Security(), duration=1000.0, probe=1.0, name="test", away=lambda: None)
         self.session._proxy = Wire(lamps, self.meanwhile)
-        self.session._watchers = {1: self.cache}
+        self.key = id(self.cache)
+        self.session._watchers = {self.key: self.cache}
 
     def watch(self) -> None:
         """As the session does it: register first, then look up."""
-        got = self.lamps.registrar.notify(RED, int(ALL_TRANSITIONS), 1000.0, self.lamps.now).result
-        self.session._watched[1] = _Watched(got.event_id, got.number, got.lease_id, resync=True)
+        registrar, now = self.lamps.registrar, self.lamps.now
+        got = registrar.notify(RED, int(ALL_TRANSITIONS), 1000.0, now, handback=str(self.key)).result
+        self.session._watched[self.key] = _Watched(self.cache, got.event_id, got.number, got.lease_id, resync=True)
         self.meanwhile()
         self.resync()
 
     def resync(self) -> None:
-        while self.session._watched[1].resync:
-            self.session._resync(1, self.cache)
+        while self.session._watched[self.key].resync:
+            self.session._resync(self.key, self.cache)
 
     def meanwhile(self) -> None:
         """Changes; then some events are lost, and some of the others arrive."""
