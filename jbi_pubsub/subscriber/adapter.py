@@ -15,7 +15,6 @@ from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
 from typing import Any, ClassVar, Final, Self
-from uuid import uuid4
 
 import msgspec
 
