@@ -254,8 +254,9 @@ OTHER_UNIT = define("test.Unit", {"name": str, "country": str})
 
 
 def _register(world: World, connection: str, number: int, entry: EntryRep) -> str:
-    request = msgspec.structs.replace(REQUEST, entries=(entry,))
-    uid = f"registration-{number}"
+    secret = f"{number:032}"
+    request = msgspec.structs.replace(REQUEST, entries=(entry,), secret=secret)
+    uid = owned_uid("registration", secret)
     world.delegate.register_publisher(connection, request, uid=uid, number=number)
     return uid
 
