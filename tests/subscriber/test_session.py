@@ -325,7 +325,9 @@ def test_a_subscription_that_comes_while_the_last_one_of_its_template_goes_is_wa
     assert subscriber.wait_matched(coming) == 1
 
 
-def test_a_session_that_has_ended_renews_nothing_any_more(federation: Any, figures: Any) -> None:
+def test_a_session_that_has_ended_renews_nothing_any_more(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
     # Given an e-mail subscription and a direct one that stand at a delegate
     federation.pad()
     figures.register(federation.light())
@@ -336,9 +338,16 @@ def test_a_session_that_has_ended_renews_nothing_any_more(federation: Any, figur
     assert len(subscriber._renewals) == 2
     # When the delegate is given up
     (session,) = subscriber._sessions.values()
-    session._end(WireError("away for longer than a lease, and listed nowhere"))
+
+    def away() -> None:
+        raise WireError("away")
+
+    monkeypatch.setattr(session, "_reconcile", away)
+    monkeypatch.setattr(session, "_is_over", lambda _seconds: True)
+    session._subscribe_again("none")  # whereupon its thread looks
     # Expect no lease there to be renewed
-    assert len(subscriber._renewals) == 0
+    eventually(lambda: len(subscriber._renewals) == 0)
+    eventually(lambda: not subscriber._sessions)
 
 
 def test_nothing_is_kept_of_a_type_that_no_subscription_is_for_any_more(federation: Any, figures: Any) -> None:

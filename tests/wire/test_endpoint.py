@@ -13,6 +13,7 @@ import pytest
 import trustme
 
 from jbi_pubsub.core.errors import WireError
+from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Caller, Endpoint, Security, dial
 from jbi_pubsub.core.wire.ref import ServiceRef
 from jbi_pubsub.core.wire.tls import TlsIdentity
@@ -150,3 +151,31 @@ def test_who_waits_for_what_may_never_come_probes_often(plane: bytes, seconds: i
     # Expect the client of a data connection to notice a peer that has gone sooner than one that only calls
     with dial(serve().ref, plane, Security(), 5.0) as sock:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == seconds
+
+
+@pytest.mark.parametrize("close_after", range(0, 60, 3))
+def test_closing_a_client_ends_the_call_of_another_thread_and_nothing_else(
+    serve: Callable[..., Any], close_after: int
+) -> None:
+    # Given a client that another thread calls with all the time
+    served = serve()
+    client = ControlClient(served.ref, Security(), timeout=5.0)
+    client.call("echo", str, "hello")
+    ended: list[Exception] = []
+
+    def call() -> None:
+        try:
+            while True:
+                client.call("echo", str, "hello")
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the test says
+            ended.append(exc)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    # When it is closed, sooner or later
+    while len(served.echo.callers) < close_after:
+        pass
+    client.close()
+    caller.join(5.0)
+    # Expect the other thread to be told, by our error
+    assert [type(exc) for exc in ended] == [WireError]

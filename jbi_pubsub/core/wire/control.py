@@ -12,6 +12,7 @@ Rules, each from a failing run of stock rpyc with an untrusted peer:
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import socket
@@ -144,7 +145,12 @@ class ControlClient:
         self._closed = True
         connection = self._connection
         if connection is not None:
-            connection.close()
+            connection.shut()
+        if self._lock.acquire(blocking=False):  # else whoever is in a call takes the connection apart
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
 
     def _exchange(self, method: str, request: bytes, seconds: float) -> tuple[bool, bytes]:
         if not self._lock.acquire(timeout=seconds):
@@ -153,6 +159,8 @@ class ControlClient:
             if self._closed:
                 raise WireError(f"connection to {self.ref.exported} is closed")
             connection = self._connected(seconds)
+            if self._closed:  # meanwhile
+                raise WireError(f"connection to {self.ref.exported} is closed")
             try:
                 answer = connection.async_request(
                     consts.HANDLE_CALLATTR, self.ref.exported, method, (request,), timeout=seconds
@@ -161,8 +169,7 @@ class ControlClient:
                 raise WireTimeoutError(
                     f"{self.ref.exported}.{method} at {', '.join(self.ref.endpoints)}: no answer within {seconds:g} s"
                 ) from exc
-            except (EOFError, OSError, ValueError, AttributeError) as exc:
-                # AttributeError: rpyc's state is taken apart when another thread closes the connection
+            except (EOFError, OSError, ValueError) as exc:
                 raise WireError(f"{self.ref.exported} at {', '.join(self.ref.endpoints)} is gone: {exc}") from exc
             if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], bytes)):
                 raise ProtocolError(f"bad answer from {self.ref.exported}.{method}")
@@ -171,6 +178,8 @@ class ControlClient:
             self._drop()
             raise
         finally:
+            if self._closed:
+                self._drop()
             self._lock.release()
 
     def _connected(self, seconds: float) -> _Connection:
@@ -302,6 +311,14 @@ class _Connection(Connection):  # type: ignore[misc]  # rpyc is not annotated
         """Close at once; rpyc's own would wait for an answer from a silent peer."""
         if not self._closed:
             self._cleanup()
+
+    def shut(self) -> None:
+        """Wake and end whoever is in a call. Its state is its own: rpyc's takes apart what another thread uses."""
+        sock = self._channel.stream.sock
+        if isinstance(sock, socket.socket):  # else closed
+            with contextlib.suppress(OSError):  # already disconnected
+                # Not SSLSocket's own shutdown: that takes the TLS state away from under the thread that reads.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
     def is_stale(self) -> bool:
         """Whether the idle connection has something to read: the peer has closed it."""
