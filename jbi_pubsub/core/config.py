@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -20,9 +20,21 @@ from .wire.endpoint import Security
 from .wire.stream import CHUNK_BYTES
 from .wire.tls import TlsIdentity
 
+YEAR: Final = 31_536_000
+"""Seconds; the longest that a setting may say. Far above any use, and below what a thread can wait (2^63 ns)."""
+
+Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+"""A TCP port; 0 takes a free one where we listen."""
+Term = Annotated[float, msgspec.Meta(gt=0, le=YEAR)]
+"""Seconds that something lasts or recurs."""
+Wait = Annotated[float, msgspec.Meta(ge=0, le=YEAR)]
+"""Seconds to wait at most; 0 does not."""
+Limit = Annotated[int, msgspec.Meta(ge=1)]
+"""A bound that leaves room for one."""
+
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of the sections."""
+    """Base of the sections. Bounds are checked where values come from people (`load`), not where code makes them."""
 
 
 class LookupSection(_Section, frozen=True):
@@ -30,7 +42,7 @@ class LookupSection(_Section, frozen=True):
 
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = 4160
+    port: Port = 4160
     """Jini's own port (Discovery and Join specification DJ.2.1.4); 0 takes a free one."""
     name: str = ""
     """What people call this lookup service; "" is the host's name."""
@@ -44,9 +56,9 @@ class LookupSection(_Section, frozen=True):
     """Announce and discover by mDNS."""
     interfaces: tuple[str, ...] = ("127.0.0.1",)
     """Addresses of the interfaces used for mDNS."""
-    timeout: float = 10.0
+    timeout: Wait = 10.0
     """Seconds to wait for a lookup service, or for a delegate to be found."""
-    probe: float = 10.0
+    probe: Term = 10.0
     """Seconds between two probes of a lookup service."""
     state: str = ""
     """File in which a lookup service keeps its registrations over restarts; "" keeps nothing."""
@@ -57,48 +69,48 @@ class PadSection(_Section, frozen=True):
 
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = 0
+    port: Port = 0
     """0 takes a free port: delegates are found through the lookup service."""
     advertise: str = ""
     """Host name or address that others connect to, when it differs from `host`."""
     state: str = ""
     """File in which a delegate keeps its e-mail subscriptions over restarts, and beside it, in FILE.mails, the mail
     that has not been sent; "" keeps nothing."""
-    max_registrations: int = 10_000
+    max_registrations: Limit = 10_000
     """Publisher registrations of one delegate; more are refused."""
-    max_queued_bytes: int = 1 << 30
+    max_queued_bytes: Limit = 1 << 30
     """Bytes that may wait in all subscriber queues together; then publishers wait, and are refused in the end."""
-    max_sessions: int = 5_000
+    max_sessions: Limit = 5_000
     """Publishers, and subscriber processes, connected to one delegate; more are refused."""
-    max_subscriptions: int = 200_000
+    max_subscriptions: Limit = 200_000
     """Subscriptions of one delegate; more are refused."""
 
 
 class LeaseSection(_Section, frozen=True):
     """Seconds of the leases that clients ask for; renewed at 2/5 of the term (at lookup services at 7/8)."""
 
-    publisher: float = 60.0
+    publisher: Term = 60.0
     """Publisher at its delegate."""
-    subscriber: float = 60.0
+    subscriber: Term = 60.0
     """Subscriber at a delegate or peer publisher."""
-    lookup: float = 60.0
+    lookup: Term = 60.0
     """Delegates and peer publishers at the lookup service."""
-    mail: float = 86_400.0
+    mail: Term = 86_400.0
     """E-mail subscriptions."""
-    maximum: float = 604_800.0
+    maximum: Term = 604_800.0
     """The longest a delegate grants: a week."""
 
 
 class QueueSection(_Section, frozen=True):
     """Subscriber queues and publishing."""
 
-    bound: int = 10_000
+    bound: Limit = 10_000
     """Objects that may wait for one subscription at one delegate, and again as many in the subscriber."""
     policy: Literal["drop_oldest", "drop_newest", "block"] = "drop_oldest"
     """What happens when a queue is full."""
-    block_seconds: float = 5.0
+    block_seconds: Wait = 5.0
     """How long `block` holds the publisher up before the object counts as lost."""
-    publish_seconds: float = 10.0
+    publish_seconds: Wait = 10.0
     """How long publish() waits for room before it raises BackPressureError."""
 
 
@@ -124,7 +136,7 @@ class MailSection(_Section, frozen=True):
 
     host: str = "127.0.0.1"
     """Host of the mail server."""
-    port: int = 25
+    port: Port = 25
     """Its port."""
     sender: str = "jbi-pubsub@localhost"
     """Envelope and header sender; bounces go there."""
@@ -134,30 +146,30 @@ class MailSection(_Section, frozen=True):
     """For SMTP AUTH; empty for none."""
     password: str = ""
     """For SMTP AUTH; `jbi config` does not show it."""
-    timeout: float = 15.0
+    timeout: Term = 15.0
     """Seconds for one SMTP command."""
-    try_seconds: float = 120.0
+    try_seconds: Term = 120.0
     """Seconds for a whole try, from connecting to the answer to the message."""
     connections: Annotated[int, msgspec.Meta(ge=1, le=100)] = 4
     """Connections to the mail server at once, and so mails under way; one of a subscription at most."""
-    idle_seconds: float = 30.0
+    idle_seconds: Term = 30.0
     """A connection that nothing was sent on for so long is closed."""
     rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Mails per second at most; 0 for no limit."""
-    retries: int = 30
+    retries: Annotated[int, msgspec.Meta(ge=0)] = 30
     """Tries after the first when the server is away or answers 4xx."""
-    retry_seconds: float = 2.0
+    retry_seconds: Wait = 2.0
     """Wait before the first retry; doubles each time, up to a minute."""
     suspend_after: Annotated[int, msgspec.Meta(ge=0)] = 10
     """Mails of a subscription running that are refused for good (5xx), after which the recipient gets no more
     (mail_suspended) until the subscription is made again; 0 for never."""
     digest_objects: Annotated[int, msgspec.Meta(ge=1)] = 100
     """Objects in one mail of a subscription with attribute mail_digest_seconds; so many that wait are sent at once."""
-    max_bytes: int = 20 << 20
+    max_bytes: Limit = 20 << 20
     """Largest mail; a larger one counts as lost (oversize)."""
-    queue_bound: int = 10_000
+    queue_bound: Limit = 10_000
     """Mails that may wait in a delegate, a quarter of them for one subscription; more are lost (queue_overflow)."""
-    queue_bytes: int = 256 << 20
+    queue_bytes: Limit = 256 << 20
     """Their bytes, a quarter of them for one subscription; what waits for several subscriptions counts for each."""
 
 
@@ -173,7 +185,7 @@ class MetricsSection(_Section, frozen=True):
 
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = -1
+    port: Annotated[int, msgspec.Meta(ge=-1, le=65_535)] = -1
     """-1 for none, 0 for any free port."""
 
 

@@ -90,8 +90,16 @@ def test_a_misspelt_key_names_its_place(
 
 
 @pytest.mark.parametrize(
-    "assignment", ["lease.subscriber=soon", "lookup.port=x", "queue.policy=drop_all", "queue.bound=1.5", "queue.bound"]
-)
+    "assignment",
+    [
+        "lease.subscriber=soon", "lookup.port=x", "queue.policy=drop_all", "queue.bound=1.5", "queue.bound",
+        # no duration, port or bound
+        "lease.subscriber=0", "lease.lookup=-1", "lease.publisher=nan", "lease.mail=inf", "lookup.timeout=-1",
+        "lookup.probe=0", "queue.publish_seconds=nan", "mail.retry_seconds=-2", "lookup.port=70000", "pad.port=-1",
+        "metrics.port=70000", "metrics.port=-2", "mail.port=70000", "queue.bound=0", "pad.max_queued_bytes=0",
+        "pad.max_sessions=-1", "mail.retries=-1", "mail.queue_bound=0",
+    ],
+)  # fmt: skip
 def test_a_bad_value_is_refused(assignment: str, said: Callable[..., Any]) -> None:
     answer = said("--set", assignment, "config")
     assert answer.code == 2
