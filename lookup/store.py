@@ -284,6 +284,13 @@ class Store:
         base.execute("PRAGMA trusted_schema = OFF")
         base.execute("BEGIN EXCLUSIVE")
         application, version = (base.execute(f"PRAGMA {p}").fetchone()[0] for p in ("application_id", "user_version"))
+        (tables,) = base.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if (application, version) == (0, 0) and tables:
+            raise StorageError(
+                f"store {self.path}: the tables in it are something else's",
+                hint="The file is no store: give another one",
+                path=str(self.path),
+            )
         if (application, version) not in ((0, 0), (APPLICATION_ID, VERSION)):
             raise StorageError(
                 f"store {self.path} is of version {version}, not {VERSION}",

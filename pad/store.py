@@ -49,18 +49,25 @@ class SubscriptionStore:
     """Safe for several threads. Each call is one transaction."""
 
     def __init__(self, path: Path) -> None:
-        """Opens or makes the file, for the owner alone: lease ids and secrets are in it. Raises StorageError."""
+        """Opens or makes the file, for the owner alone: lease ids are secrets. Raises StorageError."""
         self.path = path
         self._lock = threading.Lock()
         with self._translated():
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            self._base = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=5.0)
-            self._base.execute("PRAGMA journal_mode=WAL")
-            self._base.execute("PRAGMA synchronous=FULL")
-            self._base.execute(
-                "CREATE TABLE IF NOT EXISTS mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL,"
-                " lease TEXT NOT NULL, ends REAL NOT NULL) WITHOUT ROWID"
-            )
+            self._base = _opened(path, timeout=5.0)
+            try:
+                self._set_up()
+            except (sqlite3.Error, StorageError):
+                self._base.close()
+                raise
+
+    def _set_up(self) -> None:
+        self._base.execute("PRAGMA journal_mode=WAL")
+        self._base.execute("PRAGMA synchronous=FULL")
+        _check_tables(self._base, {"mail"}, f"e-mail subscriptions in {self.path}")
+        self._base.execute(
+            "CREATE TABLE IF NOT EXISTS mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL,"
+            " lease TEXT NOT NULL, ends REAL NOT NULL) WITHOUT ROWID"
+        )
 
     def load(self, wall: float) -> list[Kept]:
         """All whose lease has not ended at `wall`; the others are removed. Raises StorageError."""
@@ -94,7 +101,7 @@ class SubscriptionStore:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (sqlite3.Error, OSError, msgspec.DecodeError) as exc:
+        except (OSError, sqlite3.Error, msgspec.DecodeError) as exc:
             raise StorageError(
                 f"e-mail subscriptions in {self.path}: {exc}",
                 hint="Check the disk and the file, or choose another [pad] state",
@@ -120,8 +127,7 @@ class MailStore:
         """Opens or makes the file, for the owner alone: there is mail in it. Raises StorageError."""
         self.path = path
         with self._translated():
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            self._base = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=1.0)
+            self._base = _opened(path, timeout=1.0)
             try:
                 self._set_up()
             except (sqlite3.Error, StorageError):
@@ -138,6 +144,7 @@ class MailStore:
                 raise StorageError(
                     f"mail queue {self.path} is of version {version}, not {MAIL_VERSION}", hint="Move it away"
                 )
+            _check_tables(base, {"contents", "letters", "ledgers"}, f"mail queue {self.path}")
             base.execute(f"PRAGMA user_version={MAIL_VERSION}")
             for table in _MAIL_TABLES.split(";"):
                 base.execute(table)
@@ -224,3 +231,16 @@ class MailStore:
                 hint="Check the disk and the file; another delegate may use it",
                 path=str(self.path),
             ) from exc
+
+
+def _opened(path: Path, *, timeout: float) -> sqlite3.Connection:
+    """The file, made for the owner alone; SQLite gives its log the same mode. Raises OSError and sqlite3.Error."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    return sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=timeout)
+
+
+def _check_tables(base: sqlite3.Connection, ours: set[str], what: str) -> None:
+    """Raises StorageError for a file that holds something else's tables."""
+    found = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if found - ours:
+        raise StorageError(f"{what}: the tables in it are something else's", hint="Give another file")

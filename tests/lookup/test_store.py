@@ -387,6 +387,18 @@ def test_a_file_of_another_kind_or_version_is_left_alone(path):
     assert path.read_bytes()[60:64] == before[60:64]
 
 
+def test_a_file_with_the_tables_of_something_else_is_left_alone(path):
+    # Given the state of a delegate, or any other SQLite file
+    with sqlite3.connect(path) as base:
+        base.execute("CREATE TABLE mail (uid TEXT)")
+    base.close()
+    with pytest.raises(StorageError, match="something else"):
+        Store(path)
+    with sqlite3.connect(path) as base:
+        assert base.execute("SELECT name FROM sqlite_master").fetchall() == [("mail",)]
+    base.close()
+
+
 def test_a_row_that_can_not_be_read_is_an_error_with_a_hint(path):
     _, store = start(path)
     store.close()

@@ -1,0 +1,50 @@
+"""The two files that a delegate keeps its state in: for the owner alone, and for nothing else."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.pad.store import MailStore, SubscriptionStore
+
+Opened = Callable[[Path], SubscriptionStore | MailStore]
+both = pytest.mark.parametrize("opened", [SubscriptionStore, MailStore])
+
+
+@both
+def test_a_state_file_is_for_its_owner_alone(opened: Opened, tmp_path: Path) -> None:
+    # Expect nobody else to read the file or its log: there are addresses, mail and lease ids in it
+    store = opened(tmp_path / "state")
+    assert [f.name for f in tmp_path.iterdir() if f.stat().st_mode & 0o077] == []
+    store.close()
+
+
+@both
+def test_a_file_with_the_tables_of_something_else_is_left_alone(opened: Opened, tmp_path: Path) -> None:
+    # Given the state of a lookup service, say
+    path = tmp_path / "state"
+    with sqlite3.connect(path) as base:
+        base.execute("CREATE TABLE kept (kind TEXT)")
+    base.close()
+    # When a delegate is given it; Expect an error that says so, and the file with what it had
+    with pytest.raises(StorageError, match="something else"):
+        opened(path)
+    with sqlite3.connect(path) as base:
+        assert base.execute("SELECT name FROM sqlite_master").fetchall() == [("kept",)]
+    base.close()
+
+
+@both
+def test_a_file_of_ours_is_taken_again(opened: Opened, tmp_path: Path) -> None:
+    opened(tmp_path / "state").close()
+    opened(tmp_path / "state").close()
+
+
+@both
+def test_a_folder_that_is_not_there_is_named(opened: Opened, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="nowhere"):
+        opened(tmp_path / "nowhere" / "state")
