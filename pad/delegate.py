@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Final, Protocol
@@ -218,7 +218,10 @@ class Delegate:
         self._closed_delivered = 0
         self._closed_mailed = 0
         self._closed_matched = 0
+        self._closed_suppressed = 0
         self._closed_published = 0
+        self._closed_unmatched = 0
+        self._closed_refused = 0
         self._unpacked: tuple[Head | None, InfoObject] = (None, NO_OBJECT)
         self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost, store=mails)
         for kept in store.load(wall()) if store is not None else ():
@@ -382,10 +385,10 @@ class Delegate:
         if gone:  # cancelled, or their session over, since the match: those have accounted for what they held
             self._came_to_nothing(gone)
 
-    def _came_to_nothing(self, count: int) -> None:
+    def _came_to_nothing(self, gone: Sequence[Subscription]) -> None:
         with self._lock:
-            self._closed_lost[Cause.CANCELLED] += count
-            self._closed_matched += count
+            self._closed_lost.update(subscription.ended for subscription in gone)
+            self._closed_matched += len(gone)
 
     def _tell_of_gap(self, registration: Registration, count: int) -> None:
         log.warning("registration %s: %d objects never came", registration.uid, count)
@@ -410,7 +413,7 @@ class Delegate:
             if session is not None:
                 deliveries.add(session[0], subscription, parcel)
             else:
-                self._came_to_nothing(1)
+                self._came_to_nothing((subscription,))
         if request.recipients:
             self._mail_out(subscription, parcel, published)
 
@@ -423,7 +426,7 @@ class Delegate:
         payload = obj.payload if parcel is published else bytes(parcel.payload)
         if not self._mail.offer(subscription, obj, payload):  # cancelled since the match
             with self._lock:
-                self._closed_lost[Cause.CANCELLED] += len(request.recipients)
+                self._closed_lost[subscription.ended] += len(request.recipients)
                 self._closed_matched += not request.direct
 
     def sync_mail(self) -> None:
@@ -617,9 +620,16 @@ class Delegate:
             self._store.close()
 
     def status(self) -> dict[str, object]:
-        """Everything a status page shows, as plain data."""
+        """Everything a status page shows, as plain data. The totals are of all that was ever here:
+
+        published = unmatched + what matched at least one subscription
+        matched = suppressed + delivered + lost + queued + in_flight, with direct subscriptions alone (for mail see
+        docs/mail.md) and but for a lost `sequence_gap`: whether that would have matched is not known
+        """
         with self._lock:
+            registrations = list(self._registrations.values())
             subscriptions = list(self._subscriptions.values())
+            sessions = [s for s, _ in self._sessions.values()]
             lost = Counter(self._closed_lost)
             for s in subscriptions:
                 lost.update(s.lost)
@@ -628,16 +638,20 @@ class Delegate:
                     {"id": shown(c.connection_id), "name": c.name, "registrations": len(c.registrations)}
                     for c in self._connections.values()
                 ],
-                "registrations": [r.status() for r in self._registrations.values()],
-                "sessions": [s.status() for s, _ in self._sessions.values()],
+                "registrations": [r.status() for r in registrations],
+                "sessions": [s.status() for s in sessions],
                 "subscriptions": [s.status() for s in subscriptions],
-                "published": self._closed_published + sum(r.published for r in self._registrations.values()),
+                "published": self._closed_published + sum(r.published for r in registrations),
+                "refused": self._closed_refused + sum(r.refused for r in registrations),
+                "unmatched": self._closed_unmatched + sum(r.unmatched for r in registrations),
                 "matched": self._closed_matched + sum(s.matched for s in subscriptions),
+                "suppressed": self._closed_suppressed + sum(s.suppressed for s in subscriptions),
                 "delivered": self._closed_delivered + sum(s.delivered for s in subscriptions),
                 "mailed": self._closed_mailed + sum(s.mailed for s in subscriptions),
                 "lost": dict(lost),
                 "leases": len(self._landlord),
-                "queued": sum(s.queued for s, _ in self._sessions.values()),
+                "queued": sum(s.queued for s in sessions),
+                "in_flight": sum(s.in_flight for s in sessions),
                 "queued_bytes": self._budget.used,
                 "mail": self._mail.status(),
             }
@@ -668,6 +682,8 @@ class Delegate:
             for registration in registrations:
                 del self._registrations[registration.uid]
                 self._closed_published += registration.published
+                self._closed_unmatched += registration.unmatched
+                self._closed_refused += registration.refused
                 topic = registration.topic
                 topic.registrations -= 1
                 if topic.registrations == 0:
@@ -685,6 +701,7 @@ class Delegate:
             found = self._sessions.get(session_id)
             keys = [key for key in self._subscriptions if key[0] == session_id]
             for key in keys:  # first: what is published from now on is not for them
+                self._subscriptions[key].ended = cause
                 self._take_from_tables(self._subscriptions[key])
             self._sessions.pop(session_id, None)
         if found is None:
@@ -712,6 +729,7 @@ class Delegate:
             self._closed_delivered += subscription.delivered
             self._closed_mailed += subscription.mailed
             self._closed_matched += subscription.matched
+            self._closed_suppressed += subscription.suppressed
         if key[0] == "mail" and self._store is not None:
             self._store.forget(key[1])
 

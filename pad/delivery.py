@@ -203,25 +203,26 @@ class SubscriberSession:
             self._changed.notify_all()
             return waiting
 
-    def offer(self, deliveries: Sequence[Delivery]) -> int:
+    def offer(self, deliveries: Sequence[Delivery]) -> list[Subscription]:
         """Queue objects, each by its subscription's policy, and have them go out; may wait up to `block_seconds` for
-        those under `block`. How many came to nothing: their subscription is gone, and does not account for them any
-        more.
+        those under `block`. For each that came to nothing its subscription, which is gone, and does not account for it
+        any more.
 
         A batch of publications becomes a batch of deliveries here, not a wake-up and a lock each.
         """
-        gone = taken = 0
+        gone: list[Subscription] = []
+        taken = 0
         waiting: Waiting | None = None
         with self._changed:
             for subscription, parcel in deliveries:
                 outlet = self._outlets.get(subscription.number)
                 if outlet is None:
-                    gone += 1  # cancelled between match and delivery: after the cancel returned nothing may come
+                    gone.append(subscription)  # cancelled since the match: after the cancel returned nothing may come
                     continue
                 if self._is_full(outlet):
                     has_room, stands = self._make_room(outlet)
                     if not stands:
-                        gone += 1
+                        gone.append(subscription)
                         continue
                     if not has_room:
                         continue
@@ -330,6 +331,12 @@ class SubscriberSession:
         with self._changed:
             return sum(map(self._held, self._outlets.values()))
 
+    @property
+    def in_flight(self) -> int:
+        """Objects that are on their way and not acknowledged; one for several subscriptions counts for each."""
+        with self._changed:
+            return sum(map(len, self._flying))
+
     def status(self) -> dict[str, object]:
         """Plain data: connection, queue lengths."""
         with self._changed:
@@ -338,8 +345,8 @@ class SubscriberSession:
                 "name": self.name,
                 "connected": self.connected,
                 **described(self._sender.compression),
-                "in_flight": len(self._flying),
-                "queued": {o.subscription.uid: len(o.queue) for o in self._outlets.values()},
+                "in_flight": self.in_flight,
+                "queued": {o.subscription.uid: self._held(o) for o in self._outlets.values()},
             }
 
     def _held(self, outlet: _Outlet) -> int:
@@ -473,7 +480,7 @@ class Deliveries:
         waiting.append((subscription, parcel))
         self.size += parcel.size
 
-    def offer(self) -> int:
-        """Hand all to their sessions; how many came to nothing, see `SubscriberSession.offer`."""
+    def offer(self) -> list[Subscription]:
+        """Hand all to their sessions; what came to nothing, see `SubscriberSession.offer`."""
         gathered, self._by_session, self.size = self._by_session, {}, 0
-        return sum(session.offer(deliveries) for session, deliveries in gathered.items())
+        return [gone for session, deliveries in gathered.items() for gone in session.offer(deliveries)]

@@ -83,6 +83,17 @@ DELIVER_BYTES: Final = 1 << 20
 STATUS_ROWS: Final = 5_000
 """Rows of a list in a status that is asked for over the network: about 3 MB of subscriptions."""
 
+TOTALS: Final = (
+    ("published", "Objects taken from publishers"),
+    ("refused", "Publications refused"),
+    ("unmatched", "Objects that matched no subscription"),
+    ("matched", "Objects times subscriptions that they matched"),
+    ("suppressed", "Objects of whose payload a filter selected nothing, not delivered"),
+    ("delivered", "Objects delivered"),
+    ("mailed", "Objects times recipients sent by mail"),
+)
+"""The counters of a status that hold all there ever was, whoever has gone since, and what they mean."""
+
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
 
@@ -279,9 +290,10 @@ class DisseminationServer:
         yield Sample("subscriptions", "gauge", "Subscriptions", len(status["subscriptions"]))
         yield Sample("leases", "gauge", "Leases held here", status["leases"])
         yield Sample("queued_bytes", "gauge", "Bytes waiting in subscriber queues", status["queued_bytes"])
-        yield Sample("delivered", "counter", "Objects delivered", status["delivered"])
+        for name, meaning in TOTALS:
+            yield Sample(name, "counter", meaning, status[name])
+        yield Sample("in_flight", "gauge", "Objects sent and not acknowledged", status["in_flight"])
         mail, subscriptions = status["mail"], status["subscriptions"]
-        yield Sample("mailed", "counter", "Objects times recipients sent by mail", status["mailed"])
         yield Sample("mails_waiting", "gauge", "Mails waiting", mail["queued"])
         yield Sample("mails_waiting_bytes", "gauge", "Bytes of the mails waiting", mail["bytes"])
         yield Sample("mail_connections", "gauge", "Connections to the mail server", mail["connections"])
@@ -292,8 +304,8 @@ class DisseminationServer:
             yield Sample("lost", "counter", "Objects lost, by cause", value, (("cause", cause.value),))
         for registration in status["registrations"]:
             labels = (("registration", registration["uid"]), ("type", registration["type"]))
-            yield Sample("published", "counter", "Objects published", registration["published"], labels)
-            yield Sample("refused", "counter", "Publications refused", registration["refused"], labels)
+            for name in ("published", "refused", "unmatched"):
+                yield Sample(f"registration_{name}", "counter", f"Objects {name}", registration[name], labels)
         for session in status["sessions"]:
             queued = sum(session["queued"].values())
             yield Sample("queued", "gauge", "Objects waiting", queued, (("subscriber", session["name"]),))

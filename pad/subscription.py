@@ -16,7 +16,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, OversizeError
-from jbi_pubsub.core.info_object import SchemaBundle
+from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
 
@@ -159,6 +159,8 @@ class Subscription:
     mail_suspended: dict[str, str] = field(default_factory=dict)
     """Recipients that get no mail any more, and the answer of the mail server that was the reason."""
     lost: Counter[str] = field(default_factory=Counter)
+    ended: Cause = Cause.CANCELLED
+    """Why what still comes for it after its end is lost."""
 
     @property
     def uid(self) -> str:

@@ -39,11 +39,11 @@ _LOOKUPS: Final = (
     "events", "events lost", "disk",
 )  # fmt: skip
 _SERVERS: Final = (
-    "kind", "name", "address", "up s", "registrations", "subscriptions", "published", "delivered", "queued", "lost",
-    "leases", "mails",
+    "kind", "name", "address", "up s", "registrations", "subscriptions", "published", "unmatched", "matched",
+    "suppressed", "delivered", "queued", "lost", "leases", "mails",
 )  # fmt: skip
 _SUBSCRIPTIONS: Final = (
-    "subscription", "predicate", "filter", "policy", "matched", "delivered", "queued", "lost",
+    "subscription", "predicate", "filter", "policy", "matched", "suppressed", "delivered", "queued", "lost",
 )  # fmt: skip
 _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "events")
 """What rates are told of."""
@@ -184,8 +184,10 @@ def _server_row(facts: Facts) -> Sequence[object]:
     mail = facts["mail"]
     return (
         facts["kind"], name, facts["address"], facts["uptime"], facts["counts"]["registrations"],
-        facts["counts"]["subscriptions"], _counted(facts, "published"), _counted(facts, "delivered"), facts["queued"],
-        _losses(facts["lost"]), facts["leases"], mail["fault"] or mail["queued"],
+        facts["counts"]["subscriptions"], _counted(facts, "published"), _counted(facts, "unmatched"),
+        _counted(facts, "matched"), _counted(facts, "suppressed"), _counted(facts, "delivered"),
+        _waiting(facts["queued"], facts["in_flight"]), _losses(facts["lost"]), facts["leases"],
+        mail["fault"] or mail["queued"],
     )  # fmt: skip
 
 
@@ -197,7 +199,7 @@ def _subscription_table(facts: Facts) -> tuple[Sequence[str], list[Sequence[obje
     rows: list[Sequence[object]] = [
         (
             s["uid"].removeprefix("subscription-")[:12], s["predicate"], s["filter"], f"{s['policy']} {s['bound']}",
-            s["matched"], s["delivered"], queued.get(s["uid"], 0), _losses(s["lost"]),
+            s["matched"], s["suppressed"], s["delivered"], queued.get(s["uid"], 0), _losses(s["lost"]),
         )
         for s in known[:ROWS_MOST]
     ]  # fmt: skip
@@ -209,6 +211,10 @@ def _subscription_table(facts: Facts) -> tuple[Sequence[str], list[Sequence[obje
 def _counted(facts: Facts, name: str) -> str:
     rate = facts.get("rates", {}).get(name)
     return f"{facts[name]:,}" if rate is None else f"{facts[name]:,} ({rate:,}/s)"
+
+
+def _waiting(queued: int, in_flight: int) -> object:
+    return f"{queued:,} + {in_flight:,} sent" if in_flight else queued
 
 
 def _losses(lost: dict[str, int]) -> str:

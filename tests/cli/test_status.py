@@ -57,6 +57,7 @@ def test_what_a_delegate_does_is_shown_with_rates_from_the_second_time_on(
     assert str(row["published"]).endswith("/s)")
     assert row["queued"] == 2
     assert row["lost"] == "queue_overflow 8"
+    assert (row["unmatched"], row["matched"], row["suppressed"]) == ("0", "12", "0")
     assert row["leases"] == 2
     assert (row["registrations"], row["subscriptions"]) == (1, 1)
     [rates] = [facts["rates"] for facts in found if facts["kind"] == "delegate"]
@@ -64,13 +65,23 @@ def test_what_a_delegate_does_is_shown_with_rates_from_the_second_time_on(
     # Expect the subscription with its own account
     details = list(tables(found, subscriptions=True))[-1]
     assert details[1] == [
-        (uid.removeprefix("subscription-")[:12], "/metadata", "", "drop_newest 2", 12, 2, 2, "queue_overflow 8")
+        (uid.removeprefix("subscription-")[:12], "/metadata", "", "drop_newest 2", 12, 0, 2, 2, "queue_overflow 8")
     ]
     # Expect the lookup service in a table of its own
     lookup = _cells(found, federation.lookups[0].info().service_id[:8])
     assert lookup["items"] == 2
     assert lookup["leases"] == 2 + lookup["listeners"]  # type: ignore[operator]  # an int
     assert lookup["disk"] == "-"
+
+
+def test_what_is_sent_and_not_acknowledged_is_shown_beside_what_waits() -> None:
+    # Expect each row to add up: matched = suppressed + delivered + queued + sent + lost
+    facts = {
+        "kind": "delegate", "name": "a", "location": "b", "address": "x:1", "uptime": 1.0, "leases": 2, "mail":
+        {"fault": "", "queued": 0}, "counts": {"registrations": 1, "subscriptions": 1}, "published": 9, "unmatched": 1,
+        "matched": 8, "suppressed": 1, "delivered": 2, "queued": 1, "in_flight": 3, "lost": {"queue_overflow": 1},
+    }  # fmt: skip
+    assert _cells([facts], "delegate")["queued"] == "1 + 3 sent"
 
 
 def test_a_server_that_is_gone_is_shown_as_such(federation: Any, eventually: Callable[..., Any]) -> None:

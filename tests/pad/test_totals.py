@@ -188,6 +188,52 @@ def test_a_loss_that_becomes_known_after_the_end_of_its_subscription_is_in_the_t
     assert world.totals() == (0, {"mail_refused": 1})
 
 
+# -- the account --------------------------------------------------------------------------------------------------
+
+
+def test_the_account_is_even_when_publishers_and_subscribers_have_gone(world: World) -> None:
+    # Given an object that nobody wants, one that somebody gets and of which a filter leaves nothing for another one
+    world.publish(1)
+    session = world.subscribe(
+        DIRECT, msgspec.structs.replace(DIRECT, uid="cut", payload_filter="//nothing", suppress_empty=True)
+    )
+    world.publish(2)
+    # When all have gone
+    world.delegate.close_session(session)
+    world.delegate.disconnect(world.connection)
+    # Expect each object to be still accounted for
+    status: Any = world.delegate.status()
+    assert (status["published"], status["unmatched"], status["matched"], status["suppressed"]) == (2, 1, 2, 1)
+    assert status["matched"] == status["suppressed"] + sum(status["lost"].values())
+
+
+def test_what_is_under_way_is_accounted_for_object_by_object(world: World) -> None:
+    # Given three subscriptions of a process, which get an object together, and one that has not gone out
+    session = world.subscribe(DIRECT, *(msgspec.structs.replace(DIRECT, uid=uid) for uid in ("second", "third")))
+    world.publish(1)
+    world.delegate.session(session)._take(10, 1 << 20)
+    world.publish(2)
+    status: Any = world.delegate.status()
+    assert (status["matched"], status["in_flight"], status["queued"]) == (6, 3, 3)
+    # When a large one goes in chunks, expect it to wait until its last chunk has gone
+    world.publish(3, b"x" * (1 << 20))
+    world.delegate.session(session)._take(10, 1)
+    status = world.delegate.status()
+    assert status["matched"] == status["in_flight"] + status["queued"] == 9
+    [shown] = status["sessions"]
+    assert status["queued"] == sum(shown["queued"].values())
+
+
+@pytest.mark.parametrize("cause", [Cause.SUBSCRIBER_DEAD, Cause.CANCELLED])
+def test_what_matched_as_the_session_ended_is_lost_for_the_same_reason(cause: Cause, world: World) -> None:
+    # Given an object that was matched, and is to be delivered when the subscriber's session ends
+    session = world.subscribe(DIRECT)
+    deliveries = world.publish(1, offer=False)
+    world.delegate._drop_session(session, cause)
+    world.delegate.deliver(deliveries)
+    assert world.totals() == (1, {cause: 1})
+
+
 # -- gaps ---------------------------------------------------------------------------------------------------------
 
 

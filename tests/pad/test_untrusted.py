@@ -607,7 +607,7 @@ def test_a_queue_may_hold_an_eighth_of_the_memory_then_its_policy_decides(policy
     assert stalled.lost == {"queue_overflow": 40}
     assert budget.used == 10_000
     # Expect room for the other one
-    assert session.offer([(other, _parcel(1000))]) == 0
+    assert session.offer([(other, _parcel(1000))]) == []
     assert other.lost == {}
     assert budget.used == 11_000
 
@@ -633,7 +633,7 @@ def test_a_queue_takes_one_object_larger_than_its_share() -> None:
     session = SubscriberSession("session-1", name="large", budget=budget, hub=SenderHub(name="test"))
     subscription = compile_subscription(SubscriptionRequest("large"), owner="session-1", number=1)
     session.add(subscription)
-    assert session.offer([(subscription, _parcel(20_000))]) == 0
+    assert session.offer([(subscription, _parcel(20_000))]) == []
     assert (subscription.lost, budget.used) == ({}, 20_000)
 
 

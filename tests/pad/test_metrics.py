@@ -1,0 +1,51 @@
+"""What a delegate's metrics port shows."""
+
+from __future__ import annotations
+
+import urllib.request
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from jbi_pubsub.core.config import MetricsSection
+
+
+def scraped(port: int) -> Counter[str]:
+    """The value of each metric, with all its labels together."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5.0) as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    seen: Counter[str] = Counter()
+    for family in families:
+        for sample in family.samples:
+            seen[sample.name] += int(sample.value)
+    return seen
+
+
+def test_the_metrics_hold_the_whole_account_also_when_all_have_gone(
+    federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate with metrics, an object that nobody wants, and one that a subscriber gets
+    config = msgspec.structs.replace(federation.config, metrics=MetricsSection(port=0))
+    pad = federation.pad("alpha", "rome", config=config)
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    publisher.publish(registration, figures.figure_1)
+    publisher.flush()
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery")
+    assert subscriber.wait_matched(uid) == 1
+    publisher.publish(registration, figures.figure_1)
+    assert subscriber.receive(uid) is not None
+    # When both have gone
+    subscriber.close()
+    publisher.close()
+    eventually(lambda: not pad.status()["sessions"] and not pad.status()["publishers"])
+    # Expect counters that are still there, and add up
+    seen = scraped(pad.metrics.port)
+    assert (seen["jbi_published_total"], seen["jbi_unmatched_total"], seen["jbi_matched_total"]) == (2, 1, 1)
+    gone = seen["jbi_suppressed_total"] + seen["jbi_delivered_total"] + seen["jbi_lost_total"]
+    assert seen["jbi_matched_total"] == gone + seen["jbi_in_flight"] + seen["jbi_queued"]
+    assert seen["jbi_refused_total"] == 0
