@@ -563,7 +563,8 @@ class Delegate:
             return [s.status() for (owner, _), s in self._subscriptions.items() if owner == "mail"]
 
     def explain(self, uid: str, metadata: bytes, payload: bytes) -> dict[str, object]:
-        """Why an object would be delivered to a subscription, or not, for each registration here, as plain data.
+        """Why an object would be delivered to a subscription, or not, for each registration here, as plain data; under
+        `terms` all that the subscription asks for, and its account.
 
         Raises UnknownUidError, MetadataError.
         """
@@ -572,7 +573,7 @@ class Delegate:
             registered = {r.uid: r.topic.entries for r in self._registrations.values()}
         if found is None:
             raise UnknownUidError(f"no subscription {uid} here", uid=uid)
-        return explain(found, registered, metadata, payload)
+        return {**explain(found, registered, metadata, payload), "terms": found.status()}
 
     # -- leases and life ----------------------------------------------------------------------------------------
 

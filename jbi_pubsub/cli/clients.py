@@ -6,28 +6,32 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 import msgspec
 from rich.progress import Progress
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
+from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError, WireError
 from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
-from jbi_pubsub.lookup.proxy import EVERYTHING, LOOKUP_TYPE
+from jbi_pubsub.lookup.proxy import EVERYTHING
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
 from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
 from .settings import Settings, console, json_option, pass_settings, printable, show_json, show_rows
+from .status import DISSEMINATORS, losses
+
+T = TypeVar("T")
 
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -357,31 +361,46 @@ def explain(settings: Settings, uid: str, metadata: Path, payload: Path | None, 
     \b
     jbi explain subscription-... --metadata fig1.xml
     """
-    config = settings.load()
-    found: list[dict[str, Any]] = []
-    for proxy in _subscription_servers(config):
-        try:
-            facts = proxy.explain(uid, metadata.read_bytes(), payload.read_bytes() if payload else b"")
-            found.append({"server": ", ".join(proxy.ref.endpoints), **facts})
-        except UnknownUidError:
-            continue  # it does not stand at this one
-        finally:
-            proxy.close()
+    document, body = metadata.read_bytes(), payload.read_bytes() if payload else b""
+    answers = _asked(_subscription_servers(settings.load()), lambda proxy: proxy.explain(uid, document, body))
+    found: list[dict[str, Any]] = [{"server": ", ".join(ref.endpoints), **facts} for ref, facts in answers]
     if not found:
         raise ConfigurationError(
-            f"no subscription {uid} at any delegate or peer publisher", hint="See `jbi status --json`"
+            f"no subscription {uid} at any delegate or peer publisher",
+            hint="It comes there with the first registration that its template matches, and goes with its subscriber",
         )
     if as_json:
         show_json(found)
         return
-    rows = [
+    show_rows(
+        ("server", "registration", "first level", "predicate", "selected", "delivered"),
+        [row for facts in found for row in _explanation(facts)],
+        title=f"{metadata.name} for {uid}",
+    )
+    show_rows(
+        ("server", "template", "predicate", "filter", "recipients", "policy", "matched", "suppressed", "delivered",
+         "mailed", "lost"),
+        [
+            (facts["server"], "; ".join(terms["template"]), terms["predicate"], terms["filter"],
+             ", ".join(terms["recipients"]), f"{terms['policy']} {terms['bound']}", terms["matched"],
+             terms["suppressed"], terms["delivered"], terms["mailed"], losses(terms["lost"]))
+            for facts in found
+            for terms in (facts["terms"],)
+        ],
+        title="what it asks for, and what it got so far",
+    )  # fmt: skip
+
+
+def _explanation(facts: dict[str, Any]) -> list[tuple[object, ...]]:
+    """A row for each registration of a server."""
+    if not facts["first_level"]:
+        return [(facts["server"], "-", "nobody publishes here now", facts["predicate_true"], "-", False)]
+    return [
         (facts["server"], registration.removeprefix("registration-")[:8], "; ".join(level["misses"]) or "matches",
          facts["predicate_true"], "-" if facts["selected"] is None else facts["selected"],
          bool(not level["misses"] and facts["predicate_true"] and not facts["suppressed"]))
-        for facts in found
         for registration, level in facts["first_level"].items()
     ]  # fmt: skip
-    show_rows(("server", "registration", "first level", "predicate", "selected", "delivered"), rows)
 
 
 @click.group(invoke_without_command=True)
@@ -401,15 +420,14 @@ def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> 
     if context.invoked_subcommand:
         return
     rows: dict[str, dict[str, Any]] = {}
-    for proxy in _delegates(settings.load()):
-        for known in proxy.mail_subscriptions():
+    for _, standing in _asked(_delegates(settings.load()), SubscriptionsProxy.mail_subscriptions):
+        for known in standing:
             row = rows.setdefault(known["uid"], {**known, "delegates": 0, "mailed": 0, "mail_waiting": 0, "lost": {}})
             row["delegates"] += 1
             row["mailed"] += known["mailed"]
             row["mail_waiting"] += known["mail_waiting"]
             row["mail_suspended"] = row["mail_suspended"] | known["mail_suspended"]
             row["lost"] = dict(Counter(row["lost"]) + Counter(known["lost"]))
-        proxy.close()
     if as_json:
         show_json(list(rows.values()))
     else:
@@ -431,16 +449,36 @@ def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> 
 @pass_settings
 def cancel(settings: Settings, uid: str) -> None:
     """Cancel an e-mail subscription at every delegate."""
-    cancelled = 0
     config = settings.load()
-    for proxy in _delegates(config, wait=config.lookup.timeout):
-        if any(known["uid"] == uid for known in proxy.mail_subscriptions()):
+
+    def ended(proxy: SubscriptionsProxy) -> bool:
+        stands = any(known["uid"] == uid for known in proxy.mail_subscriptions())
+        if stands:
             proxy.unsubscribe("", uid)
-            cancelled += 1
-        proxy.close()
+        return stands
+
+    cancelled = sum(stood for _, stood in _asked(_delegates(config, wait=config.lookup.timeout), ended))
     if not cancelled:
         raise ConfigurationError(f"no e-mail subscription {uid} at any delegate", hint="See `jbi subscriptions`")
     click.echo(f"cancelled at {cancelled} delegates")
+
+
+def _asked(
+    proxies: Iterable[SubscriptionsProxy], ask: Callable[[SubscriptionsProxy], T]
+) -> Iterator[tuple[ServiceRef, T]]:
+    """What each answers to `ask`. Of one that does not, people are told: it may have died, and is listed until its
+    lease has run out."""
+    for proxy in proxies:
+        try:
+            answer = ask(proxy)
+        except UnknownUidError:
+            continue  # what is asked for does not stand at this one
+        except WireError as exc:
+            click.echo(f"jbi: passed over: {exc.message}", err=True)
+        else:
+            yield proxy.ref, answer
+        finally:
+            proxy.close()
 
 
 def _delegates(config: Config, *, wait: float = 0.0) -> Iterator[SubscriptionsProxy]:
@@ -458,6 +496,7 @@ def _subscription_servers(
         if wait:
             community.watch(template).wait(1, wait)
         items = community.lookup(template, EVERYTHING)
-    for item in {item.proxy.service_id: item for item in items if LOOKUP_TYPE not in item.types}.values():
+    ours = [item for item in items if DISSEMINATORS.intersection(item.types)]
+    for item in {item.proxy.service_id: item for item in ours}.values():
         ref = msgspec.structs.replace(item.proxy, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
         yield SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)

@@ -23,12 +23,15 @@ from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.lookup.proxy import EVERYTHING
 from jbi_pubsub.pad.proxy import STATUS
+from jbi_pubsub.pad.subscription import PAD_TYPE, PUBLISHER_TYPE
 
 from .settings import Settings, console, json_option, pass_settings, show_json, show_rows, table
 
 Facts = dict[str, Any]
 """The status of one server, as it tells it, with what is computed here."""
 
+DISSEMINATORS: Final = frozenset({PAD_TYPE, PUBLISHER_TYPE})
+"""What a delegate or peer publisher is registered as; services of other kinds have nothing to say of our matters."""
 ANSWER_SECONDS: Final = 3.0
 """For one server to answer: the others are not to wait for a dead one much longer than people do."""
 ROWS_MOST: Final = 50
@@ -117,7 +120,8 @@ class Servers:
             return self._fixed
         items = self._community.lookup(ServiceTemplate(), EVERYTHING)
         refs = {session.registrar_id: session.ref for session in self._community.sessions()}
-        return refs | {item.proxy.service_id: item.proxy for item in items if item.proxy.service_id not in refs}
+        ours = [item for item in items if DISSEMINATORS.intersection(item.types)]
+        return refs | {item.proxy.service_id: item.proxy for item in ours}
 
     def _ask(self, key: str, ref: ServiceRef) -> Facts:
         try:
@@ -186,7 +190,7 @@ def _server_row(facts: Facts) -> Sequence[object]:
         facts["kind"], name, facts["address"], facts["uptime"], facts["counts"]["registrations"],
         facts["counts"]["subscriptions"], _counted(facts, "published"), _counted(facts, "unmatched"),
         _counted(facts, "matched"), _counted(facts, "suppressed"), _counted(facts, "delivered"),
-        _waiting(facts["queued"], facts["in_flight"]), _losses(facts["lost"]), facts["leases"],
+        _waiting(facts["queued"], facts["in_flight"]), losses(facts["lost"]), facts["leases"],
         mail["fault"] or mail["queued"],
     )  # fmt: skip
 
@@ -199,7 +203,7 @@ def _subscription_table(facts: Facts) -> tuple[Sequence[str], list[Sequence[obje
     rows: list[Sequence[object]] = [
         (
             s["uid"].removeprefix("subscription-")[:12], s["predicate"], s["filter"], f"{s['policy']} {s['bound']}",
-            s["matched"], s["suppressed"], s["delivered"], queued.get(s["uid"], 0), _losses(s["lost"]),
+            s["matched"], s["suppressed"], s["delivered"], queued.get(s["uid"], 0), losses(s["lost"]),
         )
         for s in known[:ROWS_MOST]
     ]  # fmt: skip
@@ -217,7 +221,8 @@ def _waiting(queued: int, in_flight: int) -> object:
     return f"{queued:,} + {in_flight:,} sent" if in_flight else queued
 
 
-def _losses(lost: dict[str, int]) -> str:
+def losses(lost: dict[str, int]) -> str:
+    """Losses by cause, for people."""
     return ", ".join(f"{cause} {count:,}" for cause, count in sorted(lost.items()) if count) or "0"
 
 

@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from jbi_pubsub.cli.status import Servers, tables
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.item import ServiceItem
+from jbi_pubsub.lookup.join import JoinManager
 
 
 def _published(federation: Any, figures: Any) -> Any:
@@ -92,6 +95,19 @@ def test_a_server_that_is_gone_is_shown_as_such(federation: Any, eventually: Cal
     # When its port is closed while the lookup service still lists it
     pad._endpoint.stop()
     assert _cells(servers.ask(), "unreachable")["address"] == pad.address
+
+
+def test_services_of_other_kinds_are_not_asked(federation: Any) -> None:
+    # Given a delegate, and a service that is none of ours, in the same lookup service
+    federation.pad("alpha", "rome")
+    community = JoinManager(federation.config, name="sensors")
+    federation.stack.callback(community.close)
+    community.join(ServiceItem("s" * 32, ("org.example.Sensor",), ServiceRef("s" * 32, "sensor", ("127.0.0.1:1",))))
+    community.wait_joined("s" * 32, 5.0)
+    # Expect it not to be called, and so not to be called unreachable
+    servers = Servers(federation.config, ())
+    federation.stack.callback(servers.close)
+    assert [facts["kind"] for facts in servers.ask()] == ["lookup", "delegate"]
 
 
 def test_watching_says_so_again_and_again(federation: Any, figures: Any, said: Callable[..., Any]) -> None:
