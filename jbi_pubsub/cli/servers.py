@@ -18,7 +18,7 @@ import msgspec
 
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, JbiError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.metrics import MetricsServer
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
@@ -228,6 +228,11 @@ def _registrar(context: click.Context) -> Iterator[RegistrarProxy]:
     proxy = RegistrarProxy(ServiceRef("", EXPORTED, (address,)), security)
     try:
         yield proxy
+    except ProtocolError as exc:
+        raise ProtocolError(
+            f"{address} is no lookup service of this version: {exc.message}",
+            hint="`jbi services` lists those there are",
+        ) from exc
     finally:
         proxy.close()
 

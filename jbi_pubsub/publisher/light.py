@@ -224,24 +224,31 @@ class PublisherAdapterLight:
     def _open(self, connection: DelegateConnection, name: str | None, location: str | None, timeout: float) -> None:
         """Open a connection to the first delegate that answers; one that is listed may be dead until its lease ends."""
         deadline = time.monotonic() + timeout
-        avoid = ""
-        while True:
-            item = self._find_delegate(name, location, max(0.0, deadline - time.monotonic()), avoid=avoid)
+        silent: tuple[ServiceItem, WireError] | None = None
+        while silent is None or time.monotonic() < deadline:
+            left = max(0.0, deadline - time.monotonic())
+            try:
+                item = self._find_delegate(name, location, left, avoid=silent[0].service_id if silent else "")
+            except DelegateNotFoundError:
+                if silent is None:
+                    raise
+                break  # the time is over: what did not answer says more than what was not found meanwhile
             try:
                 connection.open(item)
             except WireError as exc:
-                avoid = item.service_id
-                if time.monotonic() >= deadline:
-                    raise DelegateNotFoundError(
-                        f"the delegate ({name or '*'}, {location or '*'}) at {', '.join(item.proxy.endpoints)}"
-                        f" is listed, but did not answer within {timeout:g} s: {exc.message}",
-                        hint="It may be dead: see `jbi status`, or start another with `jbi pad NAME LOCATION`",
-                        name=name,
-                        location=location,
-                    ) from exc
+                silent = item, exc
                 time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))  # until it is back, or out of the list
             else:
                 return
+        assert silent is not None  # the first turn returns, raises or sets it
+        item, why = silent
+        raise DelegateNotFoundError(
+            f"the delegate ({_shown(name)}, {_shown(location)}) at {', '.join(item.proxy.endpoints)}"
+            f" is listed, but did not answer within {timeout:.3g} s: {why.message}",
+            hint="It may be dead: see `jbi status`, or start another with `jbi pad NAME LOCATION`",
+            name=name,
+            location=location,
+        ) from why
 
     def _find_delegate(self, name: str | None, location: str | None, timeout: float, *, avoid: str = "") -> ServiceItem:
         """A delegate with these characteristics, if possible another than `avoid`, which does not answer."""
@@ -258,7 +265,7 @@ class PublisherAdapterLight:
         existing = community.lookup(ServiceTemplate(types=(PAD_TYPE,)), timeout=0.5)
         known = sorted(f"({d.name}, {d.location})" for item in existing for d in _characteristics(item))
         raise DelegateNotFoundError(
-            f"no delegate ({name or '*'}, {location or '*'}) within {timeout:g} s;"
+            f"no delegate ({_shown(name)}, {_shown(location)}) within {timeout:.3g} s;"
             f" there are: {', '.join(known) or 'none'}",
             hint="Start one with `jbi pad NAME LOCATION`",
             name=name,
@@ -303,3 +310,8 @@ class PublisherAdapterLight:
 def _characteristics(item: ServiceItem) -> list[PublisherAdapterDelegate]:
     own = PublisherAdapterDelegate.entry_name
     return [PublisherAdapterDelegate.from_rep(e) for e in item.entries if e.cls.name == own]
+
+
+def _shown(characteristic: str | None) -> str:
+    """For people: None is a wildcard, "" is not."""
+    return "*" if characteristic is None else characteristic or '""'

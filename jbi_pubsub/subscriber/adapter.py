@@ -267,8 +267,7 @@ class SubscriberAdapter:
         """The templates of the first level, and the type whose schema was opened for them."""
         root = None
         if template is not None:
-            data = template.read_bytes() if isinstance(template, Path) else to_bytes(template)
-            root = parse_metadata(data, what="template")
+            root = parse_metadata(_template_bytes(template), what="template")
             schema = schema or _hinted_schema(root, template)
         if schema is None:
             if root is not None:
@@ -458,6 +457,15 @@ class _DelegateListener:
 
 def _derived(opened: OpenType, predicate: str, namespaces: Mapping[str, str]) -> tuple[EntryRep, ...]:
     return opened.derive(predicate, namespaces) if predicate else ()
+
+
+def _template_bytes(template: Document) -> bytes:
+    if not isinstance(template, Path):
+        return to_bytes(template)
+    try:
+        return template.read_bytes()
+    except OSError as exc:
+        raise MetadataError(f"template {template}: {exc.strerror or exc}", hint="Check the path") from exc
 
 
 def _hinted_schema(root: Element, template: Document) -> Path | None:

@@ -371,7 +371,7 @@ class DelegateSession:
         with self._changed:
             if self._lost or self._opened is None:
                 return
-            log.warning("%s: session at delegate %s lost: %s", self._name, self.ref.endpoints, why)
+            log.warning("%s: session at delegate %s lost: %s", self._name, ", ".join(self.ref.endpoints), why)
             self._lost = True
             self._cancelled = {uid: right for uid, right in self._cancelled.items() if right != self._opened.uid}
             self._unsure = {uid: s for uid, s in self._unsure.items() if not s.request.direct}

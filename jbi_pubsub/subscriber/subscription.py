@@ -137,7 +137,8 @@ class LocalSubscription:
                 self._announce()
         number = count or "an unknown number of"
         facts = {"subscription": self.uid, "cause": cause.value, "count": count}
-        log.warning("subscription %s lost %s objects: %s %s", self.uid, number, cause, detail, extra=facts)
+        why = f"{cause}, {detail}" if detail else cause
+        log.warning("subscription %s lost %s objects: %s", self.uid, number, why, extra=facts)
 
     def take(self, timeout: float) -> InfoObject | None:
         """The next object, or None after `timeout` seconds or when closed."""

@@ -226,3 +226,13 @@ def test_a_lookup_service_joins_no_other_by_the_default_locator(
     second = start("--no-multicast", "--locator", first["address"], "lookup", "--port", "0", "--json").fact()
     told = said("--no-multicast", "lookup", "admin", "--at", second["address"], "locators")
     assert first["address"] in told.out
+
+
+def test_what_is_no_lookup_service_is_said_to_be_none(federation: Any, said: Callable[..., Any]) -> None:
+    # When the address is a delegate's
+    pad = federation.pad()
+    answer = said("lookup", "admin", "--at", pad.address, "groups")
+    # Expect that, not the name of a method
+    assert answer.code == 1
+    assert answer.is_one_line(), answer
+    assert f"{pad.address} is no lookup service" in answer.err

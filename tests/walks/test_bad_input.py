@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -105,6 +106,14 @@ def test_a_bad_template_is_refused(unharmed: Any, old: str, new: str, word: str)
         unharmed.subscribe(template.replace(old, new))
     # Expect an error that says what
     assert re.search(word, str(caught.value))
+
+
+def test_a_template_that_cannot_be_read_is_refused(unharmed: Any, tmp_path: Path) -> None:
+    # When the template is a file that is not there, or a folder; Expect an error that names it
+    for path in (tmp_path / "missing.xml", tmp_path):
+        with pytest.raises(MetadataError) as caught:
+            unharmed.subscriber.register_subscriber(path, schema=unharmed.figures.schema)
+        assert str(path) in str(caught.value)
 
 
 def test_a_template_whose_schema_cannot_be_found_is_refused(unharmed: Any) -> None:

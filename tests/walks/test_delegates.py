@@ -205,6 +205,25 @@ def test_no_matching_delegate_is_an_error_in_time_that_says_what_exists(federati
         assert word in str(caught.value)
 
 
+def test_a_delegate_that_is_listed_and_dead_is_said_to_be_that(federation: Any) -> None:
+    # Given a delegate that has died, and whose lease at the lookup service has not run out
+    pad = federation.pad("alpha", "rome")
+    pad._endpoint.stop()
+    light = federation.light()
+    # When it is asked for; Expect the error to say that it is there and does not answer
+    with pytest.raises(DelegateNotFoundError) as caught:
+        light.connect_to_delegate("alpha", "rome", timeout=0.5)
+    assert "no delegate" not in str(caught.value)
+    assert "did not answer within 0.5 s" in str(caught.value)
+    assert pad.address in str(caught.value)
+
+
+def test_an_empty_characteristic_is_no_wildcard(federation: Any) -> None:
+    federation.pad("alpha", "rome")
+    with pytest.raises(DelegateNotFoundError, match=re.escape('no delegate ("", *) within 0.2 s')):
+        federation.light().connect_to_delegate("", timeout=0.2)
+
+
 def test_the_timeout_for_a_delegate_is_configurable(federation: Any) -> None:
     # Given a configuration with a timeout of half a second, and no delegate
     config = federation.config
