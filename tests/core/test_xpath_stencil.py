@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from lxml import etree
 
 from jbi_pubsub.core.errors import MetadataError
-from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xml import MAX_METADATA_BYTES, parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, Stencil, Texts, Traced, compile_predicate
+from jbi_pubsub.core.xpath.stencil import MAX_EXPRESSION_BYTES, MAX_HOLES
 
 MANY = settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 TEXT = Texts(r"[ -%'-;=?-~\t\n]*+")
@@ -112,6 +113,24 @@ def test_a_leaf_takes_only_the_texts_that_it_may_hold() -> None:
         for text in ((b"-89.9", b"us"), (b"90", b"us"), (b"-90.0", b"us"), (b"north", b"us"), (b"1", b"them"))
     }
     assert list(fits.values()) == [True, False, False, False, False]
+
+
+def test_a_document_above_the_limit_is_left_to_the_parser_which_refuses_it() -> None:
+    made = stencil(b"<m><a>1</a></m>")
+    assert made is not None
+    assert made.trace(b"<m><a>" + b"x" * (MAX_METADATA_BYTES - 14) + b"</a></m>") is not None
+    assert made.trace(b"<m><a>" + b"x" * (MAX_METADATA_BYTES - 13) + b"</a></m>") is None
+
+
+@pytest.mark.parametrize(
+    ("leaves", "expression"),
+    [
+        pytest.param(MAX_HOLES + 1, "x", id="leaves"),
+        pytest.param(20, "(?:x|" + "y" * (MAX_EXPRESSION_BYTES // 20) + ")", id="what each of them may hold"),
+    ],
+)
+def test_the_size_of_an_expression_is_bounded(leaves: int, expression: str) -> None:
+    assert stencil(b"<m>" + b"<a>x</a>" * leaves + b"</m>", lambda _: Texts(expression)) is None
 
 
 def test_asking_a_traced_document_for_its_root_twice_parses_it_once() -> None:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from jbi_pubsub.core.xml import Element, has_plain_markup, parse_metadata
+from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, has_plain_markup, parse_metadata
 
 from .number import number
 from .reading import NUMBER, Filling, Layout, Many, Values
@@ -30,6 +30,9 @@ MAX_SOURCE_BYTES: Final = 8 << 10
 
 MAX_HOLES: Final = 200
 """Leaves of one document that may vary; more leave the stencil no better than the parser."""
+
+MAX_EXPRESSION_BYTES: Final = 4 * MAX_SOURCE_BYTES
+"""Of an expression; one of that size takes 40 ms to compile. Enumerations are written out for each leaf."""
 
 _TAG: Final = re.compile(
     rb"""<(/?)([^\s<>/!?="']+)(?:\s+[^\s<>/="']+\s*=\s*(?:"[^"<]*"|'[^'<]*'))*\s*(/?)>""", re.ASCII
@@ -77,17 +80,20 @@ class Stencil:
         parts: list[bytes] = []
         leaves: list[int] = []
         bounds: list[tuple[int, float, float]] = []
-        at = 0
+        at, size = 0, len(source)
         for place, (element, start, end) in spans.items():
             wanted = texts(_path(element))
             if wanted is None or not re.fullmatch(wanted.expression.encode(), source[start:end]):
                 continue
             parts += (re.escape(source[at:start]), b"(", wanted.expression.encode(), b")")
             at = end
+            size += len(wanted.expression)
             leaves.append(place)
+            if len(leaves) > MAX_HOLES or size > MAX_EXPRESSION_BYTES:
+                return None
             if wanted.is_bounded:
                 bounds.append((len(leaves), wanted.above, wanted.below))
-        if not 0 < len(leaves) <= MAX_HOLES:
+        if not leaves:
             return None
         parts.append(re.escape(source[at:]))
         return cls(source, leaves, re.compile(b"".join(parts)), tuple(bounds))
@@ -95,7 +101,7 @@ class Stencil:
     def trace(self, data: bytes) -> Traced | None:
         """The document, if it fits."""
         found = self._fit(data)
-        if found is None:
+        if found is None or len(data) > MAX_METADATA_BYTES:
             return None
         for group, above, below in self._bounds:
             if not above < float(found[group]) < below:
