@@ -8,17 +8,19 @@ Rules:
 - Sound, never complete: what is not understood here is None, and such documents are validated as any other. The texts
   are a part of the type's lexical space (part 2): ASCII, without markup, numbers short enough for every processor.
 - With an identity constraint, a redefinition or an include of another namespace anywhere in the schema nothing is
-  certain.
-- An element's type is that of the declaration of its name in the parent's content model (one name has one type there:
-  part 1, section 3.8.6, Element Declarations Consistent), else that of the global declaration of its name. One with
-  neither was matched by a wildcard which does not ask for a declaration: any text will do, and so below it.
+  certain; nor with documents that libxml2 may not have read: one to which nothing leads, or the second for a namespace.
+- An element's type is that of the declaration of its name in the parent's content model, or, if a wildcard there or a
+  substitution group leads to it, that of the global declaration of its name. Where there are several, they must say the
+  same: libxml2 does not check that one name has one type (part 1, section 3.8.6, Element Declarations Consistent), and
+  wildcards are not in that rule. One with neither was matched by a wildcard which does not ask for a declaration: any
+  text will do, and so below it.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from jbi_pubsub.codegen.model import XSD
@@ -26,7 +28,14 @@ from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath.stencil import Texts
 
 MAX_DEPTH: Final = 64
-"""Of definitions that refer to each other; the deepest in use (NIEM, NewsML) go to about ten."""
+"""Of definitions that refer to each other, and of elements; the deepest in use (NIEM, NewsML) go to about ten."""
+
+MAX_PARTICLES: Final = 1_000
+"""Of one content model with all that it refers to: as many as bundle.py allows in one group."""
+
+MAX_REMEMBERED: Final = 1_200
+"""Content models kept ready: as many as the elements of the largest document that a stencil is made of (8 KiB), so that
+a deep one does not have them read again for each leaf."""
 
 MAX_ENUMERATED_CHARS: Final = 2_000
 """Of all values of an enumeration: each stencil holds them in its expression. CAP's longest list has 120."""
@@ -79,8 +88,9 @@ _WHOLE: Final = re.compile(r"\d{1,4}", re.ASCII)
 _TYING: Final = ("key", "keyref", "unique", "redefine")
 _GROUPS: Final = frozenset(f"{{{XSD}}}{name}" for name in ("sequence", "choice", "all"))
 _IGNORED: Final = frozenset(
-    f"{{{XSD}}}{name}" for name in ("annotation", "attribute", "attributeGroup", "anyAttribute", "any")
+    f"{{{XSD}}}{name}" for name in ("annotation", "attribute", "attributeGroup", "anyAttribute")
 )
+_LINKS: Final = (f"{{{XSD}}}include", f"{{{XSD}}}import")
 
 Path = Sequence[str]
 """Tags (Clark names) from the document element down."""
@@ -93,23 +103,50 @@ class _UnclearError(Exception):
     """Internal: something that is not understood here."""
 
 
-class LeafTypes:
-    """The simple types of a schema's elements. Immutable; several threads may use it."""
+class _Content:
+    """What a content model holds: the declarations of each name, and wildcards."""
 
-    def __init__(self, documents: Mapping[str, Element]) -> None:
-        """`documents` are the schema's, as the bundle holds them."""
+    def __init__(self) -> None:
+        self.declared: dict[str, list[Element]] = {}
+        self.wildcards: list[Element] = []
+        self.size = 0
+
+    def add(self, name: str, declaration: Element) -> None:
+        """Note a declaration; _UnclearError if there are too many."""
+        self.grow()
+        self.declared.setdefault(name, []).append(declaration)
+
+    def grow(self) -> None:
+        """Count a particle."""
+        self.size += 1
+        if self.size > MAX_PARTICLES:
+            raise _UnclearError
+
+    def takes_any(self, tag: str) -> bool:
+        """Whether a wildcard may match an element of that name."""
+        return any(_admits(wildcard, tag) for wildcard in self.wildcards)
+
+
+class LeafTypes:
+    """The simple types of a schema's elements. Immutable but for a bounded memory of content models, whose single
+    steps are atomic; several threads may use it."""
+
+    def __init__(self, documents: Mapping[str, Element], main: str) -> None:
+        """`documents` are the schema's, as the bundle holds them; `main` names the one that leads to the others."""
         self._known: dict[tuple[str, str], Element] = {}
+        self._contents: dict[Element, _Content] = {}
         roots = [root for root in documents.values() if root.tag == f"{{{XSD}}}schema"]
         for root in roots:
             space = _target(root)
             for part in root.iterchildren("*"):
                 self._known[str(part.tag).rpartition("}")[2], f"{space}{part.get('name')}"] = part
         ties = any(True for root in roots for _ in root.iter(*(f"{{{XSD}}}{name}" for name in _TYING)))
-        self._unclear = ties or len(roots) != len(documents) or _has_chameleons(roots)
+        is_whole = len(roots) == len(documents) and _are_all_read(documents, main)
+        self._unclear = ties or not is_whole or _has_chameleons(roots)
 
     def texts(self, path: Path) -> Texts | None:
         """The texts that a leaf at `path` of a valid document may hold for certain; None: nothing is certain."""
-        if self._unclear:
+        if self._unclear or len(path) > MAX_DEPTH:
             return None
         try:
             declaration = self._known.get(("element", path[0]))
@@ -126,12 +163,22 @@ class LeafTypes:
 
     def _below(self, above: Element | None, tag: str) -> Element | None:
         """The declaration of a child of that name; None: a wildcard's, without a declaration."""
-        if above is not None:
-            kind = self._type(above)
-            declared = None if kind is None else self._declared(kind, tag)
-            if declared is not None:
-                return declared
-        return self._known.get(("element", tag))
+        known = self._known.get(("element", tag))
+        kind = None if above is None else self._type(above)
+        if kind is None:
+            return known
+        content = self._content(kind)
+        found = content.declared.get(tag, [])
+        is_any = content.takes_any(tag)
+        if known is not None and (is_any or known.get("substitutionGroup") is not None):
+            found = [*found, known]
+        elif is_any:
+            if found:
+                raise _UnclearError  # one of that name may be this, and the next one anything
+            return None
+        if not found or not all(_agree(found[0], other) for other in found):
+            raise _UnclearError
+        return found[0]
 
     def _type(self, declaration: Element) -> Element | None:
         """The definition of an element's type; None: any content."""
@@ -156,46 +203,52 @@ class LeafTypes:
             raise _UnclearError
         return found
 
-    def _declared(self, kind: Element, tag: str) -> Element | None:
-        """The declaration of that name in the content model of a complex type."""
-        return next((found for name, found in self._particles(kind, set(), MAX_DEPTH) if name == tag), None)
+    def _content(self, kind: Element) -> _Content:
+        """The content model of a complex type."""
+        known = self._contents.get(kind)
+        if known is None:
+            known = _Content()
+            self._collect(kind, known, set(), MAX_DEPTH)
+            if len(self._contents) >= MAX_REMEMBERED:
+                self._contents.clear()
+            self._contents[kind] = known
+        return known
 
-    def _particles(self, part: Element, seen: set[Element], depth: int) -> Iterator[tuple[str, Element]]:
-        """(name, declaration) of all elements in a content model, but for what definitions in `seen` have in it.
-        Raises _UnclearError behind what is understood."""
+    def _collect(self, part: Element, content: _Content, seen: set[Element], depth: int) -> None:
+        """Add what a part of a content model holds, but for what definitions in `seen` have in it. Raises
+        _UnclearError if something is not understood."""
         if not depth:
             raise _UnclearError
         if part in seen:
             return  # a group may be used in two places
         seen.add(part)
-        unclear = False
         for child in part.iterchildren("*"):
             if child.tag == f"{{{XSD}}}element":
-                yield self._particle(child)
+                content.add(*self._particle(child))
+            elif child.tag == f"{{{XSD}}}any":
+                content.grow()
+                content.wildcards.append(child)
             elif child.tag in _GROUPS:
-                yield from self._particles(child, seen, depth - 1)
+                self._collect(child, content, seen, depth - 1)
             elif child.tag == f"{{{XSD}}}group":
+                content.grow()
                 space, local = _resolved(child, child.get("ref", ""))
                 group = self._known.get(("group", f"{{{space}}}{local}" if space else local))
                 if group is None:
-                    unclear = True
-                else:
-                    yield from self._particles(group, seen, depth - 1)
+                    raise _UnclearError
+                self._collect(group, content, seen, depth - 1)
             elif child.tag == f"{{{XSD}}}complexContent":
-                yield from self._derived(child, seen, depth - 1)
+                self._collect_derived(child, content, seen, depth - 1)
             elif child.tag not in _IGNORED:
-                unclear = True
-        if unclear:
-            raise _UnclearError
+                raise _UnclearError
 
-    def _derived(self, content: Element, seen: set[Element], depth: int) -> Iterator[tuple[str, Element]]:
-        for step in content.iterchildren(f"{{{XSD}}}extension", f"{{{XSD}}}restriction"):
-            yield from self._particles(step, seen, depth)
+    def _collect_derived(self, derivation: Element, content: _Content, seen: set[Element], depth: int) -> None:
+        for step in derivation.iterchildren(f"{{{XSD}}}extension", f"{{{XSD}}}restriction"):
+            self._collect(step, content, seen, depth)
             if step.tag == f"{{{XSD}}}extension":
                 space, local = _resolved(step, step.get("base", ""))
-                if space != XSD:  # anyType adds a wildcard, no names
-                    base = self._definition(f"{{{space}}}{local}" if space else local)
-                    yield from self._particles(base, seen, depth)
+                base = self._definition(f"{{{space}}}{local}" if space else local)  # anyType is none
+                self._collect(base, content, seen, depth)
 
     def _particle(self, element: Element) -> tuple[str, Element]:
         ref = element.get("ref")
@@ -258,9 +311,45 @@ def _target(schema: Element) -> str:
     return f"{{{space}}}" if space else ""
 
 
+def _are_all_read(documents: Mapping[str, Element], main: str) -> bool:
+    """Whether libxml2 has read all documents: links lead to each, and to one only from outside of its namespace (of
+    several it takes the first that it meets)."""
+    entrances, reached = {main}, [main]
+    for name in reached:
+        for link in documents[name].iterchildren(*_LINKS):
+            target = link.get("schemaLocation", "")
+            if target in documents:
+                entrances.update([target] if link.tag == f"{{{XSD}}}import" else ())
+                reached.extend([target] if target not in reached else ())
+    return len(reached) == len(documents) and len({_target(documents[name]) for name in entrances}) == len(entrances)
+
+
 def _has_chameleons(roots: Sequence[Element]) -> bool:
     """Whether a document without a namespace may be included into one with a namespace."""
     return len({_target(root) for root in roots}) > 1 and any(not _target(root) for root in roots)
+
+
+def _agree(one: Element, other: Element) -> bool:
+    """Whether two declarations say the same of an element's text and content."""
+    if one is other:
+        return True
+    named = one.get("type"), other.get("type")
+    if named[0] is None or named[1] is None or _resolved(one, named[0]) != _resolved(other, named[1]):
+        return False
+    return all(one.get(name) is None and other.get(name) is None for name in ("default", "fixed"))
+
+
+def _admits(wildcard: Element, tag: str) -> bool:
+    """Whether an element of that name is in a namespace that the wildcard takes (part 1, section 3.10.2)."""
+    space = tag[1:].rpartition("}")[0]
+    target = wildcard.getroottree().getroot().get("targetNamespace", "")
+    words = wildcard.get("namespace", "##any").split()
+    if words == ["##any"]:
+        return True
+    if words == ["##other"]:
+        return space not in ("", target)
+    named = {"##targetNamespace": target, "##local": ""}
+    return any(named.get(word, word) == space for word in words)
 
 
 def _resolved(place: Element, name: str) -> tuple[str, str]:
@@ -289,6 +378,8 @@ def _of_builtin(name: str, restrictions: _Facets) -> Texts | None:
     bounds = {facet: facets.pop(facet) for facet in _BOUNDS if facet in facets}
     if bounds and name not in _NUMBERS:
         return None
+    if name == "float" and ("minExclusive" in bounds or "maxExclusive" in bounds):
+        return None  # what lies beside the bound may be the bound itself when rounded to 24 bits
     lexical = _of_decimal(facets) if name == "decimal" else None if facets else _LEXICAL.get(name)
     if lexical is None:
         return None

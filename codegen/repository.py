@@ -103,7 +103,8 @@ class InformationType:
         if self._binder.is_invariant(path):
             return None
         if self._leaf_types is None:
-            self._leaf_types = LeafTypes(normalize(self.bundle).documents)
+            sources = normalize(self.bundle)
+            self._leaf_types = LeafTypes(sources.documents, sources.main)
         return self._leaf_types.texts(path)
 
     def derive(self, predicate: str, namespaces: Mapping[str, str] = {}) -> tuple[EntryRep, ...]:

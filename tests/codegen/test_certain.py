@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jbi_pubsub.codegen.certain import LeafTypes
+from jbi_pubsub.codegen.certain import MAX_DEPTH, LeafTypes
 from jbi_pubsub.codegen.repository import InformationType, open_type
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import MetadataError
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import Texts
 
@@ -142,6 +143,7 @@ def test_the_usual_texts_are_certain(name: str, text: str) -> None:
         pytest.param('<xs:element name="v" type="xs:QName"/>', id="a QName"),
         pytest.param('<xs:element name="v" type="xs:anyURI"/>', id="a URI"),
         pytest.param(restricted("xs:dateTime", "minInclusive=2000-01-01T00:00:00Z"), id="a bounded time"),
+        pytest.param(restricted("xs:float", "maxExclusive=0.1"), id="0.099999999 is 0.1 as an xs:float"),
         pytest.param(
             '<xs:element name="v"><xs:complexType mixed="true"><xs:sequence/></xs:complexType></xs:element>', id="mixed"
         ),
@@ -226,6 +228,123 @@ def test_the_type_is_that_of_the_declaration_that_counts(elements: str, more: st
     assert (texts.above, texts.below) == (float("-inf"), 9.0)
 
 
+VWV = f'<xs:element name="v" type="xs:string"/><xs:element name="w" type="xs:string"/>{ANY}'
+INT_V = '<xs:element name="v" type="xs:int"/>'
+
+
+@pytest.mark.parametrize(
+    ("elements", "more"),
+    [
+        pytest.param(VWV.format("strict"), INT_V, id="the second by a wildcard"),
+        pytest.param(VWV.format("lax").replace("xs:string", "N"), NAMED, id="the second perhaps not declared"),
+        pytest.param(
+            '<xs:element name="v" type="xs:string"/><xs:element name="w" type="xs:string"/><xs:element ref="head"/>',
+            '<xs:element name="head" type="xs:int"/><xs:element name="v" type="xs:int" substitutionGroup="head"/>',
+            id="the second for another",
+        ),
+        pytest.param(
+            '<xs:element name="v" type="xs:int"/><xs:element name="w" type="xs:string"/>'
+            '<xs:element name="v" type="xs:int" fixed="7"/>',
+            "",
+            id="the second with a fixed value",
+        ),
+    ],
+)
+def test_where_declarations_of_one_name_differ_nothing_is_certain(elements: str, more: str) -> None:
+    assert document_type(elements, more=more).texts(("r", "v")) is None
+
+
+def test_declarations_of_one_name_that_a_variant_part_tells_apart_make_nothing_certain() -> None:
+    # Given two elements `v` of different types in an element marked variant, which only libxml2 looks into
+    inside = f'{INT_V.replace("xs:int", "xs:string")}<xs:element name="w" type="xs:string"/>{INT_V}'
+    body = (
+        '<xs:element name="r"><xs:complexType><xs:sequence><xs:element name="who" type="xs:string"/>'
+        f'<xs:element name="d" jbi:variance="variant"><xs:complexType><xs:sequence>{inside}</xs:sequence>'
+        "</xs:complexType></xs:element></xs:sequence></xs:complexType></xs:element>"
+    )
+    schema = f'<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1">{body}</xs:schema>'
+    kind = open_type(read_bundle(schema.encode()))
+    # Expect neither type to stand for both
+    assert kind.texts(("r", "d", "v")) is None
+    assert kind.texts(("r", "d", "w")) is not None
+
+
+@pytest.mark.parametrize(
+    ("elements", "more"),
+    [
+        pytest.param(
+            '<xs:element name="v" type="N"/><xs:element name="w" type="xs:string"/><xs:element name="v" type="N"/>',
+            NAMED,
+            id="two of one type",
+        ),
+        pytest.param(
+            '<xs:element name="v" type="N"/><xs:any namespace="##other" processContents="lax"/>',
+            NAMED,
+            id="a wildcard for other namespaces",
+        ),
+        pytest.param('<xs:element name="v" type="N"/>', INT_V + NAMED, id="a global one that nothing leads to"),
+    ],
+)
+def test_declarations_that_agree_or_do_not_meet_do_not_disturb(elements: str, more: str) -> None:
+    texts = document_type(elements, more=more).texts(("r", "v"))
+    assert texts is not None
+    assert texts.below == 9.0
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        pytest.param("", id="a document to which nothing leads"),
+        pytest.param(
+            '<xs:import namespace="urn:b" schemaLocation="b1.xsd"/>'
+            '<xs:import namespace="urn:b" schemaLocation="b2.xsd"/>',
+            id="a second one for a namespace, which libxml2 passes over",
+        ),
+    ],
+)
+def test_with_documents_that_the_validator_does_not_know_nothing_is_certain(links: str) -> None:
+    # Given a bundle in which two documents define a type, of which libxml2 knows one
+    def document(inside: str, of: str) -> bytes:
+        names = f'xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns="{of}" xmlns:b="urn:b" targetNamespace="{of}"'
+        return f"<xs:schema {names}>{inside}</xs:schema>".encode()
+
+    def defining(base: str) -> str:
+        return f'<xs:simpleType name="N"><xs:restriction base="{base}"/></xs:simpleType>'
+
+    main = (
+        f'{links}<xs:element name="r"><xs:complexType><xs:sequence><xs:element name="who" type="xs:string"/>'
+        f'<xs:element name="v" type="{"b:N" if links else "N"}"/></xs:sequence></xs:complexType></xs:element>'
+    )
+    if links:
+        main_document, first = document(main, "urn:a"), document(defining("xs:int"), "urn:b")
+        documents = [
+            ("main.xsd", main_document),
+            ("b1.xsd", first),
+            ("b2.xsd", document(defining("xs:string"), "urn:b")),
+        ]
+    else:
+        main_document = document(main + defining("xs:int"), "urn:a")
+        documents = [("main.xsd", main_document), ("stray.xsd", document(defining("xs:string"), "urn:a"))]
+    marks = {"root": "{urn:a}r", "namespaces": {"a": "urn:a"}, "invariant": ["/a:r/who"]}
+    kind = open_type(SchemaBundle("main.xsd", tuple(documents), json.dumps(marks).encode(), TypeName("", "")))
+    # Expect nothing, since the other one might count
+    assert kind.texts(("{urn:a}r", "v")) is None
+
+
+def test_a_document_that_is_included_is_known() -> None:
+    names = 'xmlns:xs="http://www.w3.org/2001/XMLSchema"'
+    main = (
+        f'<xs:schema {names}><xs:include schemaLocation="n.xsd"/><xs:element name="r"><xs:complexType><xs:sequence>'
+        '<xs:element name="who" type="xs:string"/><xs:element name="v" type="N"/></xs:sequence></xs:complexType>'
+        "</xs:element></xs:schema>"
+    )
+    documents = (("main.xsd", main.encode()), ("n.xsd", f"<xs:schema {names}>{NAMED}</xs:schema>".encode()))
+    marks = json.dumps({"invariant": ["/r/who"]}).encode()
+    texts = open_type(SchemaBundle("main.xsd", documents, marks, TypeName("", ""))).texts(("r", "v"))
+    assert texts is not None
+    assert texts.below == 9.0
+
+
 @pytest.mark.parametrize("processing", ["lax", "skip"])
 def test_what_a_wildcard_takes_without_a_declaration_may_hold_any_text(processing: str) -> None:
     texts = document_type(ANY.format(processing)).texts(("r", "a", "b"))
@@ -261,10 +380,44 @@ def test_a_schema_that_unfolds_without_end_costs_no_time() -> None:
     last = '<xs:group name="g30"><xs:sequence><xs:element name="v" type="xs:int"/></xs:sequence></xs:group>'
     body = f'<xs:element name="r"><xs:complexType><xs:group ref="g0"/></xs:complexType></xs:element>{groups}{last}'
     schema = f'<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema">{body}</xs:schema>'
-    types = LeafTypes({"d0.xsd": parse_metadata(schema.encode())})
+    types = LeafTypes({"d0.xsd": parse_metadata(schema.encode())}, "d0.xsd")
     # Expect one look at each
     assert types.texts(("r", "e29")) is not None
     assert types.texts(("r", "v")) is not None
+
+
+def test_a_content_model_is_read_once_however_many_leaves_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a recursive element with many children
+    read: list[Any] = []
+    once = LeafTypes._particle
+
+    def counted(self: LeafTypes, element: Any) -> Any:
+        read.append(element)
+        return once(self, element)
+
+    monkeypatch.setattr(LeafTypes, "_particle", counted)
+    many = "".join(f'<xs:element name="e{n}" type="xs:int"/>' for n in range(100))
+    body = f'<xs:element name="r"><xs:complexType><xs:choice>{many}<xs:element ref="r"/></xs:choice></xs:complexType>'
+    schema = f'<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema">{body}</xs:element></xs:schema>'
+    types = LeafTypes({"d0.xsd": parse_metadata(schema.encode())}, "d0.xsd")
+    # When it is asked for leaves far below
+    assert all(types.texts((*["r"] * 50, f"e{n}")) is not None for n in range(100))
+    # Expect it to have read each child's declaration once, and to give up where documents are deeper than any in use
+    assert len(read) == 101
+    assert types.texts((*["r"] * MAX_DEPTH, "e1")) is None
+
+
+def test_of_a_content_model_larger_than_any_in_use_nothing_is_certain() -> None:
+    # Given a type of three groups, each as large as a group may be
+    def group(number: int) -> str:
+        many = "".join(f'<xs:element name="e{number}-{n}" type="xs:int"/>' for n in range(400))
+        return f'<xs:group name="g{number}"><xs:choice>{many}</xs:choice></xs:group>'
+
+    used = "".join(f'<xs:group ref="g{number}"/>' for number in range(3))
+    body = f'<xs:element name="r"><xs:complexType><xs:sequence>{used}</xs:sequence></xs:complexType></xs:element>'
+    schema = "".join(map(group, range(3)))
+    root = parse_metadata(f'<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema">{body}{schema}</xs:schema>'.encode())
+    assert LeafTypes({"d0.xsd": root}, "d0.xsd").texts(("r", "e0-1")) is None
 
 
 def test_of_a_long_enumeration_nothing_is_certain() -> None:
