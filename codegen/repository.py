@@ -58,10 +58,19 @@ class InformationType:
         self._one_run = threading.Lock()
 
     def validate(self, root: Element, *, what: str = "metadata") -> None:
-        """Raises MetadataError (facts `path`, `line`) unless the document is valid; it says what was expected."""
+        """Raises MetadataError (facts `path`, `line`) unless the document is valid; it says what was expected.
+
+        So it does, without these facts, for a document that libxml2 fails on.
+        """
         with self._one_run:  # lxml keeps one error log per compiled schema
-            if self._schema.validate(root):
-                return
+            try:
+                if self._schema.validate(root):
+                    return
+            except etree.XMLSchemaValidateError as exc:
+                raise MetadataError(
+                    f"{what} can't be validated by the schema of {self.type}: {exc}",
+                    hint="Look for a value outside of every range in use, such as a year of 18 digits",
+                ) from exc
             log = [(e.line, e.path or "", e.message) for e in self._schema.error_log]
         first = log[0] if log else (0, "", "the document is invalid")
         shown = "; ".join(f"line {line}: {text.rstrip('. ')}" for line, _, text in log[:MAX_ERRORS_SHOWN])

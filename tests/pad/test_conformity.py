@@ -10,8 +10,8 @@ import pytest
 
 from jbi_pubsub.codegen.repository import InformationType, open_type
 from jbi_pubsub.codegen.schema import read_bundle
-from jbi_pubsub.core.errors import InvariantError, JbiError, MetadataError
-from jbi_pubsub.core.xml import Element, parse_metadata
+from jbi_pubsub.core.errors import InvariantError, JbiError, MetadataError, OversizeError
+from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata
 from jbi_pubsub.core.xpath import Traced
 from jbi_pubsub.pad.dissemination import PATIENCE_FIRST, STENCILS, Conformity
 
@@ -59,6 +59,7 @@ def test_a_source_that_repeats_itself_is_not_parsed_any_more(imagery: Informatio
         pytest.param(b"418th", b"419th", InvariantError, id="another invariant"),
         pytest.param(b"<lat>", b"<lat", MetadataError, id="malformed"),
         pytest.param(b"<lat>", b"<late>", MetadataError, id="another element"),
+        pytest.param(b"<Area>", b"<Area>" + b"x" * MAX_METADATA_BYTES, OversizeError, id="too large"),
     ],
 )
 def test_what_is_wrong_is_refused_as_before(imagery: InformationType, old: bytes, new: bytes, error: Any) -> None:
@@ -72,6 +73,23 @@ def test_what_is_wrong_is_refused_as_before(imagery: InformationType, old: bytes
     with pytest.raises(error) as before:
         conformity(imagery).check(wrong)
     assert str(refused.value) == str(before.value)
+
+
+def test_what_the_validator_itself_fails_on_is_refused() -> None:
+    # Given a schema by which libxml2 can't compare some values: years of 18 digits
+    schema = (
+        b'<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1"><xs:element name="r">'
+        b'<xs:complexType><xs:sequence><xs:element name="who" type="xs:string"/><xs:element name="v" '
+        b'jbi:variance="variant"><xs:simpleType><xs:restriction base="xs:gYear"><xs:enumeration value="2000"/>'
+        b"</xs:restriction></xs:simpleType></xs:element></xs:sequence></xs:complexType></xs:element></xs:schema>"
+    )
+    kind = open_type(read_bundle(schema))
+    document = b"<r><who>a</who><v>%s</v></r>"
+    made = Conformity(kind, kind.entries(parse_metadata(document % b"2000")), validate=True)
+    made.check(document % b"2000")
+    # Expect an error that says so, not the library's
+    with pytest.raises(MetadataError, match="can't be validated"):
+        made.check(document % b"123456789012345678")
 
 
 def test_two_kinds_of_documents_have_a_stencil_each(imagery: InformationType) -> None:
