@@ -208,7 +208,8 @@ def _load(sources: Sources) -> xmlschema.XMLSchema10:
                 place=place,
                 reason=exc.message,
             ) from exc
-        except (xmlschema.XMLSchemaException, OSError, RecursionError) as exc:
+        except (xmlschema.XMLSchemaException, OSError, RecursionError, ArithmeticError, ValueError) as exc:
+            # the last two are Python's of values that it has no room for, such as years of ten digits
             raise SchemaError(
                 f"schema {_name(sources)} can't be used: {exc}", hint="Check it with an XML Schema 1.0 validator"
             ) from exc

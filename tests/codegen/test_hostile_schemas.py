@@ -44,6 +44,14 @@ def test_a_schema_with_a_document_type_is_refused(make, prolog):
     assert error.facts["document"] == "schema.xsd"
 
 
+def test_a_schema_with_a_value_that_there_is_no_room_for_is_refused(make):
+    years = (
+        '<xs:simpleType><xs:restriction base="xs:gYear"><xs:enumeration value="{}"/></xs:restriction></xs:simpleType>'
+    )
+    leaf = '<xs:element name="a">{}</xs:element>'
+    refused(make.root(leaf.format(years.format("12345678901"))), "can't be used|is invalid")
+
+
 def test_an_alert_with_an_external_entity_is_refused_before_it_gets_here(make):
     with pytest.raises(MetadataError, match="DOCTYPE"):
         make.load("cap/hostile/xee.xml")
