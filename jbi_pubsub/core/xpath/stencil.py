@@ -26,13 +26,15 @@ from .number import number
 from .reading import NUMBER, Filling, Layout, Many, Values
 
 MAX_SOURCE_BYTES: Final = 8 << 10
-"""Documents larger than that get no stencil: its expression takes some ten times the bytes, for each registration."""
+"""Documents larger than that get no stencil: it is held for each registration, compiled to some ten times the bytes of
+its expression."""
 
 MAX_HOLES: Final = 200
 """Leaves of one document that may vary; more leave the stencil no better than the parser."""
 
 MAX_EXPRESSION_BYTES: Final = 4 * MAX_SOURCE_BYTES
-"""Of an expression; one of that size takes 40 ms to compile. Enumerations are written out for each leaf."""
+"""Of a document and what may stand in its holes together; an expression of that size takes some 50 ms to compile.
+Enumerations are written out for each leaf."""
 
 _TAG: Final = re.compile(
     rb"""<(/?)([^\s<>/!?="']+)(?:\s+[^\s<>/="']+\s*=\s*(?:"[^"<]*"|'[^'<]*'))*\s*(/?)>""", re.ASCII
