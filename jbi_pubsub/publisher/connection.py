@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 from uuid import uuid4
 
@@ -85,6 +85,8 @@ class _Queue:
         self._taken: deque[tuple[int, tuple[Part, ...], bool]] = deque()
         """For each item under way its registration, its whole object, and whether it is the last of that, until it is
         acknowledged."""
+        self._held_back: set[int] = set()
+        """Registrations that the delegate does not take: what is of them stays here, and holds up no other."""
         self._accounts: dict[int, _Account] = {}
         """Of registrations that have something waiting or under way."""
         self._awaiting = 0
@@ -111,7 +113,7 @@ class _Queue:
             account.queued += 1
             lane = self._lanes.setdefault(number, deque())
             lane.append(parts)
-            if len(lane) == 1 and number not in self._cutting:
+            if len(lane) == 1 and number not in self._cutting and number not in self._held_back:
                 self._turns.append(number)
             was_full = self.is_full()
             self._count += 1
@@ -189,9 +191,11 @@ class _Queue:
             if self._awaiting:
                 self._changed.notify_all()
 
-    def restart(self) -> None:
-        """The delegate has forgotten us: whatever it has not acknowledged whole goes again, before the rest."""
+    def restart(self, held_back: Collection[int] = ()) -> None:
+        """The delegate has forgotten us: whatever it has not acknowledged whole goes again, before the rest; but what
+        is of the registrations `held_back` stays."""
         with self._changed:
+            self._held_back = set(held_back)
             again: dict[int, list[tuple[Part, ...]]] = {}
             for number, parts, _ in self._taken:
                 lane = again.setdefault(number, [])
@@ -207,8 +211,30 @@ class _Queue:
                 self._bytes += sum(len(part) for parts in lane for part in parts)
             self._taken.clear()
             self._cutting.clear()
-            self._turns = deque(number for number, waiting in self._lanes.items() if waiting)
+            self._turns = deque(n for n, waiting in self._lanes.items() if waiting and n not in self._held_back)
             self._changed.notify_all()
+
+    def release(self, number: int) -> None:
+        """The delegate takes the registration now."""
+        with self._changed:
+            if number in self._held_back:
+                self._held_back.discard(number)
+                if self._lanes.get(number):
+                    self._turns.append(number)
+                    self._changed.notify_all()
+
+    def drop(self, number: int) -> int:
+        """A registration that is held back has ended; how many objects are lost with it."""
+        with self._changed:
+            self._held_back.discard(number)
+            lane = self._lanes.pop(number, deque())
+            self._count -= len(lane)
+            self._bytes -= sum(len(part) for parts in lane for part in parts)
+            account = self._accounts.pop(number, None)
+            if account is not None:
+                account.acknowledged = account.queued  # nobody has to wait for them any more
+            self._changed.notify_all()
+            return len(lane)
 
     def wait_taken(self, timeout: float, number: int | None = None) -> int:
         """Wait until the delegate has all that is queued by now, of one registration or of all, whatever is queued
@@ -252,6 +278,8 @@ class DelegateConnection:
         self._abandoned: dict[str, float] = {}
         """Registrations that the delegate has not answered to, with the moment (monotonic): it may have made them, and
         as long as we are connected nothing else would end them."""
+        self._refusals: dict[str, JbiError] = {}
+        """Registrations that the delegate refused when we came back, until it takes them."""
         self._next_number = 0
         self._queue = _Queue(lambda: self._sender.nudge(), chunk=config.link.chunk)
         self._sender = Sender(self._queue, name=f"publish-{name}", acked=self._acked, batch_bytes=config.link.chunk)
@@ -285,19 +313,25 @@ class DelegateConnection:
         """Take a registration back. Raises the delegate's errors or WireError."""
         with self._lock:
             proxy, opened = self._attached()
-            with contextlib.suppress(
-                UnknownUidError
-            ):  # that it is gone was answered before, and lost; or we are unknown
+            with contextlib.suppress(UnknownUidError):  # gone already: that answer was lost; or we are unknown
                 proxy.unregister(opened.uid, publication.uid)
             self._publications.pop(publication.uid, None)
+            if self._refusals.pop(publication.uid, None) is not None and (lost := self._queue.drop(publication.number)):
+                log.warning("%s: %d objects of %s are lost: it was refused", self._name, lost, publication.uid)
 
     def publish(self, publication: Publication, parcel: Parcel, timeout: float) -> None:
-        """Queue an object. Raises BackPressureError."""
+        """Queue an object. Raises BackPressureError, or WireError when the delegate has refused to take back its
+        registration."""
+        refusal = self._refusals.get(publication.uid)
+        if refusal is not None:
+            raise WireError(f"the delegate does not take the registration back: {refusal.message}", hint=refusal.hint)
         self._queue.put(publication.number, parcel.parts, timeout)
 
     def flush(self, timeout: float, publication: Publication | None = None) -> None:
         """Wait until what was published by now, of one registration or of all, is acknowledged. Raises
-        BackPressureError."""
+        BackPressureError. Of a registration that the delegate has refused nothing will be."""
+        if publication is not None and publication.uid in self._refusals:
+            return
         left = self._queue.wait_taken(timeout, publication.number if publication else None)
         if left:
             raise BackPressureError(f"{left} objects not taken by the delegate within {timeout:g} s")
@@ -328,6 +362,7 @@ class DelegateConnection:
             "registrations": list(self._publications),
             "unacknowledged": self._sender.unacknowledged,
             "refused": self.refusals,
+            "refused_registrations": list(self._refusals),
         }
 
     # -- keeping the connection ---------------------------------------------------------------------------------
@@ -355,10 +390,21 @@ class DelegateConnection:
             raise
 
     def _register_all(self, proxy: DelegateProxy, opened: Opened) -> None:
+        """Those that the delegate refuses, for reasons of their own, are asked for again later; unless it is all."""
+        refusals: dict[str, JbiError] = {}
         for publication in self._publications.values():
             if self._stopping.is_set():
                 raise WireError("left in the middle of a come-back")
-            proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+            try:
+                proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+            except (WireError, UnknownUidError):
+                raise
+            except JbiError as exc:
+                log.error("%s: the delegate refuses registration %s: %s", self._name, publication.uid, exc)
+                refusals[publication.uid] = exc
+        if refusals and len(refusals) == len(self._publications):
+            raise next(iter(refusals.values()))
+        self._refusals = refusals
 
     def _disconnect(self, proxy: DelegateProxy, opened: Opened) -> None:
         try:
@@ -370,7 +416,27 @@ class DelegateConnection:
     def _renew(self, proxy: DelegateProxy, opened: Opened) -> float:
         term = proxy.renew(opened.lease.lease_id, self._config.lease.publisher).duration
         self._take_back(proxy, opened)
+        self._ask_again(proxy, opened)
         return term
+
+    def _ask_again(self, proxy: DelegateProxy, opened: Opened) -> None:
+        """Register what the delegate has refused: there may be room by now."""
+        for uid in list(self._refusals):
+            with self._lock:
+                publication = self._publications.get(uid)
+                if publication is None or uid not in self._refusals or self._proxy is not proxy:
+                    continue
+                try:
+                    proxy.register(opened.uid, publication.request(), uid, publication.number)
+                except WireError as exc:
+                    log.debug("%s: registration %s is asked for again later: %s", self._name, uid, exc)
+                    return
+                except JbiError as exc:
+                    log.debug("%s: registration %s is refused still: %s", self._name, uid, exc)
+                    continue
+                log.warning("%s: the delegate takes registration %s again", self._name, uid)
+                self._queue.release(publication.number)
+                del self._refusals[uid]
 
     def _take_back(self, proxy: DelegateProxy, opened: Opened) -> None:
         """Take back what may be registered although we were not told."""
@@ -453,9 +519,11 @@ class DelegateConnection:
 
     def _come_back(self) -> None:
         self._renewals.remove(self)
-        self._connect(self._find(self._avoid))
-        self._sender.forget_all()
-        self._queue.restart()
+        item = self._find(self._avoid)
+        with self._lock:  # what is refused is held back before anybody can end it
+            self._connect(item)
+            self._sender.forget_all()
+            self._queue.restart({self._publications[uid].number for uid in self._refusals})
         self._gone = False
         if self._stopping.is_set():
             self._leave()

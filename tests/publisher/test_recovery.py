@@ -11,7 +11,14 @@ import msgspec
 import pytest
 
 from jbi_pubsub import Config
-from jbi_pubsub.core.errors import BackPressureError, InvariantError, JbiError, WireTimeoutError
+from jbi_pubsub.core.errors import (
+    BackPressureError,
+    InvariantError,
+    JbiError,
+    OversizeError,
+    WireError,
+    WireTimeoutError,
+)
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
@@ -131,6 +138,60 @@ def test_a_come_back_that_fails_half_way_leaves_nothing_in_the_way_of_the_next(
     eventually(lambda: len(connects) == 2 and _registered(pad) == uids)
     assert len(pad.status()["publishers"]) == 1
     assert len(connects) == 2
+
+
+@pytest.mark.parametrize("end", ["taken", "unregistered"])
+def test_a_registration_that_is_refused_in_a_come_back_holds_up_no_other(
+    end: str, federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a publisher with two registrations, a subscriber, and a delegate that refuses the first from now on
+    pad, publisher, uids = _of_several(federation, figures, 2)
+    subscriber = federation.subscriber()
+    subscription = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(subscription) == 1
+    register, refuses = DelegateProxy.register, threading.Event()
+    refuses.set()
+
+    def registers(proxy: DelegateProxy, connection: str, request: Any, uid: str, number: int) -> None:
+        if uid == uids[0] and refuses.is_set():
+            raise OversizeError("no room")
+        register(proxy, connection, request, uid, number)
+
+    monkeypatch.setattr(DelegateProxy, "register", registers)
+    coming, published = threading.Event(), threading.Event()
+    connect = DelegateProxy.connect
+
+    def connects(proxy: DelegateProxy, name: str, duration: float) -> Any:
+        coming.set()
+        assert published.wait(10.0)
+        return connect(proxy, name, duration)
+
+    monkeypatch.setattr(DelegateProxy, "connect", connects)
+    # When it has forgotten the publisher, which publishes something of both meanwhile
+    _forget(pad)
+    assert coming.wait(10.0)
+    for uid in uids:
+        publisher.publish(uid, figures.figure_1)
+    published.set()
+    # Expect the object of the other one to arrive
+    eventually(lambda: _registered(pad) == uids[1:])
+    assert subscriber.receive(subscription, 5.0).platform.registration == uids[1]
+    # Expect the application to be told when it publishes for the first one, or waits for what it has published
+    with pytest.raises(WireError, match="no room"):
+        publisher.publish(uids[0], figures.figure_1)
+    with pytest.raises(BackPressureError):
+        publisher.flush(0.0)
+    if end == "taken":
+        # When the delegate takes it, expect its object to arrive, and the next one
+        refuses.clear()
+        assert subscriber.receive(subscription, 10.0).platform.registration == uids[0]
+        publisher.publish(uids[0], figures.figure_1)
+        assert subscriber.receive(subscription, 5.0).platform.sequence == 2
+    else:
+        # When it is ended, expect nothing to wait for any more
+        publisher.unregister_publisher(uids[0])
+        publisher.flush(5.0)
+        assert list(publisher.status()["registrations"]) == uids[1:]
 
 
 def test_a_publisher_that_leaves_in_the_middle_of_a_come_back_registers_nothing_more(
