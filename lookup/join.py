@@ -10,6 +10,7 @@ the others there, without multicast: each such item is a suggestion to discovery
 from __future__ import annotations
 
 import hmac
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,8 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.proxy import LOOKUP_TYPE, RegistrarInfo, RegistrarProxy
 from jbi_pubsub.lookup.registrar import ALL_GROUPS
 from jbi_pubsub.lookup.session import STOP_SECONDS, RegistrarSession
+
+log = logging.getLogger("jbi_pubsub.lookup")
 
 
 class JoinManager:
@@ -239,15 +242,26 @@ class JoinManager:
             known = self._sessions.get(info.service_id)
             session = known or self._session(ref)
             caches = list(self._caches.values())
-        if known is None:
-            session.start()
-            self._push()
-        else:
+        if known is not None:
             known.reach(endpoint)
+        elif self._is_started(session):
+            self._push()
         for old in ended:
             self._end(old)
             for cache in caches:
                 self._hand_over(cache, old, session)
+
+    def _is_started(self, session: RegistrarSession) -> bool:
+        """Start it. If the system has no thread for it, the lookup service is found again with the next probe."""
+        try:
+            session.start()
+        except RuntimeError as exc:
+            log.warning("no session at lookup service %s for now: %s", session.ref.endpoints, exc)
+            with self._changed:
+                del self._sessions[session.registrar_id]
+            self._discovery.lost(session.ref.endpoints)
+            return False
+        return True
 
     def _session(self, ref: ServiceRef) -> RegistrarSession:
         registrar_id = ref.service_id

@@ -450,7 +450,7 @@ class RegistrarSession:
             raise
         self._events_lost.clear()
         receiver = Receiver(self._receive, lambda: b"")
-        self._receiver, self._line = receiver, line
+        self._receiver, self._line, self._event_thread = receiver, line, None
 
         def read() -> None:
             try:
@@ -464,8 +464,13 @@ class RegistrarSession:
                     with self._changed:
                         self._changed.notify_all()
 
-        self._event_thread = threading.Thread(target=read, name=f"{self._name}-events", daemon=True)
-        self._event_thread.start()
+        thread = threading.Thread(target=read, name=f"{self._name}-events", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:  # the system has no more threads for us
+            sock.close()
+            raise WireError(f"no thread for the events of {self.ref.endpoints}: {exc}") from exc
+        self._event_thread = thread
 
     def _close_events(self) -> None:
         receiver, self._receiver = self._receiver, None

@@ -475,3 +475,25 @@ def test_a_lookup_does_not_wait_for_a_lookup_service_that_is_known_to_be_away(
     # Expect it to ask the other one alone
     assert [item.service_id for item in found] == ["printer-1"]
     assert asked == [(federation.lookups[0].address,)]
+
+
+@pytest.mark.parametrize("thread", ["registrar", "events"])
+def test_a_lookup_service_is_joined_when_the_system_has_threads_again(
+    thread: str, federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a system that has no more threads for a while
+    start, refused = threading.Thread.start, threading.Semaphore(2)
+
+    def refuses(self: threading.Thread) -> None:
+        if self.name == f"short-{thread}" and refused.acquire(blocking=False):
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuses)
+    # When a community finds a lookup service
+    community = JoinManager(federation.config, name="short")
+    federation.stack.callback(community.close)
+    community.join(printer(1))
+    # Expect it to be joined in the end
+    assert eventually(lambda: community.connected() == 1)
+    assert community.wait_joined("printer-1", 5.0) == 1
