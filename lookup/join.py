@@ -53,6 +53,7 @@ class JoinManager:
         self._controlled: dict[str, frozenset[str]] = {}
         self._caches: dict[int, LookupCache] = {}
         self._sessions: dict[str, RegistrarSession] = {}
+        self._handing_over: set[threading.Timer] = set()
         self._closed = False
         self._registrars = LookupCache(ServiceTemplate(types=(LOOKUP_TYPE,)), _RegistrarListener(self))
         self._caches[id(self._registrars)] = self._registrars
@@ -75,6 +76,9 @@ class JoinManager:
         with self._changed:
             self._closed = True
             sessions = list(self._sessions.values())
+            timers = list(self._handing_over)
+        for timer in timers:
+            timer.cancel()
         for session in sessions:
             session.leave()
         deadline = time.monotonic() + STOP_SECONDS
@@ -241,15 +245,13 @@ class JoinManager:
                 del self._sessions[old.registrar_id]
             known = self._sessions.get(info.service_id)
             session = known or self._session(ref)
-            caches = list(self._caches.values())
         if known is not None:
             known.reach(endpoint)
         elif self._is_started(session):
             self._push()
         for old in ended:
             self._end(old)
-            for cache in caches:
-                self._hand_over(cache, old, session)
+            self._hand_over(old, session)
 
     def _is_started(self, session: RegistrarSession) -> bool:
         """Start it. If the system has no thread for it, the lookup service is found again with the next probe."""
@@ -318,14 +320,20 @@ class JoinManager:
             if not any(map(self._discovery.wants, session.ref.endpoints)):
                 self._discarded(registrar_id)  # nobody names it any more: if it comes back, it makes itself known
 
-    def _hand_over(self, cache: LookupCache, old: RegistrarSession, new: RegistrarSession) -> None:
+    def _hand_over(self, old: RegistrarSession, new: RegistrarSession) -> None:
         """Drop what only the ended lookup service listed, once services had the time to join the new one."""
 
         def forget() -> None:
-            cache.forget(old.registrar_id)
+            with self._changed:
+                self._handing_over.discard(timer)
+                caches = list(self._caches.values())
+            for cache in caches:
+                cache.forget(old.registrar_id)
 
         timer = threading.Timer(2 * self._config.lease.lookup, forget)
         timer.name, timer.daemon = f"{self._name}-forget-{new.registrar_id[:8]}", True
+        with self._changed:
+            self._handing_over.add(timer)
         timer.start()
 
     def _push(self) -> None:

@@ -497,3 +497,34 @@ def test_a_lookup_service_is_joined_when_the_system_has_threads_again(
     # Expect it to be joined in the end
     assert eventually(lambda: community.connected() == 1)
     assert community.wait_joined("printer-1", 5.0) == 1
+
+
+def test_a_lookup_service_that_another_one_stands_in_for_is_forgotten_by_all_watches_together(
+    federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a community with many watches that see a service, and another process that has joined it
+    first = federation.lookups[0]
+    community = JoinManager(federation.config, name="watching")
+    service = JoinManager(federation.config, name="serving")
+    for each in (community, service):
+        federation.stack.callback(each.close)
+    service.join(printer(1))
+    caches = [community.watch(wanting(None)) for _ in range(20)]
+    eventually(lambda: all(cache.items() for cache in caches))
+    before = set(threading.enumerate())
+    # When another lookup service stands in its place, without what it knew
+    port = int(first.address.rpartition(":")[2])
+    first.stop()
+    section = msgspec.structs.replace(federation.config.lookup, port=port, locators=())
+    second = LookupServer(msgspec.structs.replace(federation.config, lookup=section), Registrar())
+    second.start()
+    federation.stack.callback(second.stop)
+    eventually(lambda: [s.registrar_id for s in community.sessions()] == [second.info().service_id])
+
+    def forgetting() -> list[str]:
+        return [t.name for t in threading.enumerate() if t not in before and t.name.startswith("watching-forget")]
+
+    # Expect one thread to wait until the services have joined it, and none behind the end of the community
+    assert len(eventually(forgetting)) == 1
+    community.close()
+    eventually(lambda: not forgetting(), 3.0)
