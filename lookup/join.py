@@ -121,12 +121,13 @@ class JoinManager:
         self._replace(msgspec.structs.replace(item, entries=kept))
         return len(item.entries) - len(kept)
 
-    def leave(self, service_id: str) -> None:
-        """Cancel the item's registrations everywhere."""
+    def leave(self, *service_ids: str) -> None:
+        """Cancel the items' registrations everywhere."""
         with self._changed:
-            self._items.pop(service_id, None)
-            self._controlled.pop(service_id, None)
-            self._secrets.pop(service_id, None)
+            for service_id in service_ids:
+                self._items.pop(service_id, None)
+                self._controlled.pop(service_id, None)
+                self._secrets.pop(service_id, None)
         self._push()
 
     def heard_of(self, item: ServiceItem) -> None:

@@ -101,8 +101,8 @@ class Announcer(Protocol):
         """Keep the item registered from now on; only who knows `secret` can take it over ("": nobody)."""
         ...
 
-    def leave(self, service_id: str) -> None:
-        """Cancel it."""
+    def leave(self, *service_ids: str) -> None:
+        """Cancel them, all at once."""
         ...
 
 
@@ -692,8 +692,8 @@ class Delegate:
                     self._published.remove(topic.key)
             used = {r.gate.type for r in self._registrations.values()}
             idle = [t for t in {r.gate.type for r in registrations} if t not in used]
-        for registration in registrations:
-            self._announcer.leave(registration.uid)
+        if registrations:
+            self._announcer.leave(*(registration.uid for registration in registrations))
         for unused in idle:
             self._types.forget(unused)
 

@@ -46,6 +46,7 @@ class World:
     announcing: Callable[[], object] = lambda: None
     types: set[TypeName] = field(default_factory=set)
     announced: list[str] = field(default_factory=list)
+    left: list[tuple[str, ...]] = field(default_factory=list)
     disk_is_broken: bool = False
     delegate: Delegate = field(init=False)
 
@@ -75,8 +76,9 @@ class World:
         self.announcing()
         self.announced.append(item.service_id)
 
-    def leave(self, service_id: str) -> None:
-        self.announced[:] = [known for known in self.announced if known != service_id]
+    def leave(self, *service_ids: str) -> None:
+        self.left.append(service_ids)
+        self.announced[:] = [known for known in self.announced if known not in service_ids]
 
     def load(self, _wall: float) -> list[Kept]:
         return []
@@ -303,3 +305,14 @@ def test_a_subscription_ends_whose_class_has_got_other_fields_meanwhile() -> Non
     world.delegate.unsubscribe(session, "subscription")
     # Expect it to be gone
     assert world.delegate.status()["subscriptions"] == []
+
+
+def test_the_registrations_of_a_publisher_that_ends_leave_the_lookup_services_together(world: World) -> None:
+    # Given a publisher with registrations
+    connection = world.delegate.connect("publisher", 60.0)[0].connection_id
+    uids = [_register(world, connection, number, EntryRep(UNIT, (f"unit-{number}",))) for number in range(1, 6)]
+    # When its lease runs out
+    world.later(61.0)
+    # Expect one step for all of them: each may be one over all that the delegate has announced
+    assert [set(left) for left in world.left] == [set(uids)]
+    assert world.announced == []

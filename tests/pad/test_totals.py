@@ -116,8 +116,8 @@ class World:
     def join(self, item: ServiceItem, secret: str = "") -> None:  # noqa: ARG002  # the protocol's parameter
         self.announced.add(item.service_id)
 
-    def leave(self, service_id: str) -> None:
-        self.announced.discard(service_id)
+    def leave(self, *service_ids: str) -> None:
+        self.announced.difference_update(service_ids)
 
 
 @pytest.fixture
