@@ -18,7 +18,7 @@ from rpyc.core.stream import SocketStream
 from jbi_pubsub import Config
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import LookupSection
-from jbi_pubsub.core.errors import ErrorReport, ProtocolError
+from jbi_pubsub.core.errors import ErrorReport, ProtocolError, WireError
 from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlClient, ControlServer
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Endpoint, Security, dial
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
@@ -396,3 +396,21 @@ def test_a_connection_beyond_the_limit_is_closed_and_the_others_go_on(
     assert attack(endpoint.port).request(consts.HANDLE_PING, "c")[0] == consts.MSG_REPLY
     endpoint.stop()
     assert endpoint.connections == 0
+
+
+def test_a_call_whose_connection_another_thread_closes_ends_with_an_error_of_ours(federation: Any) -> None:
+    # Given a client that is about to send a call
+    client = ControlClient(ServiceRef("", "status", (federation.lookups[0].address,)), Security(), timeout=2.0)
+    assert client.call("status", dict[str, Any])
+    channel = client._connection._channel
+    send = channel.send
+
+    def closed_meanwhile(data: bytes) -> None:
+        # When it is closed just then
+        client.close()
+        send(data)
+
+    channel.send = closed_meanwhile
+    # Expect that to be said, and not how it comes about
+    with pytest.raises(WireError):
+        client.call("status", dict[str, Any])
