@@ -574,6 +574,9 @@ def test_a_registration_is_ended_while_another_one_publishes_without_pause(
     # When the other one is ended, expect that not to be waited for
     publisher.unregister_publisher(quiet)
     assert _registered(pad) == [busy]
+    monkeypatch.undo()
+    (connection,) = publisher._connections.values()
+    connection._queue.acknowledged(1)  # or the end would wait for it
 
 
 def _all_but_one(acknowledged: Callable[[_Queue, int], None]) -> Callable[[_Queue, int], None]:
