@@ -334,8 +334,10 @@ class JoinManager:
         timer = threading.Timer(2 * self._config.lease.lookup, forget)
         timer.name, timer.daemon = f"{self._name}-forget-{new.registrar_id[:8]}", True
         with self._changed:
+            if self._closed:
+                return
             self._handing_over.add(timer)
-        timer.start()
+            timer.start()
 
     def _push(self) -> None:
         with self._changed:

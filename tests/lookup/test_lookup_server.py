@@ -207,6 +207,28 @@ def test_two_lookup_services_show_a_service_once_and_one_may_die(
     eventually(lambda: cache.items() == [])
 
 
+def test_who_leaves_keeps_no_thread_for_a_lookup_service_that_has_ended(
+    federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a client with leases of a minute, of a lookup service in whose place another one has been started
+    lease = msgspec.structs.replace(federation.config.lease, lookup=60.0)
+    config = msgspec.structs.replace(federation.config, lease=lease)
+    community = JoinManager(config, name="leaving")
+    federation.stack.callback(community.close)
+    community.wait_watching(community.watch(wanting("red")), 5.0)
+    first = federation.lookups[0]
+    first.stop()
+    place = msgspec.structs.replace(config.lookup, port=int(first.address.rpartition(":")[2]), locators=())
+    second = LookupServer(msgspec.structs.replace(config, lookup=place), Registrar())
+    second.start()
+    federation.stack.callback(second.stop)
+    eventually(lambda: [s.registrar_id for s in community.sessions()] == [second.info().service_id])
+    # When it leaves, before what the first one listed is forgotten, two leases later
+    community.close()
+    # Expect its threads to end now
+    eventually(lambda: not [t.name for t in threading.enumerate() if t.name.startswith("leaving")], 5.0)
+
+
 def test_a_service_registered_again_is_never_seen_as_gone(federation: Any) -> None:
     # Given a registered printer, and a client that looks it up all the time
     proxy = RegistrarProxy(ServiceRef("", EXPORTED, (federation.lookups[0].address,)), Security())
