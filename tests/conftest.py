@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TypeVar
+from tempfile import TemporaryFile
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pytest
 
+import jbi_pubsub
 from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import LeaseSection, LookupSection, MailSection, PadSection, QueueSection
@@ -183,57 +186,121 @@ def publishing(request: pytest.FixtureRequest, federation: Federation) -> Publis
 # -- processes --------------------------------------------------------------------------------------------------
 
 
+CHILD: Final = """
+import os, sys
+os.environ.clear()
+os.environ.update(environment)
+for number, stream in enumerate(streams):
+    os.dup2(stream.fileno(), number)
+    stream.close()
+unbuffered = 1 if "PYTHONUNBUFFERED" in environment else -1
+sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", buffering=unbuffered), open(2, "w", buffering=1)
+if script:
+    exec(compile(script, "<string>", "exec"), {"__name__": "__main__"})
+else:
+    from jbi_pubsub.cli import main
+    sys.argv = ["jbi", *arguments]
+    main()
+"""
+"""What a process does first: take its own environment and streams; then it is `python -c script` or `jbi arguments`."""
+
+FORKS: Final = multiprocessing.get_context("forkserver")
+"""Processes are forked from one that has imported the library and done nothing else, without a thread: an interpreter
+that imports all of it anew takes half a second of a core. tests/cli/test_processes.py starts such ones, too."""
+
+
+@pytest.fixture(scope="session")
+def _forks() -> None:
+    """Starts that process, with the library that is tested, whatever folder a test works in."""
+    FORKS.set_forkserver_preload(["jbi_pubsub.cli.servers", "jbi_pubsub.cli.clients", "jbi_pubsub.pad.server"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(jbi_pubsub.__file__).parent.parent), prepend=os.pathsep)
+        forkserver.ensure_running()
+
+
 class Process:
-    """A `jbi` command or a Python script as a process of its own."""
+    """A `jbi` command or a Python script as a process of its own, with pipes for stdin and stdout."""
 
     def __init__(self, *arguments: str, script: str = "") -> None:
-        command = [sys.executable, "-c", script] if script else [sys.executable, "-m", "jbi_pubsub", *arguments]
-        self.popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        (stdin, into), (out, stdout) = os.pipe(), os.pipe()
+        self.stdin, self.stdout = open(into, "w"), open(out)  # noqa: PTH123, SIM115  # no paths; closed by `end`
+        self._said = TemporaryFile()  # noqa: SIM115  # stderr: takes all, though nobody reads it; closed by `end`
+        handles = (
+            Connection(stdin, writable=False),
+            Connection(stdout, readable=False),
+            Connection(os.dup(self._said.fileno())),
         )
+        given = {"streams": handles, "environment": dict(os.environ), "script": script, "arguments": arguments}
+        self._process = FORKS.Process(target=exec, args=(CHILD, given))
+        self._process.start()
+        for handle in handles:
+            handle.close()
+        assert self._process.pid
+        self.pid: int = self._process.pid
 
     @property
-    def pid(self) -> int:
-        return self.popen.pid
+    def returncode(self) -> int | None:
+        """Its exit code, or the negative number of the signal that ended it; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float = 10.0) -> int:
+        """The exit code; fails after `timeout` seconds."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            pytest.fail(f"process goes on after {timeout:g} s")
+        return self._process.exitcode
+
+    def stderr(self) -> str:
+        """All that it has said on stderr so far."""
+        return os.pread(self._said.fileno(), os.fstat(self._said.fileno()).st_size, 0).decode()
+
+    def communicate(self, timeout: float = 10.0) -> tuple[str, str]:
+        """The rest of stdout, and stderr, when it has ended; fails after `timeout` seconds."""
+        rest: list[str] = []
+        reading = threading.Thread(target=lambda: rest.append(self.stdout.read()))
+        reading.start()
+        try:
+            self.wait(timeout)
+        finally:
+            self._process.kill()
+            reading.join()
+        return rest[0], self.stderr()
 
     def fact(self) -> dict[str, Any]:
         """The next JSON line on its stdout."""
-        assert self.popen.stdout is not None
-        line = self.popen.stdout.readline()
+        line = self.stdout.readline()
         if not line:
-            assert self.popen.stderr is not None
-            pytest.fail(f"process ended: {self.popen.stderr.read()}")
+            pytest.fail(f"process ended: {self.stderr()}")
         return json.loads(line)  # type: ignore[no-any-return]  # objects only
 
     def say(self, word: str) -> None:
         """A line on its stdin."""
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(word + "\n")
-        self.popen.stdin.flush()
+        self.stdin.write(word + "\n")
+        self.stdin.flush()
 
     def signal(self, number: int) -> None:
         """SIGKILL, SIGSTOP, SIGCONT, SIGTERM."""
         os.kill(self.pid, number)
 
-    def end(self, timeout: float = 10.0) -> int:
-        """SIGTERM, and the exit code."""
-        if self.popen.poll() is None:
-            self.popen.send_signal(signal.SIGCONT)
-            self.popen.terminate()
-        try:
-            code = self.popen.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            code = self.popen.wait()
-        for stream in (self.popen.stdin, self.popen.stdout, self.popen.stderr):
-            if stream is not None:
-                stream.close()
-        return code
+    def end(self, *, kill: bool = False, timeout: float = 10.0) -> int:
+        """SIGTERM, or SIGKILL, and the exit code."""
+        if self._process.exitcode is None and not kill:
+            with suppress(ProcessLookupError):  # it ends by itself
+                self.signal(signal.SIGCONT)
+                self.signal(signal.SIGTERM)
+            self._process.join(timeout)
+        self._process.kill()
+        self._process.join()
+        self.stdout.close()
+        self._said.close()
+        with suppress(BrokenPipeError):  # what nobody has read any more
+            self.stdin.close()
+        return self._process.exitcode or 0
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Process]]:
-    """start("lookup", "--port", "0", "--json") starts `jbi lookup ...`; everything is ended afterwards."""
+def start(_forks: None) -> Iterator[Callable[..., Process]]:
+    """start("lookup", "--port", "0", "--json") starts `jbi lookup ...`; everything is killed afterwards."""
     processes: list[Process] = []
 
     def begin(*arguments: str, script: str = "") -> Process:
@@ -242,7 +309,7 @@ def start() -> Iterator[Callable[..., Process]]:
 
     yield begin
     for process in reversed(processes):
-        process.end()
+        process.end(kill=True)
 
 
 @pytest.fixture(name="eventually")

@@ -39,7 +39,7 @@ def test_publish_and_subscribe(
         "--count", "2", "--wait", "2", "--json",
     )  # fmt: skip
     published = publishing.fact()
-    assert publishing.popen.wait(10.0) == 0
+    assert publishing.wait(10.0) == 0
     assert published["undelivered"] == 0
     assert len(published["published"]) == 2
 
@@ -47,13 +47,13 @@ def test_publish_and_subscribe(
     received = [fits.fact(), fits.fact()]
     assert [fact["object"] for fact in received] == published["published"]
     assert {(fact["type"], fact["registration"]) for fact in received} == {(TYPE, published["registration"])}
-    assert fits.popen.wait(10.0) == 0
+    assert fits.wait(10.0) == 0
     written = [path.read_bytes() for path in (tmp_path / "out").iterdir()]
     assert written.count(Path(IMAGE).read_bytes()) == 2
     assert written.count(Path(FIGURE_1).read_bytes()) == 2
 
     # Expect nothing at the other, which ends because nothing comes
-    out, err = misses.popen.communicate(timeout=10.0)
+    out, err = misses.communicate(timeout=10.0)
     assert (out, err) == ("", "")
 
 
@@ -108,7 +108,7 @@ def test_the_lookup_service_is_administered(
     [status] = json.loads(said(*flags, "status", ready["address"], "--json").out)
     assert sorted(status["groups"]) == ["", "lab"]
     assert said(*flags, "lookup", "admin", "--at", ready["address"], "destroy", "--yes").code == 0
-    assert server.popen.wait(10.0) == 0
+    assert server.wait(10.0) == 0
 
 
 def test_a_lookup_service_with_a_state_file_is_the_same_after_a_restart(
@@ -118,8 +118,7 @@ def test_a_lookup_service_with_a_state_file_is_the_same_after_a_restart(
     arguments = (*flags, "lookup", "--port", "0", "--state", str(tmp_path / "state.db"), "--json")
     first = start(*arguments)
     ready = first.fact()
-    first.popen.kill()
-    first.popen.wait(5.0)
+    first.end(kill=True)
 
     # Expect the same id when it is started again
     assert start(*arguments).fact()["id"] == ready["id"]
@@ -159,9 +158,9 @@ def test_a_command_that_is_interrupted_says_so_by_its_code(
     eventually(lambda: federation.lookups[0].status()["event_registrations"] >= before + 2)
 
     # When it is interrupted
-    waiting.popen.send_signal(2)
-    out, err = waiting.popen.communicate(timeout=10.0)
+    waiting.signal(2)
+    out, err = waiting.communicate(timeout=10.0)
 
     # Expect code 130 and no traceback
-    assert waiting.popen.returncode == 130
+    assert waiting.returncode == 130
     assert "Traceback" not in out + err

@@ -150,8 +150,8 @@ def test_a_lookup_service_that_finds_no_room_at_its_start_says_so_in_one_line(
     fill(small_disk / "filler")
     # When a lookup service is to keep its state there
     process = start("--no-multicast", "lookup", "--port", "0", "--json", "--state", str(small_disk / "state.db"))
-    said = process.popen.communicate(timeout=20.0)[1]
+    said = process.communicate(timeout=20.0)[1]
     # Expect an exit code, and what to do
-    assert process.popen.returncode not in (0, None)
+    assert process.returncode not in (0, None)
     assert "free some space" in said
     assert "Traceback" not in said

@@ -597,7 +597,7 @@ def test_mail_queued_in_a_delegate_that_is_killed_is_sent_when_it_is_back(
     pad = field.pad(more=state)
     subscribing = field.jbi("subscribe", "--type", TYPE, "--email", "duty@example.org", "--json")
     uid = subscribing.fact()["subscription"]
-    assert subscribing.popen.wait(10.0) == 0
+    assert subscribing.wait(10.0) == 0
     # When objects are published and taken, and then the delegate is killed
     adapter = field.light()
     registration = figures.register(adapter)
@@ -630,7 +630,7 @@ def test_the_command_line_makes_digests_and_shows_who_is_suspended(
     for more in ((), ("--digest", "3600")):
         process = field.jbi("subscribe", "--type", TYPE, "--email", "gone@example.org", *more, "--json")
         uids.append(process.fact()["subscription"])
-        assert process.popen.wait(10.0) == 0
+        assert process.wait(10.0) == 0
     # When three objects are published
     adapter = field.light()
     registration = figures.register(adapter)
@@ -649,7 +649,7 @@ def test_the_command_line_makes_digests_and_shows_who_is_suspended(
     assert plain["mail_suspended"] == {"gone@example.org": "550 no such user"}
     assert (digest["mail_digest_seconds"], digest["mail_waiting"], digest["mailed"]) == (3600.0, 3, 0)
     table = field.jbi("subscriptions")
-    assert "gone@example.org: 550 no such user" in table.popen.communicate()[0]
+    assert "gone@example.org: 550 no such user" in table.communicate()[0]
 
 
 @pytest.mark.parametrize("value", ["-1", "nan", "soon", "86401"])

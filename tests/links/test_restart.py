@@ -41,7 +41,7 @@ def test_publisher_and_subscriber_go_on_with_a_restarted_delegate(
 
     # When it is killed, objects are published meanwhile, and it is started again
     first.signal(signal.SIGKILL)
-    first.popen.wait(10.0)
+    first.wait(10.0)
     scene.publish(*[b"meanwhile"] * 5)
     _, address = pad(address.rpartition(":")[2] if same_port else "0")
 

@@ -359,7 +359,7 @@ def test_jbi_services_lists_what_takes_many_pages(
 ) -> None:
     locator = federation.lookups[0].address
     listing = start("--no-multicast", "--locator", locator, "services", "--type", "Printer", "--json")
-    said, _ = listing.popen.communicate(timeout=60.0)
+    said, _ = listing.communicate(timeout=60.0)
     assert len(json.loads(said)) == 600
 
 

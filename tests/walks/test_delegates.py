@@ -136,9 +136,9 @@ def test_the_examples_run(
     eventually(lambda: pad.status()["subscriptions"], 20.0, what="the example subscriber stands at the delegate")
     # When the example publisher runs
     publisher = start(script=run.format(str(EXAMPLES / "publisher.py")))
-    assert publisher.popen.wait(20) == 0, publisher.popen.stderr.read()
+    assert publisher.wait(20) == 0, publisher.stderr()
     # Expect that the example subscriber prints its object
-    assert "mil.af.rl.jbi.Intel_Imagery" in subscriber.popen.stdout.readline()
+    assert "mil.af.rl.jbi.Intel_Imagery" in subscriber.stdout.readline()
 
 
 # -- brokering for a delegate ---------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_after_the_match_the_lookup_service_is_not_needed(
     assert subscriber.wait_matched(uid) == 1
     # When the lookup service is killed
     server.signal(signal.SIGKILL)
-    server.popen.wait()
+    server.wait()
     # Expect that publishing and receiving go on
     for number in range(10):
         publishing.publish(registration, figures.figure_1, b"%d" % number)

@@ -359,7 +359,7 @@ def test_a_forked_child_does_not_own_its_parents_adapter(
     process = start(script=FORK)
     # Expect an error, no harm to the parent's, and a working one
     assert process.fact() == {"child": 7, "parent": True, "another": 0}
-    assert process.popen.wait(10) == 0
+    assert process.wait(10) == 0
 
 
 def test_the_node_is_told_all_of_a_subscription(postbox: Any, own_walk: Any) -> None:
