@@ -16,7 +16,6 @@ from typing import Any, Final
 import click
 import msgspec
 
-from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.metrics import MetricsServer
@@ -26,7 +25,6 @@ from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.lookup.store import Store, boot_id
-from jbi_pubsub.pad.server import DisseminationServer
 
 from .settings import Settings, json_option, pass_settings
 
@@ -266,6 +264,10 @@ def pad(
     jbi pad alpha rome
     jbi --set mail.host=mail.example.org pad bravo paris --port 4200
     """
+    # here, as a lookup service starts faster without them
+    from jbi_pubsub.codegen.repository import TypeRepository
+    from jbi_pubsub.pad.server import DisseminationServer
+
     config = settings.load(pad__host=host, pad__port=port, pad__state=state, metrics__port=metrics_port)
     _raise_file_limit()
     stop = _stop_on_signal()

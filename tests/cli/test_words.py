@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,13 @@ FILES = Path(__file__).parent.parent.parent / "examples" / "data" / "intel_image
 SCHEMA, FIGURE_1, FIGURE_3 = (str(FILES / name) for name in ("Intel_Imagery.xsd", "fig1.xml", "fig3-template.xml"))
 ALONE = ("--no-multicast", "--locator", "127.0.0.1:1", "--set", "lookup.timeout=0.3")
 """Nobody listens on port 1."""
+ASKING = click.Context(jbi)
 
 
 def commands(group: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Every command and subcommand."""
-    below = group.commands.items() if isinstance(group, click.Group) else ()
+    names = group.list_commands(ASKING) if isinstance(group, click.Group) else ()
+    below = [(name, group.get_command(ASKING, name)) for name in names]
     return [path, *(found for name, command in below for found in commands(command, (*path, name)))]
 
 
@@ -30,7 +34,17 @@ def test_the_commands_of_the_design_exist() -> None:
         "demo", "lookup", "pad", "codegen", "publish", "subscribe", "subscriptions", "services", "status", "study",
         "bench", "config",
     }  # fmt: skip
-    assert promised <= set(jbi.commands)
+    assert promised <= set(jbi.list_commands(ASKING))
+
+
+def test_a_lookup_service_starts_without_what_only_others_need() -> None:
+    # Expect neither schema nor SMTP libraries, nor the adapters, in the process of `jbi lookup`
+    script = (
+        "import sys; from jbi_pubsub.cli.app import jbi\n"
+        "jbi.main(['lookup', '--help'], standalone_mode=False)\n"
+        "assert not {'xmlschema', 'elementpath', 'aiosmtplib', 'jbi_pubsub.publisher'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("option", ["--help", "-h"])
