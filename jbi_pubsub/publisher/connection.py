@@ -259,11 +259,12 @@ class DelegateConnection:
         config: Config,
         renewals: LeaseRenewalManager,
         *,
-        find: Callable[[str], ServiceItem],
+        find: Callable[[str, Callable[[], bool]], ServiceItem],
         name: str,
         refused: Callable[[str, JbiError], None] | None,
     ) -> None:
-        """`find(avoid)` finds a delegate of the same characteristics, if possible another than the one to avoid."""
+        """`find(avoid, ended)` finds a delegate of the same characteristics, if possible another than the one to avoid;
+        it gives up when `ended()`."""
         self.uid = uuid4().hex
         self._config = config
         self._security = config.security()
@@ -508,7 +509,7 @@ class DelegateConnection:
             return True
         except WireError:
             try:
-                return self._find(proxy.ref.service_id).service_id != proxy.ref.service_id
+                return self._find(proxy.ref.service_id, self._stopping.is_set).service_id != proxy.ref.service_id
             except JbiError:
                 return False  # nobody there yet: try again, ours may come back
             finally:
@@ -519,7 +520,7 @@ class DelegateConnection:
 
     def _come_back(self) -> None:
         self._renewals.remove(self)
-        item = self._find(self._avoid)
+        item = self._find(self._avoid, self._stopping.is_set)
         with self._lock:  # what is refused is held back before anybody can end it
             self._connect(item)
             self._sender.forget_all()

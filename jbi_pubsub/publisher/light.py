@@ -42,6 +42,9 @@ DelegateUid = NewType("DelegateUid", str)
 FIND_AGAIN_SECONDS: Final = 1.0
 """For one look for a delegate that went away; it is repeated until one is found or the adapter is closed."""
 
+ENDED_SECONDS: Final = 0.05
+"""Between two looks, while a delegate is awaited, whether the application has closed: too short to be felt."""
+
 
 class PublisherAdapterLight:
     """Publishes through any number of delegates. Safe for several threads.
@@ -84,7 +87,7 @@ class PublisherAdapterLight:
         connection = DelegateConnection(
             self._config,
             self._renewals,
-            find=lambda avoid: self._find_delegate(name, location, FIND_AGAIN_SECONDS, avoid=avoid),
+            find=lambda avoid, ended: self._find_delegate(name, location, FIND_AGAIN_SECONDS, avoid=avoid, ended=ended),
             name=self._name,
             refused=self._refused,
         )
@@ -250,13 +253,27 @@ class PublisherAdapterLight:
             location=location,
         ) from why
 
-    def _find_delegate(self, name: str | None, location: str | None, timeout: float, *, avoid: str = "") -> ServiceItem:
-        """A delegate with these characteristics, if possible another than `avoid`, which does not answer."""
+    def _find_delegate(
+        self,
+        name: str | None,
+        location: str | None,
+        timeout: float,
+        *,
+        avoid: str = "",
+        ended: Callable[[], bool] = lambda: False,
+    ) -> ServiceItem:
+        """A delegate with these characteristics, if possible another than `avoid`, which does not answer. When it has
+        `ended`, nobody wants one any more."""
         wanted = PublisherAdapterDelegate(name=name, location=location).rep()
         community = self._joined()
         cache = community.watch(ServiceTemplate(types=(PAD_TYPE,), entries=(wanted,)))
+        deadline = time.monotonic() + timeout
         try:
-            found = cache.wait(1, timeout)
+            while not (found := cache.wait(1, min(ENDED_SECONDS, deadline - time.monotonic()))):
+                if ended():
+                    raise DelegateNotFoundError("not looked for any more: the connection is closed")
+                if time.monotonic() >= deadline:
+                    break
         finally:
             community.unwatch(cache)
         if found:

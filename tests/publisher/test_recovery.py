@@ -23,8 +23,11 @@ from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, MAX_BATCH_ITEMS
+from jbi_pubsub.lookup.finder import LookupCache
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, DelegateProxy, fetch_status
 from jbi_pubsub.publisher import connection as connection_module
+from jbi_pubsub.publisher import light
 from jbi_pubsub.publisher.connection import DelegateConnection, _Queue
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -265,6 +268,29 @@ def test_a_registration_whose_end_was_not_answered_to_can_be_ended_again(
     assert _registered(pad) == []
 
 
+def test_a_publisher_that_looks_for_its_delegate_closes_at_once(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a publisher whose delegate has gone, and that looks for another one, for a minute each time
+    monkeypatch.setattr(light, "FIND_AGAIN_SECONDS", 60.0)
+    pad = federation.pad()
+    publisher = federation.light()
+    figures.register(publisher)
+    looks = threading.Event()
+    wait = LookupCache.wait
+
+    def looking(cache: LookupCache, count: int, timeout: float) -> list[ServiceItem]:
+        looks.set()
+        return wait(cache, count, timeout)
+
+    monkeypatch.setattr(LookupCache, "wait", looking)
+    pad.stop()
+    assert looks.wait(10.0)
+    # When it closes, expect its threads to have ended
+    publisher.close()
+    assert [t.name for t in threading.enumerate() if t.name.startswith("publish")] == []
+
+
 def test_a_callback_for_refused_objects_that_fails_does_not_end_publishing(
     federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,7 +452,7 @@ def test_a_registration_that_was_taken_back_leaves_nothing_in_the_queue() -> Non
 def test_a_flush_waits_for_what_has_left_the_queue_and_is_not_sent_yet() -> None:
     # Given an object that the sending thread has taken from the queue a moment ago
     renewals = LeaseRenewalManager("test")
-    connection = DelegateConnection(Config(), renewals, find=lambda _: pytest.fail("asked"), name="p", refused=None)
+    connection = DelegateConnection(Config(), renewals, find=lambda *_: pytest.fail("asked"), name="p", refused=None)
     connection._queue.put(1, SMALL, 1.0)
     taken = len(_all(connection._queue))
     # Expect a flush to know of it, until it is acknowledged
