@@ -23,20 +23,28 @@ PREDICATE = "//lat>33.2 and //latord='N'"
 
 @pytest.mark.parametrize("how", [("--delegate", "alpha", "rome"), ("--peer",)], ids=lambda how: how[0])
 def test_publish_and_subscribe(
-    how: tuple[str, ...], flags: list[str], federation: Any, start: Callable[..., Any], tmp_path: Path
+    how: tuple[str, ...],
+    flags: list[str],
+    federation: Any,
+    start: Callable[..., Any],
+    tmp_path: Path,
+    eventually: Callable[..., Any],
 ) -> None:
     # Given a delegate, a subscriber whose template and predicate fit, and one whose predicate does not
     federation.pad()
+    before = eventually(lambda: federation.lookups[0].status()["event_registrations"])
     fits = start(
         *flags, "subscribe", "--template", FIGURE_3, "--schema", SCHEMA, "--predicate", PREDICATE,
         "--count", "2", "--timeout", "20", "--out", str(tmp_path / "out"), "--json",
     )  # fmt: skip
-    misses = start(*flags, "subscribe", "--type", TYPE, "--predicate", "//lat>90", "--timeout", "3", "--json")
+    misses = start(*flags, "subscribe", "--type", TYPE, "--predicate", "//lat>90", "--timeout", "2", "--json")
+    # each watches for other lookup services, and for the type
+    eventually(lambda: federation.lookups[0].status()["event_registrations"] >= before + 4)
 
     # When an image is published twice
     publishing = start(
         *flags, "publish", *how, "--schema", SCHEMA, "--metadata", FIGURE_1, "--payload", IMAGE,
-        "--count", "2", "--wait", "2", "--json",
+        "--count", "2", "--wait", "1", "--json",
     )  # fmt: skip
     published = publishing.fact()
     assert publishing.wait(10.0) == 0

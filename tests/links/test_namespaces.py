@@ -209,8 +209,13 @@ def spaces(possible: None) -> Iterator[Namespaces]:
 
 
 @pytest.mark.processes
-def test_a_filtered_tasking_order_crosses_7200_bits_a_second_of_real_tcp_in_ten_seconds(
-    spaces: Namespaces, tmp_path: Path
+@pytest.mark.parametrize(
+    ("speed", "seconds"),
+    [pytest.param(AIRBORNE, 10.0, marks=pytest.mark.slow), (4 * AIRBORNE, 2.5 + 1.5)],
+    ids=["as in the paper", "in a quarter of the time"],
+)
+def test_a_filtered_tasking_order_crosses_a_slow_link_of_real_tcp_in_the_papers_time(
+    spaces: Namespaces, tmp_path: Path, speed: int, seconds: float
 ) -> None:
     # Given an aircraft that wants one percent of the air tasking order
     spaces.serve()
@@ -218,17 +223,18 @@ def test_a_filtered_tasking_order_crosses_7200_bits_a_second_of_real_tcp_in_ten_
     subscriber = spaces.subscriber(RELEVANT)
     order = tmp_path / "order.xml"
     order.write_bytes(tasking_order(500_000, every=100))
-    spaces.shape(AIRBORNE)
+    spaces.shape(speed)
     down = spaces.carried()[0]
 
-    # When 500 KB are published, which would take nine minutes
+    # When 500 KB are published, which would take nine minutes, or two and a quarter
     began = time.monotonic()
     tell(publisher, order)
     came = json.loads(said(subscriber))
 
-    # Expect all that is relevant, within the paper's 10 s, for a seventieth of the bytes with everything that TCP adds
+    # Expect all that is relevant, within the paper's 10 s (or a quarter of it, and more than a second for what does not
+    # depend on the link), for a seventieth of the bytes with everything that TCP adds
     assert came["relevant"] == order.read_bytes().count(b"A10A")
-    assert came["at"] - began <= 10.0
+    assert came["at"] - began <= seconds
     assert spaces.carried()[0] - down < 500_000 / 70
 
 

@@ -191,8 +191,10 @@ def test_a_service_whose_entries_cease_to_match_leaves_the_cache(
 def test_two_lookup_services_show_a_service_once_and_one_may_die(
     federation: Any, eventually: Callable[..., Any]
 ) -> None:
-    # Given two lookup services, a printer in both, and a cache
+    # Given two lookup services, a printer in both under leases of a second, and a cache
     second = federation.lookup()
+    lease = msgspec.structs.replace(federation.config.lease, lookup=1.0)
+    federation.config = msgspec.structs.replace(federation.config, lease=lease)
     community = JoinManager(federation.config, name="test")
     federation.stack.callback(community.close)
     community.join(printer(1))
