@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Generic, TypeVar, TypeVarTuple
 
 from jbi_pubsub.codegen.model import XSD
 from jbi_pubsub.core.xml import Element
@@ -33,9 +33,12 @@ MAX_DEPTH: Final = 64
 MAX_PARTICLES: Final = 1_000
 """Of one content model with all that it refers to: as many as bundle.py allows in one group."""
 
+MAX_FACETS: Final = 1_000
+"""Of a simple type with all that it is derived from: more make an enumeration that is too long anyway."""
+
 MAX_REMEMBERED: Final = 1_200
-"""Content models kept ready: as many as the elements of the largest document that a stencil is made of (8 KiB), so that
-a deep one does not have them read again for each leaf."""
+"""Answers of each kind kept: as many as the elements of the largest document that a stencil is made of (8 KiB), so that
+a hostile one does not have the same looked up again for each leaf."""
 
 MAX_ENUMERATED_CHARS: Final = 2_000
 """Of all values of an enumeration: each stencil holds them in its expression. CAP's longest list has 120."""
@@ -103,38 +106,81 @@ class _UnclearError(Exception):
     """Internal: something that is not understood here."""
 
 
+K = TypeVarTuple("K")
+V = TypeVar("V")
+
+
+class _Memory(Generic[*K, V]):
+    """The answers of a function, a bounded number of them; _UnclearError is one as well."""
+
+    def __init__(self, ask: Callable[[*K], V]) -> None:
+        self._ask = ask
+        self._answers: dict[tuple[*K], tuple[V] | None] = {}
+
+    def __call__(self, *key: *K) -> V:
+        answers = self._answers
+        if key not in answers:
+            try:
+                answer: tuple[V] | None = (self._ask(*key),)
+            except _UnclearError:
+                answer = None
+            if len(answers) >= MAX_REMEMBERED:
+                answers = self._answers = {}
+            answers[key] = answer
+        known = answers[key]
+        if known is None:
+            raise _UnclearError
+        return known[0]
+
+
 class _Content:
-    """What a content model holds: the declarations of each name, and wildcards."""
+    """What a content model holds: the declaration of each name (None: several that differ), and which namespaces its
+    wildcards take: any, all but one of `others` and none (part 1, section 3.10.2), or some."""
 
     def __init__(self) -> None:
-        self.declared: dict[str, list[Element]] = {}
-        self.wildcards: list[Element] = []
-        self.size = 0
+        self.declared: dict[str, Element | None] = {}
+        self.is_any = False
+        self.others: set[str] = set()
+        self.spaces: set[str] = set()
+        self._size = 0
 
     def add(self, name: str, declaration: Element) -> None:
-        """Note a declaration; _UnclearError if there are too many."""
-        self.grow()
-        self.declared.setdefault(name, []).append(declaration)
+        """Note a declaration."""
+        first = self.declared.setdefault(name, declaration)
+        if first is not None and not _agree(first, declaration):
+            self.declared[name] = None
+
+    def add_wildcard(self, wildcard: Element) -> None:
+        """Note what a wildcard takes."""
+        target = wildcard.getroottree().getroot().get("targetNamespace", "")
+        words = set(wildcard.get("namespace", "##any").split())
+        self.is_any = self.is_any or "##any" in words
+        self.others.update({target} if "##other" in words else ())
+        named = {"##targetNamespace": target, "##local": ""}
+        self.spaces.update(named.get(word, word) for word in words)
 
     def grow(self) -> None:
-        """Count a particle."""
-        self.size += 1
-        if self.size > MAX_PARTICLES:
+        """Count a particle; _UnclearError if there are too many."""
+        self._size += 1
+        if self._size > MAX_PARTICLES:
             raise _UnclearError
 
     def takes_any(self, tag: str) -> bool:
         """Whether a wildcard may match an element of that name."""
-        return any(_admits(wildcard, tag) for wildcard in self.wildcards)
+        space = tag[1:].rpartition("}")[0]
+        return self.is_any or space in self.spaces or (space != "" and bool(self.others - {space}))
 
 
 class LeafTypes:
-    """The simple types of a schema's elements. Immutable but for a bounded memory of content models, whose single
-    steps are atomic; several threads may use it."""
+    """The simple types of a schema's elements. Immutable but for bounded memories, whose single steps are atomic;
+    several threads may use it."""
 
     def __init__(self, documents: Mapping[str, Element], main: str) -> None:
         """`documents` are the schema's, as the bundle holds them; `main` names the one that leads to the others."""
         self._known: dict[tuple[str, str], Element] = {}
-        self._contents: dict[Element, _Content] = {}
+        self._content = _Memory(self._content_of)
+        self._step = _Memory(self._below)
+        self._leaf = _Memory(self._of_element)
         roots = [root for root in documents.values() if root.tag == f"{{{XSD}}}schema"]
         for root in roots:
             space = _target(root)
@@ -154,8 +200,8 @@ class LeafTypes:
                 return None
             found: Element | None = declaration
             for tag in path[1:]:
-                found = self._below(found, tag)
-            return _ANY_TEXT if found is None else self._of_element(found)
+                found = self._step(found, tag)
+            return _ANY_TEXT if found is None else self._leaf(found)
         except _UnclearError:
             return None
 
@@ -168,17 +214,18 @@ class LeafTypes:
         if kind is None:
             return known
         content = self._content(kind)
-        found = content.declared.get(tag, [])
+        found = content.declared.get(tag)
         is_any = content.takes_any(tag)
-        if known is not None and (is_any or known.get("substitutionGroup") is not None):
-            found = [*found, known]
-        elif is_any:
-            if found:
-                raise _UnclearError  # one of that name may be this, and the next one anything
-            return None
-        if not found or not all(_agree(found[0], other) for other in found):
+        if tag in content.declared and found is None:
             raise _UnclearError
-        return found[0]
+        if known is not None and (is_any or known.get("substitutionGroup") is not None):
+            if found is None or _agree(found, known):
+                return found if found is not None else known
+        elif is_any and found is None:
+            return None
+        elif found is not None and not is_any:
+            return found
+        raise _UnclearError  # one of that name may be this, and the next one that or anything
 
     def _type(self, declaration: Element) -> Element | None:
         """The definition of an element's type; None: any content."""
@@ -203,16 +250,11 @@ class LeafTypes:
             raise _UnclearError
         return found
 
-    def _content(self, kind: Element) -> _Content:
+    def _content_of(self, kind: Element) -> _Content:
         """The content model of a complex type."""
-        known = self._contents.get(kind)
-        if known is None:
-            known = _Content()
-            self._collect(kind, known, set(), MAX_DEPTH)
-            if len(self._contents) >= MAX_REMEMBERED:
-                self._contents.clear()
-            self._contents[kind] = known
-        return known
+        content = _Content()
+        self._collect(kind, content, set(), MAX_DEPTH)
+        return content
 
     def _collect(self, part: Element, content: _Content, seen: set[Element], depth: int) -> None:
         """Add what a part of a content model holds, but for what definitions in `seen` have in it. Raises
@@ -223,15 +265,14 @@ class LeafTypes:
             return  # a group may be used in two places
         seen.add(part)
         for child in part.iterchildren("*"):
+            content.grow()
             if child.tag == f"{{{XSD}}}element":
                 content.add(*self._particle(child))
             elif child.tag == f"{{{XSD}}}any":
-                content.grow()
-                content.wildcards.append(child)
+                content.add_wildcard(child)
             elif child.tag in _GROUPS:
                 self._collect(child, content, seen, depth - 1)
             elif child.tag == f"{{{XSD}}}group":
-                content.grow()
                 space, local = _resolved(child, child.get("ref", ""))
                 group = self._known.get(("group", f"{{{space}}}{local}" if space else local))
                 if group is None:
@@ -295,7 +336,10 @@ class LeafTypes:
             return None  # a list or union
         inside: Element | None = None
         own: dict[str, list[str]] = {}
-        for part in restriction.iterchildren("*"):
+        room = MAX_FACETS - sum(len(values) for above in facets for values in above.values())
+        for count, part in enumerate(restriction.iterchildren("*")):
+            if count > room:
+                raise _UnclearError
             name = str(part.tag).rpartition("}")[2]
             if name == "simpleType":
                 inside = part
@@ -337,19 +381,6 @@ def _agree(one: Element, other: Element) -> bool:
     if named[0] is None or named[1] is None or _resolved(one, named[0]) != _resolved(other, named[1]):
         return False
     return all(one.get(name) is None and other.get(name) is None for name in ("default", "fixed"))
-
-
-def _admits(wildcard: Element, tag: str) -> bool:
-    """Whether an element of that name is in a namespace that the wildcard takes (part 1, section 3.10.2)."""
-    space = tag[1:].rpartition("}")[0]
-    target = wildcard.getroottree().getroot().get("targetNamespace", "")
-    words = wildcard.get("namespace", "##any").split()
-    if words == ["##any"]:
-        return True
-    if words == ["##other"]:
-        return space not in ("", target)
-    named = {"##targetNamespace": target, "##local": ""}
-    return any(named.get(word, word) == space for word in words)
 
 
 def _resolved(place: Element, name: str) -> tuple[str, str]:

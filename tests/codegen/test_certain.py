@@ -407,7 +407,7 @@ def test_a_content_model_is_read_once_however_many_leaves_there_are(monkeypatch:
     assert types.texts((*["r"] * MAX_DEPTH, "e1")) is None
 
 
-def test_of_a_content_model_larger_than_any_in_use_nothing_is_certain() -> None:
+def test_of_a_content_model_larger_than_any_in_use_nothing_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a type of three groups, each as large as a group may be
     def group(number: int) -> str:
         many = "".join(f'<xs:element name="e{number}-{n}" type="xs:int"/>' for n in range(400))
@@ -417,7 +417,28 @@ def test_of_a_content_model_larger_than_any_in_use_nothing_is_certain() -> None:
     body = f'<xs:element name="r"><xs:complexType><xs:sequence>{used}</xs:sequence></xs:complexType></xs:element>'
     schema = "".join(map(group, range(3)))
     root = parse_metadata(f'<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema">{body}{schema}</xs:schema>'.encode())
-    assert LeafTypes({"d0.xsd": root}, "d0.xsd").texts(("r", "e0-1")) is None
+    types = LeafTypes({"d0.xsd": root}, "d0.xsd")
+    assert types.texts(("r", "e0-1")) is None
+    # Expect it not to be read again for the next leaf
+    monkeypatch.delattr(LeafTypes, "_particle")
+    assert types.texts(("r", "e0-2")) is None
+
+
+def test_a_type_with_more_facets_than_any_in_use_is_not_read_to_its_end() -> None:
+    # Given two levels of enumerations that have one plain value in common
+    values = "".join(f'<xs:enumeration value="&#233;{n}"/>' for n in range(600))
+    base = (
+        f'<xs:simpleType name="N"><xs:restriction base="xs:token">{values}<xs:enumeration value="a"/></xs:restriction>'
+    )
+    derived = '<xs:restriction base="N">{}<xs:enumeration value="a"/></xs:restriction>'
+
+    def texts(more: str) -> Texts | None:
+        leaf = f'<xs:element name="v"><xs:simpleType>{derived.format(more)}</xs:simpleType></xs:element>'
+        return document_type(leaf, more=f"{base}</xs:simpleType>").texts(("r", "v"))
+
+    # Expect nothing to be certain where there are very many
+    assert texts("") is not None
+    assert texts(values) is None
 
 
 def test_of_a_long_enumeration_nothing_is_certain() -> None:
