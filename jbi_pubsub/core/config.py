@@ -220,13 +220,16 @@ class Config(_Section, frozen=True):
         return Path(self.types.cache) if self.types.cache else None
 
     def security(self) -> Security:
-        """How to listen and connect. Raises ConfigurationError when only some TLS files are named."""
+        """How to listen and connect. Raises ConfigurationError when only some TLS files are named, or one is no good:
+        now, for a client would take it for a server that never answers."""
         files = (self.tls.certificate, self.tls.key, self.tls.ca)
         if not any(files):
             return Security(insecure=self.tls.insecure)
         if not all(files):
             raise ConfigurationError("[tls] needs certificate, key and ca", hint="Set all three or none")
-        return Security(TlsIdentity(*(Path(f) for f in files)), self.tls.insecure)
+        identity = TlsIdentity(*(Path(f) for f in files))
+        identity.client_context()
+        return Security(identity, self.tls.insecure)
 
 
 Origins = dict[str, str]

@@ -16,6 +16,7 @@ from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, WireError
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security, dial
 from jbi_pubsub.core.wire.tls import TlsIdentity
+from jbi_pubsub.lookup.join import JoinManager
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -160,6 +161,17 @@ def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:
     identity = TlsIdentity(tmp_path / "x.pem", tmp_path / "x.pem", tmp_path / "missing.pem")
     with pytest.raises(ConfigurationError, match=r"x\.pem"):
         identity.server_context()
+
+
+@pytest.mark.parametrize("missing", ["certificate", "key", "ca"])
+def test_a_file_that_is_not_there_is_named_at_once(missing: str, ours: Authority, tmp_path: Path) -> None:
+    # Given files of ours but for one; When a party is about to listen or connect; Expect an error that names that one
+    identity = ours.identity("ours")
+    files = {"certificate": str(identity.certificate), "key": str(identity.key), "ca": str(identity.ca)}
+    config = Config(tls=msgspec.convert(files | {missing: str(tmp_path / "nowhere.pem")}, TlsSection))
+    with pytest.raises(ConfigurationError, match=r"nowhere\.pem: No such file") as caught:
+        JoinManager(config, name="party")
+    assert all(path not in str(caught.value) for name, path in files.items() if name != missing)
 
 
 def test_a_whole_federation_works_over_tls(federation: Any, figures: Any, ours: Authority) -> None:

@@ -50,12 +50,23 @@ class TlsIdentity:
         try:
             context.load_cert_chain(self.certificate, self.key)
             context.load_verify_locations(self.ca)
-        except (OSError, ssl.SSLError) as exc:
+        except ssl.SSLError as exc:
             raise ConfigurationError(
                 f"TLS files {self.certificate}, {self.key}, {self.ca}: {exc}",
-                hint="Check that they exist, are PEM, and that the key belongs to the certificate",
+                hint="Check that they are PEM, and that the key belongs to the certificate",
             ) from exc
+        except OSError as exc:
+            raise self._unreadable(exc) from exc
         return context
+
+    def _unreadable(self, failure: OSError) -> ConfigurationError:
+        """Which file it is: OpenSSL does not say."""
+        for path in (self.certificate, self.key, self.ca):
+            try:
+                path.read_bytes()
+            except OSError as exc:
+                return ConfigurationError(f"TLS file {path}: {exc.strerror}", hint="Correct it in [tls]")
+        return ConfigurationError(f"TLS files {self.certificate}, {self.key}, {self.ca}: {failure.strerror}")
 
 
 def peer_fingerprint(sock: ssl.SSLSocket) -> str:
