@@ -214,6 +214,8 @@ class Delegate:
         self._next_number = 0
         self._budget = Budget(config.pad.max_queued_bytes)
         self._hub = SenderHub(name=f"deliver-{delegate_id[:8]}")
+        self._ending: list[Subscription] = []
+        """Gone, and not yet in the totals of what has ended."""
         self._closed_lost: Counter[str] = Counter()
         self._closed_delivered = 0
         self._closed_mailed = 0
@@ -631,8 +633,9 @@ class Delegate:
             registrations = list(self._registrations.values())
             subscriptions = list(self._subscriptions.values())
             sessions = [s for s, _ in self._sessions.values()]
+            counted = [*subscriptions, *self._ending]  # a counter that goes back would be taken for a restart
             lost = Counter(self._closed_lost)
-            for s in subscriptions:
+            for s in counted:
                 lost.update(s.lost)
             return {
                 "publishers": [
@@ -645,10 +648,10 @@ class Delegate:
                 "published": self._closed_published + sum(r.published for r in registrations),
                 "refused": self._closed_refused + sum(r.refused for r in registrations),
                 "unmatched": self._closed_unmatched + sum(r.unmatched for r in registrations),
-                "matched": self._closed_matched + sum(s.matched for s in subscriptions),
-                "suppressed": self._closed_suppressed + sum(s.suppressed for s in subscriptions),
-                "delivered": self._closed_delivered + sum(s.delivered for s in subscriptions),
-                "mailed": self._closed_mailed + sum(s.mailed for s in subscriptions),
+                "matched": self._closed_matched + sum(s.matched for s in counted),
+                "suppressed": self._closed_suppressed + sum(s.suppressed for s in counted),
+                "delivered": self._closed_delivered + sum(s.delivered for s in counted),
+                "mailed": self._closed_mailed + sum(s.mailed for s in counted),
                 "lost": dict(lost),
                 "leases": len(self._landlord),
                 "queued": sum(s.queued for s in sessions),
@@ -716,6 +719,7 @@ class Delegate:
             subscription = self._subscriptions.pop(key, None)
             if subscription is None:
                 return
+            self._ending.append(subscription)
             if subscription.lease_id:
                 self._mail_leases.pop(subscription.lease_id, None)
                 self._landlord.drop(subscription.lease_id)
@@ -726,6 +730,7 @@ class Delegate:
             subscription.lost[Cause.CANCELLED] += session[0].remove(subscription)
         subscription.lost[Cause.CANCELLED] += self._mail.cancel(subscription)
         with self._lock:
+            self._ending.remove(subscription)
             self._closed_lost.update(+subscription.lost)
             self._closed_delivered += subscription.delivered
             self._closed_mailed += subscription.mailed

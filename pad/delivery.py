@@ -329,13 +329,14 @@ class SubscriberSession:
     def queued(self) -> int:
         """Objects that wait in all queues."""
         with self._changed:
-            return sum(map(self._held, self._outlets.values()))
+            return sum(len(outlet.queue) for outlet in self._outlets.values())
 
     @property
     def in_flight(self) -> int:
-        """Objects that are on their way and not acknowledged; one for several subscriptions counts for each."""
+        """Objects on their way and not acknowledged, those also of which some chunks have gone; one for several
+        subscriptions counts for each."""
         with self._changed:
-            return sum(map(len, self._flying))
+            return sum(map(len, self._flying)) + sum(o.cutting is not None for o in self._outlets.values())
 
     def status(self) -> dict[str, object]:
         """Plain data: connection, queue lengths."""
@@ -346,7 +347,7 @@ class SubscriberSession:
                 "connected": self.connected,
                 **described(self._sender.compression),
                 "in_flight": self.in_flight,
-                "queued": {o.subscription.uid: self._held(o) for o in self._outlets.values()},
+                "queued": {o.subscription.uid: len(o.queue) for o in self._outlets.values()},
             }
 
     def _held(self, outlet: _Outlet) -> int:

@@ -216,13 +216,32 @@ def test_what_is_under_way_is_accounted_for_object_by_object(world: World) -> No
     world.publish(2)
     status: Any = world.delegate.status()
     assert (status["matched"], status["in_flight"], status["queued"]) == (6, 3, 3)
-    # When a large one goes in chunks, expect it to wait until its last chunk has gone
+    # When a large one goes in chunks, expect it to be under way from its first chunk on
     world.publish(3, b"x" * (1 << 20))
-    world.delegate.session(session)._take(10, 1)
+    for _ in range(2):  # what waited before, and that chunk
+        world.delegate.session(session)._take(10, 1)
     status = world.delegate.status()
-    assert status["matched"] == status["in_flight"] + status["queued"] == 9
+    assert (status["matched"], status["in_flight"], status["queued"]) == (9, 7, 2)
     [shown] = status["sessions"]
     assert status["queued"] == sum(shown["queued"].values())
+
+
+def test_no_counter_goes_back_while_a_subscription_ends(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a subscription for which something has matched
+    session = world.subscribe(DIRECT)
+    world.publish(1)
+    # When the status is asked for in the middle of its end; Expect the totals to hold it
+    seen: list[tuple[int, dict[str, int]]] = []
+    cancel = world.delegate._mail.cancel
+
+    def meanwhile(subscription: Subscription) -> int:
+        seen.append(world.totals())
+        return cancel(subscription)
+
+    monkeypatch.setattr(world.delegate._mail, "cancel", meanwhile)
+    world.delegate.unsubscribe(session, "direct")
+    assert seen == [(1, {"cancelled": 1})]
+    assert world.totals() == (1, {"cancelled": 1})
 
 
 @pytest.mark.parametrize("cause", [Cause.SUBSCRIBER_DEAD, Cause.CANCELLED])
