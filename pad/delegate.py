@@ -78,6 +78,9 @@ log = logging.getLogger("jbi_pubsub.pad")
 
 Entries = tuple[EntryRep, ...]
 
+PART_SECONDS: Final = 1.0
+"""For all subscribers to acknowledge that nothing comes any more: round trips, not queues."""
+
 NO_OBJECT: Final = InfoObject("", TypeName(""), b"", b"", Platform(0.0, "", 0, 0, 0))
 """Before the first one."""
 
@@ -606,7 +609,7 @@ class Delegate:
         with self._lock:
             sessions = [s for s, _ in self._sessions.values()]
         deadline = self._clock() + timeout
-        left = sum(s.drain(max(0.0, deadline - self._clock())) for s in sessions if s.connected)
+        left = sum(s.drain(max(0.0, deadline - self._clock()) if s.connected else 0.0) for s in sessions)
         return left + self._mail.drain(max(0.0, deadline - self._clock()), closing=closing)
 
     def close(self) -> None:
@@ -615,12 +618,23 @@ class Delegate:
             connections, sessions = list(self._connections), list(self._sessions)
         for connection_id in connections:
             self._drop_connection(connection_id)
+        self._part()
         for session_id in sessions:
             self._drop_session(session_id, Cause.SHUTDOWN)
         self._hub.stop()
         self._mail.stop()
         if self._store is not None:
             self._store.close()
+
+    def _part(self) -> None:
+        """Tell the subscribers that we stop: who has got everything is not to think that something may be lost."""
+        with self._lock:
+            connected = [s for s, _ in self._sessions.values() if s.connected]
+        for session in connected:
+            session.part()
+        deadline = self._clock() + PART_SECONDS
+        for session in connected:
+            session.wait_parted(max(0.0, deadline - self._clock()))
 
     def status(self) -> dict[str, object]:
         """Everything a status page shows, as plain data. The totals are of all that was ever here:

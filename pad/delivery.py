@@ -29,10 +29,11 @@ from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
 from jbi_pubsub.pad.subscription import Subscription, shown
 
 ITEM: Final = struct.Struct("!BI")
-OBJECT, LOSS, CHUNK, LAST_CHUNK, SHARED = 1, 2, 3, 4, 5
+OBJECT, LOSS, CHUNK, LAST_CHUNK, SHARED, END = 1, 2, 3, 4, 5, 6
 """Kinds of items on a delivery connection, each with a subscription number. A large object comes as CHUNK ...
 LAST_CHUNK; between them come items of other subscriptions, none of its own. SHARED has, instead of a number, how many
-subscriptions the object is for, then their numbers (32 bits each), then the object: it goes over the link once."""
+subscriptions the object is for, then their numbers (32 bits each), then the object: it goes over the link once. END
+(number 0) is the last one: who delivers stops in order, and has told what was lost."""
 
 COUNT_MOST: Final = 2**53
 """The largest loss that is told as a number: a hostile publisher may skip any number of objects, again and again."""
@@ -180,6 +181,8 @@ class SubscriberSession:
         self._flying: deque[tuple[Subscription, ...]] = deque()
         """For each item under way whose delivery it completes."""
         self._closed = False
+        self._parting = False
+        """END is to go out behind all else."""
         self._freed = 0
         """Bytes that the current `take` has taken out of queues."""
         self._sender = HubSender(hub, take=self._take, acked=self._acked, batch_bytes=chunk)
@@ -286,6 +289,10 @@ class SubscriberSession:
                     items.append(item)
                     size += sum(map(len, item))
                     self._make_ready(outlet)
+            if self._parting and not self._ready and len(items) < max_items:
+                self._parting = False
+                self._flying.append(())
+                items.append((ITEM.pack(END, 0),))
             self._budget.add(-self._freed)
             self._changed.notify_all()  # room for those who wait under `block`
         return items
@@ -295,6 +302,25 @@ class SubscriberSession:
     ) -> None:
         """Deliver over that connection from now on, which `close` closes; the subscriber is at `position`."""
         self._sender.attach(sock, position, ended=close, compression=compression)
+
+    def part(self) -> None:
+        """Tell the subscriber that nothing comes any more, and that what waits is lost (shutdown)."""
+        with self._changed:
+            for outlet in self._outlets.values():
+                held = self._held(outlet)
+                self._empty(outlet)
+                outlet.cutting = None
+                if held:
+                    self._lose(outlet, Cause.SHUTDOWN, held)
+            self._parting = True
+        self._sender.ready()
+
+    def wait_parted(self, timeout: float) -> None:
+        """Wait until the subscriber has acknowledged all that, or is not connected any more; `timeout` seconds."""
+        deadline = self._clock() + timeout
+        with self._changed:
+            while (self._parting or self._flying) and self.connected and (left := deadline - self._clock()) > 0:
+                self._changed.wait(min(0.05, left))  # nobody notifies of a connection that ends
 
     def close(self, cause: Cause) -> None:
         """The session is over: whatever waits is lost under `cause`."""

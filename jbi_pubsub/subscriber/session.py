@@ -37,7 +37,7 @@ from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, greet
 from jbi_pubsub.pad.delegate import Granted
-from jbi_pubsub.pad.delivery import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
+from jbi_pubsub.pad.delivery import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
 from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Opened, Subscribed, SubscriptionsProxy
 
 from .subscription import LocalSubscription
@@ -138,6 +138,8 @@ class DelegateSession:
         self._opened: Opened | None = None
         self._receiver: Receiver | None = None
         self._lost = False
+        self._parted = False
+        """The delegate has said that nothing comes any more, and told what was lost."""
         self._dirty = False
         self._stopping = threading.Event()
         self._threads = [
@@ -276,7 +278,7 @@ class DelegateSession:
             self, opened.lease.duration, lambda: self._renew(opened.lease.lease_id), self._lose_session, grantor=self
         )
         with self._changed:
-            self._opened, self._lost = opened, False
+            self._opened, self._lost, self._parted = opened, False, False
             self._refused.clear()  # another session, another answer
             self._changed.notify_all()
 
@@ -367,11 +369,15 @@ class DelegateSession:
         return self._proxy.renew(lease_id, self._config.lease.subscriber).duration
 
     def _lose_session(self, why: JbiError) -> None:
-        """The delegate does not know us any more. Called on the session's thread or the renewal manager's."""
+        """The delegate does not know us any more. Called on the session's threads or the renewal manager's."""
         with self._changed:
             if self._lost or self._opened is None:
                 return
-            log.warning("%s: session at delegate %s lost: %s", self._name, ", ".join(self.ref.endpoints), why)
+            address = ", ".join(self.ref.endpoints)
+            if self._parted:
+                log.info("%s: delegate %s has stopped", self._name, address)
+            else:
+                log.warning("%s: session at delegate %s lost: %s", self._name, address, why)
             self._lost = True
             self._cancelled = {uid: right for uid, right in self._cancelled.items() if right != self._opened.uid}
             self._unsure = {uid: s for uid, s in self._unsure.items() if not s.request.direct}
@@ -384,7 +390,7 @@ class DelegateSession:
         self._renewals.remove(self)
         if receiver is not None:
             receiver.stop()
-        for standing in direct:
+        for standing in direct if not self._parted else ():
             standing.subscription.lose(Cause.DELEGATE_DEAD, 0, why.message)
 
     def _is_over(self, away: float) -> bool:
@@ -434,6 +440,8 @@ class DelegateSession:
                 self._lose_session(exc)
             except JbiError as exc:
                 log.debug("%s: deliveries from %s ended: %s", self._name, self.ref.endpoints, exc)
+                if self._parted:
+                    self._lose_session(exc)
             useful = receiver.position > position or time.monotonic() - began > 1.0
             backoff = BACKOFF_FIRST if useful else min(2 * backoff, BACKOFF_MOST)
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
@@ -470,7 +478,9 @@ class DelegateSession:
                 numbers = struct.unpack_from(f"!{_at_most(number)}I", item, ITEM.size) if kind == SHARED else ()
             except struct.error as exc:
                 raise ProtocolError(f"bad delivery: {exc}") from exc
-            if kind == SHARED:
+            if kind == END:
+                self._parted = True
+            elif kind == SHARED:
                 obj = decode(item[ITEM.size + 4 * len(numbers) :])
                 for one in numbers:
                     if (standing := self._of_number(one, arrived)) is not None:
