@@ -146,9 +146,11 @@ class Entry:
     entry_name: ClassVar[str] = ""
 
     def rep(self) -> EntryRep:
-        """This entry as data. Raises EntryError for a value that is not of its field's type."""
+        """This entry as data. Whole numbers may be int in all fields of numbers. Raises EntryError for a value that is
+        not of its field's type: no other party could read it, and it would equal nothing."""
         cls = entry_class(type(self))
-        return EntryRep(cls, tuple(canonical(getattr(self, f)) for f in cls.fields))
+        kinds = _field_types(type(self))
+        return EntryRep(cls, tuple(_text(getattr(self, f), kinds[f], f"{cls.name}.{f}") for f in cls.fields))
 
     @classmethod
     def from_rep(cls, rep: EntryRep) -> Self:
@@ -161,6 +163,7 @@ class Entry:
 
 
 _identities: WeakKeyDictionary[type[Entry], EntryClass] = WeakKeyDictionary()
+_kinds: WeakKeyDictionary[type[Entry], dict[str, FieldType]] = WeakKeyDictionary()
 
 
 def entry_class(cls: type[Entry]) -> EntryClass:
@@ -183,6 +186,13 @@ def _identify(cls: type[Entry]) -> EntryClass:
 
 
 def _field_types(cls: type[Entry]) -> dict[str, FieldType]:
+    known = _kinds.get(cls)
+    if known is None:
+        known = _kinds[cls] = _read_field_types(cls)
+    return known
+
+
+def _read_field_types(cls: type[Entry]) -> dict[str, FieldType]:
     hints = typing.get_type_hints(cls)
     found: dict[str, FieldType] = {}
     for field in dataclasses.fields(cls):
@@ -193,6 +203,16 @@ def _field_types(cls: type[Entry]) -> dict[str, FieldType]:
             raise EntryError(f"{cls.__qualname__}.{field.name}: entry fields are {', '.join(_FIELD_TYPES)} or None")
         found[field.name] = kind
     return found
+
+
+def _text(value: Value, kind: FieldType, field: str) -> str | None:
+    """Canonical text of a value of a field of that type."""
+    if kind is float and type(value) is int:
+        value = float(value)
+    whole = kind is Decimal and type(value) is int
+    if value is not None and not whole and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        raise EntryError(f"{field} is {value!r}, which is no {kind.__name__}", hint="Give the type of the field")
+    return canonical(value)
 
 
 def canonical(value: Value) -> str | None:

@@ -173,6 +173,24 @@ def test_text_of_another_type_is_refused(text, kind):
         parse(text, kind)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("building", 1), ("floor", "ground"), ("floor", 1.5), ("floor", True), ("colour", 1), ("dpi", 300.0)],
+)
+def test_a_value_of_another_type_than_its_field_is_refused(field, value):
+    with pytest.raises(EntryError, match=rf"Printer\.{field} is {value!r}"):
+        Printer(**{field: value}).rep()
+
+
+def test_a_whole_number_equals_the_same_number_in_a_field_of_numbers():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Gauge(Entry):
+        height: float | None = None
+
+    assert Gauge(height=1).rep() == Gauge(height=1.0).rep()
+    assert Printer(dpi=300).rep() == Printer(dpi=Decimal("300.0")).rep()
+
+
 def test_an_entry_comes_back_from_its_rep_also_as_its_superclass():
     printer = Printer(building="9", floor=3, colour=True, dpi=Decimal("600"))
     assert Printer.from_rep(printer.rep()) == printer
