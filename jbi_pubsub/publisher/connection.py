@@ -299,7 +299,20 @@ class DelegateConnection:
         self._thread.start()
 
     def register(self, publication: Publication) -> None:
-        """Register at the delegate. Raises the delegate's errors or WireError."""
+        """Register at the delegate; if it has forgotten us, when we have come back. Raises the delegate's errors or
+        WireError."""
+        deadline = time.monotonic() + self._config.lookup.timeout
+        while True:
+            try:
+                self._register(publication)
+            except UnknownUidError as exc:
+                if time.monotonic() >= deadline or self._stopping.wait(BACKOFF_FIRST):
+                    raise
+                log.info("%s: the delegate has forgotten us, registering when it knows us again: %s", self._name, exc)
+            else:
+                return
+
+    def _register(self, publication: Publication) -> None:
         with self._lock:
             proxy, opened = self._attached()
             publication.number = self._next_number = self._next_number + 1  # never again: the answer may be lost

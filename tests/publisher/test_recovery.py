@@ -268,6 +268,28 @@ def test_a_registration_whose_end_was_not_answered_to_can_be_ended_again(
     assert _registered(pad) == []
 
 
+def test_a_publisher_that_its_delegate_has_forgotten_registers_all_the_same(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate that forgets its publisher before it registers, as when its lease runs out while it hangs
+    pad = federation.pad()
+    publisher = federation.light()
+    calls: list[str] = []
+    register = DelegateProxy.register
+
+    def too_late(proxy: DelegateProxy, connection: str, *rest: Any) -> None:
+        calls.append(connection)
+        if len(calls) == 1:
+            _forget(pad)
+        register(proxy, connection, *rest)
+
+    monkeypatch.setattr(DelegateProxy, "register", too_late)
+    # When it registers, expect the registration to stand, in another connection
+    registration = figures.register(publisher)
+    assert len(set(calls)) == 2
+    assert [r["uid"] for r in pad.status()["registrations"]] == [registration]
+
+
 def test_a_publisher_that_looks_for_its_delegate_closes_at_once(
     federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
