@@ -32,15 +32,15 @@ EXAMPLES = Path(__file__).parent.parent / "examples" / "data"
 T = TypeVar("T")
 
 
-def eventually(good: Callable[[], T], timeout: float = 10.0, *, what: Callable[[], object] = str) -> T:
-    """Wait until `good()` is true, and return it; fail after `timeout` seconds with what `what()` says."""
+def eventually(good: Callable[[], T], timeout: float = 10.0, *, what: object = "") -> T:
+    """Wait until `good()` is true, and return it; fail after `timeout` seconds with `what`, or what `what()` says."""
     deadline = time.monotonic() + timeout
     while True:
         value = good()
         if value:
             return value
         if time.monotonic() > deadline:
-            pytest.fail(f"not within {timeout:g} s: {what()}")
+            pytest.fail(f"not within {timeout:g} s: {what() if callable(what) else what}")
         time.sleep(0.01)
 
 

@@ -140,8 +140,8 @@ def test_a_subscriber_that_hangs_does_not_delay_others(field: Any, figures: Any)
         assert received is not None
         assert received.object_id == sent
 
-    # Expect that the other got each object at once, and the hanging one has lost what its bound does not hold
-    assert slowest < 1.0
+    # Expect that the other got each object in time, and the hanging one has lost what its bound does not hold
+    assert slowest < 5.0, "one that waits for the one that hangs waits for 30 s"
     assert subscriber.losses(subscription) == {}
     status = {s["uid"]: s for s in field.status(pad)["subscriptions"]}
     assert set(status) == {subscription, hanging.ready["subscription"]}
