@@ -106,7 +106,7 @@ def test_a_killed_delegate_leaves_the_lookup_service_and_its_clients_are_told(
     subscriber = field.adapter()
     subscription = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(subscription) == 1
-    eventually(lambda: len(heard.added) == 3)
+    eventually(lambda: len(cache.items()) == 3)  # each added once, or more often where a busy machine cost it its lease
     assert pad.ready["id"] in heard.added
 
     # When the delegate is killed (its publisher finds no other)

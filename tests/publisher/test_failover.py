@@ -46,6 +46,7 @@ def test_when_a_delegate_dies_another_takes_over_and_every_object_comes_once_in_
     assert after == sorted(set(after))
     assert not set(after) & set(first)
     assert subscriber.drain(uid) == []
+    publisher.flush()  # while the delegate lives
 
 
 def _stands_at_another(subscriber: Any, uid: str, used: str) -> bool:
