@@ -187,7 +187,8 @@ def publishing(request: pytest.FixtureRequest, federation: Federation) -> Publis
 
 
 CHILD: Final = """
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests in the background has it ignored
 os.environ.clear()
 os.environ.update(environment)
 for number, stream in enumerate(streams):
