@@ -226,9 +226,10 @@ class LookupDiscovery:
         self._discovered = discovered
         self._discarded = discarded
         self._own = own
-        self._changed = threading.Condition()  # covers _groups, _locators, _suggestions, _known, _kicked, _stopping
+        self._changed = threading.Condition()  # covers all that follows but _zeroconf and _browser
         self._suggestions = Suggestions()
         self._known: dict[str, str] = {}  # endpoint -> service id that answered there
+        self._problems: dict[str, str] = {}  # endpoint -> why none of ours has answered there
         self._stopping = False
         self._kicked = False
         self._multicast = multicast
@@ -295,6 +296,11 @@ class LookupDiscovery:
         with self._changed:
             return list(dict.fromkeys([*self._locators, *self._suggestions]))
 
+    def asked(self) -> dict[str, str]:
+        """The same, each with why no lookup service of ours has answered there: "" if one has, or it was not asked."""
+        with self._changed:
+            return {e: self._problems.get(e, "") for e in dict.fromkeys([*self._locators, *self._suggestions])}
+
     def _kick(self) -> None:
         self._kicked = True
         self._changed.notify_all()
@@ -328,17 +334,25 @@ class LookupDiscovery:
             log.debug("no lookup service at %s: %s", endpoint, exc)
             with self._changed:
                 self._suggestions.failed(endpoint, time.monotonic())
+                self._note(endpoint, exc.message)
             return
         finally:
             proxy.close()
         with self._changed:
             wanted = self._take(endpoint, info)
+            self._note(endpoint, "" if wanted else f"it serves {shown_groups(info.groups)}")
         if info.service_id == self._own:
             return
         if wanted:
             self._discovered(msgspec.structs.replace(ref, service_id=info.service_id), info)
         elif not self._serves(info.groups):
             self._discarded(info.service_id)
+
+    def _note(self, endpoint: str, problem: str) -> None:
+        """Called under the lock."""
+        self._problems[endpoint] = problem
+        for forgotten in self._problems.keys() - {endpoint, *self._locators, *self._suggestions}:
+            del self._problems[forgotten]
 
     def _take(self, endpoint: str, info: RegistrarInfo) -> bool:
         """Note who has answered; whether we want it. Called under the lock."""
@@ -391,6 +405,13 @@ class _Listener(ServiceListener):
     def remove_service(self, zc: Zeroconf, type_: str, name: str) -> None:  # noqa: ARG002  # the listener's form
         """Its good-bye, or its record has run out. That it is dead only a probe can tell."""
         self._gone(name)
+
+
+def shown_groups(groups: Iterable[str] | None) -> str:
+    """Groups as people read them: "" is the public one, None means all."""
+    if groups is None:
+        return "any group"
+    return " and ".join(f"the group {group}" if group else "the public group" for group in groups) or "no group"
 
 
 def _checked(locators: Sequence[str]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ import msgspec
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, LookupNotFoundError, UnknownUidError, WireError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.lookup.discovery import LookupDiscovery
+from jbi_pubsub.lookup.discovery import LookupDiscovery, shown_groups
 from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.lookup.finder import LookupCache, ServiceListener
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -180,15 +180,15 @@ class JoinManager:
         return watching
 
     def lookup(
-        self, template: ServiceTemplate, limit: int = 1000, *, timeout: float | None = None
+        self, template: ServiceTemplate, limit: int = 1000, *, timeout: float | None = None, waited: float = 0.0
     ) -> list[ServiceItem]:
         """Matching items of all reachable lookup services, each service once.
 
         `timeout` seconds (default [lookup] timeout) for one to be there, and for each to answer. Raises
-        LookupNotFoundError.
+        LookupNotFoundError, which tells also of the seconds `waited` before.
         """
         seconds = self._config.lookup.timeout if timeout is None else timeout
-        self._wait(lambda session: session.connected, seconds)
+        self._wait(lambda session: session.connected, seconds, waited)
         found: dict[str, ServiceItem] = {}
         for session in self.sessions():
             if not session.connected:
@@ -345,7 +345,7 @@ class JoinManager:
                 session.want(self._items, dict(self._caches))
             self._changed.notify_all()
 
-    def _wait(self, good: Callable[[RegistrarSession], bool], timeout: float) -> int:
+    def _wait(self, good: Callable[[RegistrarSession], bool], timeout: float, waited: float = 0.0) -> int:
         deadline = time.monotonic() + timeout
         while True:
             sessions = self.sessions()
@@ -356,9 +356,11 @@ class JoinManager:
             if time.monotonic() >= deadline:
                 if done:
                     return done
+                groups = self._config.lookup.groups
+                asked = [f"{at} ({why})" if why else at for at, why in self._discovery.asked().items()]
                 raise LookupNotFoundError(
-                    f"no lookup service of the groups {list(self._config.lookup.groups)} answered within {timeout:g} s"
-                    f" (asked: {', '.join(self._discovery.endpoints()) or 'nobody'})",
+                    f"no lookup service of {shown_groups(None if ALL_GROUPS in groups else groups)} answered within"
+                    f" {timeout + waited:g} s; asked: {', '.join(asked) or 'nobody'}",
                     hint="Start one with `jbi lookup`, or name its host:port in [lookup] locators",
                 )
             with self._changed:

@@ -363,7 +363,10 @@ class Registrar:
 
     def lookup(self, template: ServiceTemplate, now: float) -> ServiceItem | None:
         """Any one matching item, or None. Raises EntryError, IncompatibleEntryError."""
-        return next(iter(self.lookup_all(template, now, 1).items), None)
+        page = self.page(template, now, 1)
+        if page is None or (page.after and not page.items):
+            page = self.lookup_all(template, now, 1)
+        return page.items[0] if page.items else None
 
     def lookup_all(
         self, template: ServiceTemplate, now: float, limit: int, *, total: bool = False, after: str = ""
@@ -838,10 +841,12 @@ class Registrar:
         self._check_parts(template.service_id, template.types, template.entries)
 
     def _check_parts(self, service_id: str, types: tuple[str, ...], entries: tuple[EntryRep, ...]) -> None:
+        limits = self._limits
         self._check_text("service id", service_id)
-        for what, given, most in (("types", types, self._limits.types), ("entries", entries, self._limits.entries)):
-            if len(given) > most:
-                raise OversizeError(f"{len(given)} {what}", hint=f"At most {most}")
+        if len(types) > limits.types:
+            raise OversizeError(f"{len(types)} types", hint=f"At most {limits.types}")
+        if len(entries) > limits.entries:
+            raise OversizeError(f"{len(entries)} entries", hint=f"At most {limits.entries}")
         for entry in entries:
             check_rep(entry)
 

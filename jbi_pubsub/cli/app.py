@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 
@@ -129,27 +130,37 @@ class JsonFormatter(logging.Formatter):
 
 def main() -> None:
     """Console script `jbi`."""
-    sys.exit(run(sys.argv[1:]))
+    _end_with(sys.argv[1:])
 
 
 def lookup_main() -> None:
     """Console script `jbi-lookup`, short for `jbi lookup`."""
-    sys.exit(run(["lookup", *sys.argv[1:]]))
+    _end_with(["lookup", *sys.argv[1:]])
 
 
 def pad_main() -> None:
     """Console script `jbi-pad`, short for `jbi pad`."""
-    sys.exit(run(["pad", *sys.argv[1:]]))
+    _end_with(["pad", *sys.argv[1:]])
 
 
 def codegen_main() -> None:
     """Console script `jbi-codegen`, short for `jbi codegen`."""
-    sys.exit(run(["codegen", *sys.argv[1:]]))
+    _end_with(["codegen", *sys.argv[1:]])
 
 
 def study_main() -> None:
     """Console script `jbi-study`, short for `jbi study`."""
-    sys.exit(run(["study", *sys.argv[1:]]))
+    _end_with(["study", *sys.argv[1:]])
+
+
+def _end_with(arguments: Sequence[str]) -> NoReturn:
+    signal.signal(signal.SIGTERM, _terminated)  # servers have a way of their own
+    sys.exit(run(arguments))
+
+
+def _terminated(number: int, _frame: object) -> NoReturn:
+    """Whoever is terminated leaves as if interrupted: sessions are closed, nobody waits for a lease to run out."""
+    sys.exit(128 + number)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -370,7 +370,11 @@ class DelegateConnection:
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
+        proxy = self._proxy  # without the lock, which is held while we come back
+        ref = proxy.ref if proxy is not None else None
         return {
+            "delegate": ref.service_id if ref is not None else "",
+            "address": ", ".join(ref.endpoints) if ref is not None else "",
             "connected": self._sender.connected,
             **described(self._sender.compression),
             "registrations": list(self._publications),

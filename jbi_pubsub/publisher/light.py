@@ -279,7 +279,7 @@ class PublisherAdapterLight:
         if found:
             return next((item for item in found if item.service_id != avoid), found[0])
         # raises when there is no lookup service; the time for finding one has been spent above
-        existing = community.lookup(ServiceTemplate(types=(PAD_TYPE,)), timeout=0.5)
+        existing = community.lookup(ServiceTemplate(types=(PAD_TYPE,)), timeout=0.5, waited=timeout)
         known = sorted(f"({d.name}, {d.location})" for item in existing for d in _characteristics(item))
         raise DelegateNotFoundError(
             f"no delegate ({_shown(name)}, {_shown(location)}) within {timeout:.3g} s;"

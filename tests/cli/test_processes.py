@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -155,8 +156,9 @@ def test_the_console_scripts_run(script: str) -> None:
     assert done.stdout.startswith("Usage: ")
 
 
-def test_a_command_that_is_interrupted_says_so_by_its_code(
-    flags: list[str], federation: Any, start: Callable[..., Any], eventually: Callable[..., Any]
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+def test_a_command_that_is_interrupted_leaves_and_says_so_by_its_code(
+    number: int, code: int, flags: list[str], federation: Any, start: Callable[..., Any], eventually: Callable[..., Any]
 ) -> None:
     # Given a subscriber that waits
     federation.pad()
@@ -166,9 +168,10 @@ def test_a_command_that_is_interrupted_says_so_by_its_code(
     eventually(lambda: federation.lookups[0].status()["event_registrations"] >= before + 2)
 
     # When it is interrupted
-    waiting.signal(2)
+    waiting.signal(number)
     out, err = waiting.communicate(timeout=10.0)
 
-    # Expect code 130 and no traceback
-    assert waiting.returncode == 130
+    # Expect its code, no traceback, and nothing of it to be left that would have to run out
+    assert waiting.returncode == code
     assert "Traceback" not in out + err
+    assert federation.lookups[0].status()["event_registrations"] == before

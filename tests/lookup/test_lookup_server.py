@@ -309,7 +309,7 @@ def test_groups_public_all_another_none(
     if sees:
         eventually(lambda: community.sessions())
     else:
-        with pytest.raises(LookupNotFoundError):
+        with pytest.raises(LookupNotFoundError, match="it serves the public group"):
             community.lookup(ServiceTemplate(), timeout=0.5)
 
 
