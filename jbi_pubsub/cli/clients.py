@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl
 
 import click
 import msgspec
@@ -19,7 +21,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError, WireError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.entry import MAX_FIELDS, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.lookup.proxy import EVERYTHING
@@ -259,18 +261,29 @@ def _community(config: Config) -> Iterator[JoinManager]:
 @click.command()
 @click.option("--type", "types", multiple=True, help="Service type, for example jbi.PublisherAdapterDelegate.")
 @click.option("--field", "fields", metavar="FIELD=VALUE", multiple=True, help="A field of any entry; repeatable.")
+@click.option(
+    "--entry",
+    "entries",
+    metavar="CLASS[?FIELD=VALUE&...]",
+    multiple=True,
+    help="An entry of that class, or one derived from it, with all these values (as in a URL); repeatable.",
+)
 @click.option("--watch", is_flag=True, help="Show changes as they come.")
 @json_option
 @pass_settings
-def services(settings: Settings, types: tuple[str, ...], fields: tuple[str, ...], watch: bool, as_json: bool) -> None:
+def services(
+    settings: Settings, types: tuple[str, ...], fields: tuple[str, ...], entries: tuple[str, ...], watch: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """List what is registered in the lookup services.
 
     \b
     jbi services
     jbi services --type jbi.PublisherRegistration --field publisher=418th
+    jbi services --entry 'RequiredMetadataEntry?publisher=418th&language=EN'
     jbi services --watch
     """
-    wanted = dict(_pair(field) for field in fields)
+    wanted = [*(_Wanted("", dict([_pair(field)])) for field in fields), *map(_entry_wanted, entries)]
     template = ServiceTemplate(types=types)
     with _community(settings.load()) as community:
         if watch:
@@ -284,7 +297,7 @@ def services(settings: Settings, types: tuple[str, ...], fields: tuple[str, ...]
 
 
 def _watch_services(
-    community: JoinManager, template: ServiceTemplate, wanted: dict[str, str], *, as_json: bool
+    community: JoinManager, template: ServiceTemplate, wanted: Sequence[_Wanted], *, as_json: bool
 ) -> None:
     def say(change: str, item: ServiceItem) -> None:
         if _has(item, wanted):
@@ -319,8 +332,32 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _has(item: ServiceItem, wanted: dict[str, str]) -> bool:
-    return all(any(entry.as_dict().get(name) == value for entry in item.entries) for name, value in wanted.items())
+class _Wanted(NamedTuple):
+    """An entry of that class ("": any) with these values."""
+
+    name: str
+    values: dict[str, str]
+
+    def fits(self, entry: EntryRep) -> bool:
+        """The class by its whole name, or the last part of it."""
+        names = [name for name, _ in entry.cls.lineage]
+        known = not self.name or any(self.name in (name, re.split(r"[.#]", name)[-1]) for name in names)
+        return known and self.values.items() <= entry.as_dict().items()
+
+
+def _entry_wanted(text: str) -> _Wanted:
+    name, question, query = text.partition("?")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(question), max_num_fields=MAX_FIELDS)
+    except ValueError as exc:
+        raise ConfigurationError(f"--entry {text}: no CLASS[?FIELD=VALUE&...] ({exc})") from exc
+    if not name:
+        raise ConfigurationError(f"--entry {text}: no CLASS[?FIELD=VALUE&...]")
+    return _Wanted(name, dict(pairs))
+
+
+def _has(item: ServiceItem, wanted: Sequence[_Wanted]) -> bool:
+    return all(any(map(one.fits, item.entries)) for one in wanted)
 
 
 def _item_facts(item: ServiceItem) -> dict[str, object]:

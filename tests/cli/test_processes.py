@@ -85,6 +85,17 @@ def test_services_and_status(flags: list[str], federation: Any, figures: Any, sa
     assert {(d["id"], *d["endpoints"]) for d in delegates} == {(p.server_id, p.address) for p in (alpha, bravo)}
     for field, count in (("publisher=418th", 1), ("publisher=999th", 0), ("location=paris", 1)):
         assert len(json.loads(said(*flags, "services", "--field", field, "--json").out)) == count
+    own = "RequiredMetadataEntry"
+    for entry, count in (
+        (own, 1),
+        (f"{TYPE}%23{own}", 0),
+        (f"{TYPE}#{own}?publisher=418th&language=EN", 1),
+        (f"{own}?publisher=418th&language=FR", 0),
+        ("PublisherAdapterDelegate?location=paris", 1),
+    ):
+        assert len(json.loads(said(*flags, "services", "--entry", entry, "--json").out)) == count, entry
+    for bad in ("", "?a=b", f"{own}?publisher"):
+        assert said(*flags, "services", "--entry", bad).code == 2
 
     # Expect `status` to show what each server does, and one server when asked for it
     servers = json.loads(said(*flags, "status", "--json").out)
