@@ -22,7 +22,7 @@ from jbi_pubsub.codegen.repository import InformationType as OpenType
 from jbi_pubsub.codegen.repository import TypeRepository, type_name
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, JbiError, MetadataError, unknown_uid
+from jbi_pubsub.core.errors import AdapterStateError, AddressError, JbiError, MetadataError, unknown_uid
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
@@ -128,6 +128,8 @@ class SubscriberAdapter:
         SchemaError, ConfigurationError, LookupNotFoundError: no state is left then.
         """
         self._check_open()
+        if isinstance(recipients, str):  # a sequence, too: of letters
+            raise AddressError(f"recipients is a text, {recipients[:100]!r}", hint="Give a list of addresses")
         entries, type_of_template = self._entries(
             template, schema=schema, marks=marks, name=type_name, version=version,
             predicate=predicate if language == "xpath" else "", namespaces=namespaces or {}, locations=locations or {},

@@ -89,6 +89,11 @@ def test_what_is_not_exactly_one_address_is_refused(unharmed: Any, recipient: st
     assert repr(recipient).strip("'\"") in str(caught.value) or recipient in caught.value.facts.values()
 
 
+def test_a_text_instead_of_a_list_of_addresses_is_refused(unharmed: Any) -> None:
+    with pytest.raises(AddressError, match="a list of addresses"):
+        unharmed.subscribe(recipients="good@example.org")
+
+
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
