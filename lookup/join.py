@@ -55,6 +55,8 @@ class JoinManager:
         self._sessions: dict[str, RegistrarSession] = {}
         self._handing_over: set[threading.Timer] = set()
         self._closed = False
+        self._news = 0
+        """Grows with all that may end a wait."""
         self._registrars = LookupCache(ServiceTemplate(types=(LOOKUP_TYPE,)), _RegistrarListener(self))
         self._caches[id(self._registrars)] = self._registrars
         self._discovery = LookupDiscovery(
@@ -253,6 +255,7 @@ class JoinManager:
         for old in ended:
             self._end(old)
             self._hand_over(old, session)
+        self._progress()
 
     def _is_started(self, session: RegistrarSession) -> bool:
         """Start it. If the system has no thread for it, the lookup service is found again with the next probe."""
@@ -276,6 +279,7 @@ class JoinManager:
             compression=self._config.link.compression,
             name=self._name,
             away=lambda: self._is_away(registrar_id),
+            progress=self._progress,
             key=lambda service_id: self._key(service_id, registrar_id),
         )
         self._sessions[registrar_id] = made
@@ -296,6 +300,7 @@ class JoinManager:
         with self._changed:
             session = self._sessions.pop(registrar_id, None)
             caches = list(self._caches.values())
+        self._progress()
         if session is not None:
             self._end(session)
             for cache in caches:
@@ -339,8 +344,15 @@ class JoinManager:
             self._handing_over.add(timer)
             timer.start()
 
+    def _progress(self) -> None:
+        """A session has got further, on its own thread."""
+        with self._changed:
+            self._news += 1
+            self._changed.notify_all()
+
     def _push(self) -> None:
         with self._changed:
+            self._news += 1
             for session in self._sessions.values():
                 session.want(self._items, dict(self._caches))
             self._changed.notify_all()
@@ -348,7 +360,8 @@ class JoinManager:
     def _wait(self, good: Callable[[RegistrarSession], bool], timeout: float, waited: float = 0.0) -> int:
         deadline = time.monotonic() + timeout
         while True:
-            sessions = self.sessions()
+            with self._changed:
+                news, sessions = self._news, list(self._sessions.values())
             done = sum(good(s) for s in sessions)
             away = sum(s.away_since is not None for s in sessions)  # one just found is about to answer: waited for
             if done and done + away >= len(sessions):
@@ -360,11 +373,11 @@ class JoinManager:
                 asked = [f"{at} ({why})" if why else at for at, why in self._discovery.asked().items()]
                 raise LookupNotFoundError(
                     f"no lookup service of {shown_groups(None if ALL_GROUPS in groups else groups)} answered within"
-                    f" {timeout + waited:g} s; asked: {', '.join(asked) or 'nobody'}",
+                    f" {timeout + waited:.3g} s; asked: {', '.join(asked) or 'nobody'}",
                     hint="Start one with `jbi lookup`, or name its host:port in [lookup] locators",
                 )
             with self._changed:
-                self._changed.wait(0.02)  # sessions make progress on their own threads
+                self._changed.wait_for(lambda: self._news != news, deadline - time.monotonic())  # noqa: B023  # called here
 
 
 class _RegistrarListener:

@@ -113,17 +113,20 @@ class RegistrarSession:
         probe: float,
         name: str,
         away: Callable[[], None],
+        progress: Callable[[], None] = lambda: None,
         compression: str = "none",
         key: Callable[[str], str] = lambda service_id: "",  # noqa: ARG005  # nobody's items
     ) -> None:
         """`duration`: seconds of the leases asked for; `probe`: seconds between two signs of life; `compression` of the
         events.
 
-        `away` is called on each failure: another lookup service may answer there now. `key` gives what an item (by
+        `away` is called on each failure: another lookup service may answer there now; `progress` when what `holds`,
+        `watches` or `connected` say may have changed. `key` gives what an item (by
         its service id) is registered with here, so that nobody else can replace it.
         """
         self._key = key
         self._away = away
+        self._progress = progress
         self.ref = ref
         self.registrar_id = ref.service_id
         self._security = security
@@ -220,6 +223,7 @@ class RegistrarSession:
                 self.away_since = time.monotonic()
             self.connected = False
             self._away()
+            self._progress()
             with self._changed:
                 if not self._stopping:
                     self._changed.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
@@ -239,6 +243,7 @@ class RegistrarSession:
             self._dirty = True
             for watched in self._watched.values():
                 watched.resync = True  # events may have been missed while we were away
+        self._progress()
         for refused in self._refused.values():
             refused.again = -math.inf  # it may be another one by now
         self._renew()
@@ -300,7 +305,7 @@ class RegistrarSession:
         self._refused.pop(item.service_id, None)
         with self._changed:
             self._joined[item.service_id] = _Joined(item, granted.lease_id)
-            self._changed.notify_all()
+        self._progress()
         self._renew_within(granted.duration, begun)
 
     def _watch(self, key: int, watcher: Watcher) -> None:
@@ -313,6 +318,7 @@ class RegistrarSession:
         except JbiError as exc:
             if self._refuse(key, watcher, exc):
                 watcher.refused(self.registrar_id, exc)
+                self._progress()
             return
         self._refused.pop(key, None)
         with self._changed:
@@ -366,8 +372,8 @@ class RegistrarSession:
             with self._changed:
                 held = watched.held
                 watched.held = {} if held else None
-                self._changed.notify_all()
             if not held:
+                self._progress()
                 return
             for event in held.values():
                 watcher.changed(self.registrar_id, event.service_id, _matching(event))

@@ -552,3 +552,25 @@ def test_a_lookup_service_that_another_one_stands_in_for_is_forgotten_by_all_wat
     assert len(eventually(forgetting)) == 1
     community.close()
     eventually(lambda: not forgetting(), 3.0)
+
+
+def test_who_waits_for_a_lookup_service_goes_on_as_soon_as_it_has_done_its_part(
+    federation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a process whose item is about to be registered, and that waits for it
+    community = JoinManager(federation.config, name="waits")
+    federation.stack.callback(community.close)
+    community.lookup(ServiceTemplate())
+    looks: list[bool] = []
+    holds = RegistrarSession.holds
+
+    def counted(session: RegistrarSession, item: ServiceItem) -> bool:
+        looks.append(holds(session, item))
+        return looks[-1]
+
+    monkeypatch.setattr(RegistrarSession, "holds", counted)
+    community.join(printer(1))
+    # Expect it to look when there is news, not all the time
+    assert community.wait_joined("printer-1", 60.0) == 1
+    assert looks[-1]
+    assert len(looks) <= 4
