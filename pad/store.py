@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -53,18 +53,13 @@ class SubscriptionStore:
         self.path = path
         self._lock = threading.Lock()
         with self._translated():
-            self._base = _opened(path, timeout=5.0)
-            try:
-                self._set_up()
-            except (sqlite3.Error, StorageError):
-                self._base.close()
-                raise
+            self._base = _opened(path, self._set_up, timeout=5.0)
 
-    def _set_up(self) -> None:
-        self._base.execute("PRAGMA journal_mode=WAL")
-        self._base.execute("PRAGMA synchronous=FULL")
-        _check_tables(self._base, {"mail"}, f"e-mail subscriptions in {self.path}")
-        self._base.execute(
+    def _set_up(self, base: sqlite3.Connection) -> None:
+        base.execute("PRAGMA journal_mode=WAL")
+        base.execute("PRAGMA synchronous=FULL")
+        _check_tables(base, {"mail"}, f"e-mail subscriptions in {self.path}")
+        base.execute(
             "CREATE TABLE IF NOT EXISTS mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL,"
             " lease TEXT NOT NULL, ends REAL NOT NULL) WITHOUT ROWID"
         )
@@ -127,18 +122,12 @@ class MailStore:
         """Opens or makes the file, for the owner alone: there is mail in it. Raises StorageError."""
         self.path = path
         with self._translated():
-            self._base = _opened(path, timeout=1.0)
-            try:
-                self._set_up()
-            except (sqlite3.Error, StorageError):
-                self._base.close()
-                raise
+            self._base = _opened(path, self._set_up, timeout=1.0)
 
-    def _set_up(self) -> None:
-        base = self._base
+    def _set_up(self, base: sqlite3.Connection) -> None:
         for pragma in ("locking_mode=EXCLUSIVE", "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL"):
             base.execute(f"PRAGMA {pragma}").fetchall()
-        with self._transaction():
+        with _transaction(base):
             (version,) = base.execute("PRAGMA user_version").fetchone()
             if version not in (0, MAIL_VERSION):
                 raise StorageError(
@@ -176,7 +165,7 @@ class MailStore:
     def commit(self, changes: Changes, offset: float) -> None:
         """Write them in one transaction, all or nothing. Raises StorageError."""
         contents = {x.content.number: x.content for x in changes.letters}
-        with self._translated(), self._transaction():
+        with self._translated(), _transaction(self._base):
             many = self._base.executemany
             many("DELETE FROM letters WHERE number = ?", ((n,) for n in changes.deleted))
             many("DELETE FROM contents WHERE number = ?", ((n,) for n in changes.dropped))
@@ -210,16 +199,6 @@ class MailStore:
                 self._base.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._base.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._base.execute("COMMIT")
-        finally:
-            if self._base.in_transaction:  # something failed, or the commit itself
-                self._base.execute("ROLLBACK")
-
-    @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
@@ -233,10 +212,28 @@ class MailStore:
             ) from exc
 
 
-def _opened(path: Path, *, timeout: float) -> sqlite3.Connection:
-    """The file, made for the owner alone; SQLite gives its log the same mode. Raises OSError and sqlite3.Error."""
+def _opened(path: Path, set_up: Callable[[sqlite3.Connection], None], *, timeout: float) -> sqlite3.Connection:
+    """The file, made for the owner alone (SQLite gives its log the same mode) and set up. Raises OSError, sqlite3.Error
+    and StorageError; it is closed then."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    return sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=timeout)
+    base = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=timeout)
+    try:
+        set_up(base)
+    except (sqlite3.Error, StorageError):
+        base.close()
+        raise
+    return base
+
+
+@contextmanager
+def _transaction(base: sqlite3.Connection) -> Iterator[None]:
+    base.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        base.execute("COMMIT")
+    finally:
+        if base.in_transaction:  # something failed, or the commit itself
+            base.execute("ROLLBACK")
 
 
 def _check_tables(base: sqlite3.Connection, ours: set[str], what: str) -> None:
