@@ -95,7 +95,7 @@ class Pipe:
 
 def run(end: Callable[[], None]) -> None:
     """Run one end of a line until it fails."""
-    with suppress(WireError):
+    with suppress(WireError, OSError):  # OSError: cut before this thread came to it
         end()
 
 
