@@ -291,13 +291,9 @@ class LookupDiscovery:
         with self._changed:
             return endpoint in self._locators or endpoint in self._suggestions
 
-    def endpoints(self) -> list[str]:
-        """All endpoints that are asked: the locators, and what others suggest."""
-        with self._changed:
-            return list(dict.fromkeys([*self._locators, *self._suggestions]))
-
     def asked(self) -> dict[str, str]:
-        """The same, each with why no lookup service of ours has answered there: "" if one has, or it was not asked."""
+        """The endpoints that are asked, the locators and what others suggest, each with why no lookup service of ours has
+        answered there: "" if one has, or it was not asked yet."""
         with self._changed:
             return {e: self._problems.get(e, "") for e in dict.fromkeys([*self._locators, *self._suggestions])}
 

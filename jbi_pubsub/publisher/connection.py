@@ -243,11 +243,13 @@ class _Queue:
         with self._changed:
             awaited = [(a, a.queued) for known, a in self._accounts.items() if number is None or known == number]
             self._awaiting += 1
-            while (waiting := sum(max(0, queued - a.acknowledged) for a, queued in awaited)) and (
-                left := deadline - time.monotonic()
-            ) > 0:
-                self._changed.wait(left)
-            self._awaiting -= 1
+            try:
+                while (waiting := sum(max(0, queued - a.acknowledged) for a, queued in awaited)) and (
+                    left := deadline - time.monotonic()
+                ) > 0:
+                    self._changed.wait(left)
+            finally:  # an application may be interrupted here
+                self._awaiting -= 1
             return waiting
 
 
