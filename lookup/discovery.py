@@ -292,8 +292,8 @@ class LookupDiscovery:
             return endpoint in self._locators or endpoint in self._suggestions
 
     def asked(self) -> dict[str, str]:
-        """The endpoints that are asked, the locators and what others suggest, each with why no lookup service of ours has
-        answered there: "" if one has, or it was not asked yet."""
+        """The endpoints that are asked, the locators and what others suggest, each with why no lookup service of ours
+        has answered there: "" if one has, or it was not asked yet."""
         with self._changed:
             return {e: self._problems.get(e, "") for e in dict.fromkeys([*self._locators, *self._suggestions])}
 

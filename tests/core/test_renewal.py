@@ -37,25 +37,30 @@ def hang() -> Iterator[Callable[[], float]]:
 def _ignored(_why: JbiError) -> None: ...
 
 
-@pytest.mark.parametrize("hanging", [1, 7])
-def test_a_renewal_that_hangs_delays_no_other(
-    hanging: int, manager: LeaseRenewalManager, hang: Callable[[], float]
-) -> None:
-    # Given leases whose grantors hang, due before one whose grantor answers
+def expect_renewals(manager: LeaseRenewalManager) -> None:
+    """A grantor that answers is asked term after term."""
     renewed = threading.Semaphore(0)
     lost: list[JbiError] = []
-    for number in range(hanging):
-        manager.manage(f"hanging-{number}", 0.05, hang, _ignored)
 
     def answers() -> float:
         renewed.release()
         return 0.1
 
     manager.manage("answering", 0.1, answers, lost.append)
-    # Expect that one to be renewed term after term, while the others still hang
     for _ in range(3):
         assert renewed.acquire(timeout=LONG)
     assert lost == []
+
+
+@pytest.mark.parametrize("hanging", [1, 7])
+def test_a_renewal_that_hangs_delays_no_other(
+    hanging: int, manager: LeaseRenewalManager, hang: Callable[[], float]
+) -> None:
+    # Given leases whose grantors hang, due before one whose grantor answers
+    for number in range(hanging):
+        manager.manage(f"hanging-{number}", 0.05, hang, _ignored)
+    # Expect that one to be renewed term after term, while the others still hang
+    expect_renewals(manager)
     assert len(manager) == hanging + 1
 
 
@@ -104,20 +109,10 @@ def test_a_grantor_of_many_leases_that_hangs_delays_nobody_elses(
     manager: LeaseRenewalManager, hang: Callable[[], float]
 ) -> None:
     # Given a grantor that hangs and has granted more leases than there are renewals at once, all due before another's
-    renewed = threading.Semaphore(0)
-    lost: list[JbiError] = []
     for number in range(5 * RENEWALS_AT_ONCE):
         manager.manage(f"hanging-{number}", 0.05, hang, _ignored, grantor="hanging")
-
-    def answers() -> float:
-        renewed.release()
-        return 0.1
-
-    manager.manage("answering", 0.1, answers, lost.append)
     # Expect that one to be renewed term after term
-    for _ in range(3):
-        assert renewed.acquire(timeout=LONG)
-    assert lost == []
+    expect_renewals(manager)
 
 
 def test_the_leases_of_a_grantor_are_renewed_one_after_the_other_the_first_to_expire_first(

@@ -238,6 +238,19 @@ def test_a_filtered_tasking_order_crosses_a_slow_link_of_real_tcp_in_the_papers_
     assert spaces.carried()[0] - down < 500_000 / 70
 
 
+def airborne(spaces: Namespaces, tmp_path: Path, *, lease: float) -> tuple[Any, Any, Path]:
+    """A publisher, a subscriber under that lease over 7,200 bit/s that has received an object, and its payload."""
+    spaces.serve()
+    publisher = spaces.publisher()
+    subscriber = spaces.subscriber(lease_subscriber=lease, lease_lookup=60.0, lookup_probe=60.0)
+    spaces.shape(AIRBORNE)
+    payload = tmp_path / "payload"
+    payload.write_bytes(b"x")
+    tell(publisher, payload)
+    assert json.loads(said(subscriber))["sequence"] == 1
+    return publisher, subscriber, payload
+
+
 def just_renewed(spaces: Namespaces, eventually: Callable[..., Any]) -> None:
     """Waits until the aircraft has renewed its lease: nothing else is said on the idle link."""
     before = spaces.carried()[1]
@@ -255,14 +268,7 @@ def test_an_outage_of_half_a_lease_costs_nothing_over_real_tcp(
     spaces: Namespaces, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     # Given an aircraft under a lease of 6 s over 7,200 bit/s, which it has just renewed
-    spaces.serve()
-    publisher = spaces.publisher()
-    subscriber = spaces.subscriber(lease_subscriber=6.0, lease_lookup=60.0, lookup_probe=60.0)
-    spaces.shape(AIRBORNE)
-    payload = tmp_path / "payload"
-    payload.write_bytes(b"x")
-    tell(publisher, payload)
-    assert json.loads(said(subscriber))["sequence"] == 1
+    publisher, subscriber, payload = airborne(spaces, tmp_path, lease=6.0)
     just_renewed(spaces, eventually)
 
     # When the link is gone for half of it, and objects are published meanwhile and afterwards
@@ -284,14 +290,7 @@ def test_after_an_outage_of_three_leases_it_is_registered_again_over_real_tcp(
     spaces: Namespaces, tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     # Given an aircraft under a lease of 3 s over 7,200 bit/s
-    spaces.serve()
-    publisher = spaces.publisher()
-    subscriber = spaces.subscriber(lease_subscriber=3.0, lease_lookup=60.0, lookup_probe=60.0)
-    spaces.shape(AIRBORNE)
-    payload = tmp_path / "payload"
-    payload.write_bytes(b"x")
-    tell(publisher, payload)
-    assert json.loads(said(subscriber))["sequence"] == 1
+    publisher, subscriber, payload = airborne(spaces, tmp_path, lease=3.0)
 
     # When the link is gone for three of them, and objects are published meanwhile
     spaces.down()

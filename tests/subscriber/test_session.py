@@ -35,19 +35,28 @@ from jbi_pubsub.pad.subscription import PAD_TYPE
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
 
-def test_a_refused_subscription_holds_up_no_other_delivery(
+def _full(
     federation: Any, figures: Any, eventually: Callable[..., Any]
-) -> None:
-    # Given a delegate with room for one subscription, and a subscriber whose second one it refuses
+) -> tuple[Callable[[], str], SubscriberAdapter, str, str]:
+    """How to publish at a delegate with room for one subscription, a subscriber, its subscription that stands, and
+    the one that was refused."""
     section = msgspec.structs.replace(federation.config.pad, max_subscriptions=1)
     federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
     publisher = federation.light()
     registration = figures.register(publisher)
     subscriber = federation.subscriber()
-    uid = subscriber.register_subscriber(type_name=TYPE)
-    assert subscriber.wait_matched(uid) == 1
+    standing = subscriber.register_subscriber(type_name=TYPE)
+    assert subscriber.wait_matched(standing) == 1
     refused = subscriber.register_subscriber(type_name=TYPE)
     eventually(lambda: refused in subscriber.status()["sessions"][0]["refused"])
+    return lambda: publisher.publish(registration, figures.figure_1), subscriber, standing, refused
+
+
+def test_a_refused_subscription_holds_up_no_other_delivery(
+    federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate with room for one subscription, and a subscriber whose second one it refuses
+    publish, subscriber, uid, _ = _full(federation, figures, eventually)
     # When objects still come for a subscription that was cancelled
     (session,) = subscriber._sessions.values()
     began = time.monotonic()
@@ -55,7 +64,7 @@ def test_a_refused_subscription_holds_up_no_other_delivery(
     # Expect them to be passed over at once
     assert time.monotonic() - began < 1.0
     # Expect the standing one to get its objects
-    publisher.publish(registration, figures.figure_1)
+    publish()
     assert subscriber.receive(uid, 5.0).platform.sequence == 1
 
 
@@ -63,15 +72,7 @@ def test_a_cancelled_subscription_is_no_longer_shown_as_refused(
     federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
     # Given a subscription that a delegate has no room for
-    section = msgspec.structs.replace(federation.config.pad, max_subscriptions=1)
-    federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
-    publisher = federation.light()
-    figures.register(publisher)
-    subscriber = federation.subscriber()
-    standing = subscriber.register_subscriber(type_name=TYPE)
-    assert subscriber.wait_matched(standing) == 1
-    refused = subscriber.register_subscriber(type_name=TYPE)
-    eventually(lambda: refused in subscriber.status()["sessions"][0]["refused"])
+    _, subscriber, standing, refused = _full(federation, figures, eventually)
     # When it is cancelled, expect the session to forget it
     subscriber.cancel_subscription(refused)
     assert subscriber.status()["sessions"][0]["refused"] == {}
@@ -83,20 +84,12 @@ def test_a_refused_subscription_is_asked_for_again_when_there_may_be_room(
 ) -> None:
     # Given a subscription that a delegate has no room for
     monkeypatch.setattr(session_module, "REFUSED_AGAIN", 0.01)
-    section = msgspec.structs.replace(federation.config.pad, max_subscriptions=1)
-    federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
-    publisher = federation.light()
-    registration = figures.register(publisher)
-    subscriber = federation.subscriber()
-    standing = subscriber.register_subscriber(type_name=TYPE)
-    assert subscriber.wait_matched(standing) == 1
-    refused = subscriber.register_subscriber(type_name=TYPE)
-    eventually(lambda: refused in subscriber.status()["sessions"][0]["refused"])
+    publish, subscriber, standing, refused = _full(federation, figures, eventually)
     # When there is room, and nothing else happens
     subscriber.cancel_subscription(standing)
     # Expect it to stand, and to get its objects
     assert subscriber.wait_matched(refused) == 1
-    publisher.publish(registration, figures.figure_1)
+    publish()
     assert subscriber.receive(refused, 5.0).platform.sequence == 1
     assert subscriber.status()["sessions"][0]["refused"] == {}
 
