@@ -26,9 +26,9 @@ import msgspec
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME, Hello, Line, greet
+from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
 
 SECURITY = Security()
 FIELDS = dict.fromkeys(("kind", "place", "owner", "serial"), str)

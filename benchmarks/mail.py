@@ -21,9 +21,9 @@ from typing import Any
 
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, TypeName
-from jbi_pubsub.pad.mail import MailDispatcher
-from jbi_pubsub.pad.message import compose, single
-from jbi_pubsub.pad.store import MailStore
+from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
+from jbi_pubsub.pad.mail.message import compose, single
+from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
 
 SIZES = (1_000, 64_000)

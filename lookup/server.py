@@ -36,7 +36,19 @@ from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, check_endpoint
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup import browse
-from jbi_pubsub.lookup.discovery import MAX_SUGGESTIONS, Announcement
+from jbi_pubsub.lookup.client.discovery import MAX_SUGGESTIONS, Announcement
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.proxy import (
+    DIAGNOSTIC,
+    EVENT,
+    EVERYTHING,
+    EXPORTED,
+    GAP,
+    LOOKUP_TYPE,
+    Administered,
+    LookupService,
+    RegistrarInfo,
+)
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import (
     EventDiagnostic,
@@ -47,18 +59,6 @@ from jbi_pubsub.lookup.item import (
     ServiceMatches,
     ServiceRegistration,
     ServiceTemplate,
-)
-from jbi_pubsub.lookup.join import JoinManager
-from jbi_pubsub.lookup.proxy import (
-    DIAGNOSTIC,
-    EVENT,
-    EVERYTHING,
-    EXPORTED,
-    GAP,
-    LOOKUP_TYPE,
-    Administered,
-    LookupService,
-    RegistrarInfo,
 )
 from jbi_pubsub.lookup.registrar import Outcome, Registrar, RegistrarAdmin, check_port
 from jbi_pubsub.lookup.store import Store

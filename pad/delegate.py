@@ -60,8 +60,9 @@ from jbi_pubsub.pad.dissemination import (
     disseminate,
     explain,
 )
-from jbi_pubsub.pad.mail import MailDispatcher
-from jbi_pubsub.pad.store import Kept, MailStore, SubscriptionStore
+from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
+from jbi_pubsub.pad.mail.store import MailStore
+from jbi_pubsub.pad.store import Kept, SubscriptionStore
 from jbi_pubsub.pad.subscription import (
     PEER_TYPE,
     PUBLISHER_TYPE,

@@ -40,11 +40,12 @@ from jbi_pubsub.core.wire.control import ControlServer, exported
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, Tokens, listen, refuse, welcome
+from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.pad.delegate import Delegate, Registration, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
+from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.proxy import (
     CHUNK,
     DELEGATE,
@@ -60,7 +61,7 @@ from jbi_pubsub.pad.proxy import (
     Opened,
     Subscribed,
 )
-from jbi_pubsub.pad.store import MailStore, SubscriptionStore
+from jbi_pubsub.pad.store import SubscriptionStore
 from jbi_pubsub.pad.subscription import (
     PAD_TYPE,
     PUBLISHER_TYPE,

@@ -21,10 +21,10 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError, WireError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import MAX_FIELDS, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
-from jbi_pubsub.lookup.proxy import EVERYTHING
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
 from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight

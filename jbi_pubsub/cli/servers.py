@@ -21,7 +21,7 @@ from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.metrics import MetricsServer
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
-from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
+from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.lookup.store import Store, boot_id

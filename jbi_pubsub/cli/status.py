@@ -19,9 +19,9 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
-from jbi_pubsub.lookup.proxy import EVERYTHING
 from jbi_pubsub.pad.proxy import STATUS
 from jbi_pubsub.pad.subscription import PAD_TYPE, PUBLISHER_TYPE
 

@@ -19,8 +19,8 @@ from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, WireError, unknown_uid
 from jbi_pubsub.core.info_object import DEFAULT_VERSION
 from jbi_pubsub.core.renewal import LeaseRenewalManager
+from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.pad.subscription import PAD_TYPE, PublisherAdapterDelegate
 
 from .connection import DelegateConnection

@@ -27,10 +27,10 @@ from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
+from jbi_pubsub.lookup.client.finder import LookupCache
+from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep
-from jbi_pubsub.lookup.finder import LookupCache
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS
 from jbi_pubsub.pad.subscription import (
     PAD_TYPE,

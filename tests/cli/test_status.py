@@ -8,8 +8,8 @@ from typing import Any
 
 from jbi_pubsub.cli.status import Servers, tables
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.lookup.join import JoinManager
 
 
 def _published(federation: Any, figures: Any) -> Any:

@@ -17,8 +17,8 @@ from jbi_pubsub.cli.settings import printable, show_rows, table
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.info_object import InfoObject, Parcel, Platform, TypeName, decode, encode
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.pad.subscription import PAD_TYPE, PublisherAdapterDelegate
 
 OBJECT = InfoObject("object-1", TypeName("t"), b"<m/>", b"payload", Platform(1.0, "registration-1", 1, 4, 7))

@@ -14,7 +14,7 @@ from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, Subscrib
 from jbi_pubsub.core.config import LeaseSection
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
-from jbi_pubsub.lookup.join import JoinManager
+from jbi_pubsub.lookup.client.join import JoinManager
 
 LEASE = 1.0
 GRACE = 2.0

@@ -14,9 +14,9 @@ import pytest
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup.client.proxy import EVERYTHING, EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.proxy import EVERYTHING, EXPORTED, RegistrarProxy
 
 pytestmark = pytest.mark.processes
 

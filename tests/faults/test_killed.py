@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub.lookup.finder import LookupCache
+from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.subscription import PUBLISHER_TYPE
 

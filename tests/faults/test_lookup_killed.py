@@ -15,10 +15,10 @@ import pytest
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup.client.proxy import EVERYTHING, EXPORTED, RegistrarProxy
+from jbi_pubsub.lookup.client.session import RegistrarSession
 from jbi_pubsub.lookup.events import NUMBER_JUMP
 from jbi_pubsub.lookup.item import ServiceEvent, ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.proxy import EVERYTHING, EXPORTED, RegistrarProxy
-from jbi_pubsub.lookup.session import RegistrarSession
 
 pytestmark = pytest.mark.processes
 

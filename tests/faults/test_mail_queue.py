@@ -23,8 +23,8 @@ from aiosmtpd.smtp import SMTP, syntax
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.errors import AddressError, BackPressureError, ConfigurationError, StorageError
 from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, TypeName
-from jbi_pubsub.pad.mail import MailDispatcher
-from jbi_pubsub.pad.store import MailStore
+from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
+from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.subscription import (
     DIGEST_ATTRIBUTE,
     Subscription,

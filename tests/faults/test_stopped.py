@@ -17,9 +17,9 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
 from jbi_pubsub.lookup import server as server_module
+from jbi_pubsub.lookup.client.proxy import EVENT, EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceEvent, ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.proxy import EVENT, EXPORTED, RegistrarProxy
 
 pytestmark = pytest.mark.processes
 
@@ -30,7 +30,7 @@ PRINTERS = ServiceTemplate(types=("Printer",))
 
 WATCHER = """
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
+from jbi_pubsub.lookup.client.join import JoinManager
 
 community = JoinManager(config, name="watcher")
 cache = community.watch(ServiceTemplate(types=("Printer",)))

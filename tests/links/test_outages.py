@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
 
 
 class Heard:

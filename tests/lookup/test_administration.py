@@ -31,9 +31,9 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.lookup import server as server_module
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.proxy import EXPORTED, LOOKUP_TYPE, LookupService, RegistrarProxy
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
-from jbi_pubsub.lookup.proxy import EXPORTED, LOOKUP_TYPE, LookupService, RegistrarProxy
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.lookup.store import Store

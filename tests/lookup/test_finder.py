@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jbi_pubsub.core.errors import EntryError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.lookup.finder import LookupCache
+from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 
 

@@ -26,15 +26,15 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import ITEMS, Hello, Line, Receiver, greet
 from jbi_pubsub.lookup import index as index_module
-from jbi_pubsub.lookup import join as join_module
 from jbi_pubsub.lookup import server as server_module
+from jbi_pubsub.lookup.client import join as join_module
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.proxy import EXPORTED, LOOKUP_TYPE, RegistrarProxy
+from jbi_pubsub.lookup.client.session import RegistrarSession
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceEvent, ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
-from jbi_pubsub.lookup.proxy import EXPORTED, LOOKUP_TYPE, RegistrarProxy
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
-from jbi_pubsub.lookup.session import RegistrarSession
 from jbi_pubsub.lookup.store import Store
 
 COLOUR = define("test.Colour", {"name": str})

@@ -14,9 +14,9 @@ import pytest
 from jbi_pubsub.core.errors import AccessDeniedError, UnknownLeaseError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
-from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.registrar import ItemKept, KeptState, Registrar
 from jbi_pubsub.lookup.store import Store
 

@@ -17,12 +17,12 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup import index as index_module
 from jbi_pubsub.lookup import registrar as registrar_module
+from jbi_pubsub.lookup.client.finder import LookupCache
+from jbi_pubsub.lookup.client.proxy import EVERYTHING, RegistrarProxy
+from jbi_pubsub.lookup.client.session import RegistrarSession, _Watched
 from jbi_pubsub.lookup.entry import EntryRep, define
-from jbi_pubsub.lookup.finder import LookupCache
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceMatches, ServiceTemplate
-from jbi_pubsub.lookup.proxy import EVERYTHING, RegistrarProxy
 from jbi_pubsub.lookup.registrar import PAGE_BYTES, Outcome, Registrar, RegistrarLimits, _Held, _Roll
-from jbi_pubsub.lookup.session import RegistrarSession, _Watched
 
 COLOUR = define("Colour", {"name": str, "note": str})
 COLOUR_NEW = define("Colour", {"name": str, "shade": str})

@@ -23,10 +23,10 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.lease import ANY, FOREVER
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
-from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.lookup.registrar import Registrar, RegistrarLimits
 from jbi_pubsub.lookup.server import LookupServer
 

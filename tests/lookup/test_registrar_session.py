@@ -12,9 +12,11 @@ from jbi_pubsub.core.errors import JbiError, LeaseDeniedError, ProtocolError, Wi
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.lookup import session as session_module
+from jbi_pubsub.lookup.client import session as session_module
+from jbi_pubsub.lookup.client.finder import LookupCache
+from jbi_pubsub.lookup.client.proxy import RegistrarInfo
+from jbi_pubsub.lookup.client.session import LEASES_FIRST, LEASES_MOST, RegistrarSession
 from jbi_pubsub.lookup.entry import EntryRep, define
-from jbi_pubsub.lookup.finder import LookupCache
 from jbi_pubsub.lookup.item import (
     EventRegistration,
     LeaseResult,
@@ -23,9 +25,7 @@ from jbi_pubsub.lookup.item import (
     ServiceRegistration,
     ServiceTemplate,
 )
-from jbi_pubsub.lookup.proxy import RegistrarInfo
 from jbi_pubsub.lookup.registrar import Registrar
-from jbi_pubsub.lookup.session import LEASES_FIRST, LEASES_MOST, RegistrarSession
 
 TERM = 60.0
 PROBE = 0.01

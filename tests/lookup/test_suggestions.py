@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jbi_pubsub.lookup.discovery import (
+from jbi_pubsub.lookup.client.discovery import (
     MAX_ENDPOINTS,
     PAUSE_FIRST,
     PAUSE_MOST,

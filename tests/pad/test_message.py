@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
-from jbi_pubsub.pad.message import compose, digest, estimate, single
+from jbi_pubsub.pad.mail.message import compose, digest, estimate, single
 
 SENDER = "jbi@example.org"
 NASTY = [

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.info_object import Cause
-from jbi_pubsub.pad.message import Content
-from jbi_pubsub.pad.outbox import Attempt, Ledger, Letter, Loss, MailQueue
+from jbi_pubsub.pad.mail.message import Content
+from jbi_pubsub.pad.mail.outbox import Attempt, Ledger, Letter, Loss, MailQueue
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
 
 SETTINGS = MailSection(retries=2, retry_seconds=1.0, suspend_after=3, digest_objects=4, queue_bound=40)

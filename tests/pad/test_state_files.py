@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from jbi_pubsub.core.errors import StorageError
-from jbi_pubsub.pad.store import MailStore, SubscriptionStore
+from jbi_pubsub.pad.mail.store import MailStore
+from jbi_pubsub.pad.store import SubscriptionStore
 
 Opened = Callable[[Path], SubscriptionStore | MailStore]
 both = pytest.mark.parametrize("opened", [SubscriptionStore, MailStore])

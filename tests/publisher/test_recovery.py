@@ -23,7 +23,7 @@ from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, MAX_BATCH_ITEMS
-from jbi_pubsub.lookup.finder import LookupCache
+from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, DelegateProxy, fetch_status
 from jbi_pubsub.publisher import connection as connection_module

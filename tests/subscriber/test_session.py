@@ -26,8 +26,8 @@ from jbi_pubsub.core.errors import (
     WireTimeoutError,
 )
 from jbi_pubsub.core.info_object import Cause, LossNotice
+from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.pad.delivery import ITEM, LOSS, OBJECT
 from jbi_pubsub.pad.proxy import SubscriptionsProxy
 from jbi_pubsub.pad.subscription import PAD_TYPE

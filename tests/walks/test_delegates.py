@@ -19,8 +19,8 @@ import jbi_pubsub
 from jbi_pubsub import DelegateUid, PublisherAdapter, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
 from jbi_pubsub.core.errors import DelegateNotFoundError, JbiError, LookupNotFoundError, UnknownUidError
 from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
 
 ADAPTERS = (SubscriberAdapter, PublisherAdapter, PublisherAdapterLight)
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"

@@ -12,8 +12,8 @@ import pytest
 from lxml import etree
 
 from jbi_pubsub import RegistrationUid
+from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
 
 IMAGERY = "mil.af.rl.jbi.Intel_Imagery"
 REGISTRATIONS = ServiceTemplate(types=("jbi.PublisherRegistration",))

@@ -23,8 +23,8 @@ from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlClient, Contr
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Endpoint, Security, dial
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.stream import FRAME, HELLO, MAX_FRAME_BYTES, Hello, Line, Tokens, greet
+from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.pad.server import DisseminationServer
 
 EVERY_HANDLER = {

@@ -10,8 +10,8 @@ import msgspec
 import psutil
 import pytest
 
+from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
-from jbi_pubsub.lookup.join import JoinManager
 from jbi_pubsub.pad.subscription import PAD_TYPE
 
 

@@ -16,7 +16,7 @@ from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, WireError
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security, dial
 from jbi_pubsub.core.wire.tls import TlsIdentity
-from jbi_pubsub.lookup.join import JoinManager
+from jbi_pubsub.lookup.client.join import JoinManager
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 

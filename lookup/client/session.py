@@ -24,6 +24,7 @@ from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
+from jbi_pubsub.lookup.client.proxy import DIAGNOSTIC, EVENT, EVERYTHING, GAP, RegistrarProxy
 from jbi_pubsub.lookup.item import (
     ALL_TRANSITIONS,
     EventDiagnostic,
@@ -33,7 +34,6 @@ from jbi_pubsub.lookup.item import (
     ServiceTemplate,
     Transition,
 )
-from jbi_pubsub.lookup.proxy import DIAGNOSTIC, EVENT, EVERYTHING, GAP, RegistrarProxy
 
 log = logging.getLogger("jbi_pubsub.lookup")
 

@@ -30,7 +30,7 @@ from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, ServiceListener, Ze
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, check_endpoint, split_endpoint
-from jbi_pubsub.lookup.proxy import EXPORTED, RegistrarInfo, RegistrarProxy
+from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarInfo, RegistrarProxy
 
 log = logging.getLogger("jbi_pubsub.discovery")
 

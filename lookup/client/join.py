@@ -22,13 +22,13 @@ import msgspec
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, LookupNotFoundError, UnknownUidError, WireError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.lookup.discovery import LookupDiscovery, shown_groups
+from jbi_pubsub.lookup.client.discovery import LookupDiscovery, shown_groups
+from jbi_pubsub.lookup.client.finder import LookupCache, ServiceListener
+from jbi_pubsub.lookup.client.proxy import LOOKUP_TYPE, RegistrarInfo, RegistrarProxy
+from jbi_pubsub.lookup.client.session import STOP_SECONDS, RegistrarSession
 from jbi_pubsub.lookup.entry import EntryRep, matches
-from jbi_pubsub.lookup.finder import LookupCache, ServiceListener
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.proxy import LOOKUP_TYPE, RegistrarInfo, RegistrarProxy
 from jbi_pubsub.lookup.registrar import ALL_GROUPS
-from jbi_pubsub.lookup.session import STOP_SECONDS, RegistrarSession
 
 log = logging.getLogger("jbi_pubsub.lookup")
 

@@ -29,7 +29,7 @@ import msgspec
 
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.info_object import Cause
-from jbi_pubsub.pad.message import Content
+from jbi_pubsub.pad.mail.message import Content
 from jbi_pubsub.pad.subscription import Subscription
 
 LONGEST_PAUSE: Final = 60.0

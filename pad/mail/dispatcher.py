@@ -29,9 +29,9 @@ import aiosmtplib
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.info_object import Cause, InfoObject
-from jbi_pubsub.pad.message import Content, compose, digest, estimate, single
-from jbi_pubsub.pad.outbox import Attempt, Ledger, Loss, MailQueue, Outbox
-from jbi_pubsub.pad.store import KeptMail, MailStore
+from jbi_pubsub.pad.mail.message import Content, compose, digest, estimate, single
+from jbi_pubsub.pad.mail.outbox import Attempt, Ledger, Loss, MailQueue, Outbox
+from jbi_pubsub.pad.mail.store import KeptMail, MailStore
 from jbi_pubsub.pad.subscription import Subscription, check_recipients
 
 log = logging.getLogger("jbi_pubsub.mail")

@@ -1,0 +1,142 @@
+"""The mail queue on disk, in one SQLite file.
+
+Rules: mail by the thousand in one transaction (WAL, synchronous=FULL); times are wall-clock times there and are told
+by the caller; a file that can't be read or written is a StorageError, never a silent loss.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.pad.mail.message import Content
+from jbi_pubsub.pad.mail.outbox import Changes, Ledger, Letter
+from jbi_pubsub.pad.store import check_tables, opened, transaction
+
+MAIL_VERSION: Final = 1
+"""Version of the mail queue's tables (SQLite user_version)."""
+
+_MAIL_TABLES: Final = """
+CREATE TABLE IF NOT EXISTS contents (
+    number INTEGER PRIMARY KEY, object TEXT NOT NULL, type TEXT NOT NULL, subject TEXT NOT NULL, data BLOB NOT NULL
+);
+CREATE TABLE IF NOT EXISTS letters (
+    number INTEGER PRIMARY KEY, uid TEXT NOT NULL, content INTEGER NOT NULL,
+    recipients TEXT NOT NULL, queued REAL NOT NULL, tries INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS ledgers (uid TEXT PRIMARY KEY, ledger BLOB NOT NULL) WITHOUT ROWID
+"""
+
+
+class KeptMail(msgspec.Struct, frozen=True):
+    """A mail queue on disk: letters in order and ledgers, by subscription; numbers from `first` on are free."""
+
+    letters: dict[str, list[Letter]]
+    ledgers: dict[str, Ledger]
+    first: int
+
+
+class MailStore:
+    """The mail queue on disk. One process has the file for itself: two would send everything twice.
+
+    `load` once, first; then one thread calls `commit`. The content of a mail is there once for all its subscriptions.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens or makes the file, for the owner alone: there is mail in it. Raises StorageError."""
+        self.path = path
+        with self._translated():
+            self._base = opened(path, self._set_up, timeout=1.0)
+
+    def _set_up(self, base: sqlite3.Connection) -> None:
+        for pragma in ("locking_mode=EXCLUSIVE", "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL"):
+            base.execute(f"PRAGMA {pragma}").fetchall()
+        with transaction(base):
+            (version,) = base.execute("PRAGMA user_version").fetchone()
+            if version not in (0, MAIL_VERSION):
+                raise StorageError(
+                    f"mail queue {self.path} is of version {version}, not {MAIL_VERSION}", hint="Move it away"
+                )
+            check_tables(base, {"contents", "letters", "ledgers"}, f"mail queue {self.path}")
+            base.execute(f"PRAGMA user_version={MAIL_VERSION}")
+            for table in _MAIL_TABLES.split(";"):
+                base.execute(table)
+
+    def load(self, offset: float) -> KeptMail:
+        """All that is there; our clock + `offset` is seconds since the epoch. Raises StorageError."""
+        with self._translated():
+            contents = {
+                row[0]: Content(*row)
+                for row in self._base.execute("SELECT number, object, type, subject, data FROM contents")
+            }
+            rows = self._base.execute(
+                "SELECT number, uid, content, recipients, queued, tries FROM letters ORDER BY number"
+            )
+            letters: dict[str, list[Letter]] = {}
+            first = 1 + max(contents, default=0)
+            for number, uid, content, recipients, queued, tries in rows:
+                letter = Letter(
+                    number, uid, contents[content], tuple(recipients.split()), queued - offset, tries, durable=True
+                )
+                letters.setdefault(uid, []).append(letter)
+                first = max(first, number + 1)
+            ledgers = {
+                uid: msgspec.msgpack.decode(ledger, type=Ledger)
+                for uid, ledger in self._base.execute("SELECT uid, ledger FROM ledgers")
+            }
+        return KeptMail(letters, ledgers, first)
+
+    def commit(self, changes: Changes, offset: float) -> None:
+        """Write them in one transaction, all or nothing. Raises StorageError."""
+        contents = {x.content.number: x.content for x in changes.letters}
+        with self._translated(), transaction(self._base):
+            many = self._base.executemany
+            many("DELETE FROM letters WHERE number = ?", ((n,) for n in changes.deleted))
+            many("DELETE FROM contents WHERE number = ?", ((n,) for n in changes.dropped))
+            many("DELETE FROM ledgers WHERE uid = ?", ((uid,) for uid in changes.forgotten))
+            many(
+                "INSERT OR IGNORE INTO contents VALUES (?, ?, ?, ?, ?)",
+                ((c.number, c.object_id, c.type_name, c.subject, c.data) for c in contents.values()),
+            )
+            many(
+                "INSERT INTO letters VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    (x.number, x.uid, x.content.number, " ".join(x.recipients), x.queued + offset, x.tries)
+                    for x in changes.letters
+                ),
+            )
+            many(
+                "UPDATE letters SET recipients = ?, tries = ? WHERE number = ?",
+                ((" ".join(x.recipients), x.tries, x.number) for x in changes.updated),
+            )
+            many(
+                "INSERT OR REPLACE INTO ledgers VALUES (?, ?)",
+                ((uid, msgspec.msgpack.encode(ledger)) for uid, ledger in changes.ledgers.items()),
+            )
+
+    def close(self) -> None:
+        """Give free pages back, and close the file. Raises StorageError."""
+        with self._translated():
+            try:
+                self._base.executescript("PRAGMA incremental_vacuum")
+            finally:
+                self._base.close()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise
+        except (sqlite3.Error, OSError, KeyError, ValueError) as exc:  # msgspec's are ValueErrors
+            raise StorageError(
+                f"mail queue in {self.path}: {exc}",
+                hint="Check the disk and the file; another delegate may use it",
+                path=str(self.path),
+            ) from exc
