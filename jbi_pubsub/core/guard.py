@@ -1,0 +1,49 @@
+"""No thread of ours ends by an exception that nobody expected: it is logged, counted, shown in `status`, and it goes on.
+
+Expected errors are handled where they are expected. `guarded` goes around one step of a thread's loop (never around
+the whole loop): the step that failed is over, the next one begins. A step must not be tried again at once for ever:
+what failed is taken off, or the loop waits as it does after a good step.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+log = logging.getLogger("jbi_pubsub.guard")
+
+TOLD_WHOLE: Final = 8
+"""Faults of one kind that are logged with their traceback; of the others each power of two in a line: a peer that finds
+a way to cause them must not fill a disk."""
+
+_lock = threading.Lock()
+_faults: Counter[str] = Counter()
+
+
+@contextmanager
+def guarded(what: str) -> Iterator[None]:
+    """`what` names the step, as "lookup reaper". Whatever the block raises ends there, but for the process's own end."""
+    try:
+        yield
+    except Exception as exc:  # noqa: BLE001  # the one place that takes what nobody expected
+        _note(what, exc)
+
+
+def faults() -> dict[str, int]:
+    """How often a step of each name has failed in this process: for `status` and metrics. Empty when all is well."""
+    with _lock:
+        return dict(_faults)
+
+
+def _note(what: str, exc: Exception) -> None:
+    with _lock:
+        _faults[what] += 1
+        count = _faults[what]
+    if count <= TOLD_WHOLE:
+        log.error("%s failed and goes on: %s: %s", what, type(exc).__name__, exc, exc_info=exc)
+    elif count & (count - 1) == 0:
+        log.error("%s failed and goes on, %d times: %s: %s", what, count, type(exc).__name__, exc)
