@@ -1,4 +1,4 @@
-"""No thread of ours ends by an exception that nobody expected: it is logged, counted, shown in `status`, and it goes on.
+"""No thread of ours ends by an exception that nobody expected: it is logged, counted and shown in `status`.
 
 Expected errors are handled where they are expected. `guarded` goes around one step of a thread's loop (never around
 the whole loop): the step that failed is over, the next one begins. A step must not be tried again at once for ever:
@@ -26,7 +26,7 @@ _faults: Counter[str] = Counter()
 
 @contextmanager
 def guarded(what: str) -> Iterator[None]:
-    """`what` names the step, as "lookup reaper". Whatever the block raises ends there, but for the process's own end."""
+    """`what` names the step ("lookup reaper"). Whatever the block raises ends there, but not the process's own end."""
     try:
         yield
     except Exception as exc:  # noqa: BLE001  # the one place that takes what nobody expected
