@@ -335,6 +335,21 @@ class DelegateConnection:
             if self._refusals.pop(publication.uid, None) is not None and (lost := self._queue.drop(publication.number)):
                 log.warning("%s: %d objects of %s are lost: it was refused", self._name, lost, publication.uid)
 
+    def wait_for_subscriptions(self, publication: Publication, count: int, timeout: float) -> int:
+        """How many stand there, as soon as there are `count`, or after `timeout` seconds; 0: the delegate is away."""
+        deadline = time.monotonic() + timeout
+        standing = 0
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                proxy, opened = self._attached()
+                standing = proxy.wait_for_subscriptions(opened.uid, publication.uid, count, max(0.0, left))
+            except JbiError as exc:
+                log.debug("%s: subscriptions of %s are not known: %s", self._name, publication.uid, exc)
+                self._stopping.wait(min(BACKOFF_FIRST, max(0.0, left)))
+            if standing >= count or left <= 0 or self._stopping.is_set():
+                return standing
+
     def publish(self, publication: Publication, parcel: Parcel, timeout: float) -> None:
         """Queue an object. Raises BackPressureError, or WireError when the delegate has refused to take back its
         registration."""

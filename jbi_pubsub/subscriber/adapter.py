@@ -123,8 +123,9 @@ class SubscriberAdapter:
         Delivery: to this subscription's queue, or to `listener`, or by e-mail to `recipients`; both with `direct`
         True. `bound` and `policy` say what happens when too many objects wait (default [queue]).
 
-        Returns when the lookup services watch for it (at most `timeout` seconds) - matching publishers are then
-        registered with as they are found; see `wait_matched`. Raises PredicateError, AddressError, MetadataError,
+        Returns when the lookup services watch for it (at most `timeout` seconds): from then on it stands, and gets what
+        is published, however long it takes to reach the publishers (`wait_matched` tells); what could not be kept for
+        it until then is told as lost (`missed`). Raises PredicateError, AddressError, MetadataError,
         SchemaError, ConfigurationError, LookupNotFoundError: no state is left then.
         """
         self._check_open()
@@ -163,6 +164,7 @@ class SubscriberAdapter:
         except Exception:
             self._forget(subscription)
             raise
+        subscription.stand()
         return subscription.uid
 
     def wait_matched(self, subscription: SubscriptionUid, count: int = 1, timeout: float = 10.0) -> int:

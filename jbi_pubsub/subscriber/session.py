@@ -36,7 +36,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, greet
-from jbi_pubsub.pad.delegate import Granted
+from jbi_pubsub.pad.delegate import NOT_BEFORE, Granted
 from jbi_pubsub.pad.delivery import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
 from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Opened, Subscribed, SubscriptionsProxy
 
@@ -132,6 +132,12 @@ class DelegateSession:
         """What the delegate has not confirmed the end of, with the right to it."""
         self._unsure: dict[str, LocalSubscription] = {}
         """What the delegate has not answered to: it may stand there or not."""
+        self._stood: set[str] = set()
+        """What has stood there before: it has got what was published then, or is told of the loss."""
+        self._untold: list[LocalSubscription] = []
+        """What stood there when the session was lost, until it is known whether the delegate is gone as well."""
+        self._opened_at = 0.0
+        """When the answer came that the session is open (monotonic seconds)."""
         self._by_number: dict[int, _Standing] = {}
         self._highest = 0
         """Number of the latest subscription granted, whether it is still wanted or not: later ones have higher ones."""
@@ -271,6 +277,7 @@ class DelegateSession:
                 self._opened, self._lost = None, False  # one that was lost is not missed
                 return
         opened = self._proxy.open(self._name, self._config.lease.subscriber)
+        opened_at = time.monotonic()
         if opened.server != self.ref.service_id:
             self._proxy.close_session(opened.uid)
             raise _ReplacedError(f"another server answers at {', '.join(self.ref.endpoints)}")
@@ -279,8 +286,10 @@ class DelegateSession:
         )
         with self._changed:
             self._opened, self._lost, self._parted = opened, False, False
+            self._opened_at = opened_at
             self._refused.clear()  # another session, another answer
             self._changed.notify_all()
+        self._tell_losses(Cause.SUBSCRIBER_DEAD, "the lease at the delegate ran out")
 
     def _reconcile(self) -> None:
         with self._changed:
@@ -302,8 +311,9 @@ class DelegateSession:
 
     def _subscribe(self, session_id: str, subscriptions: list[LocalSubscription]) -> None:
         requests = [s.request for s in subscriptions]
+        ages = [self._age(s, session_id) for s in subscriptions]
         try:
-            answers = self._proxy.subscribe(session_id, requests, self._config.lease.mail)
+            answers = self._proxy.subscribe(session_id, requests, self._config.lease.mail, ages)
         except ProtocolError as exc:
             answers = tuple(
                 Subscribed(error=report(exc)) for _ in requests
@@ -320,6 +330,16 @@ class DelegateSession:
             else:
                 self._refuse(subscription.uid, rebuild(answer.error) if answer.error else ProtocolError("no answer"))
 
+    def _age(self, subscription: LocalSubscription, session_id: str) -> float:
+        """How long it had stood when the session was opened; see Delegate.subscribe.
+
+        Two clocks are tied by the opening: the delegate knows when it did that, we know when its answer came. So an age
+        is too long by the way of that answer at most, and never too short."""
+        since = subscription.stand()
+        if subscription.uid in self._stood:
+            return NOT_BEFORE
+        return (self._opened_at if session_id else time.monotonic()) - since
+
     def _refuse(self, uid: str, why: JbiError) -> None:
         level = logging.DEBUG if uid in self._refused_before else logging.ERROR
         log.log(level, "%s: delegate %s refuses subscription %s: %s", self._name, self.ref.endpoints, uid, why)
@@ -332,6 +352,7 @@ class DelegateSession:
         uid = subscription.uid
         standing = _Standing(subscription, granted.number, granted.lease, self._report_credits)
         with self._changed:
+            self._stood.add(uid)
             self._highest = max(self._highest, granted.number)
             cancelled = uid not in self._wanted
             if not cancelled:
@@ -390,8 +411,16 @@ class DelegateSession:
         self._renewals.remove(self)
         if receiver is not None:
             receiver.stop()
-        for standing in direct if not self._parted else ():
-            standing.subscription.lose(Cause.DELEGATE_DEAD, 0, why.message)
+        if not self._parted:  # else it has told what was lost
+            with self._changed:
+                self._untold += [standing.subscription for standing in direct]
+
+    def _tell_losses(self, cause: Cause, why: str) -> None:
+        """What stood there when the session was lost may have lost something. Whose death it was is the cause."""
+        with self._changed:
+            untold, self._untold = self._untold, []
+        for subscription in untold:
+            subscription.lose(cause, 0, why)
 
     def _is_over(self, away: float) -> bool:
         """Nobody answers there, our lease has run out, and no lookup service lists the delegate."""
@@ -409,6 +438,9 @@ class DelegateSession:
 
     def _end(self, why: JbiError) -> None:
         self._lose_session(why)
+        with self._changed:  # objects for these were perhaps there, too
+            self._untold += [s for uid, s in self._wanted.items() if s.request.direct and uid not in self._stood]
+        self._tell_losses(Cause.DELEGATE_DEAD, why.message)
         self._stopping.set()
         self._renew_nothing()
         self._proxy.close()
