@@ -32,6 +32,7 @@ from jbi_pubsub.core.errors import (
     WireError,
     rebuild,
 )
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire.deflate import described
@@ -499,22 +500,23 @@ class DelegateConnection:
         backoff = BACKOFF_FIRST
         while not self._stopping.is_set():
             began, taken = time.monotonic(), self._taken
-            try:
-                if self._gone:
-                    self._come_back()
-                self._send_on_a_line()
-            except (UnknownUidError, UnknownLeaseError) as exc:
-                log.info("%s: the delegate has forgotten us: %s", self._name, exc)
-                self._gone = True
-            except WireError as exc:
-                if self._stopping.is_set():
-                    return
-                log.debug("%s: data connection ended: %s", self._name, exc)
-                self._gone = self._gone or self._is_forgotten()
-            except (DelegateNotFoundError, LookupNotFoundError) as exc:
-                log.info("%s: waiting for the delegate: %s", self._name, exc)
-            except JbiError as exc:
-                log.error("%s: the delegate refuses us: %s", self._name, exc)
+            with guarded("publisher connection"):
+                try:
+                    if self._gone:
+                        self._come_back()
+                    self._send_on_a_line()
+                except (UnknownUidError, UnknownLeaseError) as exc:
+                    log.info("%s: the delegate has forgotten us: %s", self._name, exc)
+                    self._gone = True
+                except WireError as exc:
+                    if self._stopping.is_set():
+                        return
+                    log.debug("%s: data connection ended: %s", self._name, exc)
+                    self._gone = self._gone or self._is_forgotten()
+                except (DelegateNotFoundError, LookupNotFoundError) as exc:
+                    log.info("%s: waiting for the delegate: %s", self._name, exc)
+                except JbiError as exc:
+                    log.error("%s: the delegate refuses us: %s", self._name, exc)
             if self._taken > taken or time.monotonic() - began > BACKOFF_MOST:
                 backoff = BACKOFF_FIRST
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret

@@ -23,6 +23,7 @@ from jbi_pubsub.codegen.repository import TypeRepository, type_name
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, AddressError, JbiError, MetadataError, unknown_uid
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
@@ -241,7 +242,7 @@ class SubscriberAdapter:
             with ThreadPoolExecutor(
                 min(len(sessions), CLOSED_AT_ONCE), thread_name_prefix=f"{self._name}-close"
             ) as pool:
-                list(pool.map(DelegateSession.close, sessions))  # each waits for an answer
+                list(pool.map(_close_session, sessions))  # each waits for an answer
         for subscription in subscriptions:
             subscription.close()
         self._listeners.stop()
@@ -368,6 +369,11 @@ class SubscriberAdapter:
             )
         if self._closed:
             raise AdapterStateError("this SubscriberAdapter is closed")
+
+
+def _close_session(session: DelegateSession) -> None:
+    with guarded("closing a session"):  # the others are to be closed, too
+        session.close()
 
 
 def _after_fork() -> None:

@@ -29,6 +29,7 @@ from jbi_pubsub.core.errors import (
     rebuild,
     report,
 )
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, decode
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import LeaseRenewalManager
@@ -243,28 +244,29 @@ class DelegateSession:
         backoff = BACKOFF_FIRST
         unreachable_since: float | None = None
         while not self._stopping.is_set():
-            try:
-                if self._is_needless():
-                    self._end(WireError("nothing is wanted there any more"))
-                    return
-                self._open_if_needed()
-                self._reconcile()
-                backoff, unreachable_since = BACKOFF_FIRST, None
-                self._wait_for_work()
-                continue
-            except (UnknownUidError, UnknownLeaseError) as exc:
-                self._lose_session(exc)
-            except _ReplacedError as exc:
-                self._end(exc)
-                return
-            except WireError as exc:
-                log.debug("%s: delegate %s is away: %s", self._name, self.ref.endpoints, exc)
-                unreachable_since = unreachable_since or time.monotonic()
-                if self._is_over(time.monotonic() - unreachable_since):
+            with guarded("subscriber session"):
+                try:
+                    if self._is_needless():
+                        self._end(WireError("nothing is wanted there any more"))
+                        return
+                    self._open_if_needed()
+                    self._reconcile()
+                    backoff, unreachable_since = BACKOFF_FIRST, None
+                    self._wait_for_work()
+                    continue
+                except (UnknownUidError, UnknownLeaseError) as exc:
+                    self._lose_session(exc)
+                except _ReplacedError as exc:
                     self._end(exc)
                     return
-            except JbiError as exc:
-                log.error("%s: delegate %s refuses the session: %s", self._name, self.ref.endpoints, exc)
+                except WireError as exc:
+                    log.debug("%s: delegate %s is away: %s", self._name, self.ref.endpoints, exc)
+                    unreachable_since = unreachable_since or time.monotonic()
+                    if self._is_over(time.monotonic() - unreachable_since):
+                        self._end(exc)
+                        return
+                except JbiError as exc:
+                    log.error("%s: delegate %s refuses the session: %s", self._name, self.ref.endpoints, exc)
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
             backoff = min(2 * backoff, BACKOFF_MOST)
 
@@ -466,14 +468,15 @@ class DelegateSession:
             if opened.uid != session_id or receiver is None:
                 session_id, receiver = opened.uid, Receiver(self._take, self._consumed)
             began, position = time.monotonic(), receiver.position
-            try:
-                self._receive(opened, receiver)
-            except (UnknownUidError, UnknownLeaseError) as exc:
-                self._lose_session(exc)
-            except JbiError as exc:
-                log.debug("%s: deliveries from %s ended: %s", self._name, self.ref.endpoints, exc)
-                if self._parted:
+            with guarded("delivery connection"):
+                try:
+                    self._receive(opened, receiver)
+                except (UnknownUidError, UnknownLeaseError) as exc:
                     self._lose_session(exc)
+                except JbiError as exc:
+                    log.debug("%s: deliveries from %s ended: %s", self._name, self.ref.endpoints, exc)
+                    if self._parted:
+                        self._lose_session(exc)
             useful = receiver.position > position or time.monotonic() - began > 1.0
             backoff = BACKOFF_FIRST if useful else min(2 * backoff, BACKOFF_MOST)
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
