@@ -370,7 +370,6 @@ class Delegate:
             budget=self._budget,
             hub=self._hub,
             chunk=self._config.link.chunk,
-            opened=self._clock(),
         )
         with self._lock:
             self._check_room(len(self._sessions), "subscriber sessions")
@@ -379,6 +378,7 @@ class Delegate:
             )
             session.lease_id = lease.lease_id
             self._sessions[session_id] = session
+            session.opened = self._clock()  # last of all: ages count from here to the answer
         return session_id, lease
 
     def _check_room(self, taken: int, what: str) -> None:

@@ -61,16 +61,16 @@ class SubscriberSession:
         budget: Budget,
         hub: SenderHub,
         chunk: int = CHUNK_BYTES,
-        opened: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`chunk`: see [link] chunk; `opened`: when, by the delegate's clock."""
+        """`chunk`: see [link] chunk."""
         self._budget = budget
         self._chunk = chunk
         self.session_id = session_id
         self.name = name
         self._clock = clock
-        self.opened = opened
+        self.opened = 0.0
+        """When, by the delegate's clock."""
         self.lease_id = ""
         self._changed = threading.Condition()
         self._outlets: dict[int, Outlet] = {}

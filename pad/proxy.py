@@ -6,6 +6,7 @@ A subscriber gets `SubscriptionsProxy` through the lookup service; publisher cal
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -127,9 +128,13 @@ class DelegateProxy(_LeasedProxy):
 class SubscriptionsProxy(_LeasedProxy):
     """Calls of a subscribing application. Each raises the delegate's errors, WireError or WireTimeoutError."""
 
+    opened_at = 0.0
+    """When the answer came that the session is open (monotonic seconds): ties the delegate's clock to ours."""
+
     def open(self, name: str, duration: float) -> Opened:
         """Open a session for this process under a lease."""
         opened: Opened = self._client.call("open", Opened, name, duration)
+        self.opened_at = time.monotonic()
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
 

@@ -137,8 +137,6 @@ class DelegateSession:
         """What has stood there before: it has got what was published then, or is told of the loss."""
         self._untold: list[LocalSubscription] = []
         """What stood there when the session was lost, until it is known whether the delegate is gone as well."""
-        self._opened_at = 0.0
-        """When the answer came that the session is open (monotonic seconds)."""
         self._by_number: dict[int, _Standing] = {}
         self._highest = 0
         """Number of the latest subscription granted, whether it is still wanted or not: later ones have higher ones."""
@@ -279,7 +277,6 @@ class DelegateSession:
                 self._opened, self._lost = None, False  # one that was lost is not missed
                 return
         opened = self._proxy.open(self._name, self._config.lease.subscriber)
-        opened_at = time.monotonic()
         if opened.server != self.ref.service_id:
             self._proxy.close_session(opened.uid)
             raise _ReplacedError(f"another server answers at {', '.join(self.ref.endpoints)}")
@@ -288,7 +285,6 @@ class DelegateSession:
         )
         with self._changed:
             self._opened, self._lost, self._parted = opened, False, False
-            self._opened_at = opened_at
             self._refused.clear()  # another session, another answer
             self._changed.notify_all()
         self._tell_losses(Cause.SUBSCRIBER_DEAD, "the lease at the delegate ran out")
@@ -340,7 +336,7 @@ class DelegateSession:
         since = subscription.stand()
         if subscription.uid in self._stood:
             return NOT_BEFORE
-        return (self._opened_at if session_id else time.monotonic()) - since
+        return (self._proxy.opened_at if session_id else time.monotonic()) - since
 
     def _refuse(self, uid: str, why: JbiError) -> None:
         level = logging.DEBUG if uid in self._refused_before else logging.ERROR
