@@ -505,15 +505,17 @@ class _Subscriptions:
 
     @exported
     def subscribe(
-        self, caller: Caller, session_id: str, requests: tuple[SubscriptionRequest, ...], duration: float
+        self, caller: Caller, session_id: str, requests: tuple[msgspec.Raw, ...], duration: float
     ) -> tuple[Subscribed, ...]:
+        """Each request is read by itself: one that makes no sense is refused, and none of the others."""
         self._server.refuse_when_stopping()
         if len(requests) > SUBSCRIBE_AT_ONCE:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
         return tuple(self._subscribe(caller, session_id, request, duration) for request in requests)
 
-    def _subscribe(self, caller: Caller, session_id: str, request: SubscriptionRequest, duration: float) -> Subscribed:
+    def _subscribe(self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float) -> Subscribed:
         try:
+            request = _request(said)
             self._server.allow(caller, "subscribe", _type_wanted(request.entries))
             return Subscribed(self._server.delegate.subscribe(session_id, request, duration))
         except UnknownUidError:
@@ -588,6 +590,16 @@ def shortened(status: dict[str, Any], most: int = STATUS_ROWS) -> dict[str, Any]
         for s in cut["sessions"]
     ]
     return {**status, **cut, "counts": {name: len(status[name]) for name in lists}}
+
+
+_decode_request: Final = msgspec.msgpack.Decoder(SubscriptionRequest).decode
+
+
+def _request(said: msgspec.Raw) -> SubscriptionRequest:
+    try:
+        return _decode_request(said)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ProtocolError(f"bad subscription request: {exc}") from exc
 
 
 def _type_wanted(entries: tuple[EntryRep, ...]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from secrets import token_hex
@@ -21,12 +21,13 @@ import msgspec
 from jbi_pubsub.codegen.repository import InformationType as OpenType
 from jbi_pubsub.codegen.repository import TypeRepository, type_name
 from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.arguments import Document, Source, checked, content, path_of, source
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, AddressError, JbiError, MetadataError, unknown_uid
+from jbi_pubsub.core.errors import AdapterStateError, JbiError, MetadataError, unknown_uid
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
+from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep
@@ -44,13 +45,12 @@ from jbi_pubsub.pad.subscription import (
 
 from .listeners import ListenerPool
 from .session import DelegateSession
-from .subscription import LocalSubscription, SubscriptionListener, SubscriptionUid
+from .subscription import LocalSubscription, SubscriptionListener, SubscriptionUid, Told
 
 CLOSED_AT_ONCE: Final = 16
 """Sessions that are closed together: delegates that hang hold up no other's, short of so many."""
 
-XSI = "{http://www.w3.org/2001/XMLSchema-instance}"
-Document = bytes | str | Path | Element
+XSI: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
 
 
 class SubscriberAdapter:
@@ -64,7 +64,8 @@ class SubscriberAdapter:
     _open: ClassVar[tuple[int, SubscriberAdapter] | None] = None
     _open_lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, config: Config | None = None, *, name: str = "") -> None:
+    @checked
+    def __init__(self, config: Config | None = None, *, name: str | None = None) -> None:
         self._config = config or effective()
         self._name = name or f"subscriber-{os.getpid()}"
         self._pid = os.getpid()
@@ -91,21 +92,22 @@ class SubscriberAdapter:
         self._renewals = LeaseRenewalManager(self._name)
         self._listeners = ListenerPool(self._name)
 
+    @checked
     def register_subscriber(
         self,
         template: Document | None = None,
         *,
-        predicate: str = "",
-        payload_filter: str = "",
-        listener: SubscriptionListener | None = None,
-        recipients: Sequence[str] = (),
+        predicate: str | None = None,
+        payload_filter: str | None = None,
+        listener: SubscriptionListener | Callable[[SubscriptionUid, InfoObject], object] | None = None,
+        recipients: Sequence[str] | None = None,
         direct: bool | None = None,
-        schema: str | Path | bytes | None = None,
-        marks: str | Path | bytes | None = None,
-        type_name: str = "",
-        version: str = "",
+        schema: Source | None = None,
+        marks: Source | None = None,
+        type_name: str | None = None,
+        version: str | None = None,
         namespaces: Mapping[str, str] | None = None,
-        language: str = "xpath",
+        language: str | None = None,
         policy: Policy | None = None,
         bound: int | None = None,
         suppress_empty: bool = False,
@@ -120,31 +122,32 @@ class SubscriberAdapter:
         xsi:noNamespaceSchemaLocation. `type_name` and `version` select a type without a template.
         Second level: `predicate` over the metadata, `payload_filter` over an XML payload (`suppress_empty`: nothing
         selected is not delivered); `namespaces` are the prefixes in both, `language` is of the predicate.
-        Delivery: to this subscription's queue, or to `listener`, or by e-mail to `recipients`; both with `direct`
-        True. `bound` and `policy` say what happens when too many objects wait (default [queue]).
+        Delivery: to this subscription's queue, or to `listener` (a SubscriptionListener, or a function that takes the
+        subscription's id and the object), or by e-mail to `recipients`; both with `direct` True. `bound` and `policy`
+        say what happens when too many objects wait (default [queue]).
 
         Returns when the lookup services watch for it (at most `timeout` seconds) - matching publishers are then
         registered with as they are found; see `wait_matched`. Raises PredicateError, AddressError, MetadataError,
         SchemaError, ConfigurationError, LookupNotFoundError: no state is left then.
         """
         self._check_open()
-        if isinstance(recipients, str):  # a sequence, too: of letters
-            raise AddressError(f"recipients is a text, {recipients[:100]!r}", hint="Give a list of addresses")
+        language, namespaces = language or "xpath", namespaces or {}
         entries, type_of_template = self._entries(
-            template, schema=schema, marks=marks, name=type_name, version=version,
-            predicate=predicate if language == "xpath" else "", namespaces=namespaces or {}, locations=locations or {},
+            template, schema=schema, marks=marks, name=type_name or "", version=version or "",
+            predicate=predicate if predicate and language == "xpath" else "", namespaces=namespaces,
+            locations=locations or {},
         )  # fmt: skip
         secret = token_hex(16)
         request = SubscriptionRequest(
             owned_uid("subscription", secret),
             entries,
-            predicate,
-            payload_filter,
-            tuple((namespaces or {}).items()),
+            predicate or "",
+            payload_filter or "",
+            tuple(namespaces.items()),
             language,
             suppress_empty,
             not recipients if direct is None else direct,
-            tuple(recipients),
+            tuple(recipients or ()),
             self._config.queue.bound if bound is None else bound,
             policy or self._config.queue.policy,
             self._config.queue.block_seconds,
@@ -156,7 +159,8 @@ class SubscriberAdapter:
         except JbiError:
             self._forget_if_idle(type_of_template)
             raise
-        subscription = LocalSubscription(request, listener, self._listeners)
+        told = listener if listener is None or isinstance(listener, SubscriptionListener) else Told(listener)
+        subscription = LocalSubscription(request, told, self._listeners)
         watch = self._watch(subscription, type_of_template)
         try:
             self._community.wait_watching(watch.cache, self._config.lookup.timeout if timeout is None else timeout)
@@ -165,6 +169,7 @@ class SubscriberAdapter:
             raise
         return subscription.uid
 
+    @checked
     def wait_matched(self, subscription: SubscriptionUid, count: int = 1, timeout: float = 10.0) -> int:
         """At how many delegates and peer publishers the subscription stands, as soon as there are `count`, or after
         `timeout` seconds. Raises UnknownUidError."""
@@ -177,28 +182,34 @@ class SubscriberAdapter:
                 return standing
             time.sleep(0.005)  # sessions make progress on their own threads
 
+    @checked
     def receive(self, subscription: SubscriptionUid, timeout: float = 10.0) -> InfoObject | None:
         """The next object, or None after `timeout` seconds. Raises UnknownUidError."""
         return self._find(subscription).take(timeout)
 
+    @checked
     def objects(self, subscription: SubscriptionUid, timeout: float = 10.0) -> Iterator[InfoObject]:
         """Objects as they come, until none has come for `timeout` seconds. Raises UnknownUidError."""
         local = self._find(subscription)
         while (obj := local.take(timeout)) is not None:
             yield obj
 
+    @checked
     def drain(self, subscription: SubscriptionUid) -> list[InfoObject]:
         """All objects that wait in the queue now. Raises UnknownUidError."""
         return self._find(subscription).drain()
 
+    @checked
     def queue_size(self, subscription: SubscriptionUid) -> int:
         """How many objects wait in the queue. Raises UnknownUidError."""
         return len(self._find(subscription))
 
+    @checked
     def losses(self, subscription: SubscriptionUid) -> dict[str, int]:
         """Objects lost so far by cause (a cause of unknown extent counts 1). Raises UnknownUidError."""
         return dict(self._find(subscription).lost)
 
+    @checked
     def cancel_subscription(self, subscription: SubscriptionUid) -> None:
         """Cancel it everywhere: no further object comes once this has returned. Raises UnknownUidError."""
         self._forget(self._find(subscription))
@@ -258,8 +269,8 @@ class SubscriberAdapter:
         self,
         template: Document | None,
         *,
-        schema: str | Path | bytes | None,
-        marks: str | Path | bytes | None,
+        schema: Source | None,
+        marks: Source | None,
         name: str,
         version: str,
         predicate: str,
@@ -269,7 +280,7 @@ class SubscriberAdapter:
         """The templates of the first level, and the type whose schema was opened for them."""
         root = None
         if template is not None:
-            root = parse_metadata(_template_bytes(template), what="template")
+            root = parse_metadata(content(template, what="template"), what="template")
             schema = schema or _hinted_schema(root, template)
         if schema is None:
             if root is not None:
@@ -279,7 +290,13 @@ class SubscriberAdapter:
                 )
             wanted = InformationType(name=name or None, version=version or None)
             return (wanted.rep(),) if name or version else (), None
-        bundle = read_bundle(schema, marks=marks, name=name, version=version or DEFAULT_VERSION, locations=locations)
+        bundle = read_bundle(
+            source(schema),
+            marks=None if marks is None else source(marks),
+            name=name,
+            version=version or DEFAULT_VERSION,
+            locations=locations,
+        )
         opened = self._types.open(bundle)
         typed = InformationType(name=opened.type.name, version=version or None).rep()
         try:
@@ -461,18 +478,10 @@ def _derived(opened: OpenType, predicate: str, namespaces: Mapping[str, str]) ->
     return opened.derive(predicate, namespaces) if predicate else ()
 
 
-def _template_bytes(template: Document) -> bytes:
-    if not isinstance(template, Path):
-        return to_bytes(template)
-    try:
-        return template.read_bytes()
-    except OSError as exc:
-        raise MetadataError(f"template {template}: {exc.strerror or exc}", hint="Check the path") from exc
-
-
 def _hinted_schema(root: Element, template: Document) -> Path | None:
     """The file named by xsi:noNamespaceSchemaLocation or xsi:schemaLocation, beside the template or in this folder."""
     hint = root.get(f"{XSI}noNamespaceSchemaLocation") or (root.get(f"{XSI}schemaLocation") or "").split(" ")[-1]
-    folders = [template.parent] if isinstance(template, Path) else []
+    file = path_of(template)
+    folders = [file.parent] if file is not None else []
     candidates = [folder / hint for folder in (*folders, Path.cwd())] if hint and "://" not in hint else []
     return next((path for path in candidates if path.is_file()), None)
