@@ -93,6 +93,10 @@ class TypeRepository(Protocol):
         """Raises SchemaError, or TypeConflictError for a second, different schema of a type."""
         ...
 
+    def find(self, type: TypeName) -> InformationTypeGate | None:  # noqa: A002  # the field's word
+        """The type, if it is open."""
+        ...
+
     def forget(self, type: TypeName) -> None:  # noqa: A002  # the field's word
         """The last registration of the type is gone."""
         ...

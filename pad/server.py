@@ -33,7 +33,7 @@ from jbi_pubsub.core.errors import (
     WireError,
     report,
 )
-from jbi_pubsub.core.info_object import Cause, Parcel, Part, TypeName
+from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported
@@ -58,6 +58,7 @@ from jbi_pubsub.pad.proxy import (
     SUBSCRIBE_AT_ONCE,
     SUBSCRIPTIONS,
     SUBSCRIPTIONS_METHODS,
+    TYPES,
     Opened,
     Subscribed,
 )
@@ -138,7 +139,9 @@ class DisseminationServer:
         self._compressed = Allowance(config.link.max_compressed)
         self._publications: dict[str, Receiver] = {}
         self._stopping = threading.Event()
-        exports: dict[str, object] = {SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self)}
+        exports: dict[str, object] = {
+            SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types)
+        }  # fmt: skip
         if characteristics:
             exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self)}
         self._control = ControlServer(exports)
@@ -543,6 +546,22 @@ class _Subscriptions:
     def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
         self._server.allow(caller, "administer")
         return self._server.delegate.mail_subscriptions()
+
+
+class _Types:
+    """The information object types that are published here."""
+
+    def __init__(self, server: DisseminationServer, types: TypeRepository) -> None:
+        self._server = server
+        self._types = types
+
+    @exported
+    def get(self, caller: Caller, name: str, version: str) -> SchemaBundle:
+        self._server.allow(caller, "status", name)
+        found = self._types.find(TypeName(name, version))
+        if found is None:
+            raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here")
+        return found.bundle
 
 
 class _JoinAdmin:

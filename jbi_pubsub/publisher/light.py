@@ -113,9 +113,10 @@ class PublisherAdapterLight:
         """Register what will be published at a delegate; the id to publish with.
 
         `schema` is the XML Schema of the metadata (a path, or one document), `invariants` a document with the elements
-        that stay constant; of both a text that begins with `<` is the document itself, any other a path. `marks` is a marks file for schemas that carry no marks, `type_name` the
-        type when neither a marker element nor the root's name is right. `validate` False skips validation of each
-        object; invariants are always checked. `locations` maps URLs or namespaces to local schema files.
+        that stay constant; of both a text that begins with `<` is the document itself, any other a path. `marks` is a
+        marks file for schemas that carry no marks, `type_name` the type when neither a marker element nor the root's
+        name is right. `validate` False skips validation of each object; invariants are always checked. `locations` maps
+        URLs or namespaces to local schema files.
 
         Raises UnknownUidError, SchemaError, TypeConflictError, MetadataError, ArgumentError, WireError.
         """

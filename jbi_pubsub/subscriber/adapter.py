@@ -6,6 +6,7 @@ and registers it with each. Each subscription has a queue of its own, or a liste
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -44,8 +45,13 @@ from jbi_pubsub.pad.subscription import (
 )
 
 from .listeners import ListenerPool
+from .published import Matching, Published, type_asked
 from .session import DelegateSession
 from .subscription import LocalSubscription, SubscriptionListener, SubscriptionUid, Told
+from .waiting import Waiting
+
+matching_log = logging.getLogger("jbi_pubsub.subscriber.matching")
+"""What subscriptions match, for people: a line when one is made, and when that changes before something matches."""
 
 CLOSED_AT_ONCE: Final = 16
 """Sessions that are closed together: delegates that hang hold up no other's, short of so many."""
@@ -83,12 +89,16 @@ class SubscriberAdapter:
         self._watches: dict[tuple[EntryRep, ...], _Watch] = {}
         self._by_uid: dict[str, _Watch] = {}
         self._sessions: dict[str, DelegateSession] = {}
+        self._told: dict[str, str] = {}
+        """Of subscriptions without a match: why, as it was told last."""
+        self._waiting = Waiting(self._look_again, name=self._name)
         self._closed = False
         try:
             self._community = JoinManager(self._config, name=self._name)
         except JbiError:
             SubscriberAdapter._open = None
             raise
+        self._published = Published(self._community, self._config)
         self._renewals = LeaseRenewalManager(self._name)
         self._listeners = ListenerPool(self._name)
 
@@ -119,7 +129,10 @@ class SubscriberAdapter:
 
         First level: `template` is a metadata document whose invariant elements, where they have a value, must be
         equal (paper figure 3); it needs its type's `schema` (and `marks` if the schema has none), or names one in
-        xsi:noNamespaceSchemaLocation. `type_name` and `version` select a type without a template.
+        xsi:noNamespaceSchemaLocation. `type_name` and `version` select a type without a template; of a name with a
+        namespace or dots the last part will do as long as no other type has it. What a predicate says of invariant
+        elements is matched at the first level as well, by `schema` or, if all who publish the type now do so with one
+        schema, by that: a later version with other invariants is another subscription's.
         Second level: `predicate` over the metadata, `payload_filter` over an XML payload (`suppress_empty`: nothing
         selected is not delivered); `namespaces` are the prefixes in both, `language` is of the predicate.
         Delivery: to this subscription's queue, or to `listener` (a SubscriptionListener, or a function that takes the
@@ -127,11 +140,16 @@ class SubscriberAdapter:
         say what happens when too many objects wait (default [queue]).
 
         Returns when the lookup services watch for it (at most `timeout` seconds) - matching publishers are then
-        registered with as they are found; see `wait_matched`. Raises PredicateError, AddressError, MetadataError,
-        SchemaError, ConfigurationError, LookupNotFoundError: no state is left then.
+        registered with as they are found; see `wait_matched`, and `matching`, which is logged. Raises ArgumentError,
+        PredicateError, AddressError, MetadataError, SchemaError, ConfigurationError, LookupNotFoundError: no state is
+        left then.
         """
         self._check_open()
+        seconds = self._config.lookup.timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
         language, namespaces = language or "xpath", namespaces or {}
+        if type_name:
+            self._await_lookup_service(seconds)
         entries, type_of_template = self._entries(
             template, schema=schema, marks=marks, name=type_name or "", version=version or "",
             predicate=predicate if predicate and language == "xpath" else "", namespaces=namespaces,
@@ -163,11 +181,19 @@ class SubscriberAdapter:
         subscription = LocalSubscription(request, told, self._listeners)
         watch = self._watch(subscription, type_of_template)
         try:
-            self._community.wait_watching(watch.cache, self._config.lookup.timeout if timeout is None else timeout)
+            self._community.wait_watching(watch.cache, max(0.0, deadline - time.monotonic()))
         except Exception:
             self._forget(subscription)
             raise
+        if not self._look_again(subscription.uid):
+            self._waiting.add(subscription.uid)
         return subscription.uid
+
+    @checked
+    def matching(self, subscription: SubscriptionUid) -> Matching:
+        """How many publisher registrations match now, and why none does: which types are published, which is nearest,
+        in which versions. As text it is one line. Raises UnknownUidError."""
+        return self._matching(self._find(subscription))
 
     @checked
     def wait_matched(self, subscription: SubscriptionUid, count: int = 1, timeout: float = 10.0) -> int:
@@ -244,6 +270,7 @@ class SubscriberAdapter:
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
+        self._waiting.stop()
         with self._lock:
             sessions, subscriptions = list(self._sessions.values()), list(self._subscriptions.values())
         if sessions:
@@ -288,8 +315,7 @@ class SubscriberAdapter:
                     f"no schema is known for the template's type {type_name(root)}",
                     hint="Give schema=, or xsi:noNamespaceSchemaLocation with a file beside the template",
                 )
-            wanted = InformationType(name=name or None, version=version or None)
-            return (wanted.rep(),) if name or version else (), None
+            return self._entries_of_type(name, version, predicate, namespaces), None
         bundle = read_bundle(
             source(schema),
             marks=None if marks is None else source(marks),
@@ -305,6 +331,68 @@ class SubscriberAdapter:
         except JbiError:
             self._forget_if_idle(opened.type)
             raise
+
+    def _entries_of_type(
+        self, called: str, version: str, predicate: str, namespaces: Mapping[str, str]
+    ) -> tuple[EntryRep, ...]:
+        """The templates of the first level for whoever knows a type by name at most."""
+        name = self._published.meant(called) if called else ""
+        typed = (InformationType(name=name or None, version=version or None).rep(),) if name or version else ()
+        opened = self._published.opened(name, version) if name and predicate else None
+        return typed if opened is None else (*typed, *_derived(opened, predicate, namespaces))
+
+    def _await_lookup_service(self, timeout: float) -> None:
+        """Raises LookupNotFoundError when none answers within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self._community.connected():
+            if time.monotonic() >= deadline:
+                self._community.lookup(ServiceTemplate(), 1, timeout=0.0, waited=timeout)
+                return
+            time.sleep(0.005)  # sessions make progress on their own threads
+
+    # -- what matches -------------------------------------------------------------------------------------------
+
+    def _matching(self, subscription: LocalSubscription) -> Matching:
+        with self._lock:
+            watch = self._by_uid.get(subscription.uid)
+        count = len(watch.cache.items()) if watch is not None else 0
+        return Matching(count, "" if count else self._published.why_none(subscription.request.entries))
+
+    def _look_again(self, uid: str) -> bool:
+        """Say whether something matches a subscription, or why nothing does, unless that was said; whether it need not
+        be looked at again."""
+        with self._lock:
+            subscription = self._subscriptions.get(uid)
+        if subscription is None:
+            return True
+        matching = self._matching(subscription)
+        asked = type_asked(subscription.request.entries)
+        if not matching.registrations and asked.name and not subscription.request.recipients:
+            name = self._published.meant(asked.name)
+            if name != asked.name:
+                self._call_by(subscription, name)
+                return False
+        with self._lock:
+            known, self._told[uid] = self._told.get(uid), str(matching)
+        if known != str(matching):
+            nothing = matching.registrations or not self._published.names()
+            level = logging.INFO if nothing else logging.WARNING
+            matching_log.log(level, "subscription %s %s", uid, matching, extra={"subscription": uid})
+        return bool(matching.registrations) or not asked.name
+
+    def _call_by(self, subscription: LocalSubscription, name: str) -> None:
+        """The type that it names by its local name is published now. It stands nowhere yet."""
+        request = subscription.request
+        entries = tuple(
+            InformationType(name=name, version=type_asked([e]).version).rep() if type_asked([e]).name else e
+            for e in request.entries
+        )
+        with self._lock:
+            if subscription.uid not in self._subscriptions:
+                return
+            self._unwatch(subscription)
+            subscription.request = msgspec.structs.replace(request, entries=entries)
+        self._watch(subscription, None)
 
     def _forget_if_idle(self, opened: TypeName | None) -> None:
         """A subscription has ended, or came to nothing: its schema must not stand in the way of another one."""
@@ -357,16 +445,21 @@ class SubscriberAdapter:
     def _forget(self, subscription: LocalSubscription) -> None:
         with self._lock:
             self._subscriptions.pop(subscription.uid, None)
-            watch = self._by_uid.pop(subscription.uid, None)
+            self._told.pop(subscription.uid, None)
             sessions = list(self._sessions.values())
-            if watch is not None and watch.remove(subscription):
-                del self._watches[watch.entries]
-                for cache in watch.caches():
-                    self._community.unwatch(cache)
-                self._forget_if_idle(watch.type)
+            self._unwatch(subscription)
         for session in sessions:
             session.unwant(subscription.uid)
         subscription.close()
+
+    def _unwatch(self, subscription: LocalSubscription) -> None:
+        """Under the lock."""
+        watch = self._by_uid.pop(subscription.uid, None)
+        if watch is not None and watch.remove(subscription):
+            del self._watches[watch.entries]
+            for cache in watch.caches():
+                self._community.unwatch(cache)
+            self._forget_if_idle(watch.type)
 
     def _find(self, subscription: SubscriptionUid) -> LocalSubscription:
         self._check_open()
