@@ -87,6 +87,10 @@ class TypeRepository(Protocol):
         """Raises SchemaError, or TypeConflictError for a second, different schema of a type."""
         ...
 
+    def find(self, type: TypeName) -> InformationTypeGate | None:  # noqa: A002  # the field's word
+        """The type, if it is open."""
+        ...
+
     def forget(self, type: TypeName) -> None:  # noqa: A002  # the field's word
         """The last registration of the type is gone."""
         ...
@@ -447,24 +451,27 @@ class Delegate:
             if request.recipients:
                 self._mail.open(subscription)
             self._waiting.add(key, request.entries)
-            self._put_in(subscription, topics)
+            marks = self._put_in(subscription, topics)
             self._stood.notify_all()
-        self._newcomers.welcome(subscription, session, topics if age > NOT_BEFORE else [], since)
+        self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since)
         if lease is not None and self._store is not None:
             self._keep(Kept(request, lease.lease_id, self._wall() + lease.duration), key)
         return Granted(subscription.number, lease)
 
-    def _put_in(self, subscription: Subscription, topics: list[Topic]) -> None:
-        """Into the topics' tables. Invariant: an object up to `place` it gets from the shelf alone, a later one through
-        the tables alone. An object is first kept and then matched; so who is matched with it while FAR stands here was
-        put in before the place was taken, and the object lies on the shelf up to there."""
+    def _put_in(self, subscription: Subscription, topics: list[Topic]) -> list[tuple[Topic, int]]:
+        """Into the topics' tables; each topic with the mark on its shelf.
+
+        Invariant: an object up to `place` comes to it from the shelf alone, a later one through the tables alone. An
+        object is first kept and then matched. So one that is matched with the subscription while FAR stands here was
+        kept before the place is taken, and is up to it."""
         subscription.place = FAR
         for topic in topics:
             topic.table.settled = FAR
             topic.table.add(subscription)
-        subscription.place = self._shelves.position
+        subscription.place, marks = self._shelves.mark([topic.shelf for topic in topics])
         for topic in topics:
             topic.table.settled = subscription.place
+        return list(zip(topics, marks, strict=True))
 
     def _mail_lease(self, subscription: Subscription) -> Lease | None:
         if not subscription.lease_id:

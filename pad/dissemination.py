@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from jbi_pubsub.core.info_object import Parcel, TypeName
+from jbi_pubsub.core.info_object import Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import PayloadFilter, PredicateIndex, Stencil, Texts, Traced
 from jbi_pubsub.lookup.entry import EntryRep, matches
@@ -33,6 +33,11 @@ class InformationTypeGate(Protocol):
     @property
     def digest(self) -> str:
         """Digest of the schema and its marks."""
+        ...
+
+    @property
+    def bundle(self) -> SchemaBundle:
+        """The schema as its publisher gave it."""
         ...
 
     def validate(self, root: Element) -> None:

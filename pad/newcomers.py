@@ -36,13 +36,14 @@ REFERENCE_BYTES: Final = 8
 
 @dataclass(eq=False, slots=True)
 class Newcomer:
-    """A subscription that was put into the tables of its `topics` and stood before that, `since` (delegate's clock).
+    """A subscription that was put into the tables of its `topics`, each with its mark on the shelf, and stood before
+    that, `since` (delegate's clock).
 
     `session` is None for one that has mail alone."""
 
     subscription: Subscription
     session: SubscriberSession | None
-    topics: list[Topic]
+    topics: list[tuple[Topic, int]]
     since: float
     arrears: Arrears
     missed: int = 0
@@ -77,11 +78,15 @@ class Newcomers:
         self._name = name
 
     def welcome(
-        self, subscription: Subscription, session: SubscriberSession | None, topics: list[Topic], since: float
+        self,
+        subscription: Subscription,
+        session: SubscriberSession | None,
+        topics: list[tuple[Topic, int]],
+        since: float,
     ) -> None:
         """Let a subscription catch up that has just been put into the topics' tables. Its outlet is held until then."""
         newcomer = Newcomer(subscription, session, topics, since, Arrears(subscription.request, self._budget.share))
-        if not any(self._shelves.owes(topic.shelf, since) for topic in topics):
+        if not any(self._shelves.owes(topic.shelf, since) for topic, _ in topics):
             self._let_go([newcomer])
             return
         with self._changed:
@@ -158,20 +163,19 @@ class Newcomers:
     def _gather(self, newcomers: list[Newcomer]) -> None:
         """Find what each of them is owed: one pass over what is kept."""
         self._gathered = 0
-        by_topic: dict[Topic, list[Newcomer]] = {}
+        by_topic: dict[Topic, list[tuple[Newcomer, int]]] = {}
         for newcomer in newcomers:
-            for topic in newcomer.topics:
-                by_topic.setdefault(topic, []).append(newcomer)
+            for topic, mark in newcomer.topics:
+                by_topic.setdefault(topic, []).append((newcomer, mark))
         of_subscription = {id(n.subscription): n for n in newcomers}
         shelves = []
         for topic, those in by_topic.items():
             table = MatchTable()
-            for newcomer in those:
+            lying, missed = self._shelves.look(topic.shelf, [(newcomer.since, mark) for newcomer, mark in those])
+            for (newcomer, _), count in zip(those, missed, strict=True):
                 table.add(newcomer.subscription)
-            lying, missed = self._shelves.look(topic.shelf, [n.since for n in those])
-            for newcomer, count in zip(those, missed, strict=True):
                 newcomer.missed += count
-            first, last = min(n.since for n in those), max(n.subscription.place for n in those)
+            first, last = min(n.since for n, _ in those), max(n.subscription.place for n, _ in those)
             shelves.append([(k.position, k, table) for k in lying if k.time >= first and k.position <= last])
         for _, kept, table in heapq.merge(*shelves, key=lambda entry: entry[0]):
             if self._stopping:

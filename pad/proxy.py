@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub.core.errors import ErrorReport
+from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import RENEW_AT
 from jbi_pubsub.core.wire import ServiceRef
@@ -25,6 +26,7 @@ DELEGATE: Final = "delegate"
 SUBSCRIPTIONS: Final = "subscriptions"
 STATUS: Final = "status"
 JOIN_ADMIN: Final = "join_admin"
+TYPES: Final = "types"
 
 DELEGATE_METHODS: Final = (
     "connect", "renew", "disconnect", "register", "unregister", "open_publications", "wait_for_subscriptions",
@@ -173,5 +175,14 @@ def fetch_status(ref: ServiceRef, security: Security, *, timeout: float) -> dict
     client = ControlClient(msgspec.structs.replace(ref, exported=STATUS, methods=()), security, timeout=timeout)
     try:
         return client.call("status", dict[str, Any])
+    finally:
+        client.close()
+
+
+def fetch_schema(ref: ServiceRef, security: Security, name: str, version: str, *, timeout: float) -> SchemaBundle:
+    """The schema of an information object type, from whoever publishes it. Raises UnknownUidError, WireError."""
+    client = ControlClient(msgspec.structs.replace(ref, exported=TYPES, methods=()), security, timeout=timeout)
+    try:
+        return client.call("get", SchemaBundle, name, version)
     finally:
         client.close()

@@ -34,7 +34,7 @@ from jbi_pubsub.core.errors import (
     report,
 )
 from jbi_pubsub.core.guard import faults, guarded
-from jbi_pubsub.core.info_object import Cause, Parcel, Part, TypeName
+from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported
@@ -60,6 +60,7 @@ from jbi_pubsub.pad.proxy import (
     SUBSCRIBE_AT_ONCE,
     SUBSCRIPTIONS,
     SUBSCRIPTIONS_METHODS,
+    TYPES,
     Opened,
     Subscribed,
 )
@@ -143,7 +144,9 @@ class DisseminationServer:
         self._compressed = Allowance(config.link.max_compressed)
         self._publications: dict[str, Receiver] = {}
         self._stopping = threading.Event()
-        exports: dict[str, object] = {SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self)}
+        exports: dict[str, object] = {
+            SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types)
+        }  # fmt: skip
         if characteristics:
             exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self)}
         self._control = ControlServer(exports)
@@ -536,10 +539,11 @@ class _Subscriptions:
         self,
         caller: Caller,
         session_id: str,
-        requests: tuple[SubscriptionRequest, ...],
+        requests: tuple[msgspec.Raw, ...],
         duration: float,
         ages: tuple[float, ...],
     ) -> tuple[Subscribed, ...]:
+        """Each request is read by itself: one that makes no sense is refused, and none of the others."""
         self._server.refuse_when_stopping()
         if len(requests) > SUBSCRIBE_AT_ONCE:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
@@ -550,10 +554,9 @@ class _Subscriptions:
             for request, age in zip(requests, ages, strict=True)
         )
 
-    def _subscribe(
-        self, caller: Caller, session_id: str, request: SubscriptionRequest, duration: float, age: float
-    ) -> Subscribed:
+    def _subscribe(self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float) -> Subscribed:
         try:
+            request = _request(said)
             self._server.allow(caller, "subscribe", _type_wanted(request.entries))
             return Subscribed(self._server.delegate.subscribe(session_id, request, duration, age))
         except UnknownUidError:
@@ -581,6 +584,22 @@ class _Subscriptions:
     def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
         self._server.allow(caller, "administer")
         return self._server.delegate.mail_subscriptions()
+
+
+class _Types:
+    """The information object types that are published here."""
+
+    def __init__(self, server: DisseminationServer, types: TypeRepository) -> None:
+        self._server = server
+        self._types = types
+
+    @exported
+    def get(self, caller: Caller, name: str, version: str) -> SchemaBundle:
+        self._server.allow(caller, "status", name)
+        found = self._types.find(TypeName(name, version))
+        if found is None:
+            raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here")
+        return found.bundle
 
 
 class _JoinAdmin:
@@ -628,6 +647,16 @@ def shortened(status: dict[str, Any], most: int = STATUS_ROWS) -> dict[str, Any]
         for s in cut["sessions"]
     ]
     return {**status, **cut, "counts": {name: len(status[name]) for name in lists}}
+
+
+_decode_request: Final = msgspec.msgpack.Decoder(SubscriptionRequest).decode
+
+
+def _request(said: msgspec.Raw) -> SubscriptionRequest:
+    try:
+        return _decode_request(said)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ProtocolError(f"bad subscription request: {exc}") from exc
 
 
 def _type_wanted(entries: tuple[EntryRep, ...]) -> str:

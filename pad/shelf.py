@@ -114,6 +114,8 @@ class Shelf:
     size: int = 0
     """Bytes, with the overhead."""
     gone: Gone = field(default_factory=Gone)
+    total: int = 0
+    """All that ever lay here."""
     young_until: float = math.inf
     """By the delegate's clock; infinite while no lookup service has told of a registration."""
 
@@ -156,6 +158,7 @@ class Shelves:
             if not shelf.kept:
                 self._filled.add(shelf)
             shelf.kept.append(kept)
+            shelf.total += 1
             size = parcel.size + OVERHEAD
             shelf.size += size
             self.size += size
@@ -187,10 +190,19 @@ class Shelves:
             self.found_late += kept.unmatched and not kept.found
             kept.found = True
 
-    def look(self, shelf: Shelf, since: Sequence[float]) -> tuple[list[Kept], list[int]]:
-        """All that lies there, oldest first, and for each moment of `since` how many have gone that came since then."""
+    def mark(self, shelves: Sequence[Shelf]) -> tuple[int, list[int]]:
+        """The place of a newcomer that is in the match tables now: the last position, and how many lay on each of the
+        shelves up to there."""
         with self._lock:
-            return list(shelf.kept), [shelf.gone.since(moment) for moment in since]
+            return self.position, [shelf.total for shelf in shelves]
+
+    def look(self, shelf: Shelf, newcomers: Sequence[tuple[float, int]]) -> tuple[list[Kept], list[int]]:
+        """All that lies there, oldest first, and for each newcomer, (since when it stands, its mark here), how many it
+        has missed: gone, not before it stood, and not behind its mark, as those came to it live."""
+        with self._lock:
+            gone = shelf.total - len(shelf.kept)
+            missed = [max(0, shelf.gone.since(since) - max(0, gone - mark)) for since, mark in newcomers]
+            return list(shelf.kept), missed
 
     def owes(self, shelf: Shelf, since: float) -> bool:
         """Whether something that came since then lies there, or has gone."""

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from jbi_pubsub.examples.demo import Demo, Row, play, publish, pump
 
-from .settings import console, show_json
+from .show import console, show_json
 
 
 @click.command()

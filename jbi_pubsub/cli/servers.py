@@ -26,10 +26,11 @@ from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.lookup.store import Store, boot_id
 
+from .near import NearNames
 from .settings import Settings, json_option, pass_settings
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=NearNames, invoke_without_command=True)
 @click.option("--host", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default 4160, 0 takes a free one.")
 @click.option("--state", type=click.Path(dir_okay=False), help="Keep registrations in this file over restarts.")
@@ -102,7 +103,7 @@ def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None)
         raise
 
 
-@lookup.group()
+@lookup.group(cls=NearNames)
 @click.option("--at", "address", metavar="HOST:PORT", help="Which one; default the configured locator.")
 @pass_settings
 @click.pass_context
@@ -264,6 +265,12 @@ def pad(
     jbi pad alpha rome
     jbi --set mail.host=mail.example.org pad bravo paris --port 4200
     """
+    for what, given in (("name", name), ("location", location)):
+        if not given.strip():
+            raise ConfigurationError(
+                f"a delegate needs a {what}, not {given!r}",
+                hint="Publishers find it by these two: jbi pad alpha rome",
+            )
     # here, as a lookup service starts faster without them
     from jbi_pubsub.codegen.repository import TypeRepository
     from jbi_pubsub.pad.server import DisseminationServer

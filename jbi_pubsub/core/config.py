@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
@@ -328,7 +328,12 @@ def _convert(section: str, name: str, value: object, origin: str) -> Any:
     try:
         return msgspec.convert(value, field.type, strict=not isinstance(value, str))
     except msgspec.ValidationError as exc:
-        raise ConfigurationError(f"{section}.{name} = {value!r} ({origin}): {exc}", key=f"{section}.{name}") from exc
+        words = get_args(field.type) if get_origin(field.type) is Literal else ()
+        raise ConfigurationError(
+            f"{section}.{name} = {value!r} ({origin}): {exc}",
+            hint=f"It takes {', '.join(words[:-1])} or {words[-1]}" if words else "",
+            key=f"{section}.{name}",
+        ) from exc
 
 
 def _sections_hint() -> str:

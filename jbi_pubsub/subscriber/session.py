@@ -22,6 +22,7 @@ import msgspec
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     JbiError,
+    OversizeError,
     ProtocolError,
     UnknownLeaseError,
     UnknownUidError,
@@ -312,14 +313,19 @@ class DelegateSession:
         ages = [self._age(s, session_id) for s in subscriptions]
         try:
             answers = self._proxy.subscribe(session_id, requests, self._config.lease.mail, ages)
-        except ProtocolError as exc:
-            answers = tuple(
-                Subscribed(error=report(exc)) for _ in requests
-            )  # it does not understand us: no use to insist
+        except (ProtocolError, OversizeError) as exc:
+            if len(subscriptions) > 1:  # one of them, or all together: the others are not to suffer for it
+                half = len(subscriptions) // 2
+                self._subscribe(session_id, subscriptions[:half])
+                self._subscribe(session_id, subscriptions[half:])
+                return
+            answers = (Subscribed(error=report(exc)),)
         except WireError:
             with self._changed:
                 self._unsure |= {s.uid: s for s in subscriptions}
             raise
+        if len(answers) != len(subscriptions):
+            answers = tuple(Subscribed(error=report(ProtocolError("not an answer for each"))) for _ in requests)
         for subscription, answer in zip(subscriptions, answers, strict=True):
             with self._changed:
                 self._unsure.pop(subscription.uid, None)

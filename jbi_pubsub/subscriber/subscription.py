@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Final, NewType, Protocol
+from typing import Final, NewType, Protocol, runtime_checkable
 
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
 from jbi_pubsub.pad.subscription import SubscriptionRequest
@@ -28,6 +28,7 @@ REGISTRATIONS_REMEMBERED: Final = 10_000
 """Publisher registrations whose last sequence number a subscription keeps to drop duplicates; the least recent go."""
 
 
+@runtime_checkable
 class SubscriptionListener(Protocol):
     """What an application is told (paper section 2.4(5)). Calls are serial per subscription, on a library thread.
 
@@ -40,6 +41,20 @@ class SubscriptionListener(Protocol):
 
     def lost(self, subscription: SubscriptionUid, notice: LossNotice) -> None:
         """Objects were lost: how many (0: not known) and why."""
+
+
+class Told:
+    """A function as a listener: called with each object. Losses are logged and counted (`losses`)."""
+
+    def __init__(self, function: Callable[[SubscriptionUid, InfoObject], object]) -> None:
+        self._function = function
+
+    def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
+        """An object arrived."""
+        self._function(subscription, obj)
+
+    def lost(self, subscription: SubscriptionUid, notice: LossNotice) -> None:
+        """Nothing to be done: it is in the log and in the account already."""
 
 
 Consumer = Callable[[int], None]
