@@ -27,6 +27,7 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, PortInUseError, StorageError
+from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
@@ -82,8 +83,8 @@ REAP_MOST: Final = 0.5
 """Longest pause of the reaper in seconds: the grace within which an expiry is announced."""
 
 REAP_AT_ONCE: Final = 100
-"""Leases that the reaper ends before it lets others in: 2 ms under the lock, like a slice of a table (index.SLICE), and
-no more than a commit takes."""
+"""Leases that the reaper ends before it lets others in: 2 ms under the lock, no more than a commit
+takes."""
 
 BREATH: Final = 0.0002
 """Seconds that whoever holds the lock again and again leaves it to others: they have to be woken, some 0.05 ms each."""
@@ -319,16 +320,14 @@ class LookupServer:
             return call(self._registrar, self._clock())
 
     def search(self, template: ServiceTemplate, limit: int, *, total: bool, after: str) -> ServiceMatches:
-        """A page of a lookup. If it takes an index that is not ready, who asks makes it, others go in between."""
+        """A page of a lookup; others go in between where there is nothing in its first part."""
         matched = -1
         while True:
-            with self._lock:
-                page = self._registrar.page(template, self._clock(), limit, total=total, after=after)
-            if page is not None:
-                matched = max(matched, page.total)
-                if page.items or not page.after:
-                    return msgspec.structs.replace(page, total=matched)
-                after, total = page.after, False  # nothing in that part
+            page = self.read(lambda r, now: r.page(template, now, limit, total=total, after=after))  # noqa: B023  # called here
+            matched = max(matched, page.total)
+            if page.items or not page.after:
+                return msgspec.structs.replace(page, total=matched)
+            after, total = page.after, False
             time.sleep(BREATH)
 
     def matching(self, template: ServiceTemplate) -> Iterator[ServiceItem]:
@@ -452,6 +451,7 @@ class LookupServer:
             "compressed": len(self._compressed),
             "events_waiting": waiting,
             "events_lost": lost,
+            "faults": faults(),
             "store": msgspec.to_builtins(self._store.status()) if self._store else None,
             **registrar,
         }
@@ -607,14 +607,7 @@ class LookupServer:
                 self._store.align(self._clock(), self._wall())
             with self._lock:
                 due = self._registrar.next_deadline()
-            self._rest(REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock())))
-
-    def _rest(self, seconds: float) -> None:
-        """For so long, make slices of the tables that nobody waits for any more; without any, wait."""
-        until = time.monotonic() + seconds
-        while not self._stopping.is_set() and (left := until - time.monotonic()) > 0:
-            growing = self.read(lambda registrar, _: registrar.step())
-            self._stopping.wait(min(left, BREATH) if growing else left)
+            self._stopping.wait(REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock())))
 
     def _drop_idle_channels(self) -> None:
         old = time.monotonic() - 2 * max(self._config.lease.lookup, 30.0)

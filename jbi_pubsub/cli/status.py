@@ -38,7 +38,7 @@ ROWS_MOST: Final = 50
 """Subscriptions shown of one server to people; JSON has all that the server tells."""
 
 _LOOKUPS: Final = (
-    "lookup service", "address", "groups", "up s", "items", "listeners", "leases", "masks", "lookups", "changes",
+    "lookup service", "address", "groups", "up s", "items", "listeners", "leases", "faults", "lookups", "changes",
     "events", "events lost", "disk",
 )  # fmt: skip
 _SERVERS: Final = (
@@ -176,7 +176,7 @@ def _lookup_row(facts: Facts) -> Sequence[object]:
     return (
         facts["id"][:8], facts["address"], ", ".join(group or "(public)" for group in facts["groups"]),
         facts["uptime"], facts["items"], facts["event_registrations"], facts["items"] + facts["event_registrations"],
-        facts["item_index"]["tables"] + facts["template_index"]["tables"], _counted(facts, "lookups"),
+        sum(facts["faults"].values()), _counted(facts, "lookups"),
         _counted(facts, "changes"), _counted(facts, "events"), facts["events_lost"], disk,
     )  # fmt: skip
 

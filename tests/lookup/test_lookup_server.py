@@ -25,7 +25,6 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import ITEMS, Hello, Line, Receiver, greet
-from jbi_pubsub.lookup import index as index_module
 from jbi_pubsub.lookup import server as server_module
 from jbi_pubsub.lookup.client import join as join_module
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -363,35 +362,6 @@ def test_jbi_services_lists_what_takes_many_pages(
     listing = start("--no-multicast", "--locator", locator, "services", "--type", "Printer", "--json")
     said, _ = listing.communicate(timeout=60.0)
     assert len(json.loads(said)) == 600
-
-
-def test_others_are_served_while_a_mask_is_used_for_the_first_time(
-    federation: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given many services, and tables that are built one service at a time
-    lookup = federation.lookups[0]
-    with lookup._lock:
-        for number in range(300):
-            lookup._registrar.register(printer(number, f"colour-{number % 3}"), 300.0, lookup._clock())
-    monkeypatch.setattr(index_module, "SLICE", 1)
-    monkeypatch.setattr(index_module, "PATIENCE", 1)
-    monkeypatch.setattr(index_module.EntryIndex.grow, "__defaults__", (1,))
-    own = [RegistrarProxy(ServiceRef("", EXPORTED, (lookup.address,)), Security()) for _ in range(2)]
-    # When one client asks by a mask for the first time, and another one asks by id all the while
-    found: list[int] = []
-    asking = threading.Thread(target=lambda: found.append(len(own[0].lookup(wanting("colour-1"), 1000).items)))
-    asking.start()
-    between = 0
-    while asking.is_alive():
-        between += len(own[1].lookup(ServiceTemplate("printer-1"), 1).items)
-        if lookup.status()["item_index"]["growing"]:
-            own[1].register(printer(301 + between, "colour-1"), 300.0)
-    asking.join()
-    for proxy in own:
-        proxy.close()
-    # Expect the answer of the first to be right, and the other to have been served in between
-    assert found[0] >= 100
-    assert between > 3
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])

@@ -29,6 +29,7 @@ DEVICE = define("Device", {"building": str})
 PRINTER = define("Printer", {"colour": str}, DEVICE)
 PRINTER_NEW = define("Printer", {"colour": str, "paper": str}, DEVICE)
 COMMENT = define("Comment", {"text": str})
+ANCIENT = EntryClass("A0", tuple(f"f{n}" for n in range(20)), tuple((f"A{n}", "0") for n in range(32)))
 NOW = 1000.0
 
 
@@ -483,7 +484,7 @@ class TestLimits:
             registrar.notify(template(), 7, 60.0, NOW, owner="a")
 
     def test_sizes_are_bounded(self):
-        registrar = make(limits=RegistrarLimits(item_bytes=2000, entries=2, types=2))
+        registrar = make(limits=RegistrarLimits(item_bytes=2000, entries=2, types=2, postings=500))
         got = registrar.register(item("p"), 60.0, NOW).result
         long, many = rep(COMMENT, text="x" * 2000), [rep(COMMENT, text=str(n)) for n in range(3)]
         for call in (
@@ -500,6 +501,8 @@ class TestLimits:
         ):
             with pytest.raises(OversizeError):
                 call()
+        with pytest.raises(OversizeError, match="each class of its lineage"):
+            registrar.register(item("q", EntryRep(ANCIENT, ("x",) * 20)), 60.0, NOW)
         assert registrar.lookup(template(), NOW).entries == ()
 
     def test_text_that_is_no_unicode_is_refused(self, registrar):
