@@ -48,6 +48,7 @@ from jbi_pubsub.core.errors import (
     UnknownLeaseError,
     report,
 )
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.lease import (
     DEFAULT_DURATION,
     DEFAULT_INTERVAL,
@@ -429,7 +430,8 @@ class Registrar:
         comes back with each event.
 
         Raises EntryError (malformed template, no transitions), IncompatibleEntryError, OversizeError,
-        LeaseDeniedError (bad duration, or no room), StorageError.
+        LeaseDeniedError (bad duration, or no room). A log that takes nothing new is no reason to refuse: whoever finds
+        the registration gone after a restart makes it again.
         """
         self._check_template(template)
         for entry in template.entries:
@@ -439,7 +441,6 @@ class Registrar:
         kind = check_transitions(transitions)
         self._check_size("event registration", (template, handback, owner, listener))
         self._check_room("event_registrations", len(self._book), owner, None)
-        self._check_log()
         event_id = self._new_id()
         lease = self._event_leases.grant(event_id, duration, now)
         interest = Interest(event_id, template, kind, listener, lease.lease_id, handback, owner)
@@ -498,10 +499,14 @@ class Registrar:
         """Take out at most `limit` items and as many event registrations whose lease has ended; the result is how
         many. Call again at once when it is `limit` or more, else at `next_deadline`."""
         silent = self._event_leases.expire(now, limit)  # first: an expired registration hears nothing of the items
+        events: list[AddressedEvent] = []
         for event_id in silent:
-            self._stop(event_id)
+            with guarded("lookup expiry"):  # one that can't be taken out must not keep the others
+                self._stop(event_id)
         gone = self._item_leases.expire(now, limit)
-        events = [event for service_id in gone for event in self._withdraw(service_id, now)]
+        for service_id in gone:
+            with guarded("lookup expiry"):
+                events += self._withdraw(service_id, now)
         self._counts["expired"] += len(silent) + len(gone)
         self._write(*(Dropped("event_registrations", event_id) for event_id in silent))
         self._write(*(Dropped("items", service_id) for service_id in gone))
