@@ -13,7 +13,8 @@ Rules
 - The file stays within twice what is in it: after each commit some free pages are given back while more than half are
   free (SQLite joins half-empty pages itself), and the log is cut to `LOG_BYTES` when SQLite begins it anew, after
   every 1,000 pages. All of that is part of SQLite's own transactions: a kill in the middle leaves none half done.
-- Event numbers are not stored: they jump by 2**31 - 1 with each restart, and the gap makes clients look up again.
+- Event numbers are not stored: they jump by 2**31 - 1 at least with each restart, and the gap makes clients look up
+  again.
 - What is read at a start is checked: the file's structure by SQLite, each record by its own checksums. A file that is
   no store of this version, or a damaged one, is refused and left as it is.
 - A start needs no room on the disk, but for a new file.
@@ -154,7 +155,7 @@ class _Clock(msgspec.Struct, array_like=True, frozen=True):
 
 
 class _Epoch(msgspec.Struct, array_like=True, frozen=True):
-    """How often the file was opened, at least: each start gives event numbers of its own."""
+    """Grows with each start, to the seconds of the wall clock at least: each gives event numbers of its own."""
 
     number: int
 
@@ -202,7 +203,7 @@ class Store:
             self._clock = self._set_clock(now, wall, boot)
             before = self._meta("epoch", _Epoch) or _Epoch(0)
             admin = self._meta("admin", RegistrarAdmin)
-            self._epoch = before.number + 1
+            self._epoch = max(before.number + 1, int(wall))  # new also where the one before could not be noted
             if admin is not None and admin.destroyed:
                 log.warning("store %s is of a lookup service that was destroyed: this is a new one", self.path)
                 admin = None
@@ -216,7 +217,6 @@ class Store:
             if str(fault.facts.get("code")).startswith("SQLITE_CORRUPT"):
                 raise
             log.error("nothing new is taken until the disk does again: %s", fault)
-            self._epoch = max(self._epoch, int(wall))  # later than that of a start before that could not be noted
             self._fault, self._written = fault, self._written + 1
             self._waiting = {("clock", ""): self._clock, ("epoch", ""): _Epoch(self._epoch), **self._waiting}
         return KeptState(admin, tuple(items), tuple(interests))

@@ -18,6 +18,7 @@ from jbi_pubsub.core.errors import (
     StorageError,
     UnknownLeaseError,
 )
+from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.lease import ANY, FOREVER
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup import browse
@@ -585,6 +586,30 @@ def test_on_a_full_disk_nothing_new_is_accepted_and_the_rest_goes_on():
     assert registrar.status().refused == 2
     registrar.cancel(got.lease_id, NOW)
     assert registrar.status().items == 0
+
+
+def test_what_can_not_be_taken_out_keeps_nothing_else_from_ending():
+    """Given an item and an event registration that fail when their leases have ended, all others end."""
+    registrar = make()
+    services = [registrar.register(item(name), 10.0, NOW).result.service_id for name in "abc"]
+    events = [registrar.notify(template(), 7, 10.0, NOW, listener=name).result.event_id for name in "abc"]
+    registrar.notify(template(), 7, 100.0, NOW, listener="watching")
+    before = faults().get("lookup expiry", 0)
+    failing = {"_withdraw": services[1], "_stop": events[0]}
+    for name, poisoned in failing.items():
+        whole = getattr(registrar, name)
+
+        def fail(key, *rest, whole=whole, poisoned=poisoned):
+            if key == poisoned:
+                raise KeyError(key)
+            return whole(key, *rest)
+
+        setattr(registrar, name, fail)
+    outcome = registrar.expire(NOW + 20.0)
+    assert sorted(event.service_id for _, event in outcome.events) == sorted({services[0], services[2]})
+    assert registrar.status().event_registrations == 2
+    assert faults()["lookup expiry"] == before + 2
+    assert names(registrar, template(), NOW + 20.0) == set()
 
 
 def test_an_item_shares_its_parts_with_others_like_it(registrar):

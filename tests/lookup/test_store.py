@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from unittest import mock
@@ -312,6 +312,45 @@ def test_a_full_disk_refuses_what_is_new_serves_on_and_says_so(path):
     store.close()
     registrar, store = start(path)
     assert names(registrar) == {"p0", "one more"}
+    store.close()
+
+
+def test_a_start_needs_no_room_on_the_disk_and_numbers_events_anew_each_time(path):
+    """Given a file that takes no more, two starts find what was kept, refuse what is new, and jump in the numbers."""
+    registrar, store = start(path)
+    kept = registrar.register(item("kept"), 5000.0, NOW).result
+    registrar.register(item("ended"), 10.0, NOW)
+    registrar.notify(ServiceTemplate(), 7, 9000.0, NOW)
+    store.close()
+
+    def start_full(later: float) -> tuple[Registrar, Store]:
+        full = mock.patch.object(Store, "_put_meta", side_effect=StorageError("the disk is full", hint="Free some"))
+        with full:
+            store = Store(path)
+            state = store.recover(NOW, WALL + later)
+        assert "full" in store.status().fault
+        registrar = Registrar(item_leases=POLICY, event_leases=POLICY, log=store)
+        registrar.restore(state, NOW)
+        return registrar, store
+
+    numbers = []
+    for later in (100.0, 200.0):
+        registrar, store = start_full(later)
+        assert names(registrar) == {"kept"}
+        with pytest.raises(StorageError, match="full"):
+            registrar.register(item("new"), 10.0, NOW)
+        numbers.append(registrar.cancel(kept.lease_id, NOW).events[0][1].number)
+        with mock.patch.object(Store, "_commit", side_effect=StorageError("the disk is full")), suppress(StorageError):
+            store.close()
+    assert numbers[1] - numbers[0] >= NUMBER_JUMP
+    registrar, store = start_full(300.0)
+    store.sync()  # there is room again
+    assert store.status().fault == ""
+    numbers.append(registrar.register(item("new"), 10.0, NOW).events[0][1].number)
+    store.close()
+    registrar, store = start(path)
+    numbers.append(registrar.register(item("newer"), 10.0, NOW).events[0][1].number)
+    assert all(after - before >= NUMBER_JUMP for before, after in pairwise(numbers))
     store.close()
 
 
