@@ -36,7 +36,7 @@ from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, check_endpoint
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup import browse
-from jbi_pubsub.lookup.client.discovery import MAX_SUGGESTIONS, Announcement
+from jbi_pubsub.lookup.client.discovery import MAX_SUGGESTIONS, Announcement, interfaces_of
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import (
     DIAGNOSTIC,
@@ -606,7 +606,7 @@ class LookupServer:
             self._announcement.stop()
         self._announcement = None
         if lookup.multicast and info.groups:
-            self._announcement = Announcement(info, self.address, lookup.interfaces)
+            self._announcement = Announcement(info, self.address, interfaces_of(self._config))
             self._announcement.start()
 
     def _check_listener(self, listener: str) -> None:
