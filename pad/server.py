@@ -36,7 +36,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, TypeName
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import ControlServer, exported
+from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, Tokens, listen, refuse, welcome
@@ -313,10 +313,11 @@ class DisseminationServer:
 
     # -- data connections ---------------------------------------------------------------------------------------
 
-    def _serve_data(self, sock: socket.socket, _caller: Caller) -> None:
+    def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
         line = Line(sock)
         hello = listen(line)
         kind, uid = self._tokens.redeem(hello.token) or ("", "")
+        caller.place.kept = bool(kind)
         if kind == "deliver":
             self._deliver(sock, line, uid, hello)
         elif kind == "publish":
@@ -441,6 +442,7 @@ class _Delegate:
         self._server = server
 
     @exported
+    @leasing
     def connect(self, caller: Caller, name: str, duration: float) -> Opened:
         self._server.allow(caller, "connect")
         self._server.refuse_when_stopping()
@@ -448,6 +450,7 @@ class _Delegate:
         return Opened(connection.connection_id, lease, self._server.server_id)
 
     @exported
+    @leasing
     def renew(self, caller: Caller, lease_id: str, duration: float) -> float:  # noqa: ARG002  # the lease id is the right
         return self._server.delegate.renew(lease_id, duration).duration
 
@@ -489,6 +492,7 @@ class _Subscriptions:
         self._server = server
 
     @exported
+    @leasing
     def open(self, caller: Caller, name: str, duration: float) -> Opened:
         self._server.allow(caller, "subscribe")
         self._server.refuse_when_stopping()
@@ -496,6 +500,7 @@ class _Subscriptions:
         return Opened(session_id, lease, self._server.server_id)
 
     @exported
+    @leasing
     def renew(self, caller: Caller, lease_id: str, duration: float) -> float:  # noqa: ARG002  # the lease id is the right
         return self._server.delegate.renew(lease_id, duration).duration
 

@@ -499,7 +499,7 @@ class RegistrarSession:
                     self._look_again()
                 else:
                     raise ProtocolError(f"event of kind {kind!r}")
-            except msgspec.DecodeError as exc:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
                 raise ProtocolError(f"bad event: {exc}") from exc
 
     def _look_again(self) -> None:

@@ -33,8 +33,10 @@ import msgspec
 
 from jbi_pubsub.core.errors import OversizeError, ProtocolError, WireError, WireTimeoutError
 from jbi_pubsub.core.info_object import Part
+from jbi_pubsub.core.values import decoded
 
 from .deflate import DEFLATE, INFLATED_MOST, Compression
+from .tls import alert_in, explained
 
 FRAME: Final = struct.Struct("!IB")
 BATCH: Final = struct.Struct("!QI")
@@ -98,6 +100,9 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(token, position, () if compression == "none" else (compression,))
 
 
+_HELLOS: Final = msgspec.msgpack.Decoder(Hello)
+
+
 class Line:
     """A socket that one thread may read while another writes, with deadlines; TLS sockets are locked for it."""
 
@@ -129,9 +134,10 @@ class Line:
 
     def receive(self, timeout: float = IDLE_SECONDS, limit: int = MAX_FRAME_BYTES) -> tuple[int, memoryview]:
         """The next frame of at most `limit` bytes: (kind, body). Raises WireError, WireTimeoutError, ProtocolError."""
-        length, kind = FRAME.unpack(self._read(FRAME.size, timeout))
+        head = self._read(FRAME.size, timeout)
+        length, kind = FRAME.unpack(head)
         if length > limit:
-            raise ProtocolError(f"peer announces a frame of {length} bytes, the limit is {limit}")
+            raise ProtocolError(alert_in(head) or f"peer announces a frame of {length} bytes, the limit is {limit}")
         return kind, memoryview(self._read(length, max(timeout, SEND_SECONDS)))
 
     def shut(self) -> None:
@@ -161,7 +167,7 @@ class Line:
                 self._wait(select.POLLOUT, deadline, "TLS renegotiation")
                 continue
             except (OSError, ValueError) as exc:
-                raise WireError(f"connection lost: {exc}") from exc
+                raise WireError(f"connection lost: {explained(exc)}") from exc
             if not read:
                 raise WireError("connection closed by the peer")
             got += read
@@ -183,7 +189,7 @@ class Line:
                 self._wait(select.POLLIN, deadline, "TLS renegotiation")
                 continue
             except (OSError, ValueError) as exc:
-                raise WireError(f"connection lost: {exc}") from exc
+                raise WireError(f"connection lost: {explained(exc)}") from exc
             data = data[sent:]
             deadline = time.monotonic() + timeout  # a slow link is no dead one
 
@@ -194,7 +200,7 @@ class Line:
             poller.register(self._sock, event)
             ready = left > 0 and poller.poll(left * 1000)
         except (OSError, ValueError) as exc:
-            raise WireError(f"connection lost: {exc}") from exc
+            raise WireError(f"connection lost: {explained(exc)}") from exc
         if not ready:
             raise WireTimeoutError(f"peer is too slow: {doing}")
 
@@ -603,10 +609,7 @@ def listen(line: Line) -> Hello:
     kind, body = line.receive(HANDSHAKE_SECONDS, limit=1024)
     if kind != HELLO:
         raise ProtocolError(f"frame of kind {kind} where a hello belongs")
-    try:
-        return msgspec.msgpack.decode(body, type=Hello)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"bad hello: {exc}") from exc
+    return decoded(_HELLOS, body, "hello")
 
 
 def welcome(line: Line, position: int, compression: Compression | None = None) -> None:
