@@ -33,6 +33,7 @@ from jbi_pubsub.core.errors import (
     WireError,
     report,
 )
+from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, TypeName
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
@@ -280,6 +281,7 @@ class DisseminationServer:
             "compressed": len(self._compressed),
             "threads": threading.active_count(),
             "calls": self._control.calls,
+            "faults": faults(),
             **self.delegate.status(),
         }
 
@@ -309,7 +311,8 @@ class DisseminationServer:
                 yield Sample(f"registration_{name}", "counter", f"Objects {name}", registration[name], labels)
         for session in status["sessions"]:
             queued = sum(session["queued"].values())
-            yield Sample("queued", "gauge", "Objects waiting", queued, (("subscriber", session["name"]),))
+            labels = (("session", session["session"]), ("subscriber", session["name"]))  # anybody may have the name
+            yield Sample("queued", "gauge", "Objects waiting", queued, labels)
 
     # -- data connections ---------------------------------------------------------------------------------------
 

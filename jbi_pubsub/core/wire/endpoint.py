@@ -76,6 +76,9 @@ TLS_HELLO: Final = b"\x16\x03"
 ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x0a"
 """What tells a peer of ours that the two ends do not agree on TLS: a fatal alert, unexpected_message (RFC 8446, 6)."""
 
+ACCEPT_SECONDS: Final = 0.2
+"""Until it is tried again to accept: when the file table is full, others need the time to close."""
+
 LINGER_SECONDS: Final = 1.0
 """For the peer to read why it was refused."""
 
@@ -366,16 +369,17 @@ class Endpoint:
 
     def _accept_all(self) -> None:
         while not self._stopping:
-            try:
-                sock, address = self._listener.accept()
-            except OSError as exc:
-                if self._stopping or exc.errno in (errno.EBADF, errno.EINVAL):
-                    return
-                log.warning("%s: accept failed, trying again: %s", self.name, exc)
-                time.sleep(0.2)  # EMFILE and friends: give others the time to close
-                continue
             with guarded("accepting a connection"):
-                self._admit(sock, address[0], f"{address[0]}:{address[1]}")
+                try:
+                    sock, address = self._listener.accept()
+                except OSError as exc:
+                    if self._stopping or exc.errno in (errno.EBADF, errno.EINVAL):
+                        return
+                    log.warning("%s: accept failed, trying again: %s", self.name, exc)
+                else:
+                    self._admit(sock, address[0], f"{address[0]}:{address[1]}")
+                    continue
+            time.sleep(ACCEPT_SECONDS)
 
     def _admit(self, sock: socket.socket, host: str, address: str) -> None:
         place = Place(peer_of(host))

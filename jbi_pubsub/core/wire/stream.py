@@ -31,7 +31,8 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from jbi_pubsub.core.errors import OversizeError, ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.errors import JbiError, OversizeError, ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.values import decoded
 
@@ -362,6 +363,8 @@ class Sender:
         self._window = Window()
         self._stopping = False
         self._taking = self._started = False
+        self._held: list[tuple[Part, ...]] = []
+        """Taken from the source, and in no batch yet: what has failed is done again."""
         self._thread = threading.Thread(target=self._send_all, name=f"{name}-send", daemon=True)
 
     @property
@@ -412,6 +415,7 @@ class Sender:
         with self._changed:
             while self._taking:
                 self._changed.wait(1.0)
+            self._held = []
             self._window.restart()
 
     def run(self, line: Line, position: int) -> None:
@@ -459,7 +463,10 @@ class Sender:
         with self._changed:
             count = self._window.acknowledge(position)
             self._changed.notify_all()
-        self._acked(count, body[8:])
+        try:
+            self._acked(count, body[8:])
+        except Exception as exc:
+            raise cut("acknowledgement", exc) from exc
 
     def _send_all(self) -> None:
         while True:
@@ -469,28 +476,44 @@ class Sender:
                 if self._stopping:
                     return
                 self._taking = True
-            try:
-                items = self._source.take(MAX_BATCH_ITEMS, self._batch_bytes, TAKE_SECONDS)
-                if items:
-                    self._send(items)
-            finally:
-                with self._changed:
-                    self._taking = False
-                    self._changed.notify_all()
+            failed = True
+            with guarded("sender"):
+                self._held = self._held or self._source.take(MAX_BATCH_ITEMS, self._batch_bytes, TAKE_SECONDS)
+                if self._held:
+                    self._send()
+                failed = False
+            with self._changed:
+                self._taking = False
+                self._changed.notify_all()
+                if failed and not self._stopping:
+                    self._changed.wait(TAKE_SECONDS)
 
     def _may_send(self) -> bool:
         window = self._window
         return self._line is not None and window.may_add() and (window.may_add_partial() or self._source.is_full())
 
-    def _send(self, items: list[tuple[Part, ...]]) -> None:
+    def _send(self) -> None:
         with self._changed:
-            batch = self._window.add(items)
+            batch = self._window.add(self._held)
+            self._held = []
             line = self._line
         if line is not None:
             try:
                 line.send_frame(batch.frame)
             except WireError:
                 line.shut()  # `run` notices and ends; the batch is kept and sent again on the next line
+            except Exception:
+                line.shut()
+                raise
+
+
+def cut(what: str, failure: Exception) -> Exception:
+    """With what a failure of ours ends the connection: the peer sees a cut, and may come back. What may happen stays as
+    it is; a fault that nobody expected is noted, and becomes a WireError."""
+    if isinstance(failure, JbiError | OSError):
+        return failure
+    note(what, failure)
+    return WireError(f"{what} has failed here: {type(failure).__name__}: {failure}")
 
 
 class Receiver:
@@ -569,7 +592,10 @@ class Receiver:
         items = _split(body[BATCH.size :], count)
         fresh = items[self.position + 1 - first :]
         if fresh:
-            self._sink(fresh)
+            try:
+                self._sink(fresh)
+            except Exception as exc:
+                raise cut("receiver", exc) from exc
             self.position += len(fresh)
 
 
