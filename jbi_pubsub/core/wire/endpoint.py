@@ -377,7 +377,10 @@ class Endpoint:
                         return
                     log.warning("%s: accept failed, trying again: %s", self.name, exc)
                 else:
-                    self._admit(sock, address[0], f"{address[0]}:{address[1]}")
+                    with contextlib.ExitStack() as undo:
+                        undo.callback(sock.close)
+                        self._admit(sock, address[0], f"{address[0]}:{address[1]}")
+                        undo.pop_all()
                     continue
             time.sleep(ACCEPT_SECONDS)
 
