@@ -19,7 +19,7 @@ from jbi_pubsub.core.wire import stream
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Endpoint, Security
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
-from jbi_pubsub.core.wire.stream import ACK, BATCH, Line, Part, Receiver, Sender
+from jbi_pubsub.core.wire.stream import ACK, BATCH, FRAME, Line, Part, Receiver, Sender
 
 Counting = Callable[[str], Any]
 
@@ -270,7 +270,7 @@ def test_a_fault_in_sending_loses_nothing_and_the_next_connection_goes_on(
     sender = Sender(source, name="guarded", acked=lambda count, _note: acked.append(count))
     received: list[int] = []
     receiver = Receiver(lambda items: received.extend(int.from_bytes(i[:8], "big") for i in items), lambda: b"")
-    what = "acknowledgement" if where == "acked" else "sender"
+    what = "stream of a sender" if where == "acked" else "sender"
     with counted(what):
         match where:
             case "take":
@@ -278,8 +278,8 @@ def test_a_fault_in_sending_loses_nothing_and_the_next_connection_goes_on(
             case "window":
                 monkeypatch.setattr(sender._window, "add", Once(sender._window.add))
             case "frame":
-                once = Once(Line.send_frame)
-                monkeypatch.setattr(Line, "send_frame", lambda *given: once(*given))
+                send, once = Line.send_frame, Once(Line.send_frame)
+                monkeypatch.setattr(Line, "send_frame", lambda *given: (send if is_ack(given[1]) else once)(*given))
             case _:
                 monkeypatch.setattr(sender, "_acked", Once(sender._acked))
         sender.start()
@@ -290,6 +290,11 @@ def test_a_fault_in_sending_loses_nothing_and_the_next_connection_goes_on(
     # Expect every item once, in order
     assert received == [1, 2, 3, 4, 5]
     sender.stop()
+
+
+def is_ack(parts: Sequence[Part]) -> bool:
+    """Whether a frame acknowledges."""
+    return parts[0][FRAME.size - 1] == ACK
 
 
 def _meet(sender: Sender, receiver: Receiver, until: Callable[[], bool]) -> None:
@@ -317,6 +322,18 @@ def _run(end: Callable[..., None], *arguments: Any) -> None:
         end(*arguments)
 
 
+def test_a_note_that_fails_is_a_cut_and_comes_again(counted: Counting) -> None:
+    # Given a receiver whose note of what it has consumed fails once
+    received: list[bytes] = []
+    receiver = Receiver(lambda items: received.extend(bytes(i) for i in items), Once(lambda: b""))
+    sender = Sender(Numbers(2), name="guarded", acked=lambda _count, _note: None)
+    sender.start()
+    with counted("acknowledging"):
+        _meet(sender, receiver, lambda: False)
+    _meet(sender, receiver, lambda: len(received) == 2 and sender.unacknowledged == 0)
+    sender.stop()
+
+
 def test_a_fault_in_taking_a_batch_is_a_cut_and_the_batch_comes_again(counted: Counting) -> None:
     # Given a receiver that can't take its first batch, for a fault of ours
     received: list[bytes] = []
@@ -325,7 +342,7 @@ def test_a_fault_in_taking_a_batch_is_a_cut_and_the_batch_comes_again(counted: C
     sender = Sender(Numbers(2), name="guarded", acked=lambda _count, _note: None)
     sender.start()
     # When they meet, expect WireError on both sides; and all of it when they meet again
-    with counted("receiver"):
+    with counted("stream of a receiver"):
         _meet(sender, receiver, lambda: False)
     assert received == []
     _meet(sender, receiver, lambda: len(received) == 2)

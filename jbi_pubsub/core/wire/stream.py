@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import msgspec
 
@@ -428,12 +428,14 @@ class Sender:
                 self._line.shut()  # a newer connection of the same peer wins
                 self._line = None
             count = self._window.acknowledge(position)
-        if count:
-            self._acked(count, memoryview(b""))
-        self._catch_up(line, position)
         try:
+            if count:
+                self._acked(count, memoryview(b""))
+            self._catch_up(line, position)
             while True:
                 self._read_ack(line)
+        except Exception as exc:  # noqa: BLE001  # noted
+            cut("stream of a sender", exc)
         finally:
             with self._changed:
                 if self._line is line:
@@ -463,10 +465,7 @@ class Sender:
         with self._changed:
             count = self._window.acknowledge(position)
             self._changed.notify_all()
-        try:
-            self._acked(count, body[8:])
-        except Exception as exc:
-            raise cut("acknowledgement", exc) from exc
+        self._acked(count, body[8:])
 
     def _send_all(self) -> None:
         while True:
@@ -507,13 +506,13 @@ class Sender:
                 raise
 
 
-def cut(what: str, failure: Exception) -> Exception:
-    """With what a failure of ours ends the connection: the peer sees a cut, and may come back. What may happen stays as
-    it is; a fault that nobody expected is noted, and becomes a WireError."""
+def cut(what: str, failure: Exception) -> NoReturn:
+    """End a connection: its peer sees a cut, and may come back. What may happen is raised as it is; a fault that nobody
+    expected is noted, and is a WireError."""
     if isinstance(failure, JbiError | OSError):
-        return failure
+        raise failure
     note(what, failure)
-    return WireError(f"{what} has failed here: {type(failure).__name__}: {failure}")
+    raise WireError(f"{what} has failed here: {type(failure).__name__}: {failure}") from failure
 
 
 class Receiver:
@@ -549,6 +548,8 @@ class Receiver:
             if greet_with is not None:
                 greet_with(self.position)
             self._read_batches(line)
+        except Exception as exc:  # noqa: BLE001  # noted
+            cut("stream of a receiver", exc)
         finally:
             if self._line is line:
                 self._line = None
@@ -574,6 +575,9 @@ class Receiver:
                 line.send(ACK, [self.position.to_bytes(8, "big"), self._note()])
             except WireError:
                 line.shut()  # `run` notices and ends
+            except Exception as exc:  # noqa: BLE001  # noted
+                note("acknowledging", exc)
+                line.shut()
 
     def stop(self) -> None:
         """End `run`."""
@@ -592,10 +596,7 @@ class Receiver:
         items = _split(body[BATCH.size :], count)
         fresh = items[self.position + 1 - first :]
         if fresh:
-            try:
-                self._sink(fresh)
-            except Exception as exc:
-                raise cut("receiver", exc) from exc
+            self._sink(fresh)
             self.position += len(fresh)
 
 
