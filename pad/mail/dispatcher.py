@@ -364,17 +364,24 @@ class MailDispatcher:
         """Account for an attempt, whatever its end was."""
         del self._tasks[attempt.outbox]
         with guarded("account of a mail"):
-            now = time.monotonic()
-            with self._changed:
-                if task.cancelled():
-                    losses = self._queue.release(attempt, now)
-                elif (answer := task.result()).unreachable:
-                    losses = self._queue.put_off(attempt, answer.unreachable, now)
-                else:
-                    losses = self._queue.settle(attempt, answer.refused, now, blamed=answer.blamed)
-                self._changed.notify_all()
-            self._tell(losses)
+            self._account(attempt, None if task.cancelled() else task.result())
+        if attempt.outbox.busy:  # that has failed: not sent again at once, and not for ever
+            with guarded("account of a mail"):
+                self._account(attempt, _Answer(unreachable="its account has failed here"))
         self._woken.set()
+
+    def _account(self, attempt: Attempt, answer: _Answer | None) -> None:
+        """`answer`: None if it was aborted."""
+        now = time.monotonic()
+        with self._changed:
+            if answer is None:
+                losses = self._queue.release(attempt, now)
+            elif answer.unreachable:
+                losses = self._queue.put_off(attempt, answer.unreachable, now)
+            else:
+                losses = self._queue.settle(attempt, answer.refused, now, blamed=answer.blamed)
+            self._changed.notify_all()
+        self._tell(losses)
 
     async def _try(self, attempt: Attempt) -> _Answer:
         with guarded("a try to send mail"):
