@@ -334,6 +334,7 @@ class DisseminationServer:
         except UnknownUidError as exc:
             refuse(line, str(exc))
             return
+        self.delegate.attached(uid)
         welcome(line, 0, self._compressed.grant(hello.compression))
         session.attach(sock, hello.position, self._endpoint.hand_over(sock), line.compression)
 
@@ -345,6 +346,7 @@ class DisseminationServer:
             self.forget_publications(connection_id)
             refuse(line, str(exc))
             return
+        self.delegate.attached(connection_id)
         compression = self._compressed.grant(hello.compression)
         receiver.run(line, lambda position: welcome(line, position, compression))
 
