@@ -26,7 +26,7 @@ from jbi_pubsub.lookup.client.discovery import LookupDiscovery, shown_groups
 from jbi_pubsub.lookup.client.finder import LookupCache, ServiceListener
 from jbi_pubsub.lookup.client.proxy import LOOKUP_TYPE, RegistrarInfo, RegistrarProxy
 from jbi_pubsub.lookup.client.session import STOP_SECONDS, RegistrarSession
-from jbi_pubsub.lookup.entry import EntryRep, matches
+from jbi_pubsub.lookup.entry import EntryRep, check_rep, matches
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import ALL_GROUPS
 
@@ -108,7 +108,7 @@ class JoinManager:
     def add_lookup_attributes(self, service_id: str, entries: Sequence[EntryRep]) -> None:
         """An administrator adds entries, in every lookup service (Jini's JoinAdmin, LU.2.6).
 
-        Raises UnknownUidError, and AccessDeniedError for service-controlled classes.
+        Raises UnknownUidError, EntryError, and AccessDeniedError for service-controlled classes.
         """
         item = self._item(service_id)
         self._check_control(service_id, entries)
@@ -222,7 +222,7 @@ class JoinManager:
 
     def _check_control(self, service_id: str, entries: Sequence[EntryRep]) -> None:
         controlled = self._controlled.get(service_id, frozenset())
-        for entry in entries:
+        for entry in map(check_rep, entries):
             denied = [name for name, _ in entry.cls.lineage if name in controlled]
             if denied:
                 raise AccessDeniedError(

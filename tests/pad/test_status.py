@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.pad.proxy import STATUS, fetch_status
-from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.pad.server import STATUS_ROWS, shortened
 
 

@@ -38,7 +38,7 @@ from jbi_pubsub.core.wire.control import ControlClient, ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Security
 from jbi_pubsub.core.wire.ref import ServiceRef
 from jbi_pubsub.lookup.client.proxy import RegistrarInfo
-from jbi_pubsub.lookup.item import ServiceMatches
+from jbi_pubsub.lookup.item import ServiceItem, ServiceMatches
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.proxy import Opened, Subscribed
@@ -419,6 +419,7 @@ def exports(request: pytest.FixtureRequest) -> Iterator[ControlServer]:
         return
     few = PadSection(max_sessions=20, max_subscriptions=20)
     server = DisseminationServer(Config(lookup=alone, pad=few), TypeRepository(), characteristics=("alpha", "rome"))
+    server.community.join(ServiceItem(server.server_id, (), server.ref("delegate", ())))  # which one may administer
     yield server._control
     server.delegate.close()
     server._endpoint.stop()
