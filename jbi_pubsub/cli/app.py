@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 a run that went wrong (one line on stderr), 2 wrong usage 
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import sys
@@ -18,7 +17,7 @@ import click
 from jbi_pubsub import __version__
 from jbi_pubsub.core.errors import ConfigurationError, JbiError
 
-from .settings import Settings, pass_settings
+from .settings import Settings, json_text, pass_settings, printable
 
 __all__ = ["codegen_main", "jbi", "lookup_main", "main", "pad_main", "pass_settings", "study_main"]
 
@@ -92,7 +91,7 @@ def jbi(
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        JsonFormatter() if log_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        JsonFormatter() if log_json else TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     logging.basicConfig(level=level, handlers=[handler])
     flags: dict[str, object] = {}
@@ -110,6 +109,19 @@ def jbi(
     context.obj = Settings(config_file, flags | {key: value for key, value in own.items() if value is not None})
 
 
+def _lines(text: str) -> str:
+    """Text as a terminal can take it; lines stay lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+class TextFormatter(logging.Formatter):
+    """As configured, without what a terminal would obey: peers have a say in what is logged."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        """The line; a traceback goes below it."""
+        return printable(super().formatMessage(record))
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: time, level, logger, message, and the ids that a record is about (subscription, object,
     registration, session)."""
@@ -125,7 +137,7 @@ class JsonFormatter(logging.Formatter):
         facts |= {key: getattr(record, key) for key in IDS if hasattr(record, key)}
         if record.exc_info:
             facts["exception"] = self.formatException(record.exc_info)
-        return json.dumps(facts, ensure_ascii=False)
+        return json_text(facts)
 
 
 def main() -> None:
@@ -176,12 +188,9 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as exc:
         exc.show()
         return exc.exit_code
-    except ConfigurationError as exc:
-        click.echo(f"jbi: {exc}", err=True)
-        return 2
     except JbiError as exc:
-        click.echo(f"jbi: {exc}", err=True)
-        return 1
+        click.echo(_lines(f"jbi: {exc}"), err=True)  # peers have a say in it
+        return 2 if isinstance(exc, ConfigurationError) else 1
     except BrokenPipeError:
         return 0  # the reader of our output has had enough
     except OSError as exc:

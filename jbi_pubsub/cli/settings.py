@@ -70,9 +70,20 @@ def printable(value: object) -> str:
     return "".join(c if c.isprintable() else " " for c in str(value))
 
 
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """As JSON (RFC 8259), in which people read their own letters and a terminal obeys nothing: what is not printable
+    (control, bidirectional and zero-width characters) is escaped, as every reader of JSON takes it."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
+
+
 def show_json(value: Any) -> None:
     """One JSON document."""
-    click.echo(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False, default=str))
+    click.echo(json_text(value, indent=2 if sys.stdout.isatty() else None))
 
 
 @click.command()

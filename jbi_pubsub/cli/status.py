@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.proxy import STATUS
 from jbi_pubsub.pad.subscription import PAD_TYPE, PUBLISHER_TYPE
 
-from .settings import Settings, console, json_option, pass_settings, show_json, show_rows, table
+from .settings import Settings, console, json_option, json_text, pass_settings, show_json, show_rows, table
 
 Facts = dict[str, Any]
 """The status of one server, as it tells it, with what is computed here."""
@@ -234,7 +233,7 @@ def _watch(servers: Servers, every: float, count: int | None, *, subscriptions: 
             began = time.monotonic()
             found = servers.ask()
             if as_json:
-                click.echo(json.dumps({"time": round(time.time(), 3), "servers": found}, default=str))
+                click.echo(json_text({"time": round(time.time(), 3), "servers": found}))
             elif screen is not None:
                 made = (table(c, rows, title=title) for c, rows, title in tables(found, subscriptions=subscriptions))
                 screen.update(Group(*made), refresh=True)

@@ -371,7 +371,8 @@ class LookupDiscovery:
     def _browse(self) -> None:
         try:
             self._zeroconf = Zeroconf(interfaces=self._interfaces, ip_version=IPVersion.V4Only)
-            self._browser = ServiceBrowser(self._zeroconf, SERVICE_TYPE, _Listener(self._announced, self._gone))
+            listener = _Listener(self._announced, self._gone, lambda: self._stopping)
+            self._browser = ServiceBrowser(self._zeroconf, SERVICE_TYPE, listener)
         except (ZeroconfError, OSError) as exc:
             log.warning("no mDNS on %s (%s): using the locators alone", self._interfaces, exc)
 
@@ -386,12 +387,17 @@ class LookupDiscovery:
 
 
 class _Listener(ServiceListener):
-    def __init__(self, found: Callable[[ServiceInfo], None], gone: Callable[[str], None]) -> None:
+    def __init__(
+        self, found: Callable[[ServiceInfo], None], gone: Callable[[str], None], is_over: Callable[[], bool]
+    ) -> None:
+        """`is_over`: nobody is asked any more. Whoever ends the browser waits for all that it has heard of, and each
+        name that nobody stands behind takes its second."""
         self._found = found
         self._gone = gone
+        self._is_over = is_over
 
     def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
-        info = zc.get_service_info(type_, name, timeout=1000)
+        info = None if self._is_over() else zc.get_service_info(type_, name, timeout=1000)
         if info is not None:
             self._found(info)
 
