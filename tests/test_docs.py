@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import select
@@ -28,7 +29,7 @@ def test_the_readme_programs_exchange_an_object(start: Callable[..., Any]) -> No
     # Given the servers that the README starts
     lookup = start("--no-multicast", "lookup", "--port", "0", "--json").fact()
     start("--no-multicast", "--locator", lookup["address"], "pad", "alpha", "rome", "--json").fact()
-    environment = {"JBI_LOOKUP_LOCATORS": lookup["address"], "JBI_LOOKUP_MULTICAST": "false"}
+    environment = {"JBI_CONFIG": os.environ["JBI_CONFIG"], "JBI_LOOKUP_LOCATORS": lookup["address"]}
     # When its subscriber runs, and its publisher runs until the subscriber has something to say
     subscriber = subprocess.Popen(
         [sys.executable, "-u", "-c", program("subscriber")], cwd=TOP, env=environment, stdout=subprocess.PIPE, text=True

@@ -125,7 +125,7 @@ class Namespaces:
         """A Python process there, with JBI_* settings. It can be talked to by lines."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("JBI_")}
         environment |= {f"JBI_{key.upper()}": str(value) for key, value in settings.items()}
-        environment |= {"JBI_LOOKUP_MULTICAST": "false", "JBI_TLS_INSECURE": "true"}
+        environment |= {"JBI_CONFIG": os.devnull, "JBI_LOOKUP_MULTICAST": "false", "JBI_TLS_INSECURE": "true"}
         environment |= {"JBI_LOOKUP_LOCATORS": self.locator} if self.locator else {}
         command = ["ip", "netns", "exec", space, sys.executable, *arguments]
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
