@@ -85,7 +85,7 @@ def _keeps_to_itself() -> Iterator[None]:
     assert asked == [], f"port {LookupSection().port} was asked: give the configuration of the test its own locators"
 
 
-def eventually(good: Callable[[], T], timeout: float = 10.0, *, what: object = "") -> T:
+def eventually(good: Callable[[], T], timeout: float = 30.0, *, what: object = "") -> T:
     """Wait until `good()` is true, and return it; fail with `what`, or what `what()` says, after `timeout` seconds:
     not of the clock, which goes on when others have the processors, but in turns of 10 ms."""
     for _ in range(round(timeout * 100) + 1):
@@ -171,7 +171,7 @@ class Federation:
 
 def test_config(**sections: Any) -> Config:
     """Loopback, no mDNS, any port, leases of seconds."""
-    alone = LookupSection(groups=(GROUP,), port=0, multicast=False, locators=(), timeout=5.0, probe=0.3)
+    alone = LookupSection(groups=(GROUP,), port=0, multicast=False, locators=(), timeout=20.0, probe=0.3)
     return Config(
         lookup=sections.pop("lookup", alone),
         pad=sections.pop("pad", PadSection()),
@@ -297,7 +297,7 @@ class Process:
         """Its exit code, or the negative number of the signal that ended it; None while it runs."""
         return self._process.exitcode
 
-    def wait(self, timeout: float = 10.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         """The exit code; fails after `timeout` seconds."""
         self._process.join(timeout)
         if self._process.exitcode is None:
@@ -308,7 +308,7 @@ class Process:
         """All that it has said on stderr so far."""
         return os.pread(self._said.fileno(), os.fstat(self._said.fileno()).st_size, 0).decode()
 
-    def communicate(self, timeout: float = 10.0) -> tuple[str, str]:
+    def communicate(self, timeout: float = 60.0) -> tuple[str, str]:
         """The rest of stdout, and stderr, when it has ended; fails after `timeout` seconds."""
         rest: list[str] = []
         reading = threading.Thread(target=lambda: rest.append(self.stdout.read()))
@@ -336,7 +336,7 @@ class Process:
         """SIGKILL, SIGSTOP, SIGCONT, SIGTERM."""
         os.kill(self.pid, number)
 
-    def end(self, *, kill: bool = False, timeout: float = 10.0) -> int:
+    def end(self, *, kill: bool = False, timeout: float = 60.0) -> int:
         """SIGTERM, or SIGKILL, and the exit code."""
         if self._process.exitcode is None and not kill:
             with suppress(ProcessLookupError):  # it ends by itself

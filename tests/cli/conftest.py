@@ -49,4 +49,4 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
 def flags(federation: Any, world: str) -> list[str]:
     """The federation for the command line."""
     own = ["--no-multicast", "--group", world, "--locator", federation.lookups[0].address]
-    return [*own, "--set", "lookup.timeout=3"]
+    return [*own, "--set", "lookup.timeout=20"]

@@ -37,18 +37,17 @@ def test_a_filtered_tasking_order_reaches_an_aircraft_over_7200_bits_a_second(sc
     before = link.passed["down"]
 
     # When the order is published
-    began = time.monotonic()
     scene.publish(order)
-    [obj] = scene.receive(1, timeout=8.0)
-    took = time.monotonic() - began
+    [obj] = scene.receive(1, timeout=60.0)
 
-    # Expect the relevant targets, all of them and nothing else, within two fifths of the 10 s
+    # Expect the relevant targets, all of them and nothing else
     assert obj.payload.count(b"<descriptor>") == obj.payload.count(b"<type>A10A</type>") == order.count(b"A10A")
-    assert took <= 4.0
 
-    # Expect that the link carried one percent of the order and the metadata, where the order takes minutes
+    # Expect that the link carried one percent of the order and the metadata, for which it needs two fifths of the 10 s
+    # (its own seconds: those of the clock also tell how busy the machine is), where the order takes minutes
     carried = link.passed["down"] - before
     assert carried <= len(order) / 100 + len(obj.metadata) + 1_000
+    assert carried * 8 / AIRBORNE <= 4.0
     assert len(order) * 8 / AIRBORNE > 200
     assert scene.account()["delivered"] == 1
 
