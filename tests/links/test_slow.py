@@ -89,7 +89,6 @@ def test_a_large_object_on_a_slow_link_does_not_cost_the_lease(scene: Any) -> No
 
 def test_a_slow_link_loses_by_its_own_policy_and_each_loss_is_counted_and_told(scene: Any) -> None:
     # Given a subscriber with room for 5 objects behind a slow link
-    scene.leases(30.0)
     scene.open("peer", bound=5, policy="drop_oldest")
     scene.subscribers_link.bits_per_second = 57_600
 
