@@ -76,7 +76,7 @@ def test_a_subscription_survives_an_outage_of_half_the_lease_whenever_it_begins(
     scene.publish(b"after")
 
     # Expect all of them
-    assert scene.sequences(6, timeout=2.0) == [1, 2, 3, 4, 5, 6]
+    assert scene.sequences(6) == [1, 2, 3, 4, 5, 6]
     assert scene.local()["lost"] == {}
     assert scene.account()["delivered"] == 6
 
@@ -102,7 +102,7 @@ def test_a_subscription_comes_back_after_an_outage_of_three_leases(kind: str, si
     link.up()
 
     # Expect that it is registered again without the application's doing, and told that something may be lost
-    scene.eventually(lambda: sessions(scene) not in ([], before), 10.0, what="a new session")
+    scene.eventually(lambda: sessions(scene) not in ([], before), what="a new session")
     scene.eventually(lambda: scene.subscriber.wait_matched(scene.subscription, 1, 0.0) == 1)
     scene.eventually(lambda: scene.local()["lost"] == {"subscriber_dead": 1}, what="the loss is told as what it is")
 

@@ -159,6 +159,7 @@ def test_clients_of_one_group_never_see_services_of_another(
     # When a client of group A subscribes, and both publish
     subscriber = federation.subscriber(config("A"))
     uid = subscriber.register_subscriber(figures.figure_3, schema=figures.schema)
+    assert subscriber.wait_matched(uid) == 1
     assert subscriber.wait_matched(uid, 2, timeout=0.5) == 1
     for group in "BA":
         lights[group].publish(registrations[group], figures.figure_1, group.encode())
@@ -221,6 +222,7 @@ def test_a_registration_seen_through_two_lookup_services_delivers_once(
     registration = light.register_publisher(light.connect_to_delegate("alpha"), figures.schema, figures.figure_1)
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(figures.figure_3, schema=figures.schema)
+    assert subscriber.wait_matched(uid) == 1
     assert subscriber.wait_matched(uid, 2, timeout=0.5) == 1
     # When objects are published; Expect each once
     for number in range(20):
