@@ -16,12 +16,13 @@ import msgspec
 import pytest
 from rpyc.core import brine, consts
 
-from jbi_pubsub.core.config import Config, LookupSection, PadSection
+from jbi_pubsub.core.config import Config, LeaseSection, LookupSection, PadSection
 from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, EntryError
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import PREAMBLE, Security
 from jbi_pubsub.lookup.client import discovery as discovery_module
+from jbi_pubsub.lookup.client import join as join_module
 from jbi_pubsub.lookup.client.discovery import (
     Announcement,
     LookupDiscovery,
@@ -31,8 +32,9 @@ from jbi_pubsub.lookup.client.discovery import (
 )
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import LOOKUP_TYPE, RegistrarInfo
+from jbi_pubsub.lookup.client.session import RegistrarSession
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
-from jbi_pubsub.lookup.item import ServiceItem
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 
 PRINTER = ServiceItem("printer-1", ("Printer",), ServiceRef("p", "printer", ("127.0.0.1:1",)))
 
@@ -277,6 +279,17 @@ def test_what_is_announced_by_mdns_ends_no_thread_and_is_not_asked_for_at_the_en
     assert asked == []
 
 
+def test_an_announcement_that_fails_unexpectedly_is_counted(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(discovery_module, "Zeroconf", lambda **_: {}["gone"])
+    before = faults().get("lookup announcement", 0)
+    announced = Announcement(federation.lookups[0].info(), federation.lookups[0].address, ("127.0.0.1",))
+    announced.start()
+    announced.stop()
+    assert faults()["lookup announcement"] == before + 1
+
+
 def adapter(name: str, *addresses: str) -> ifaddr.Adapter:
     return ifaddr.Adapter(name, name, [ifaddr.IP(address, 24, name) for address in addresses], index=1)
 
@@ -351,6 +364,63 @@ def test_mdns_goes_where_others_can_connect_to_unless_interfaces_are_set(
 
 
 # -- joining --------------------------------------------------------------------------------------------------------
+
+
+def test_events_go_on_whatever_one_of_them_raises(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a party that watches, and an event that raises where it is received
+    party = JoinManager(federation.config, name="party")
+    federation.stack.callback(party.close)
+    cache = party.watch(ServiceTemplate(types=("Printer",)))
+    party.wait_watching(cache, 5.0)
+    before, left = faults().get("lookup events", 0), [None]
+    whole = RegistrarSession._dispatch
+
+    def fail(session: RegistrarSession, event: Any) -> None:
+        if left:
+            left.pop()
+            raise KeyError("gone")
+        whole(session, event)
+
+    monkeypatch.setattr(RegistrarSession, "_dispatch", fail)
+    # When services come, expect that the party knows of all in the end
+    lookup = federation.lookups[0]
+    for number in range(2):
+        item = msgspec.structs.replace(PRINTER, service_id=f"printer-{number}")
+        lookup.grant(lambda registrar, now, item=item: registrar.register(item, 300.0, now))
+        eventually(lambda: f"printer-{number}" in {item.service_id for item in cache.items()})  # noqa: B023
+    assert faults()["lookup events"] == before + 1
+
+
+def test_a_session_that_can_not_be_ended_is_counted(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a party, and a session whose end raises, as does what is forgotten behind it
+    party = JoinManager(federation.config, name="party")
+    federation.stack.callback(party.close)
+    party.join(PRINTER)
+    party.wait_joined("printer-1", 5.0)
+    (session,) = party.sessions()
+    before = faults()
+    whole = RegistrarSession.stop
+
+    def stop(session: RegistrarSession, timeout: float = 5.0) -> None:
+        whole(session, timeout)
+        raise KeyError("gone")
+
+    monkeypatch.setattr(RegistrarSession, "stop", stop)
+    # When the lookup service is none of ours any more, expect the end to be counted, and no thread to be left
+    party._discarded(session.registrar_id)
+    eventually(lambda: faults().get("lookup leave", 0) == before.get("lookup leave", 0) + 1)
+    assert not session._thread.is_alive()
+    monkeypatch.undo()
+    # and the same for what it listed, which is forgotten later
+    monkeypatch.setattr(join_module.LookupCache, "forget", lambda *_: {}["gone"])
+    party._config = msgspec.structs.replace(party._config, lease=LeaseSection(lookup=0.01))
+    party._hand_over(session, session)
+    eventually(lambda: faults().get("lookup hand-over", 0) == before.get("lookup hand-over", 0) + 1)
+    eventually(lambda: not party._handing_over)
 
 
 def test_who_has_left_is_told_that_nothing_is_registered_any_more(federation: Any) -> None:
