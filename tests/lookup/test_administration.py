@@ -27,6 +27,7 @@ from jbi_pubsub.core.errors import (
     StorageError,
     WireError,
 )
+from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
@@ -405,6 +406,30 @@ def test_many_leases_that_end_at_once_do_so_in_small_steps(
     eventually(lambda: server.status()["expired"] == 450)
     assert sum(ended) == 450
     assert max(ended) <= server_module.REAP_AT_ONCE <= 100
+
+
+@pytest.mark.parametrize("name", ["lookup-destroy", "lookup-old-port"])
+def test_an_end_that_raises_is_counted(
+    name: str, lookup: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a lookup service whose owner, or whose old port, fails when it is to end
+    server, before = lookup(), faults().get(name, 0)
+    stopping = server._endpoint
+
+    def fail() -> None:
+        if name == "lookup-old-port":
+            type(stopping).stop(stopping)
+        raise RuntimeError("gone")
+
+    monkeypatch.setattr(server, "_destroyed", fail)
+    monkeypatch.setattr(stopping, "stop", fail)
+    if name == "lookup-destroy":
+        server.destroy()
+    else:
+        server.set_port(0)
+    # Expect it to be counted
+    eventually(lambda: server.status()["faults"].get(name, 0) == before + 1)
+    monkeypatch.undo()
 
 
 # -- errors and rights ----------------------------------------------------------------------------------------------
