@@ -273,6 +273,7 @@ def pad(
             )
     # here, as a lookup service starts faster without them
     from jbi_pubsub.codegen.repository import TypeRepository
+    from jbi_pubsub.core.xpath.predicate import languages
     from jbi_pubsub.pad.server import DisseminationServer
 
     config = settings.load(pad__host=host, pad__port=port, pad__state=state, metrics__port=metrics_port)
@@ -290,6 +291,7 @@ def pad(
             "address": server.address,
             "name": name,
             "location": location,
+            "languages": languages(),
             **_metrics(server.metrics),
         },
         f"delegate ({name}, {location}) {server.server_id[:8]} at {server.address}",
