@@ -297,9 +297,21 @@ def pad(
         f"delegate ({name}, {location}) {server.server_id[:8]} at {server.address}",
     )
     _wait(stop)
-    left = server.stop(drain)
-    if left:
-        click.echo(f"stopped with {left} objects undelivered", err=True)
+    mail = server.status()["mail"]
+    click.echo(_ended(server.stop(drain), mail, state=config.pad.state), nl=False, err=True)
+
+
+def _ended(left: int, mail: dict[str, Any], *, state: str) -> str:
+    """What a delegate leaves undone: lines, none when it is nothing. `mail` is its status before it stopped."""
+    unsent = min(left, mail["queued"] - mail["kept"])
+    told = [f"stopped with {left} objects undelivered, {unsent} of them mails"] if left else []
+    if mail["away"] and mail["queued"]:
+        told.append(f"the mail server {mail['server']} is away: {mail['away']}")
+    if unsent:
+        told.append("with --state FILE, mail of e-mail subscriptions is kept for the next start")
+    if mail["kept"]:
+        told.append(f"{mail['kept']} mails waited in {state}.mails, and go out after the next start")
+    return "".join(f"jbi: {line}\n" for line in told)
 
 
 def _announce(as_json: bool, facts: dict[str, Any], text: str) -> None:
