@@ -282,7 +282,9 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
     try:
         document = tomllib.loads(file.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise ConfigurationError(f"configuration file {file}: {exc}", hint="See docs/configuration.md") from exc
+        raise ConfigurationError(
+            f"configuration file {file}: {exc}", hint="It is TOML; `jbi config` lists every setting"
+        ) from exc
     for section, table in document.items():
         if not isinstance(table, dict):
             raise ConfigurationError(f"{file}: {section} stands outside a section", hint=_sections_hint())
