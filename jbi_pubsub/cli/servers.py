@@ -52,10 +52,10 @@ def lookup(
     """Run a lookup service, or administer one.
 
     \b
-    jbi lookup                          on 127.0.0.1:4160
-    jbi lookup --port 0 --state reg.db  any port, durable
-    jbi --group lab lookup --port 0     serves the group "lab"
-    jbi lookup admin groups set lab ""  other groups from now on
+    jbi lookup                          # on 127.0.0.1:4160
+    jbi lookup --port 0 --state reg.db  # any port, durable
+    jbi --group lab lookup --port 0     # serves the group "lab"
+    jbi lookup admin groups set lab ""  # other groups from now on
     """
     if context.invoked_subcommand:
         return
@@ -111,7 +111,7 @@ def admin(context: click.Context, settings: Settings, address: str | None) -> No
     """Administer a running lookup service.
 
     \b
-    jbi lookup admin groups                                   what it serves
+    jbi lookup admin groups                                   # what it serves
     jbi --locator 10.0.0.7:4160 lookup admin locators add 10.0.0.8:4160
     jbi lookup admin --at 10.0.0.7:4160 port set 4161
     """

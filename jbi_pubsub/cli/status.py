@@ -86,11 +86,11 @@ def status(
     """Show what lookup services, delegates and peer publishers are doing.
 
     \b
-    jbi status                                  everything that is registered
-    jbi status 127.0.0.1:4160                   one server
-    jbi status --watch                          with rates: objects and events per second
-    jbi status --subscriptions 127.0.0.1:40123  queues and losses of each subscription
-    jbi status --watch --json --every 10        a line every ten seconds, for scripts
+    jbi status                                  # everything that is registered
+    jbi status 127.0.0.1:4160                   # one server
+    jbi status --watch                          # with rates: objects and events per second
+    jbi status --subscriptions 127.0.0.1:40123  # queues and losses of each subscription
+    jbi status --watch --json --every 10        # a line every ten seconds, for scripts
     """
     servers = Servers(settings.load(), addresses)
     try:
