@@ -33,6 +33,7 @@ from jbi_pubsub.core.errors import (
     WireError,
     report,
 )
+from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
@@ -43,7 +44,7 @@ from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, T
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.delegate import Delegate, Registration, TypeRepository
+from jbi_pubsub.pad.delegate import Delegate, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.proxy import (
@@ -54,6 +55,7 @@ from jbi_pubsub.pad.proxy import (
     LAST_CHUNK,
     MAX_COMING,
     PUBLICATION,
+    STANDING_SECONDS,
     STATUS,
     SUBSCRIBE_AT_ONCE,
     SUBSCRIPTIONS,
@@ -62,6 +64,7 @@ from jbi_pubsub.pad.proxy import (
     Opened,
     Subscribed,
 )
+from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.store import SubscriptionStore
 from jbi_pubsub.pad.subscription import (
     PAD_TYPE,
@@ -93,6 +96,8 @@ TOTALS: Final = (
     ("suppressed", "Objects of whose payload a filter selected nothing, not delivered"),
     ("delivered", "Objects delivered"),
     ("mailed", "Objects times recipients sent by mail"),
+    ("replayed", "Objects times subscriptions that came late and caught up with them"),
+    ("found_late", "Objects that matched no subscription when they came, and one afterwards"),
 )
 """The counters of a status that hold all there ever was, whoever has gone since, and what they mean."""
 
@@ -161,7 +166,7 @@ class DisseminationServer:
             advertise=config.pad.advertise,
         )
         undo.callback(self._endpoint.stop)
-        self.community = JoinManager(config, name=self.name)
+        self.community = JoinManager(config, name=self.name, joined=self._joined)
         undo.callback(self.community.close)
         files = undo.enter_context(ExitStack())
         store = mails = None
@@ -211,6 +216,7 @@ class DisseminationServer:
         """Stop in order; how many objects could not be delivered within `drain` seconds."""
         if self.metrics is not None:
             self.metrics.stop()
+        self.delegate.wait_for_newcomers()
         self.community.close()
         self._stopping.set()
         for receiver in list(self._publications.values()):
@@ -259,6 +265,10 @@ class DisseminationServer:
         """Wait until the lookup services hold a registration. Raises LookupNotFoundError after `timeout` seconds."""
         self.community.wait_joined(uid, timeout)
 
+    def _joined(self, service_id: str, told: int) -> None:
+        """A lookup service has an item of ours that it had not."""
+        self.delegate.announced(service_id, told)
+
     def issue_token(self, kind: str, uid: str) -> str:
         """For a data connection."""
         return self._tokens.issue((kind, uid))
@@ -283,6 +293,7 @@ class DisseminationServer:
             "compressed": len(self._compressed),
             "threads": threading.active_count(),
             "calls": self._control.calls,
+            "faults": faults(),
             **self.delegate.status(),
         }
 
@@ -293,6 +304,8 @@ class DisseminationServer:
         yield Sample("subscribers", "gauge", "Connected subscriber processes", len(status["sessions"]))
         yield Sample("subscriptions", "gauge", "Subscriptions", len(status["subscriptions"]))
         yield Sample("leases", "gauge", "Leases held here", status["leases"])
+        yield Sample("kept_bytes", "gauge", "Bytes kept for subscriptions that come late", status["kept_bytes"])
+        yield Sample("catching_up", "gauge", "Subscriptions that are catching up", status["catching_up"])
         yield Sample("queued_bytes", "gauge", "Bytes waiting in subscriber queues", status["queued_bytes"])
         for name, meaning in TOTALS:
             yield Sample(name, "counter", meaning, status[name])
@@ -382,34 +395,43 @@ class DisseminationServer:
                     refused += self._publish_one(registrations.get(number), parcel, deliveries)
                     waiting += 1
                 if waiting == DELIVER_EVERY or deliveries.size > DELIVER_BYTES:
-                    self.delegate.deliver(deliveries)
+                    self.delegate.pipeline.deliver(deliveries)
                     waiting = 0
         finally:  # what was taken is delivered, also when something behind it ends the connection
-            self.delegate.deliver(deliveries)
-        self.delegate.sync_mail()  # before the batch is acknowledged: then the publisher forgets it
+            self.delegate.pipeline.deliver(deliveries)
+        self.delegate.pipeline.sync()  # before the batch is acknowledged: then the publisher forgets it
 
     def _publish_one(
         self, registration: Registration | None, parcel: Parcel, deliveries: Deliveries
     ) -> list[tuple[str, ErrorReport]]:
         """What is to be reported of it."""
         object_id = parcel.head.object_id
-        try:
-            if registration is None:
-                raise UnknownUidError("publication for no registration of this publisher", object_id=object_id)
-            self.delegate.publish(registration, parcel, deliveries)
-        except JbiError as exc:
-            log.info("refused object %s: %s", object_id, exc, extra={"object": object_id})
-            return [(object_id, report(exc))]
-        return []
+        refusal: JbiError | None = JbiError("the delegate failed on this object", hint="Its log says how")
+        with guarded("judging an object"):
+            try:
+                if registration is None:
+                    raise UnknownUidError("publication for no registration of this publisher", object_id=object_id)
+                self.delegate.publish(registration, parcel, deliveries)
+                refusal = None
+            except JbiError as exc:
+                refusal = exc
+        if refusal is None:
+            return []
+        log.info("refused object %s: %s", object_id, refusal, extra={"object": object_id})
+        return [(object_id, report(refusal))]
 
     def _reap(self) -> None:
         while not self._stopping.wait(REAP_SECONDS):
-            if self.delegate.expire():
-                for connection_id in list(self._publications):
-                    try:
-                        self.delegate.connection(connection_id)
-                    except UnknownUidError:
-                        self.forget_publications(connection_id)
+            with guarded(f"{self.name} reaper"):
+                self._clean_up()
+
+    def _clean_up(self) -> None:
+        if self.delegate.expire():
+            for connection_id in list(self._publications):
+                try:
+                    self.delegate.connection(connection_id)
+                except UnknownUidError:
+                    self.forget_publications(connection_id)
 
 
 def _whole(item: memoryview, coming: dict[int, bytearray]) -> Part | None:
@@ -480,6 +502,12 @@ class _Delegate:
         self._server.delegate.unregister_publisher(connection_id, uid)
 
     @exported
+    def wait_for_subscriptions(self, caller: Caller, connection_id: str, uid: str, count: int, seconds: float) -> int:  # noqa: ARG002  # the id is the right
+        return self._server.delegate.wait_for_subscriptions(
+            connection_id, uid, count, min(max(0.0, seconds), STANDING_SECONDS)
+        )
+
+    @exported
     def open_publications(self, caller: Caller, connection_id: str) -> str:  # noqa: ARG002  # the id is the right
         self._server.delegate.connection(connection_id)
         return self._server.issue_token("publish", connection_id)
@@ -508,19 +536,29 @@ class _Subscriptions:
 
     @exported
     def subscribe(
-        self, caller: Caller, session_id: str, requests: tuple[msgspec.Raw, ...], duration: float
+        self,
+        caller: Caller,
+        session_id: str,
+        requests: tuple[msgspec.Raw, ...],
+        duration: float,
+        ages: tuple[float, ...],
     ) -> tuple[Subscribed, ...]:
         """Each request is read by itself: one that makes no sense is refused, and none of the others."""
         self._server.refuse_when_stopping()
         if len(requests) > SUBSCRIBE_AT_ONCE:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
-        return tuple(self._subscribe(caller, session_id, request, duration) for request in requests)
+        if len(ages) != len(requests):
+            raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
+        return tuple(
+            self._subscribe(caller, session_id, request, duration, age)
+            for request, age in zip(requests, ages, strict=True)
+        )
 
-    def _subscribe(self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float) -> Subscribed:
+    def _subscribe(self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float) -> Subscribed:
         try:
             request = _request(said)
             self._server.allow(caller, "subscribe", _type_wanted(request.entries))
-            return Subscribed(self._server.delegate.subscribe(session_id, request, duration))
+            return Subscribed(self._server.delegate.subscribe(session_id, request, duration, age))
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:

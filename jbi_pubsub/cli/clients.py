@@ -54,12 +54,7 @@ existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Publish everything so often.")
 @click.option("--interval", type=click.FloatRange(0), default=0.0, help="Seconds between two rounds.")
 @click.option(
-    "--wait",
-    "wait",
-    type=click.FloatRange(0),
-    default=1.0,
-    show_default=True,
-    help="Seconds for subscribers to come first.",
+    "--subscribers", type=click.IntRange(0), default=0, help="Wait up to 10 s until so many subscriptions match."
 )
 @json_option
 @pass_settings
@@ -75,7 +70,7 @@ def publish(
     type_name: str,
     count: int,
     interval: float,
-    wait: float,
+    subscribers: int,
     as_json: bool,
 ) -> None:
     """Publish information objects from files.
@@ -109,7 +104,8 @@ def publish(
         else:
             with looking(config):
                 registration = adapter.register_publisher(schema, first, **open_with)  # type: ignore[arg-type]  # as above
-        time.sleep(wait)
+        if subscribers:
+            adapter.wait_for_subscribers(registration, subscribers)
         with Progress(console=console(), transient=True, disable=not sys.stdout.isatty() or count == 1) as progress:
             for _ in progress.track(range(count), description="publishing"):
                 ids += [adapter.publish(registration, m, p) for m, p in files]

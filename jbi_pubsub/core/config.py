@@ -84,6 +84,14 @@ class PadSection(_Section, frozen=True):
     """Publishers, and subscriber processes, connected to one delegate; more are refused."""
     max_subscriptions: Limit = 200_000
     """Subscriptions of one delegate; more are refused."""
+    keep_seconds: Wait = 10.0
+    """How long a new registration's objects are kept for subscriptions that stood before and come late; 0 keeps none,
+    and what is missed is told. Less than the 5 s after which a subscriber tries again costs objects in outages."""
+    keep_bytes: Limit = 64 << 20
+    """Bytes kept for them in all."""
+    settle_seconds: Wait = 2.0
+    """How long a publisher that fills that within moments waits, once, and how long a delegate or peer publisher that
+    stops waits for subscribers that were told of its new registrations."""
 
 
 class LeaseSection(_Section, frozen=True):

@@ -89,6 +89,9 @@ class Cause(enum.StrEnum):
     LATE = "late"
     """Came from a delegate after later objects of its registration had come from the one that took over: order holds,
     so it is not delivered."""
+    MISSED = "missed"
+    """Came while the subscription stood, and was not kept any more when the delegate heard of the subscription. Whether
+    it would have matched the predicate is not known."""
     OVERSIZE = "oversize"
     """Larger than the delivery target takes."""
     MAIL_REFUSED = "mail_refused"

@@ -166,6 +166,14 @@ class PublisherAdapterLight:
         return parcel.head.object_id
 
     @checked
+    def wait_for_subscribers(self, registration: RegistrationUid, count: int = 1, timeout: float = 10.0) -> int:
+        """How many subscriptions match the registration at its delegate, as soon as there are `count`, or after
+        `timeout` seconds; 0 while the delegate can't be asked. Nobody has to wait for that: who stands before an object
+        is published gets it. Raises UnknownUidError."""
+        publication, connection = self._publication(registration)
+        return connection.wait_for_subscriptions(publication, count, timeout)
+
+    @checked
     def flush(self, timeout: float = 10.0) -> None:
         """Wait until the delegates have taken all that was published before. Raises BackPressureError after `timeout`
         s."""

@@ -17,8 +17,8 @@ from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.arguments import Document, Source, checked, content
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
-from jbi_pubsub.pad.delegate import Registration
 from jbi_pubsub.pad.delivery import Deliveries
+from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.server import DisseminationServer
 
 from .publication import (
@@ -107,7 +107,7 @@ class PublisherAdapter:
                 publication.sequence -= 1
                 registered.sequence = publication.sequence
                 raise
-            self._server.delegate.deliver(deliveries)
+            self._server.delegate.pipeline.deliver(deliveries)
         return parcel.head.object_id
 
     @checked
@@ -121,6 +121,15 @@ class PublisherAdapter:
     def subscriptions(self, registration: RegistrationUid) -> int:
         """How many subscriptions match the registration now. Raises UnknownUidError."""
         return len(self._find(registration)[1].topic.table)
+
+    @checked
+    def wait_for_subscribers(self, registration: RegistrationUid, count: int = 1, timeout: float = 10.0) -> int:
+        """How many subscriptions match the registration, as soon as there are `count`, or after `timeout` seconds.
+        Raises UnknownUidError."""
+        self._find(registration)
+        return self._server.delegate.wait_for_subscriptions(
+            self._connection.connection_id, registration, count, timeout
+        )
 
     @checked
     def flush(self, timeout: float = 10.0) -> int:

@@ -25,6 +25,7 @@ from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.arguments import Document, Source, checked, content, path_of, source
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, MetadataError, unknown_uid
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
@@ -131,18 +132,18 @@ class SubscriberAdapter:
         equal (paper figure 3); it needs its type's `schema` (and `marks` if the schema has none), or names one in
         xsi:noNamespaceSchemaLocation. `type_name` and `version` select a type without a template; of a name with a
         namespace or dots the last part will do as long as no other type has it. What a predicate says of invariant
-        elements is matched at the first level as well, by `schema` or, if all who publish the type now do so with one
-        schema, by that: a later version with other invariants is another subscription's.
+        elements is matched at the first level as well: by `schema`, or by that of the type's publishers, if type and
+        version are named.
         Second level: `predicate` over the metadata, `payload_filter` over an XML payload (`suppress_empty`: nothing
         selected is not delivered); `namespaces` are the prefixes in both, `language` is of the predicate.
         Delivery: to this subscription's queue, or to `listener` (a SubscriptionListener, or a function that takes the
         subscription's id and the object), or by e-mail to `recipients`; both with `direct` True. `bound` and `policy`
         say what happens when too many objects wait (default [queue]).
 
-        Returns when the lookup services watch for it (at most `timeout` seconds) - matching publishers are then
-        registered with as they are found; see `wait_matched`, and `matching`, which is logged. Raises ArgumentError,
-        PredicateError, AddressError, MetadataError, SchemaError, ConfigurationError, LookupNotFoundError: no state is
-        left then.
+        Returns when the lookup services watch for it (at most `timeout` seconds): from then on it stands, and gets what
+        is published, however long it takes to reach the publishers; what could not be kept for it until then is told as
+        lost (`missed`). See `wait_matched`, and `matching`, which is logged. Raises ArgumentError, PredicateError,
+        AddressError, MetadataError, SchemaError, ConfigurationError, LookupNotFoundError: no state is left then.
         """
         self._check_open()
         seconds = self._config.lookup.timeout if timeout is None else timeout
@@ -185,6 +186,7 @@ class SubscriberAdapter:
         except Exception:
             self._forget(subscription)
             raise
+        subscription.stand()
         if not self._look_again(subscription.uid):
             self._waiting.add(subscription.uid)
         return subscription.uid
@@ -277,7 +279,7 @@ class SubscriberAdapter:
             with ThreadPoolExecutor(
                 min(len(sessions), CLOSED_AT_ONCE), thread_name_prefix=f"{self._name}-close"
             ) as pool:
-                list(pool.map(DelegateSession.close, sessions))  # each waits for an answer
+                list(pool.map(_close_session, sessions))  # each waits for an answer
         for subscription in subscriptions:
             subscription.close()
         self._listeners.stop()
@@ -338,7 +340,8 @@ class SubscriberAdapter:
         """The templates of the first level for whoever knows a type by name at most."""
         name = self._published.meant(called) if called else ""
         typed = (InformationType(name=name or None, version=version or None).rep(),) if name or version else ()
-        opened = self._published.opened(name, version) if name and predicate else None
+        # Not of any version: the invariants of one would keep later ones away, which the predicate may hold for.
+        opened = self._published.opened(name, version) if name and version and predicate else None
         return typed if opened is None else (*typed, *_derived(opened, predicate, namespaces))
 
     def _await_lookup_service(self, timeout: float) -> None:
@@ -476,6 +479,11 @@ class SubscriberAdapter:
             )
         if self._closed:
             raise AdapterStateError("this SubscriberAdapter is closed")
+
+
+def _close_session(session: DelegateSession) -> None:
+    with guarded("closing a session"):  # the others are to be closed, too
+        session.close()
 
 
 def _after_fork() -> None:

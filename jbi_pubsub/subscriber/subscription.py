@@ -98,6 +98,7 @@ class LocalSubscription:
         self._notices: deque[LossNotice] = deque()
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._closed = False
+        self._since: float | None = None
         self.arrived = 0
         self.duplicates = 0
         self.listener_errors = 0
@@ -105,6 +106,14 @@ class LocalSubscription:
         self._listeners = listeners
         self._submitted = False
         self._served_by: threading.Thread | None = None
+
+    def stand(self) -> float:
+        """Since when it stands (monotonic seconds): its application has been told so, or a delegate is about to hear of
+        it, whichever is first. What is published from then on it is to get."""
+        with self._changed:
+            if self._since is None:
+                self._since = time.monotonic()
+            return self._since
 
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Objects have come; those seen before are dropped (same registration, not a later sequence number)."""

@@ -36,14 +36,25 @@ log = logging.getLogger("jbi_pubsub.lookup")
 class JoinManager:
     """Our side of all lookup services of our groups. `_changed` covers the wanted items, caches and sessions."""
 
-    def __init__(self, config: Config, *, name: str, secret: str = "", own: str = "") -> None:
-        """`secret` is what the keys of joined items are made from: the same over restarts for a process that keeps its
-        service ids, else a new one. `own` is the id of the lookup service that this is for; it joins the others.
+    def __init__(
+        self,
+        config: Config,
+        *,
+        name: str,
+        secret: str = "",
+        own: str = "",
+        joined: Callable[[str, int], None] = lambda service_id, told: None,  # noqa: ARG005  # nobody wants to know
+    ) -> None:
+        """`joined(service id, told)` is called when a lookup service has taken an item that it had not, and has told so
+        many others of it. `secret` is what the keys of joined items are made from: the same over restarts for a process
+        that keeps its service ids, else a new one. `own` is the id of the lookup service that this is for; it joins the
+        others.
 
         Raises ConfigurationError.
         """
         self._config = config
         self._own = own
+        self._on_joined = joined
         self._secret = secret or token_hex(16)
         self._secrets: dict[str, str] = {}
         self._security = config.security()
@@ -280,6 +291,7 @@ class JoinManager:
             name=self._name,
             away=lambda: self._is_away(registrar_id),
             progress=self._progress,
+            joined=self._on_joined,
             key=lambda service_id: self._key(service_id, registrar_id),
         )
         self._sessions[registrar_id] = made

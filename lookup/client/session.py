@@ -114,6 +114,7 @@ class RegistrarSession:
         name: str,
         away: Callable[[], None],
         progress: Callable[[], None] = lambda: None,
+        joined: Callable[[str, int], None] = lambda service_id, told: None,  # noqa: ARG005  # nobody wants to know
         compression: str = "none",
         key: Callable[[str], str] = lambda service_id: "",  # noqa: ARG005  # nobody's items
     ) -> None:
@@ -121,12 +122,14 @@ class RegistrarSession:
         events.
 
         `away` is called on each failure: another lookup service may answer there now; `progress` when what `holds`,
-        `watches` or `connected` say may have changed. `key` gives what an item (by
+        `watches` or `connected` say may have changed; `joined` when an item is registered that was not, with how many
+        others the lookup service has told of it. `key` gives what an item (by
         its service id) is registered with here, so that nobody else can replace it.
         """
         self._key = key
         self._away = away
         self._progress = progress
+        self._on_joined = joined
         self.ref = ref
         self.registrar_id = ref.service_id
         self._security = security
@@ -304,7 +307,10 @@ class RegistrarSession:
             return
         self._refused.pop(item.service_id, None)
         with self._changed:
+            is_new = item.service_id not in self._joined
             self._joined[item.service_id] = _Joined(item, granted.lease_id)
+        if is_new:
+            self._on_joined(item.service_id, granted.told)
         self._progress()
         self._renew_within(granted.duration, begun)
 

@@ -45,7 +45,7 @@ def test_publish_and_subscribe(
     # When an image is published twice
     publishing = start(
         *flags, "publish", *how, "--schema", SCHEMA, "--metadata", FIGURE_1, "--payload", IMAGE,
-        "--count", "2", "--wait", "1", "--json",
+        "--count", "2", "--json",
     )  # fmt: skip
     published = publishing.fact()
     assert publishing.wait(10.0) == 0

@@ -373,9 +373,7 @@ def test_invalid_metadata(
 ) -> None:
     federation.pad()
     (tmp_path / "bad.xml").write_bytes(figures.metadata(lat="north"))
-    answer = said(
-        *flags, "publish", "--delegate", "alpha", "rome", "--schema", SCHEMA, "--metadata", "bad.xml", "--wait", "0"
-    )
+    answer = said(*flags, "publish", "--delegate", "alpha", "rome", "--schema", SCHEMA, "--metadata", "bad.xml")
     # Expect the element and its value
     assert answer.code in (1, 2)
     assert answer.is_one_line(), answer

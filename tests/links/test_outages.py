@@ -104,7 +104,7 @@ def test_a_subscription_comes_back_after_an_outage_of_three_leases(kind: str, si
     # Expect that it is registered again without the application's doing, and told that something may be lost
     scene.eventually(lambda: sessions(scene) not in ([], before), 10.0, what="a new session")
     scene.eventually(lambda: scene.subscriber.wait_matched(scene.subscription, 1, 0.0) == 1)
-    scene.eventually(lambda: scene.local()["lost"], what="a loss told to the subscriber")
+    scene.eventually(lambda: scene.local()["lost"] == {"subscriber_dead": 1}, what="the loss is told as what it is")
 
     # Expect what is published from now on, each once and in order
     scene.publish(*[b"after"] * 3)

@@ -260,7 +260,7 @@ def test_one_refused_subscription_refuses_no_other_of_its_batch(walk: Any) -> No
     session = proxy.open("test", 5.0)
     requests = [SubscriptionRequest(f"subscription-{n}", predicate=p) for n, p in enumerate(("a", None, "b"))]  # type: ignore[arg-type]  # the mistake
     # When it is made; Expect the two others to stand
-    answers = proxy.subscribe(session.uid, requests, 5.0)
+    answers = proxy.subscribe(session.uid, requests, 5.0, [0.0] * 3)
     proxy.close_session(session.uid)
     proxy.close()
     assert [answer.granted is not None for answer in answers] == [True, False, True]
@@ -272,11 +272,11 @@ def test_a_batch_that_is_refused_as_a_whole_is_asked_for_in_parts(walk: Any, mon
     walk.register()
     asked, subscribe = [], SubscriptionsProxy.subscribe
 
-    def refusing(proxy: Any, session: str, requests: Any, duration: float) -> Any:
+    def refusing(proxy: Any, session: str, requests: Any, duration: float, ages: Any) -> Any:
         asked.append(len(requests))
         if any(request.predicate == "bad" for request in requests):
             raise OversizeError("too much")
-        return subscribe(proxy, session, requests, duration)
+        return subscribe(proxy, session, requests, duration, ages)
 
     monkeypatch.setattr(SubscriptionsProxy, "subscribe", refusing)
     # When it is one of seven; Expect the six others to stand

@@ -120,13 +120,27 @@ def test_a_predicate_on_a_published_type_derives_a_template_without_a_schema(own
     # Given a publisher of the 418th; When two subscribe by type and predicate, to it and to another one
     own_walk.register()
     predicate = "/metadata/RequiredMetadata/publisher = '{}'"
-    fits, misses = (subscribe(own_walk, type_name=name, predicate=predicate.format(p)) for p in ("418th", "999th"))
+    fits, misses = (
+        subscribe(own_walk, type_name=name, version="1.0", predicate=predicate.format(p)) for p in ("418th", "999th")
+    )
     # Expect the publisher to be matched at the first level: the other stands nowhere
     assert entries_of(own_walk, fits) == ["jbi.InformationType", "RequiredMetadataEntry"]
     assert own_walk.subscriber.wait_matched(fits) == 1
     assert own_walk.subscriber.wait_matched(misses, timeout=0.0) == 0
     own_walk.publish(payload=b"first level")
     assert own_walk.subscriber.receive(fits).payload == b"first level"
+
+
+def test_without_a_version_a_predicate_keeps_no_later_version_away(own_walk: Any, other_schema: Any) -> None:
+    # Given a publisher, and a subscription by type and predicate to any version
+    own_walk.register()
+    uid = subscribe(own_walk, type_name=IMAGERY, predicate="/metadata/RequiredMetadata/publisher = '418th'")
+    assert entries_of(own_walk, uid) == ["jbi.InformationType"]
+    # When a version with another schema is published later
+    later = own_walk.register(schema=other_schema("<xs:documentation>", "<xs:documentation>Not "), version="1.1")
+    own_walk.publishing.publish(later, own_walk.figures.figure_1, b"later")
+    # Expect it to come
+    assert own_walk.subscriber.receive(uid).payload == b"later"
 
 
 def test_without_one_schema_in_the_federation_a_predicate_derives_nothing(own_walk: Any, other_schema: Any) -> None:
