@@ -565,7 +565,10 @@ class Delegate:
             sessions = list(self._sessions.values())
         deadline = self._clock() + timeout
         left = self._newcomers.drain(timeout)
-        left += sum(s.drain(max(0.0, deadline - self._clock()) if s.connected else 0.0) for s in sessions)
+        for session in sessions:
+            # One that has gone may never come back; one that has just come is about to connect.
+            most = math.inf if session.connected else 0.0 if session.has_come else self._config.pad.settle_seconds
+            left += session.drain(min(most, max(0.0, deadline - self._clock())))
         return left + self._mail.drain(max(0.0, deadline - self._clock()), closing=closing)
 
     def close(self) -> None:
@@ -621,8 +624,7 @@ class Delegate:
                 "queued": sum(s.queued for s in sessions),
                 "in_flight": sum(s.in_flight for s in sessions),
                 "queued_bytes": self._budget.used,
-                "kept": len(self._shelves),
-                "kept_bytes": self._shelves.size,
+                "kept": {"objects": len(self._shelves), "bytes": self._shelves.size},
                 "catching_up": self._newcomers.count,
                 "mail": self._mail.status(),
             }

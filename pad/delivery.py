@@ -72,6 +72,8 @@ class SubscriberSession:
         self.opened = 0.0
         """When, by the delegate's clock."""
         self.lease_id = ""
+        self.has_come = False
+        """Whether there ever was a connection."""
         self._changed = threading.Condition()
         self._outlets: dict[int, Outlet] = {}
         self._ready: deque[Outlet] = deque()
@@ -222,6 +224,7 @@ class SubscriberSession:
         self, sock: socket.socket, position: int, close: Callable[[], None], compression: Compression | None = None
     ) -> None:
         """Deliver over that connection from now on, which `close` closes; the subscriber is at `position`."""
+        self.has_come = True
         self._sender.attach(sock, position, ended=close, compression=compression)
 
     def part(self) -> None:

@@ -304,7 +304,7 @@ class DisseminationServer:
         yield Sample("subscribers", "gauge", "Connected subscriber processes", len(status["sessions"]))
         yield Sample("subscriptions", "gauge", "Subscriptions", len(status["subscriptions"]))
         yield Sample("leases", "gauge", "Leases held here", status["leases"])
-        yield Sample("kept_bytes", "gauge", "Bytes kept for subscriptions that come late", status["kept_bytes"])
+        yield Sample("kept_bytes", "gauge", "Bytes kept for subscriptions that come late", status["kept"]["bytes"])
         yield Sample("catching_up", "gauge", "Subscriptions that are catching up", status["catching_up"])
         yield Sample("queued_bytes", "gauge", "Bytes waiting in subscriber queues", status["queued_bytes"])
         for name, meaning in TOTALS:

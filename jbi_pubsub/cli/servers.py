@@ -96,7 +96,8 @@ def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None)
         kept = store.recover(now, time.time(), boot=boot_id())
         registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port, log=store)
         registrar.restore(kept, now)
-        store.sync()  # a new one has written its own id down, so that it is the same after a restart
+        if kept.admin is None:
+            store.sync()  # a new one has written its own id down, so that it is the same after a restart
         return LookupServer(config, registrar, store=store, destroyed=destroyed)
     except JbiError:
         store.close()

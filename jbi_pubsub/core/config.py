@@ -54,8 +54,8 @@ class LookupSection(_Section, frozen=True):
     """host:port of lookup services to ask beside discovery. A lookup service joins those that are set, no default."""
     multicast: bool = True
     """Announce and discover by mDNS."""
-    interfaces: tuple[str, ...] = ("127.0.0.1",)
-    """Addresses of the interfaces used for mDNS."""
+    interfaces: tuple[str, ...] = ()
+    """Names or addresses of interfaces for mDNS; without any loopback, and what `host` and [pad] `host` name."""
     timeout: Wait = 10.0
     """Seconds to wait for a lookup service, or for a delegate to be found."""
     probe: Term = 10.0

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from jbi_pubsub import PublisherAdapter
 from jbi_pubsub.core.info_object import Cause
 
 pytestmark = pytest.mark.processes
@@ -137,3 +138,33 @@ def test_waiting_for_subscribers_ends_when_they_have_come(publishing: Any, feder
     # Expect to be told as soon as they are there
     assert publishing.adapter.wait_for_subscribers(registration, 2, timeout=10.0) == 2
     thread.join()
+
+
+def test_a_peer_publisher_that_closes_at_once_leaves_its_objects_with_those_who_were_told(
+    federation: Any, figures: Any
+) -> None:
+    # Given a subscriber that stands
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    # When a peer registers, publishes and closes in one breath
+    for _ in range(3):
+        with PublisherAdapter(federation.config) as peer:
+            registration = peer.register_publisher(figures.schema, figures.figure_1)
+            for _ in range(5):
+                peer.publish(registration, figures.figure_1)
+        # Expect all of it
+        assert [subscriber.receive(uid).platform.sequence for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert subscriber.losses(uid) == {}
+
+
+def test_a_publisher_that_nobody_was_told_of_waits_for_nobody(federation: Any, figures: Any) -> None:
+    # Given nobody who subscribes to it, and somebody who subscribes to something else
+    federation.subscriber().register_subscriber(type_name="something else")
+    peer = PublisherAdapter(federation.config)
+    registration = peer.register_publisher(figures.schema, figures.figure_1)
+    peer.publish(registration, figures.figure_1)
+    # When it closes; Expect that it asks for no time
+    waited: list[float] = []
+    peer._server.delegate._stood.wait = waited.append  # type: ignore[assignment,method-assign]
+    peer.close()
+    assert waited == []

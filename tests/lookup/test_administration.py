@@ -406,24 +406,6 @@ def test_many_leases_that_end_at_once_do_so_in_small_steps(
     assert max(ended) <= server_module.REAP_AT_ONCE <= 100
 
 
-def test_leases_end_and_the_lookup_service_stops_while_a_table_grows_without_end(
-    lookup: Callable[..., Any], eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = lookup()
-    growing = threading.Event()
-
-    def step() -> bool:
-        growing.set()
-        return True
-
-    monkeypatch.setattr(server._registrar, "step", step)
-    assert growing.wait(10.0)
-    server.grant(lambda registrar, now: registrar.register(PRINTER, 0.1, now))
-    eventually(lambda: server.status()["expired"] == 1)
-    server.stop()
-    assert not server._reaper.is_alive()
-
-
 # -- errors and rights ----------------------------------------------------------------------------------------------
 
 

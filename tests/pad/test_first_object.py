@@ -312,7 +312,7 @@ def test_a_publisher_that_has_left_leaves_its_objects_for_those_who_stood(world:
     # And when nobody can come for them any more, nothing of it is left
     world.now += 10.0 + OLD_SECONDS + 1.0
     world.delegate.expire()
-    assert world.status()["kept"] == 0
+    assert world.status()["kept"]["objects"] == 0
     assert world.delegate._topics
     later = world.subscribe(age=20.0)
     world.serve_all()
@@ -331,7 +331,7 @@ def test_topics_without_a_publisher_are_bounded(world: World, monkeypatch: pytes
         world.delegate.unregister_publisher(world.connection, made.uid)
         world.delegate.expire()
     assert len(world.delegate._topics) == len(world.delegate._ghosts) == 10
-    assert world.status()["kept"] == 10
+    assert world.status()["kept"]["objects"] == 10
 
 
 def test_a_new_registration_lets_its_topic_wait_for_its_announcement(world: World) -> None:
