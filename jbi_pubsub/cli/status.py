@@ -240,9 +240,9 @@ def _mail(mail: Facts) -> str:
     return f"{mail['queued']:,}: {why}" if why else f"{mail['queued']:,}"
 
 
-def _kept(kept: Any) -> str:
+def _kept(kept: Facts) -> str:
     """The size of what is on a delegate's shelf."""
-    return _sized(kept["bytes"]) if isinstance(kept, dict) else f"{kept:,}"
+    return _sized(kept["bytes"])
 
 
 def _sized(count: float) -> str:
