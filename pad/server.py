@@ -23,6 +23,7 @@ import msgspec
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
+    ConfigurationError,
     ErrorReport,
     JbiError,
     LookupNotFoundError,
@@ -41,6 +42,7 @@ from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, Tokens, listen, refuse, welcome
+from jbi_pubsub.core.wire.transport import UnixListener
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -166,6 +168,9 @@ class DisseminationServer:
             advertise=config.pad.advertise,
         )
         undo.callback(self._endpoint.stop)
+        self._sockets = self._beside(config)
+        if self._sockets is not None:
+            undo.callback(self._sockets.stop)
         self.community = JoinManager(config, name=self.name, joined=self._joined)
         undo.callback(self.community.close)
         files = undo.enter_context(ExitStack())
@@ -191,6 +196,16 @@ class DisseminationServer:
         metrics = config.metrics
         self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
 
+    def _beside(self, config: Config) -> UnixListener | None:
+        """A further way to us for clients on this host."""
+        if not config.pad.sockets:
+            return None
+        if config.tls.certificate:
+            raise ConfigurationError(
+                "[pad] sockets and [tls] don't go together", hint="Identities come from certificates, over TCP alone"
+            )
+        return UnixListener(Path(config.pad.sockets), self.server_id, adopt=self._endpoint.adopt)
+
     @property
     def address(self) -> str:
         """host:port to connect to."""
@@ -198,12 +213,15 @@ class DisseminationServer:
 
     def ref(self, exported_name: str, methods: tuple[str, ...]) -> ServiceRef:
         """A proxy for one of the exported objects."""
-        return ServiceRef(self.server_id, exported_name, (self.address,), methods, self._endpoint.certificate)
+        ways = (self.address,) if self._sockets is None else (self._sockets.endpoint, self.address)
+        return ServiceRef(self.server_id, exported_name, ways, methods, self._endpoint.certificate)
 
     def start(self) -> None:
         """Begin to serve; a delegate makes itself known."""
         self.delegate.start()
         self._endpoint.start()
+        if self._sockets is not None:
+            self._sockets.start()
         self._reaper.start()
         if self.characteristics:
             name, location = self.characteristics
@@ -223,6 +241,8 @@ class DisseminationServer:
             receiver.stop()
         left = self.delegate.drain(drain, closing=True)
         self.delegate.close()
+        if self._sockets is not None:
+            self._sockets.stop()
         self._endpoint.stop()
         self._reaper.join(5.0)
         return left

@@ -75,9 +75,13 @@ def publish(
 ) -> None:
     """Publish information objects from files.
 
+    With files of the source distribution:
+
     \b
-    jbi publish --delegate alpha rome --schema Intel_Imagery.xsd --metadata fig1.xml --payload image.jpg
-    jbi publish --peer --schema cap12.xsd --marks marks.json --metadata alert.xml --count 10 --interval 1
+    jbi publish --delegate alpha rome --schema examples/data/intel_imagery/Intel_Imagery.xsd \\
+        --metadata examples/data/intel_imagery/fig1.xml --payload examples/data/intel_imagery/image.png
+    jbi publish --peer --schema examples/data/cap/cap12.xsd --marks examples/data/cap/marks.json \\
+        --metadata examples/data/cap/canada.xml --count 10 --interval 1
     """
     if bool(delegate) == peer:
         raise ConfigurationError("give either --delegate NAME LOCATION or --peer")
@@ -117,7 +121,7 @@ def publish(
 @click.option("--template", type=existing_file, help="Metadata document; its invariant values must be equal.")
 @click.option("--schema", type=existing_file, help="XML Schema of the template.")
 @click.option("--marks", type=existing_file, help="Marks file, for a schema without marks.")
-@click.option("--type", "type_name", default="", help="Information object type, without a template.")
+@click.option("--type", "type_name", default="", help="Information object type; the last part of its name will do.")
 @click.option("--predicate", default="", help="XPath over the metadata.")
 @click.option("--filter", "payload_filter", default="", help="XPath over an XML payload.")
 @click.option(
@@ -160,8 +164,11 @@ def subscribe(
 
     \b
     jbi subscribe --type mil.af.rl.jbi.Intel_Imagery
-    jbi subscribe --template fig3.xml --schema Intel_Imagery.xsd --predicate "//lat > 33" --count 5
-    jbi subscribe --type alert --namespace c=urn:oasis:names:tc:emergency:cap:1.2 --email ops@example.org
+    jbi subscribe --type Intel_Imagery --predicate "//lat > 33" --count 5
+    jbi subscribe --template examples/data/intel_imagery/fig3-template.xml \\
+        --schema examples/data/intel_imagery/Intel_Imagery.xsd --filter "//descriptor[type='A10A']"
+    jbi subscribe --type alert --namespace c=urn:oasis:names:tc:emergency:cap:1.2 \\
+        --predicate "/c:alert/c:status = 'Actual'" --email ops@example.org --digest 3600
     """
     config = settings.load()
     with _matches_told(), SubscriberAdapter(config) as adapter:

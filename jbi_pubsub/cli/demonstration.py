@@ -25,7 +25,7 @@ def demo(keep: bool, as_json: bool) -> int:
 
     \b
     jbi demo
-    jbi demo --keep      then, in another terminal: jbi services, jbi status, jbi subscribe ...
+    jbi demo --keep      # then, in another terminal: jbi services, jbi status, jbi subscribe ...
     """
     screen = console()
     live = Live(console=screen, auto_refresh=False) if sys.stdout.isatty() and not as_json else None

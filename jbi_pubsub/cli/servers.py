@@ -52,10 +52,10 @@ def lookup(
     """Run a lookup service, or administer one.
 
     \b
-    jbi lookup                          on 127.0.0.1:4160
-    jbi lookup --port 0 --state reg.db  any port, durable
-    jbi --group lab lookup --port 0     serves the group "lab"
-    jbi lookup admin groups set lab ""  other groups from now on
+    jbi lookup                          # on 127.0.0.1:4160
+    jbi lookup --port 0 --state reg.db  # any port, durable
+    jbi --group lab lookup --port 0     # serves the group "lab"
+    jbi lookup admin groups set lab ""  # other groups from now on
     """
     if context.invoked_subcommand:
         return
@@ -112,7 +112,7 @@ def admin(context: click.Context, settings: Settings, address: str | None) -> No
     """Administer a running lookup service.
 
     \b
-    jbi lookup admin groups                                   what it serves
+    jbi lookup admin groups                                   # what it serves
     jbi --locator 10.0.0.7:4160 lookup admin locators add 10.0.0.8:4160
     jbi lookup admin --at 10.0.0.7:4160 port set 4161
     """
@@ -281,6 +281,7 @@ def pad(
             )
     # here, as a lookup service starts faster without them
     from jbi_pubsub.codegen.repository import TypeRepository
+    from jbi_pubsub.core.xpath.predicate import languages
     from jbi_pubsub.pad.server import DisseminationServer
 
     config = settings.load(pad__host=host, pad__port=port, pad__state=state, metrics__port=metrics_port)
@@ -298,14 +299,27 @@ def pad(
             "address": server.address,
             "name": name,
             "location": location,
+            "languages": languages(),
             **_metrics(server.metrics),
         },
         f"delegate ({name}, {location}) {server.server_id[:8]} at {server.address}",
     )
     _wait(stop)
-    left = server.stop(drain)
-    if left:
-        click.echo(f"stopped with {left} objects undelivered", err=True)
+    mail = server.status()["mail"]
+    click.echo(_ended(server.stop(drain), mail, state=config.pad.state), nl=False, err=True)
+
+
+def _ended(left: int, mail: dict[str, Any], *, state: str) -> str:
+    """What a delegate leaves undone: lines, none when it is nothing. `mail` is its status before it stopped."""
+    unsent = min(left, mail["queued"] - mail["kept"])
+    told = [f"stopped with {left} objects undelivered, {unsent} of them mails"] if left else []
+    if mail["away"] and mail["queued"]:
+        told.append(f"the mail server {mail['server']} is away: {mail['away']}")
+    if unsent:
+        told.append("with --state FILE, mail of e-mail subscriptions is kept for the next start")
+    if mail["kept"]:
+        told.append(f"{mail['kept']} mails waited in {state}.mails, and go out after the next start")
+    return "".join(f"jbi: {line}\n" for line in told)
 
 
 def _announce(as_json: bool, facts: dict[str, Any], text: str) -> None:

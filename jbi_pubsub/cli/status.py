@@ -86,11 +86,11 @@ def status(
     """Show what lookup services, delegates and peer publishers are doing.
 
     \b
-    jbi status                                  everything that is registered
-    jbi status 127.0.0.1:4160                   one server
-    jbi status --watch                          with rates: objects and events per second
-    jbi status --subscriptions 127.0.0.1:40123  queues and losses of each subscription
-    jbi status --watch --json --every 10        a line every ten seconds, for scripts
+    jbi status                                  # everything that is registered
+    jbi status 127.0.0.1:4160                   # one server
+    jbi status --watch                          # with rates: objects and events per second
+    jbi status --subscriptions 127.0.0.1:40123  # queues and losses of each subscription
+    jbi status --watch --json --every 10        # a line every ten seconds, for scripts
     """
     servers = Servers(settings.load(), addresses)
     try:
@@ -240,9 +240,9 @@ def _mail(mail: Facts) -> str:
     return f"{mail['queued']:,}: {why}" if why else f"{mail['queued']:,}"
 
 
-def _kept(kept: Any) -> str:
+def _kept(kept: Facts) -> str:
     """The size of what is on a delegate's shelf."""
-    return _sized(kept["bytes"]) if isinstance(kept, dict) else f"{kept:,}"
+    return _sized(kept["bytes"])
 
 
 def _sized(count: float) -> str:

@@ -6,7 +6,8 @@ Rules:
 - None is taken where the annotation says so, and means "none".
 - A listener or function is looked at too: one that can't be called with what it would be called with is refused, as
   every object would be lost in it.
-- Text and numbers have to be fit for the wire: no half of a surrogate pair; numbers of seconds up to a year, no NaN.
+- Text and numbers have to be fit for their use: no half of a surrogate pair, no NaN, nothing to wait for longer than a
+  year.
 
 An own checker, for typeguard (2 us an argument) and beartype (80 ms at import, one item of a list, and neither tells
 bool from int or a text from a list of texts) take more and see less: publish() is called 30,000 times a second.
@@ -22,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NewType, ParamSpec, TypeVar
 
-from .config import YEAR
 from .errors import ArgumentError, MetadataError
 from .xml import Element, to_bytes
 
@@ -38,6 +38,9 @@ R = TypeVar("R")
 
 MAX_KNOWN: Final = 64
 """Combinations of types remembered of one call: it has a few."""
+
+LARGEST: Final = 31_536_000
+"""Of numbers, which are seconds nearly always: a year, as in settings. A thread can't wait 2^63 ns, and NaN is none."""
 
 SHOWN: Final = 60
 """Characters of a wrong value that a message shows."""
@@ -237,7 +240,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value <= YEAR
+    return isinstance(value, int | float) and not isinstance(value, bool) and value <= LARGEST
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -253,7 +256,7 @@ _PLAIN: Final[dict[Any, _Rule]] = {
     int: _Rule(
         "a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool), frozenset([int])
     ),
-    float: _Rule("a number of seconds, a year at most", _is_number),
+    float: _Rule(f"a number up to {LARGEST:,}", _is_number),
     str: _Rule("text", _is_text),
     bytes: _Rule("bytes", lambda value: isinstance(value, bytes), frozenset([bytes])),
     Path: _Rule("a Path", lambda value: isinstance(value, Path)),

@@ -73,6 +73,9 @@ class PadSection(_Section, frozen=True):
     """0 takes a free port: delegates are found through the lookup service."""
     advertise: str = ""
     """Host name or address that others connect to, when it differs from `host`."""
+    sockets: str = ""
+    """Folder of Unix sockets: beside its port, a delegate or peer publisher listens on one of its own there, which
+    clients of the same user on the same host prefer; "" for none. Not with [tls]."""
     state: str = ""
     """File in which a delegate keeps its e-mail subscriptions over restarts, and beside it, in FILE.mails, the mail
     that has not been sent; "" keeps nothing."""
@@ -294,7 +297,9 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
     try:
         document = tomllib.loads(file.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise ConfigurationError(f"configuration file {file}: {exc}", hint="See docs/configuration.md") from exc
+        raise ConfigurationError(
+            f"configuration file {file}: {exc}", hint="It is TOML; `jbi config` lists every setting"
+        ) from exc
     for section, table in document.items():
         if not isinstance(table, dict):
             raise ConfigurationError(f"{file}: {section} stands outside a section", hint=_sections_hint())

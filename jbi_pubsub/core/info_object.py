@@ -100,6 +100,8 @@ class Cause(enum.StrEnum):
     """The mail server could not be reached, or put us off, in all tries."""
     MAIL_SUSPENDED = "mail_suspended"
     """The recipient was refused for good so often that nothing is sent there, until the subscription is made again."""
+    REFUSED = "refused"
+    """A delegate or peer publisher has refused the subscription, and is asked again; how many objects is not known."""
     STORAGE = "storage"
     """The delegate's disk did not take what has to survive a restart."""
     SHUTDOWN = "shutdown"

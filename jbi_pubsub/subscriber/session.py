@@ -345,12 +345,14 @@ class DelegateSession:
         return (self._proxy.opened_at if session_id else time.monotonic()) - since
 
     def _refuse(self, uid: str, why: JbiError) -> None:
-        level = logging.DEBUG if uid in self._refused_before else logging.ERROR
-        log.log(level, "%s: delegate %s refuses subscription %s: %s", self._name, self.ref.endpoints, uid, why)
+        """Told to the subscription the first time that it is refused here: said once is enough."""
         with self._changed:
-            if uid in self._wanted:
+            subscription = self._wanted.get(uid)
+            if subscription is not None:
                 self._refused[uid] = str(why)
                 self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
+        if subscription is not None and uid not in self._refused_before:
+            subscription.lose(Cause.REFUSED, 0, f"by {', '.join(self.ref.endpoints)}: {why}")
 
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
         uid = subscription.uid

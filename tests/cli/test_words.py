@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -133,6 +136,31 @@ def test_a_file_that_is_only_to_be_read_is_refused_before_the_work(
     monkeypatch.setattr("os.access", lambda _, mode: mode != os.W_OK)  # whoever runs the tests may write everything
     answer = said("bench", "match", "--out", "rows.json")
     assert (answer.code, answer.is_one_line()) == (2, True)
+
+
+def examples() -> list[str]:
+    """The command lines in the help of all commands, but for `codegen` and `explain`, whose files are any."""
+    asked = (path for path in commands(jbi) if path[:1] not in (("codegen",), ("explain",)))
+    helps = [functools.reduce(lambda group, name: group.get_command(ASKING, name), path, jbi).help for path in asked]
+    lines = "\n".join(helps).replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if re.match(r"\s*([A-Z_]+=\S+ )?jbi ", line)]
+
+
+@pytest.mark.parametrize("example", examples())
+def test_the_examples_of_the_help_are_right_as_written(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a command line of the help, in the top folder of the source; Expect its options and files to exist
+    monkeypatch.chdir(FILES.parent.parent.parent)
+    _, *arguments = shlex.split(re.sub(r"^\w+=\S+ ", "", example), comments=True)
+    command: click.Command = jbi
+    while True:
+        context = command.make_context(command.name, list(arguments), parent=ASKING)
+        rest = [*context._protected_args, *context.args]
+        if not isinstance(command, click.Group) or not rest:
+            assert rest == []
+            break
+        _, found, arguments = command.resolve_command(context, rest)
+        assert found is not None
+        command = found
 
 
 def test_the_version(said: Callable[..., Any]) -> None:
