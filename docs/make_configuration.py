@@ -48,9 +48,9 @@ is nothing to configure; what can't be loaded is told in the log and left out.
 ```
 
 - `language.NAME`: `compile(expression, namespaces)` gives a function from the metadata's document element (lxml) to
-  bool, or raises ValueError for an expression that it refuses. Used by `register_subscriber(language="NAME")`. It has to
-  be installed with subscribers, delegates and peer publishers: a delegate that does not have it refuses the subscription,
-  which is told as the loss `refused`. `jbi pad --json` says which languages it has.
+  bool, or raises ValueError for an expression that it refuses. Used by `register_subscriber(language="NAME")`. It has
+  to be installed with subscribers, delegates and peer publishers: a delegate that does not have it refuses the
+  subscription, which is told as the loss `refused`. `jbi pad --json` says which languages it has.
 - `transport.NAME`: `connect(address, timeout)` gives a connected stream socket, or raises OSError. Used for endpoints
   `NAME://address` of registered services; `unix` is built in (`[pad] sockets`). Not with `[tls]`.
 """

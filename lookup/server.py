@@ -30,7 +30,7 @@ from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import ControlServer, exported
+from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance, Compression
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, check_endpoint
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
@@ -681,6 +681,7 @@ class _Registrar:
         return self._server.info()
 
     @exported
+    @leasing
     def register(self, caller: Caller, item: ServiceItem, duration: float, key: str) -> ServiceRegistration:
         owner = _owner(caller)
 
@@ -705,6 +706,7 @@ class _Registrar:
         return self._server.search(template, limit, total=total, after=after)
 
     @exported
+    @leasing
     def notify(
         self,
         caller: Caller,
@@ -756,6 +758,7 @@ class _Registrar:
         self._server.decide(lambda registrar, now: registrar.modify_attributes(service_id, lease_id, changes, now))
 
     @exported
+    @leasing
     def renew(self, caller: Caller, leases: tuple[tuple[str, float], ...]) -> tuple[LeaseResult, ...]:  # noqa: ARG002  # the lease ids are the right
         return self._server.change(lambda registrar, now: registrar.renew_all(leases, now))
 

@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Final, Protocol
@@ -35,7 +35,7 @@ from jbi_pubsub.core.errors import (
     UnknownUidError,
 )
 from jbi_pubsub.core.info_object import Cause, Parcel, SchemaBundle, TypeName
-from jbi_pubsub.core.lease import FixedLeasePeriodPolicy, Landlord, Lease
+from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.lookup.entry import check_rep
@@ -69,6 +69,10 @@ log = logging.getLogger("jbi_pubsub.pad")
 
 NOT_BEFORE: Final = -math.inf
 """The age of a subscription that wants nothing of what was published before it came here."""
+
+UNATTACHED_SECONDS: Final = 15.0
+"""Longest lease of a publisher or subscriber session whose data connection has not come yet, whatever is asked for:
+clients open it at once, which takes some seconds over 7,200 bit/s, and renew at 2/5 of the term meanwhile."""
 
 PART_SECONDS: Final = 1.0
 """For all subscribers to acknowledge that nothing comes any more: round trips, not queues."""
@@ -149,6 +153,8 @@ class Delegate:
         self._store = store
         self._wall = wall
         self._mail_leases: dict[str, str] = {}
+        self._unattached: dict[str, float] = {}
+        """Leases of those whose data connection has not come yet, with the seconds asked for."""
         self.delegate_id = delegate_id
         self._config = config
         self._types = types
@@ -208,10 +214,12 @@ class Delegate:
         """A publishing application comes (paper section 2.4(1)). Raises LeaseDeniedError."""
         connection_id = f"connection-{uuid4().hex}"
         with self._lock:
-            self._check_room(len(self._connections), "publishers")
-            lease = self._landlord.grant(lambda: self._drop_connection(connection_id), duration, self._clock())
+            known = ((c.lease_id, uid) for uid, c in self._connections.items())
+            idle = self._give_way(len(self._connections), known, "publishers")
+            lease = self._grant_unattached(lambda: self._drop_connection(connection_id), duration)
             connection = PublisherConnection(connection_id, name, lease.lease_id)
             self._connections[connection_id] = connection
+        self._drop_connection(idle)
         return connection, lease
 
     def connect_own(self) -> PublisherConnection:
@@ -376,18 +384,40 @@ class Delegate:
             chunk=self._config.link.chunk,
         )
         with self._lock:
-            self._check_room(len(self._sessions), "subscriber sessions")
-            lease = self._landlord.grant(
-                lambda: self._drop_session(session_id, Cause.SUBSCRIBER_DEAD), duration, self._clock()
-            )
+            known = ((session.lease_id, uid) for uid, session in self._sessions.items())
+            idle = self._give_way(len(self._sessions), known, "subscriber sessions")
+            lease = self._grant_unattached(lambda: self._drop_session(session_id, Cause.SUBSCRIBER_DEAD), duration)
             session.lease_id = lease.lease_id
             self._sessions[session_id] = session
             session.opened = self._clock()  # last of all: ages count from here to the answer
+        self._drop_session(idle, Cause.SUBSCRIBER_DEAD)
         return session_id, lease
 
-    def _check_room(self, taken: int, what: str) -> None:
-        if taken >= self._config.pad.max_sessions:
-            raise OversizeError(f"the delegate holds its limit of {taken} {what}")
+    def _give_way(self, taken: int, known: Iterable[tuple[str, str]], what: str) -> str:
+        """Who of the `known` (lease and id) has to end for one more: nobody ("") while there is room, else the first
+        whose data connection has not come. Raises OversizeError when all have one."""
+        if taken < self._config.pad.max_sessions:
+            return ""
+        for lease_id, uid in known:  # as they came
+            if lease_id in self._unattached:
+                self._landlord.drop(lease_id)
+                return uid
+        raise OversizeError(f"the delegate holds its limit of {taken} {what}")
+
+    def _grant_unattached(self, drop: Callable[[], None], duration: float) -> Lease:
+        lease = self._landlord.grant(drop, _short(duration), self._clock())
+        self._unattached[lease.lease_id] = duration
+        return lease
+
+    def attached(self, uid: str) -> None:
+        """The data connection of a publisher or subscriber session stands: its lease is what it has asked for."""
+        with self._lock:
+            connection, session = self._connections.get(uid), self._sessions.get(uid)
+            found = connection or session
+            lease_id = found.lease_id if found is not None else ""
+            asked = self._unattached.pop(lease_id, None)
+            if asked is not None and self._landlord.is_live(lease_id, self._clock()):
+                self._landlord.renew(lease_id, asked, self._clock())
 
     def close_session(self, session_id: str) -> None:
         """The subscriber leaves. Raises UnknownUidError."""
@@ -538,7 +568,10 @@ class Delegate:
     def renew(self, lease_id: str, duration: float) -> Lease:
         """Renew the lease of a publisher, subscriber or e-mail subscription. Raises UnknownLeaseError."""
         with self._lock:
-            lease = self._landlord.renew(lease_id, duration, self._clock())
+            unattached = lease_id in self._unattached
+            lease = self._landlord.renew(lease_id, _short(duration) if unattached else duration, self._clock())
+            if unattached:
+                self._unattached[lease_id] = duration
             uid = self._mail_leases.get(lease_id)
         if uid is not None and self._store is not None:
             self._store.renew(uid, self._wall() + lease.duration)
@@ -663,6 +696,7 @@ class Delegate:
         with self._lock:
             connection = self._connections.pop(connection_id, None)
             registrations = list(connection.registrations.values()) if connection else []
+            self._unattached.pop(connection.lease_id if connection else "", None)
         self._drop_registrations(registrations)
 
     def _drop_registrations(self, registrations: list[Registration]) -> None:
@@ -692,6 +726,7 @@ class Delegate:
                 self._subscriptions[key].ended = cause
                 self._take_from_tables(self._subscriptions[key])
             self._sessions.pop(session_id, None)
+            self._unattached.pop(found.lease_id if found else "", None)
         if found is None:
             return
         found.close(cause)
@@ -740,3 +775,8 @@ class Delegate:
                 subscription.lost[cause] += count
             else:
                 self._account.lose(cause, count)
+
+
+def _short(duration: float) -> float:
+    """Of what is asked for that which is granted before a data connection has come; what is no duration stays so."""
+    return UNATTACHED_SECONDS if duration == ANY or duration > UNATTACHED_SECONDS else duration

@@ -38,7 +38,7 @@ from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import ControlServer, exported
+from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, Tokens, listen, refuse, welcome
@@ -345,14 +345,16 @@ class DisseminationServer:
                 yield Sample(f"registration_{name}", "counter", f"Objects {name}", registration[name], labels)
         for session in status["sessions"]:
             queued = sum(session["queued"].values())
-            yield Sample("queued", "gauge", "Objects waiting", queued, (("subscriber", session["name"]),))
+            labels = (("session", session["session"]), ("subscriber", session["name"]))  # anybody may have the name
+            yield Sample("queued", "gauge", "Objects waiting", queued, labels)
 
     # -- data connections ---------------------------------------------------------------------------------------
 
-    def _serve_data(self, sock: socket.socket, _caller: Caller) -> None:
+    def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
         line = Line(sock)
         hello = listen(line)
         kind, uid = self._tokens.redeem(hello.token) or ("", "")
+        caller.place.kept = bool(kind)
         if kind == "deliver":
             self._deliver(sock, line, uid, hello)
         elif kind == "publish":
@@ -366,6 +368,7 @@ class DisseminationServer:
         except UnknownUidError as exc:
             refuse(line, str(exc))
             return
+        self.delegate.attached(uid)
         welcome(line, 0, self._compressed.grant(hello.compression))
         session.attach(sock, hello.position, self._endpoint.hand_over(sock), line.compression)
 
@@ -377,6 +380,7 @@ class DisseminationServer:
             self.forget_publications(connection_id)
             refuse(line, str(exc))
             return
+        self.delegate.attached(connection_id)
         compression = self._compressed.grant(hello.compression)
         receiver.run(line, lambda position: welcome(line, position, compression))
 
@@ -486,6 +490,7 @@ class _Delegate:
         self._server = server
 
     @exported
+    @leasing
     def connect(self, caller: Caller, name: str, duration: float) -> Opened:
         self._server.allow(caller, "connect")
         self._server.refuse_when_stopping()
@@ -493,6 +498,7 @@ class _Delegate:
         return Opened(connection.connection_id, lease, self._server.server_id)
 
     @exported
+    @leasing
     def renew(self, caller: Caller, lease_id: str, duration: float) -> float:  # noqa: ARG002  # the lease id is the right
         return self._server.delegate.renew(lease_id, duration).duration
 
@@ -540,6 +546,7 @@ class _Subscriptions:
         self._server = server
 
     @exported
+    @leasing
     def open(self, caller: Caller, name: str, duration: float) -> Opened:
         self._server.allow(caller, "subscribe")
         self._server.refuse_when_stopping()
@@ -547,6 +554,7 @@ class _Subscriptions:
         return Opened(session_id, lease, self._server.server_id)
 
     @exported
+    @leasing
     def renew(self, caller: Caller, lease_id: str, duration: float) -> float:  # noqa: ARG002  # the lease id is the right
         return self._server.delegate.renew(lease_id, duration).duration
 

@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 a run that went wrong (one line on stderr), 2 wrong usage 
 
 from __future__ import annotations
 
-import json
 import logging
 import signal
 import sys
@@ -18,6 +17,7 @@ import click
 from jbi_pubsub import __version__
 
 from .near import NearNames
+from .show import as_json, printable
 
 __all__ = ["codegen_main", "jbi", "lookup_main", "main", "pad_main", "study_main"]
 
@@ -95,12 +95,10 @@ def jbi(
     """
     from jbi_pubsub.core.errors import ConfigurationError  # here: `jbi --help` starts in half the time without these
 
-    from .settings import Settings
-
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        JsonFormatter() if log_json else logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        JsonFormatter() if log_json else TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     )
     logging.basicConfig(level=level, handlers=[handler])
     flags: dict[str, object] = {}
@@ -109,6 +107,8 @@ def jbi(
         if not equals:
             raise ConfigurationError(f"--set {assignment}: no value", hint="For example --set lease.subscriber=5")
         flags[key] = value
+    from .settings import Settings  # here: `jbi --help` starts faster without
+
     own = {
         "lookup.locators": list(locators) or None,
         "lookup.groups": list(groups) or None,
@@ -116,6 +116,19 @@ def jbi(
         "tls.insecure": True if insecure else None,
     }
     context.obj = Settings(config_file, flags | {key: value for key, value in own.items() if value is not None})
+
+
+def _lines(text: str) -> str:
+    """Text as a terminal can take it; lines stay lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+class TextFormatter(logging.Formatter):
+    """As configured, without what a terminal would obey: peers have a say in what is logged."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  # logging's name
+        """The line; a traceback goes below it."""
+        return printable(super().formatMessage(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -133,7 +146,7 @@ class JsonFormatter(logging.Formatter):
         facts |= {key: getattr(record, key) for key in IDS if hasattr(record, key)}
         if record.exc_info:
             facts["exception"] = self.formatException(record.exc_info)
-        return json.dumps(facts, ensure_ascii=False)
+        return as_json(facts)
 
 
 def main() -> None:
@@ -187,12 +200,12 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return 0  # the reader of our output has had enough
     except OSError as exc:
-        click.echo(f"jbi: {exc}", err=True)
+        click.echo(_lines(f"jbi: {exc}"), err=True)  # peers have a say in it
         return 1
     except Exception as exc:
         from jbi_pubsub.core.errors import ConfigurationError, JbiError  # here: `jbi --help` starts faster without
 
         if not isinstance(exc, JbiError):
             raise
-        click.echo(f"jbi: {exc}", err=True)
+        click.echo(_lines(f"jbi: {exc}"), err=True)
         return 2 if isinstance(exc, ConfigurationError) else 1

@@ -209,6 +209,9 @@ class TlsSection(_Section, frozen=True):
     """Its private key."""
     ca: str = ""
     """The authority that our peers' certificates come from."""
+    server_names: tuple[str, ...] = ()
+    """Names in the certificates of servers that do not name the address they are reached at; a common name counts here,
+    "*.example.org" stands for all with one label more, "*" for every certificate of the authority."""
     insecure: bool = False
     """Allow to listen beyond loopback without TLS."""
 
@@ -238,7 +241,8 @@ class Config(_Section, frozen=True):
             return Security(insecure=self.tls.insecure)
         if not all(files):
             raise ConfigurationError("[tls] needs certificate, key and ca", hint="Set all three or none")
-        identity = TlsIdentity(*(Path(f) for f in files))
+        certificate, key, ca = map(Path, files)
+        identity = TlsIdentity(certificate, key, ca, self.tls.server_names)
         identity.client_context()
         return Security(identity, self.tls.insecure)
 

@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -21,6 +22,7 @@ from jbi_pubsub.core.errors import (
     ConfigurationError,
     EntryError,
     JbiError,
+    LeaseDeniedError,
     OversizeError,
     ProtocolError,
     UnknownUidError,
@@ -37,12 +39,14 @@ from jbi_pubsub.core.info_object import (
     encode,
     pack,
 )
+from jbi_pubsub.core.lease import ANY, FOREVER
 from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlServer
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security, dial
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.stream import FRAME, HELLO, ITEMS, MAX_FRAME_BYTES, Hello, Line, greet
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
+from jbi_pubsub.pad.delegate import UNATTACHED_SECONDS
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.outlet import SHARE, Budget
 from jbi_pubsub.pad.proxy import DELEGATE, SUBSCRIPTIONS, DelegateProxy, SubscriptionsProxy, fetch_status
@@ -465,22 +469,115 @@ def test_a_frame_larger_than_is_expected_is_refused_unread() -> None:
 # -- numbers ------------------------------------------------------------------------------------------------------
 
 
+class Connected:
+    """Data connections of a peer's sessions and publishers."""
+
+    def __init__(self, peer: Peer, stack: ExitStack) -> None:
+        self._peer = peer
+        self._stack = stack
+
+    def _attach(self, token: str) -> None:
+        sock = self._stack.enter_context(closing(dial(self._peer.ref, DATA, Security(), 5.0)))
+        greet(Line(sock), Hello(token))
+
+    def session(self) -> str:
+        """A subscriber session with a delivery connection."""
+        uid = self._peer.subscribing.open("subscriber", 60.0).uid
+        self._attach(self._peer.subscribing.open_deliveries(uid))
+        return uid
+
+    def publisher(self) -> str:
+        """A publisher with a data connection."""
+        uid = self._peer.publishing.connect("publisher", 60.0).uid
+        self._attach(self._peer.publishing.open_publications(uid))
+        return uid
+
+
 def test_sessions_and_publishers_are_bounded(federation: Any, meet: Callable[..., Peer]) -> None:
-    # Given a delegate for two sessions and two publishers
+    # Given a delegate for two sessions and two publishers, taken by some that are connected
     peer = meet(federation.pad(config=_with_pad(federation, max_sessions=2)))
-    sessions = [peer.subscribing.open("subscriber", 60.0).uid for _ in range(2)]
-    connections = [peer.publishing.connect("publisher", 60.0).uid for _ in range(2)]
-    # When a third of each comes, expect a refusal that leaves no lease
-    with pytest.raises(OversizeError, match="sessions"):
-        peer.subscribing.open("subscriber", 60.0)
-    with pytest.raises(OversizeError, match="publishers"):
-        peer.publishing.connect("publisher", 60.0)
-    assert peer.status()["leases"] == 4
-    # When one of each leaves, expect there to be room again
-    peer.subscribing.close_session(sessions[0])
-    peer.publishing.disconnect(connections[0])
-    assert peer.subscribing.open("subscriber", 60.0).uid not in sessions
-    assert peer.publishing.connect("publisher", 60.0).uid not in connections
+    with ExitStack() as stack:
+        connected = Connected(peer, stack)
+        sessions = [connected.session() for _ in range(2)]
+        connections = [connected.publisher() for _ in range(2)]
+        # When a third of each comes, expect a refusal that leaves no lease
+        with pytest.raises(OversizeError, match="sessions"):
+            peer.subscribing.open("subscriber", 60.0)
+        with pytest.raises(OversizeError, match="publishers"):
+            peer.publishing.connect("publisher", 60.0)
+        assert peer.status()["leases"] == 4
+        # When one of each leaves, expect there to be room again
+        peer.subscribing.close_session(sessions[0])
+        peer.publishing.disconnect(connections[0])
+        assert peer.subscribing.open("subscriber", 60.0).uid not in sessions
+        assert peer.publishing.connect("publisher", 60.0).uid not in connections
+
+
+def test_strangers_who_open_sessions_without_end_keep_nobody_out(federation: Any, meet: Callable[..., Peer]) -> None:
+    # Given a delegate for twenty sessions and twenty publishers, and one of each that is connected
+    pad = federation.pad(config=_with_pad(federation, max_sessions=20))
+    stranger, peer = meet(pad), meet(pad)
+    with ExitStack() as stack:
+        connected = Connected(peer, stack)
+        session, connection = connected.session(), connected.publisher()
+        # When a stranger opens a hundred of each for a week, and connects none
+        opened = [stranger.subscribing.open("stranger", 604_800.0) for _ in range(100)]
+        opened += [stranger.publishing.connect("stranger", 604_800.0) for _ in range(100)]
+        # Expect no more than there are places for, none for longer than the client of one needs to connect
+        status = peer.status()
+        assert (len(status["sessions"]), len(status["publishers"]), status["leases"]) == (20, 20, 40)
+        assert {each.lease.duration for each in opened} == {UNATTACHED_SECONDS}
+        # Expect whoever is connected to stay, others to find a place, and each lease to be in the book once
+        pad.delegate.session(session)
+        pad.delegate.connection(connection)
+        connected.session()
+        connected.publisher()
+        assert len(pad.delegate._unattached) == 36
+    with pytest.raises(UnknownUidError):
+        pad.delegate.session(opened[0].uid)
+
+
+@pytest.mark.parametrize("kind", ["session", "publisher"])
+@pytest.mark.parametrize(("asked", "short"), [(60.0, 15.0), (ANY, 15.0), (2.0, 2.0), (FOREVER, 15.0)])
+def test_a_lease_is_short_until_the_data_connection_stands(
+    kind: str, asked: float, short: float, federation: Any, meet: Callable[..., Peer]
+) -> None:
+    # Given somebody who opens a session, or connects as a publisher
+    pad = federation.pad()
+    peer = meet(pad)
+    proxy = peer.subscribing if kind == "session" else peer.publishing
+    opened = (peer.subscribing.open if kind == "session" else peer.publishing.connect)("peer", asked)
+
+    def left() -> float:
+        return pad.delegate._landlord.left(opened.lease.lease_id, time.monotonic())
+
+    # Expect a short lease, however often it is renewed
+    assert opened.lease.duration == short
+    assert proxy.renew(opened.lease.lease_id, asked).duration == short
+    # When its data connection stands, expect the term that it has asked for, at once and when it renews
+    token = (peer.subscribing.open_deliveries if kind == "session" else peer.publishing.open_publications)(opened.uid)
+    granted = {ANY: 300.0, FOREVER: 604_800.0}.get(asked, asked)
+    with closing(dial(peer.ref, DATA, Security(), 5.0)) as sock:
+        greet(Line(sock), Hello(token))
+        assert granted - 5.0 < left() <= granted
+        assert proxy.renew(opened.lease.lease_id, asked).duration == pytest.approx(granted, abs=5.0)
+    assert pad.delegate._unattached == {}
+
+
+@pytest.mark.parametrize("asked", [float("nan"), -5.0])
+def test_what_is_no_duration_is_refused_before_and_behind_the_data_connection(
+    asked: float, federation: Any, meet: Callable[..., Peer]
+) -> None:
+    pad = federation.pad()
+    peer = meet(pad)
+    with pytest.raises(LeaseDeniedError):
+        peer.subscribing.open("peer", asked)
+    opened = peer.subscribing.open("peer", 60.0)
+    with pytest.raises(LeaseDeniedError):
+        peer.subscribing.renew(opened.lease.lease_id, asked)
+    with closing(dial(peer.ref, DATA, Security(), 5.0)) as sock:
+        greet(Line(sock), Hello(peer.subscribing.open_deliveries(opened.uid)))
+    assert len(peer.status()["sessions"]) == 1
 
 
 def test_a_data_connection_of_a_publisher_that_has_left_is_refused(
