@@ -402,13 +402,9 @@ class MailDispatcher:
             self._answered, self._away = now, ""
         elif now - self._answered > AWAY_SECONDS:
             self._away = answer.unreachable
-        server, waiting, kept = (
-            f"{self._settings.host}:{self._settings.port}",
-            self._queue.waiting,
-            self._store is not None,
-        )
+        server, waiting = f"{self._settings.host}:{self._settings.port}", self._queue.waiting
         if self._away and not before:
-            end = "survive a stop" if kept else "are lost at a stop without [pad] state"
+            end = "survive a stop" if self._store is not None else "are lost at a stop without [pad] state"
             return f"the mail server {server} is away: {self._away}; {waiting} mails wait for it, and {end}"
         if before and not self._away:
             return f"the mail server {server} answers again; {waiting} mails wait"

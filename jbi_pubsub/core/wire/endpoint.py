@@ -384,8 +384,12 @@ class Endpoint:
         return len(self._open)
 
     def adopt(self, sock: socket.socket, address: str) -> None:
-        """Serve a connection that came by another transport (transport.py); `address` is what it is called."""
-        self._admit(sock, address.partition(":")[0], address)
+        """Serve a connection that came by another transport (transport.py); `address` is what it is called, and what
+        stands before a colon the peer whose place it takes."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(sock.close)
+            self._admit(sock, address.partition(":")[0], address)
+            undo.pop_all()
 
     def _accept_all(self) -> None:
         while not self._stopping:
