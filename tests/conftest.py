@@ -32,6 +32,7 @@ from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, Registra
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import LeaseSection, LookupSection, MailSection, PadSection, QueueSection
 from jbi_pubsub.lookup.client import discovery
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.server import DisseminationServer
@@ -182,6 +183,43 @@ def test_config(**sections: Any) -> Config:
 
 
 test_config.__test__ = False  # type: ignore[attr-defined]  # a helper, not a test
+
+
+class Heard:
+    """Whoever watches a lookup service, and notes which services come, change and leave."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def service_added(self, item: ServiceItem) -> None:
+        self.told.append(("added", item.service_id))
+
+    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the protocol's
+        self.told.append(("changed", new.service_id))
+
+    def service_removed(self, item: ServiceItem) -> None:
+        self.told.append(("removed", item.service_id))
+
+    @property
+    def added(self) -> list[str]:
+        """Those that have come, in order."""
+        return [service_id for what, service_id in self.told if what == "added"]
+
+    @property
+    def removed(self) -> list[str]:
+        """Those that have left, in order."""
+        return [service_id for what, service_id in self.told if what == "removed"]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture(scope="session")
+def fixtures(pytestconfig: pytest.Config) -> Any:
+    """The helpers beside the fixtures, for those who need them outside a fixture of a test."""
+    return pytestconfig.pluginmanager.get_plugin(__file__)
 
 
 @pytest.fixture

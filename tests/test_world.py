@@ -33,9 +33,8 @@ def test_the_service_type_of_mdns_is_the_runs_own(world: str) -> None:
     assert own == discovery.SERVICE_TYPE
 
 
-def test_who_asks_at_the_usual_port_is_caught(request: pytest.FixtureRequest) -> None:
+def test_who_asks_at_the_usual_port_is_caught(fixtures: Any, request: pytest.FixtureRequest) -> None:
     # Given a party that asks where anybody's lookup service may be
     sys.audit("socket.connect", None, ("127.0.0.1", LookupSection().port))
     # Expect the test that it belongs to to be named
-    strangers = request.config.pluginmanager.get_plugin(f"{request.config.rootpath}/tests/conftest.py").STRANGERS
-    assert request.node.name in strangers.pop()
+    assert request.node.name in fixtures.STRANGERS.pop()

@@ -12,29 +12,12 @@ import msgspec
 import pytest
 
 from jbi_pubsub.lookup.client.finder import LookupCache
-from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.subscription import PUBLISHER_TYPE
 
 pytestmark = pytest.mark.processes
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
-
-
-class Heard:
-    """A client that is told of services coming and leaving."""
-
-    def __init__(self) -> None:
-        self.added: list[str] = []
-        self.removed: list[str] = []
-
-    def service_added(self, item: ServiceItem) -> None:
-        self.added.append(item.service_id)
-
-    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:
-        pass
-
-    def service_removed(self, item: ServiceItem) -> None:
-        self.removed.append(item.service_id)
 
 
 def test_a_killed_publisher_leaves_nothing_at_its_delegate(
@@ -94,10 +77,9 @@ def test_a_killed_subscriber_leaves_nothing_behind_and_its_objects_are_counted_a
 
 
 def test_a_killed_delegate_leaves_the_lookup_service_and_its_clients_are_told(
-    field: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
+    field: Any, federation: Any, figures: Any, heard: Any, eventually: Callable[..., Any]
 ) -> None:
     # Given a client that watches all services, a delegate with a registration, and a subscriber
-    heard = Heard()
     community = field.community()
     cache: LookupCache = community.watch(ServiceTemplate(), heard)
     community.wait_watching(cache, 5.0)
@@ -120,10 +102,11 @@ def test_a_killed_delegate_leaves_the_lookup_service_and_its_clients_are_told(
     eventually(lambda: subscriber.losses(subscription) == {"delegate_dead": 1}, field.within)
 
 
-def test_a_cancelled_registration_is_told_at_once(field: Any, figures: Any, eventually: Callable[..., Any]) -> None:
+def test_a_cancelled_registration_is_told_at_once(
+    field: Any, figures: Any, heard: Any, eventually: Callable[..., Any]
+) -> None:
     # Given leases of a minute, so that only cancelling can be what is noticed
     field.leases(publisher=60.0, subscriber=60.0, lookup=60.0)
-    heard = Heard()
     community = field.community()
     community.wait_watching(community.watch(ServiceTemplate(types=(PUBLISHER_TYPE,)), heard), 5.0)
     adapter = field.peer()

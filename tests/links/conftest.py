@@ -18,7 +18,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -316,12 +315,6 @@ def _segments_received(sock: Any) -> int:
 
 
 # -- what the tests use -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def fixtures(pytestconfig: pytest.Config) -> Any:
-    """The helpers beside the fixtures that all tests share."""
-    return pytestconfig.pluginmanager.get_plugin(str(Path(__file__).parent.parent / "conftest.py"))
 
 
 @pytest.fixture

@@ -545,7 +545,7 @@ def test_a_watch_that_follows_another_that_was_just_ended_is_a_new_one(federatio
     def watched(colour: str) -> list[str]:
         cache = community.watch(wanting(colour))
         community.wait_watching(cache, 5.0)
-        found = [item.service_id for item in cache.wait(1, 1.0)]
+        found = [item.service_id for item in cache.wait(1, 10.0)]
         community.unwatch(cache)
         return found
 

@@ -13,7 +13,7 @@ from lxml import etree
 
 from jbi_pubsub import RegistrationUid
 from jbi_pubsub.lookup.client.join import JoinManager
-from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.item import ServiceTemplate
 
 IMAGERY = "mil.af.rl.jbi.Intel_Imagery"
 REGISTRATIONS = ServiceTemplate(types=("jbi.PublisherRegistration",))
@@ -107,34 +107,19 @@ def test_a_subscriber_may_come_before_its_publisher(walk: Any) -> None:
     assert subscriber.receive(uid).payload == b"image"
 
 
-class _Watcher:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-
-    def service_added(self, item: ServiceItem) -> None:
-        self.told.append(("added", item.service_id))
-
-    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the protocol's
-        self.told.append(("changed", new.service_id))
-
-    def service_removed(self, item: ServiceItem) -> None:
-        self.told.append(("removed", item.service_id))
-
-
 def test_members_are_told_when_a_registration_comes_and_when_it_is_cancelled(
-    own_walk: Any, eventually: Callable[..., Any]
+    own_walk: Any, heard: Any, eventually: Callable[..., Any]
 ) -> None:
     # Given a member of the community that watches for publishers
-    watcher = _Watcher()
     community = JoinManager(own_walk.federation.config, name="watcher")
     try:
-        community.watch(REGISTRATIONS, watcher)
+        community.watch(REGISTRATIONS, heard)
         # When a publisher registers and cancels the registration
         uid = own_walk.register()
-        eventually(lambda: watcher.told == [("added", uid)], what="told that it has come")
+        eventually(lambda: heard.told == [("added", uid)], what="told that it has come")
         own_walk.publishing.adapter.unregister_publisher(uid)
         # Expect an event for each
-        eventually(lambda: watcher.told == [("added", uid), ("removed", uid)], what="told that it has gone")
+        eventually(lambda: heard.told == [("added", uid), ("removed", uid)], what="told that it has gone")
     finally:
         community.close()
 
