@@ -2,7 +2,7 @@
 
 from .geography import bbox
 from .index import PredicateIndex
-from .payload_filter import PayloadFilter, Selection, compile_filter
+from .payload_filter import PayloadFilter, Selection, compile_filter, select
 from .predicate import Predicate, compile_predicate, register_language
 from .stencil import Stencil, Texts, Traced
 
@@ -18,4 +18,5 @@ __all__ = [
     "compile_filter",
     "compile_predicate",
     "register_language",
+    "select",
 ]
