@@ -48,6 +48,7 @@ from jbi_pubsub.core.info_object import (
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.hub import SenderHub
+from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
@@ -216,6 +217,8 @@ class Delegate:
         self._published: EntryIndex[str] = EntryIndex()
         self._waiting: TemplateIndex[tuple[str, str]] = TemplateIndex()
         self._next_number = 0
+        self._costs: dict[str, CostBudget] = {}
+        """Of each session."""
         self._budget = Budget(config.pad.max_queued_bytes)
         self._hub = SenderHub(name=f"deliver-{delegate_id[:8]}")
         self._ending: list[Subscription] = []
@@ -502,6 +505,7 @@ class Delegate:
             if len(self._subscriptions) >= self._config.pad.max_subscriptions:
                 raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
             topics = [self._topics[topic] for topic in self._published.find(request.entries)]
+            self._check_cost(subscription, topics)
             lease = None
             if session is None:
                 lease = self._landlord.grant(lambda: self._forget_subscription(key), duration, self._clock())
@@ -511,6 +515,7 @@ class Delegate:
             subscription.number = self._next_number
             if session is not None:
                 session.add(subscription)
+                self._costs.setdefault(owner, CostBudget(MAX_COST_OF_SUBSCRIBER)).add(subscription.charges)
             self._subscriptions[key] = subscription
             if request.recipients:
                 self._mail.open(subscription)
@@ -520,6 +525,15 @@ class Delegate:
         if lease is not None and self._store is not None:
             self._keep(Kept(request, lease.lease_id, self._wall() + lease.duration), key)
         return Granted(subscription.number, lease)
+
+    def _check_cost(self, subscription: Subscription, topics: Sequence[_Topic]) -> None:
+        """Raises OversizeError when what is evaluated for its session, or for a registration, would cost too much. An
+        e-mail subscription has no session: what one costs by itself was bounded when it was compiled."""
+        mine = self._costs.get(subscription.owner)
+        if mine is not None:
+            mine.check(subscription.charges, "this subscriber")
+        for topic in topics:
+            topic.table.budget.check(subscription.charges, "all subscriptions to a registration that it matches")
 
     def _mail_lease(self, subscription: Subscription) -> Lease | None:
         if not subscription.lease_id:
@@ -740,6 +754,7 @@ class Delegate:
                 self._landlord.drop(subscription.lease_id)
             self._waiting.remove(key)
             self._take_from_tables(subscription)
+            self._refund(subscription)
             session = self._sessions.get(key[0])
         if session is not None:
             subscription.lost[Cause.CANCELLED] += session[0].remove(subscription)
@@ -753,6 +768,13 @@ class Delegate:
             self._closed_suppressed += subscription.suppressed
         if key[0] == "mail" and self._store is not None:
             self._store.forget(key[1])
+
+    def _refund(self, subscription: Subscription) -> None:
+        mine = self._costs.get(subscription.owner)
+        if mine is not None:
+            mine.remove(subscription.charges)
+            if not len(mine):
+                del self._costs[subscription.owner]
 
     def _take_from_tables(self, subscription: Subscription) -> None:
         """Out of the tables that it was put in: of a thousand registrations it matches a few."""

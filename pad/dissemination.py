@@ -4,10 +4,11 @@ Rules:
 - First level was decided at registration; here only predicates of subscriptions that matched it are asked
   (paper section 1). Metadata are parsed once; metadata equal to the ones before are not judged again.
 - A predicate or filter that fails for an object is false for it and disturbs nobody else.
-- A filter is computed once per distinct filter and object. An object is never encoded again: the bytes that came are
+- A filter is computed once per distinct text and object. An object is never encoded again: the bytes that came are
   what goes out, shared by all who get them; of a filtered one all but the payload. Metadata are never modified (paper
   section 2.3.2).
-- A payload that is not well-formed XML passes every filter unchanged (paper section 2.4(5)).
+- A payload that is not well-formed XML, or beyond the bounds of core/xml.py, passes every filter unchanged (paper
+  section 2.4(5)).
 """
 
 from __future__ import annotations
@@ -16,8 +17,17 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.info_object import Parcel, TypeName
-from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
-from jbi_pubsub.core.xpath import PayloadFilter, PredicateIndex, Stencil, Texts, Traced
+from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
+from jbi_pubsub.core.xpath import (
+    MAX_COST_OF_REGISTRATION,
+    CostBudget,
+    PayloadFilter,
+    PredicateIndex,
+    Stencil,
+    Texts,
+    Traced,
+    select,
+)
 from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.pad.subscription import Subscription
 
@@ -66,6 +76,8 @@ class MatchTable:
         """How many of the subscriptions have a predicate: without any the metadata need not be read."""
         self.filters = 0
         """How many of the subscriptions have a payload filter: without any payloads need not be parsed."""
+        self.budget = CostBudget(MAX_COST_OF_REGISTRATION)
+        """What all that is evaluated for an object costs."""
         self.version = 0
         """Changes with every subscription that comes or goes."""
 
@@ -88,6 +100,7 @@ class MatchTable:
             self._unconditional[self._next_key] = subscription
         self.predicates += subscription.predicate is not None
         self.filters += subscription.payload_filter is not None
+        self.budget.add(subscription.charges)
         self.version += 1
 
     def remove(self, subscription: Subscription) -> None:
@@ -99,6 +112,7 @@ class MatchTable:
             self._unconditional.pop(key, None)
             self.predicates -= subscription.predicate is not None
             self.filters -= subscription.payload_filter is not None
+            self.budget.remove(subscription.charges)
             self.version += 1
 
     def match(self, document: Element | Traced | None) -> list[Subscription]:
@@ -230,24 +244,32 @@ class Judgement:
 
 def disseminate(parcel: Parcel, matched: list[Subscription]) -> Disseminated:
     """Filter the object for those it matched."""
-    parsed = parse_payload(bytes(parcel.payload))
-    cuts: dict[PayloadFilter, tuple[int, Parcel]] = {}
+    cuts = _cuts(parcel, {s.payload_filter for s in matched if s.payload_filter is not None})
     selected: list[Selected] = []
     suppressed: list[Subscription] = []
     for subscription in matched:
         wanted = subscription.payload_filter
-        if wanted is None or parsed is None:
+        if wanted is None or cuts is None:
             selected.append(Selected(subscription, parcel, filtered=wanted is None))
             continue
-        if wanted not in cuts:
-            cut = wanted.apply(parsed)
-            cuts[wanted] = cut.count, parcel.with_payload(cut.payload)
         count, rest = cuts[wanted]
         if count == 0 and subscription.request.suppress_empty:
             suppressed.append(subscription)
         else:
             selected.append(Selected(subscription, rest))
     return Disseminated(selected, suppressed)
+
+
+def _cuts(parcel: Parcel, filters: set[PayloadFilter]) -> dict[PayloadFilter, tuple[int, Parcel]] | None:
+    """What each filter selects: how many parts, and the object with them; None when the payload is no XML to filter."""
+    payload = bytes(parcel.payload)
+    parsed = parse_payload(payload)
+    if parsed is None:
+        return None
+    found = select(filters, parsed, len(payload))
+    del parsed
+    give_back(len(payload))
+    return {each: (cut.count, parcel.with_payload(cut.payload)) for each, cut in found.items()}
 
 
 def explain(

@@ -8,7 +8,7 @@ import time
 import pytest
 from lxml import etree
 
-from jbi_pubsub.core.errors import PredicateError
+from jbi_pubsub.core.errors import OversizeError, PredicateError
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_filter, compile_predicate, cost, index, payload_filter, select
 from jbi_pubsub.core.xpath.cost import (
@@ -297,23 +297,27 @@ class TestEnforcement:
 
 
 class TestBudget:
-    def test_is_kept_by_owner_and_given_back(self) -> None:
-        budget = CostBudget(1.0, lambda spent: ValueError(f"{spent:g}"))
-        for _ in range(2):
-            budget.take("one", 0.5)
-        with pytest.raises(ValueError, match=r"1\.5"):
-            budget.take("one", 0.5)
-        budget.take("other", 1.0)
-        budget.take("one", 0.0)
-        budget.give("one", 0.5)
-        budget.take("one", 0.5)
+    def test_has_room_for_so_much_and_counts_equal_expressions_once(self) -> None:
+        budget = CostBudget(1.0)
+        for what in ("a", "b", "a"):
+            budget.check([(what, 0.5)], "me")
+            budget.add([(what, 0.5)])
+        assert budget.spent == 1.0
+        with pytest.raises(OversizeError, match=r"filters of me may take 1001\.0 ms an object, the limit is 1000 ms"):
+            budget.check([("c", 0.001)], "me")
+        budget.check([("a", 0.5), ("b", 0.5)], "me")
+        # Expect room when the last of the equal ones is gone
+        budget.remove([("a", 0.5)])
+        assert budget.spent == 1.0
+        budget.remove([("a", 0.5)])
+        budget.check([("c", 0.001)], "me")
 
-    def test_of_what_costs_nothing_is_not_kept(self) -> None:
-        budget = CostBudget(1.0, lambda spent: ValueError(f"{spent:g}"))
-        for owner in range(100):
-            budget.take(str(owner), 0.1)
-            budget.give(str(owner), 0.1)
-        assert len(budget) == 0
+    def test_is_empty_when_all_are_gone(self) -> None:
+        budget = CostBudget(1.0)
+        charges = [(number, 0.1) for number in range(7)]
+        budget.add(charges)
+        budget.remove(charges)
+        assert (len(budget), budget.spent) == (0, 0.0)
 
 
 def test_the_reference_document_is_as_large_as_figure_1(figures: object) -> None:

@@ -1,5 +1,6 @@
 """Predicates over metadata, filters over payloads, and the index that decides many predicates at once."""
 
+from .cost import MAX_COST_OF_REGISTRATION, MAX_COST_OF_SUBSCRIBER, Charge, CostBudget
 from .geography import bbox
 from .index import PredicateIndex
 from .payload_filter import PayloadFilter, Selection, compile_filter, select
@@ -7,6 +8,10 @@ from .predicate import Predicate, compile_predicate, register_language
 from .stencil import Stencil, Texts, Traced
 
 __all__ = [
+    "MAX_COST_OF_REGISTRATION",
+    "MAX_COST_OF_SUBSCRIBER",
+    "Charge",
+    "CostBudget",
     "PayloadFilter",
     "Predicate",
     "PredicateIndex",

@@ -21,11 +21,13 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from lxml import etree
 
+from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.core.xml import MAX_DEPTH, SHORTEST_LEVEL, Element
 
 from .expression import CONSTANTS, SELF, Call, Chain, Expression, Filter, Negate, Path, Step, selects
@@ -44,6 +46,12 @@ MAX_SECONDS_OF_FILTERS: Final = 2.0
 
 MAX_COST: Final = 0.02
 """Highest cost of an expression that is taken at all: seconds on a document of REFERENCE's extent."""
+
+MAX_COST_OF_SUBSCRIBER: Final = 0.05
+MAX_COST_OF_REGISTRATION: Final = 0.25
+"""Of all that one subscriber, and all subscribers to one registration, may have evaluated for an object of REFERENCE's
+extent; a usual predicate that the index does not take has 20 to 100 us. A fifth of that is what it takes in most
+documents: the bound is for the worst."""
 
 MAX_REMEMBERED: Final = 16
 """Extents for which a bound is remembered; extents are rounded, so that there are few."""
@@ -496,30 +504,51 @@ def _less(one: Term, other: Term) -> Term:
     return min(one, other, key=lambda term: (sum(term[:3]), sum(term[:2]), term[3]))
 
 
-class CostBudget:
-    """What the expressions of each owner cost together, at most `limit` seconds of REFERENCE. Not for threads."""
+Charge = tuple[Hashable, float]
+"""An expression, by what makes it equal to others, and its cost."""
 
-    def __init__(self, limit: float, refuse: Callable[[float], Exception]) -> None:
-        """`refuse(sum)` is the error for an owner whose expressions would cost `sum` seconds together."""
+
+class CostBudget:
+    """What the expressions that somebody is charged for cost together, equal ones once. Not for threads by itself.
+
+    `spent` is in seconds on a document of REFERENCE's extent.
+    """
+
+    def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._refuse = refuse
-        self._spent: dict[str, float] = {}
+        self._counts: Counter[Hashable] = Counter()
+        self.spent = 0.0
 
     def __len__(self) -> int:
-        return len(self._spent)
+        return len(self._counts)
 
-    def take(self, owner: str, cost: float) -> None:
-        """Charge an owner. Raises what `refuse` makes."""
-        spent = self._spent.get(owner, 0.0) + cost
-        if cost and spent > self._limit:
-            raise self._refuse(spent)
-        if cost:
-            self._spent[owner] = spent
+    def check(self, charges: Sequence[Charge], whose: str) -> None:
+        """Raises OversizeError when there is no room for these. `whose` names who is charged, for people."""
+        more = sum(cost for what, cost in charges if what not in self._counts)
+        if more and self.spent + more > self._limit:
+            sum_ms, limit_ms = 1000 * (self.spent + more), 1000 * self._limit
+            raise OversizeError(
+                f"the predicates and payload filters of {whose} may take {sum_ms:.1f} ms an object, the limit is "
+                f"{limit_ms:g} ms",
+                hint="Compare child steps with constants, which the index takes and which cost nothing here "
+                "(docs/matching.md), or cancel other subscriptions",
+                limit=self._limit,
+                spent=self.spent,
+                more=more,
+            )
 
-    def give(self, owner: str, cost: float) -> None:
-        """Give back what an expression cost that is gone."""
-        left = self._spent.get(owner, 0.0) - cost
-        if left > 1e-12:
-            self._spent[owner] = left
-        else:
-            self._spent.pop(owner, None)
+    def add(self, charges: Sequence[Charge]) -> None:
+        """They are there now."""
+        for what, cost in charges:
+            self.spent += 0.0 if what in self._counts else cost
+            self._counts[what] += 1
+
+    def remove(self, charges: Sequence[Charge]) -> None:
+        """They are gone."""
+        for what, cost in charges:
+            self._counts[what] -= 1
+            if self._counts[what] <= 0:
+                del self._counts[what]
+                self.spent -= cost
+        if not self._counts:
+            self.spent = 0.0  # what rounding left

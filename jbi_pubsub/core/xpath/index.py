@@ -227,7 +227,7 @@ class PredicateIndex(Generic[K]):
         if isinstance(place, _Shared):
             del place.keys[key]
             if not place.keys:
-                del self._shared[_identity(place.predicate)]
+                del self._shared[place.predicate.identity]
                 self._version += 1
         elif isinstance(place, list):
             for one in place:
@@ -397,9 +397,9 @@ class PredicateIndex(Generic[K]):
         return len(self._owners) - 1
 
     def _share(self, key: K, predicate: Predicate) -> None:
-        shared = self._shared.get(_identity(predicate))
+        shared = self._shared.get(predicate.identity)
         if shared is None:
-            self._shared[_identity(predicate)] = shared = _Shared(predicate, {})
+            self._shared[predicate.identity] = shared = _Shared(predicate, {})
             self._version += 1
         shared.keys[key] = None
         self._placed[key] = shared
@@ -478,10 +478,6 @@ def _searched(families: tuple[tuple[Family, Probe], ...], values: Values, many: 
         else:
             probe(values, rows)
     return rows
-
-
-def _identity(predicate: Predicate) -> tuple[Any, ...]:
-    return predicate.expression, predicate.namespaces, predicate.language
 
 
 def _told(condition: Condition, predicate: Predicate) -> str:

@@ -143,6 +143,11 @@ class Predicate:
         return any(c.test == fragment.OPAQUE for conjunct in self.plan.conjuncts for c in conjunct)
 
     @property
+    def identity(self) -> tuple[str, tuple[tuple[str, str], ...], str]:
+        """What makes it equal to others: equal ones are evaluated once."""
+        return self.expression, self.namespaces, self.language
+
+    @property
     def cost(self) -> float:
         """What one evaluation takes at most, in seconds on a document of cost.py's REFERENCE."""
         return self.seconds(REFERENCE)
