@@ -17,9 +17,9 @@ from jbi_pubsub.core.xpath.cost import (
     REFERENCE,
     CostBudget,
     Extent,
-    cost_of,
     exact_extent,
     rough_extent,
+    terms_of,
 )
 from jbi_pubsub.core.xpath.expression import parse, selects
 from jbi_pubsub.core.xpath.predicate import longest
@@ -61,7 +61,8 @@ def bound_and_evaluator(expression: str, *, is_filter: bool = False) -> tuple[co
     text = "".join(a + b for a, b in zip(parsed.between, holes, strict=True)) if parsed.between else expression
     if not is_filter:
         text = f"boolean(self::node()[{text}])" if selects(parsed.tree) else f"boolean({text})"
-    return cost_of(parsed.tree, is_sorted=is_filter), longest(parsed.holes), etree.XPath(text)
+    bound = cost.Cost(lambda: terms_of(parsed.tree, is_sorted=is_filter))
+    return bound, longest(parsed.holes), etree.XPath(text)
 
 
 def seconds(evaluator: etree.XPath, root: Element) -> float:

@@ -22,7 +22,7 @@ import itertools
 import math
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from lxml import etree
@@ -136,8 +136,11 @@ Sum = dict[Term, float]
 class Cost:
     """The bound for an expression. Immutable but for what it remembers; any thread may use it."""
 
-    def __init__(self, terms: Sum) -> None:
-        self._terms: Final = tuple(terms.items())
+    def __init__(self, terms: Callable[[], Sum]) -> None:
+        """`terms` makes them, when they are first asked for: of most predicates they never are, as nothing is evaluated
+        for what the index takes."""
+        self._make: Final = terms
+        self._terms: tuple[tuple[Term, float], ...] | None = None
         self._known: dict[tuple[Extent, int], float] = {}
 
     def seconds(self, extent: Extent, literal: int) -> float:
@@ -147,11 +150,10 @@ class Cost:
         if known is None:
             if len(self._known) >= MAX_REMEMBERED:
                 self._known = {}
+            if self._terms is None:
+                self._terms = tuple(self._make().items())
             known = self._known[key] = _seconds(self._terms, extent, literal)
         return known
-
-
-FREE: Final = Cost({})
 
 
 def _seconds(terms: Iterable[tuple[Term, float]], extent: Extent, literal: int) -> float:
@@ -162,13 +164,13 @@ def _seconds(terms: Iterable[tuple[Term, float]], extent: Extent, literal: int) 
         return math.inf
 
 
-def cost_of(tree: Expression, *, is_sorted: bool) -> Cost:
+def terms_of(tree: Expression, *, is_sorted: bool) -> Sum:
     """The bound for an expression evaluated with the document element as context node. `is_sorted`: the nodes that it
     selects are wanted in document order."""
     model = _Model()
     model._add(_BEGIN, _ONE)
     model.evaluate(tree, _ONE, _ONE, is_sorted=is_sorted)
-    return Cost(model.terms)
+    return model.terms
 
 
 def costliest(tree: Expression, literal: int) -> Expression:
@@ -183,7 +185,7 @@ def costliest(tree: Expression, literal: int) -> Expression:
 
 
 def _alone(part: Expression, literal: int) -> float:
-    return cost_of(part, is_sorted=False).seconds(REFERENCE, literal)
+    return _seconds(terms_of(part, is_sorted=False).items(), REFERENCE, literal)
 
 
 def _parts(part: Expression) -> Iterator[Expression]:
@@ -255,8 +257,8 @@ class _Model:
     def __init__(self) -> None:
         self.terms: Sum = {}
 
-    def _add(self, factor: float, *terms: Term) -> None:
-        term = _times(*terms)
+    def _add(self, factor: float, one: Term, other: Term = _ONE, third: Term = _ONE) -> None:
+        term = one if other is _ONE else _times(one, other, third)
         self.terms[term] = self.terms.get(term, 0.0) + factor
 
     def evaluate(self, part: Expression, times: Term, often: Term, *, is_sorted: bool = False) -> None:
@@ -288,7 +290,7 @@ class _Model:
             for one, other in itertools.pairwise(sets):
                 if one is not None and other is not None:
                     self._add(_PAIR, times, one.size, other.size)
-                    self._add(_PAIR_CHARACTER, times, _less(one.size, other.size), _T, _D)
+                    self._add(_PAIR_CHARACTER, _times(times, _less(one.size, other.size)), _T, _D)
             texts = [length for operand in chain.operands if not selects(operand) for length in _lengths(operand)]
             for found in filter(None, sets):  # a text on the other side is copied for each node
                 for length in texts:
@@ -494,14 +496,23 @@ def _lengths(part: Expression) -> list[Term]:
     return [_P]
 
 
-def _times(*terms: Term) -> Term:
-    i, j, k, m, p = map(sum, zip(*terms, strict=True))
-    return i, j, k, m, p
+def _times(one: Term, other: Term, third: Term = _ONE) -> Term:
+    i, j, k, m, p = one
+    a, b, c, d, e = other
+    if third is _ONE:
+        return i + a, j + b, k + c, m + d, p + e
+    u, v, w, x, y = third
+    return i + a + u, j + b + v, k + c + w, m + d + x, p + e + y
 
 
 def _less(one: Term, other: Term) -> Term:
     """The smaller of two bounds, for most documents; either is right."""
-    return min(one, other, key=lambda term: (sum(term[:3]), sum(term[:2]), term[3]))
+    return one if one == other or _weight(one) <= _weight(other) else other
+
+
+def _weight(term: Term) -> tuple[int, int, int]:
+    nodes, size, fan, depth, _ = term
+    return nodes + size + fan, nodes + size, depth
 
 
 Charge = tuple[Hashable, float]

@@ -44,7 +44,7 @@ from .number import number
 MAX_CONJUNCTS: Final = 16
 """Conjuncts of a plan; a wider part of an expression becomes opaque. Each conjunct costs a row of the index."""
 
-CONDITION_BYTES: Final = 400
+CONDITION_BYTES: Final = 350
 """Of a condition with its path, and as much again in the recipe that is made of it (measured)."""
 
 Where = tuple[str, ...]
@@ -115,6 +115,11 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
 
     conjuncts: tuple[Conjunct, ...]
     parameters: tuple[Parameter, ...]
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether lxml has a part in it: not only where several nodes are at one path."""
+        return any(c.test == OPAQUE for conjunct in self.conjuncts for c in conjunct)
 
     @property
     def size(self) -> int:

@@ -378,15 +378,21 @@ class PredicateIndex(Generic[K]):
         self._owners[row] = _GONE
         self._limbo.append((self._epoch, row))
         self._epoch += 1
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        """Take back the numbers of removed rows that no reader can still hold, and forget their checks."""
+        if not self._limbo:
+            return
+        oldest = min(list(self._active.values()), default=self._epoch)
+        while self._limbo and self._limbo[0][0] < oldest:
+            row = self._limbo.popleft()[1]
+            self._checks.of[row] = None
+            self._free.append(row)
 
     def _new_row(self, key: K, check: Any) -> int:
-        """A number for a row: one that no reader can still hold, or a new one."""
-        if not self._free and self._limbo:
-            oldest = min(list(self._active.values()), default=self._epoch)
-            while self._limbo and self._limbo[0][0] < oldest:
-                gone = self._limbo.popleft()[1]
-                self._checks.of[gone] = None
-                self._free.append(gone)
+        """A number for a row: one that was taken back, or a new one."""
+        self._reclaim()
         if self._free:
             row = self._free.pop()
             self._checks.of[row] = check

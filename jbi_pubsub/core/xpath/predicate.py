@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Mapping
@@ -30,11 +31,12 @@ from .cost import (
     REFERENCE,
     Cost,
     Extent,
-    cost_of,
+    Sum,
     costliest,
     exact_extent,
     rough_extent,
     size_of,
+    terms_of,
 )
 from .expression import Parsed, around, asks_position, check_namespaces, check_text, is_boolean, parse, selects
 from .fragment import Plan
@@ -140,7 +142,7 @@ class Predicate:
     def evaluates(self) -> bool:
         """Whether lxml has a part in every decision, if not for the documents that other conditions rule out. Else it
         looks only where one condition is about one of several nodes at a path."""
-        return any(c.test == fragment.OPAQUE for conjunct in self.plan.conjuncts for c in conjunct)
+        return self.plan.is_opaque
 
     @property
     def identity(self) -> tuple[str, tuple[tuple[str, str], ...], str]:
@@ -258,16 +260,16 @@ def compile_predicate(
     if constants is None:
         shape, constants = msgspec.structs.replace(shape, plan=_IRREGULAR), ()
     predicate = Predicate(expression, bound, XPATH, shape, constants, holes)
-    if predicate.cost > MAX_COST:  # by its literals: its shape alone was not too costly
+    if predicate.evaluates and predicate.cost > MAX_COST:  # by its literals: its shape alone was not too costly
         raise _costly(expression, argument, parse(expression, namespaces, argument), predicate.cost)
     return predicate
 
 
-SHAPE_BYTES: Final = 8 << 10
+SHAPE_BYTES: Final = 3 << 10
 """Of a shape besides its text and plan (measured: terms of the cost and what they came to, keys, the struct)."""
 
 _IRREGULAR: Final = fragment.opaque_plan("a constant that is no finite number, or an empty text")
-_FOREIGN: Final = Shape(fragment.opaque_plan("another language"), Cost({(0, 0, 0, 0, 0): 100_000.0}))
+_FOREIGN: Final = Shape(fragment.opaque_plan("another language"), Cost(lambda: {(0, 0, 0, 0, 0): 100_000.0}))
 """Nobody knows what a foreign evaluator takes: 0.1 ms is what a budget is charged for one."""
 
 
@@ -293,17 +295,27 @@ def analysed(
             expression=expression,
             position=position,
         ) from exc
-    cost = cost_of(tree, is_sorted=is_filter)
-    seconds = cost.seconds(REFERENCE, longest(parsed.holes))
-    if seconds > MAX_COST:
-        raise _costly(expression, argument, parsed, seconds)
+    plan = fragment.analyse(tree)
+    if is_filter or plan.is_opaque:
+        terms = terms_of(tree, is_sorted=is_filter)
+        cost = Cost(lambda: terms)
+        seconds = cost.seconds(REFERENCE, longest(parsed.holes))
+        if seconds > MAX_COST:
+            raise _costly(expression, argument, parsed, seconds)
+    else:
+        cost = Cost(functools.partial(_terms_again, expression, dict(namespaces)))
     if is_filter or is_boolean(tree):
         frame = ("", "")
     elif selects(tree) and not asks_position(tree):
         frame = _FIRST_IS_ENOUGH
     else:
         frame = ("boolean(", ")")
-    return Shape(fragment.analyse(tree), cost, frame, parsed.between), parsed.holes
+    return Shape(plan, cost, frame, parsed.between), parsed.holes
+
+
+def _terms_again(expression: str, namespaces: Mapping[str, str]) -> Sum:
+    """The cost of what the index takes, which is evaluated only where several nodes are at one path."""
+    return terms_of(parse(expression, namespaces, "predicate").tree, is_sorted=False)
 
 
 _FIRST_IS_ENOUGH: Final = ("boolean(self::node()[", "])")
