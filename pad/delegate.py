@@ -59,8 +59,8 @@ from jbi_pubsub.pad.dissemination import (
     Judgement,
     MatchTable,
     disseminate,
-    explain,
 )
+from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.store import Kept, SubscriptionStore
@@ -583,17 +583,30 @@ class Delegate:
             return [s.status() for (owner, _), s in self._subscriptions.items() if owner == "mail"]
 
     def explain(self, uid: str, metadata: bytes, payload: bytes) -> dict[str, object]:
-        """Why an object would be delivered to a subscription, or not, for each registration here, as plain data; under
-        `terms` all that the subscription asks for, and its account.
+        """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see
+        explanation.py). The beginning of an id will do, if it is no other's.
 
-        Raises UnknownUidError, MetadataError.
+        Raises UnknownUidError, ConfigurationError for an ambiguous id, MetadataError, OversizeError.
         """
         with self._lock:
-            found = next((s for (_, known), s in self._subscriptions.items() if known == uid), None)
-            registered = {r.uid: r.topic.entries for r in self._registrations.values()}
-        if found is None:
-            raise UnknownUidError(f"no subscription {uid} here", uid=uid)
-        return {**explain(found, registered, metadata, payload), "terms": found.status()}
+            by_uid = {known: subscription for (_, known), subscription in self._subscriptions.items()}
+            registered = {
+                r.uid: Standing(r.gate, r.topic.entries, r.judgement.validates) for r in self._registrations.values()
+            }
+            found = by_uid[find_subscription(uid, by_uid)]
+            session = self._sessions.get(found.owner)
+        queue = queue_of(session[0].status(), found.uid) if session is not None else {}
+        return explain(found, registered, metadata, payload, queue)
+
+    def explain_object(self, uid: str, object_id: str) -> dict[str, object]:
+        """As `explain`, for an object that was published here some seconds ago. Raises UnknownUidError as well when it
+        is not known any more."""
+        parcel = recall(object_id, self.kept)
+        return self.explain(uid, parcel.head.metadata, bytes(parcel.payload))
+
+    def kept(self, object_id: str) -> Parcel | None:  # noqa: ARG002  # nothing is kept behind the queues
+        """The object of that id, if it still is here."""
+        return None
 
     # -- leases and life ----------------------------------------------------------------------------------------
 

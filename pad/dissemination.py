@@ -13,7 +13,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.info_object import Parcel, TypeName
@@ -28,7 +28,7 @@ from jbi_pubsub.core.xpath import (
     Traced,
     select,
 )
-from jbi_pubsub.lookup.entry import EntryRep, matches
+from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.subscription import Subscription
 
 
@@ -115,12 +115,12 @@ class MatchTable:
             self.budget.remove(subscription.charges)
             self.version += 1
 
-    def match(self, document: Element | Traced | None) -> list[Subscription]:
-        """Those whose predicate is true; without `document` those that have none."""
+    def match(self, document: Element | Traced | None, size: int = 0) -> list[Subscription]:
+        """Those whose predicate is true; without `document` those that have none. `size`: its bytes, if known."""
         if document is None or not self.predicates:
             return list(self._unconditional.values())
         by_key = self._by_key
-        return [s for key in self._index.match(document) if (s := by_key.get(key)) is not None]
+        return [s for key in self._index.match(document, size) if (s := by_key.get(key)) is not None]
 
     def count_again(self) -> None:
         """The last answer of `match` was given once more."""
@@ -165,12 +165,12 @@ class Conformity:
     threads may use it: what they may overwrite for one another is only how soon a stencil is made.
     """
 
-    __slots__ = ("_entries", "_fitted", "_gate", "_parsed", "_patience", "_stencils", "_tried", "_validate")
+    __slots__ = ("_entries", "_fitted", "_gate", "_parsed", "_patience", "_stencils", "_tried", "validates")
 
     def __init__(self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], *, validate: bool) -> None:
         self._gate = gate
         self._entries = entries
-        self._validate = validate
+        self.validates = validate
         self._stencils: tuple[Stencil, ...] = ()
         self._patience = PATIENCE_FIRST
         self._tried = False
@@ -185,7 +185,7 @@ class Conformity:
                 self._fitted += 1
                 return traced
         root = parse_metadata(metadata)
-        if self._validate:
+        if self.validates:
             self._gate.validate(root)
         self._gate.check_invariants(root, self._entries)
         self._parsed += 1
@@ -221,6 +221,11 @@ class Judgement:
         self._version = -1
         self._matched: list[Subscription] = []
 
+    @property
+    def validates(self) -> bool:
+        """Whether the metadata have to be valid, beside having the registered invariants."""
+        return self._conformity.validates
+
     def match(self, metadata: bytes) -> list[Subscription]:
         """Check an object's metadata; the subscriptions whose predicate is true for them.
 
@@ -236,7 +241,7 @@ class Judgement:
             document = parse_metadata(metadata) if table.predicates else None
         else:
             document = self._conformity.check(metadata)
-        matched = table.match(document)
+        matched = table.match(document, len(metadata))
         if len(metadata) <= REMEMBERED_BYTES:
             self._metadata, self._version, self._matched = metadata, version, matched
         return matched
@@ -270,52 +275,3 @@ def _cuts(parcel: Parcel, filters: set[PayloadFilter]) -> dict[PayloadFilter, tu
     del parsed
     give_back(len(payload))
     return {each: (cut.count, parcel.with_payload(cut.payload)) for each, cut in found.items()}
-
-
-def explain(
-    subscription: Subscription, registered: Mapping[str, tuple[EntryRep, ...]], metadata: bytes, payload: bytes
-) -> dict[str, object]:
-    """Why an object would be delivered to a subscription, or not: each level by itself, as plain data.
-
-    `registered` are the entries of the registrations by uid. Raises MetadataError for metadata that don't parse.
-    """
-    root = parse_metadata(metadata)
-    predicate, wanted = subscription.predicate, subscription.payload_filter
-    parsed = parse_payload(payload) if wanted is not None else None
-    first = {uid: _misses(subscription.request.entries, entries) for uid, entries in registered.items()}
-    selected = wanted.apply(parsed).count if wanted is not None and parsed is not None else None
-    second = predicate.matches(root) if predicate is not None else True
-    return {
-        "subscription": subscription.uid,
-        "first_level": {uid: {"matches": not misses, "misses": misses} for uid, misses in first.items()},
-        "predicate": subscription.request.predicate,
-        "predicate_true": second,
-        "filter": subscription.request.payload_filter,
-        "payload_is_xml": parsed is not None if wanted is not None else None,
-        "selected": selected,
-        "suppressed": bool(selected == 0 and subscription.request.suppress_empty),
-        "delivered": second
-        and any(not misses for misses in first.values())
-        and not (selected == 0 and subscription.request.suppress_empty),
-    }
-
-
-def _misses(templates: tuple[EntryRep, ...], entries: tuple[EntryRep, ...]) -> list[str]:
-    """What of a template no entry has: "Class.field: wants x, has y"; [] if everything matches."""
-    return [
-        miss
-        for template in templates
-        if not any(matches(template, e) for e in entries)
-        for miss in _miss(template, entries)
-    ]
-
-
-def _miss(template: EntryRep, entries: tuple[EntryRep, ...]) -> list[str]:
-    same = [e for e in entries if template.cls.name in (name for name, _ in e.cls.lineage)]
-    if not same:
-        return [f"{template.cls.name}: the registration has no such entry"]
-    return [
-        f"{template.cls.name}.{name}: wants {wanted!r}, has {', '.join(repr(e.as_dict()[name]) for e in same)}"
-        for name, wanted in template.as_dict().items()
-        if wanted is not None and all(e.as_dict()[name] != wanted for e in same)
-    ] or [f"{template.cls.name}: no single entry has all the wanted values"]

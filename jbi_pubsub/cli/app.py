@@ -31,7 +31,7 @@ HOMES: Final = {
     "completion": "tools",
     "config": "settings",
     "demo": "demonstration",
-    "explain": "clients",
+    "explain": "explain",
     "lookup": "servers",
     "pad": "servers",
     "publish": "clients",

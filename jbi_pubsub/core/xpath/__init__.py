@@ -1,6 +1,7 @@
 """Predicates over metadata, filters over payloads, and the index that decides many predicates at once."""
 
 from .cost import MAX_COST_OF_REGISTRATION, MAX_COST_OF_SUBSCRIBER, Charge, CostBudget
+from .examination import Condition, Found, examine
 from .geography import bbox
 from .index import PredicateIndex
 from .payload_filter import PayloadFilter, Selection, compile_filter, select
@@ -11,7 +12,9 @@ __all__ = [
     "MAX_COST_OF_REGISTRATION",
     "MAX_COST_OF_SUBSCRIBER",
     "Charge",
+    "Condition",
     "CostBudget",
+    "Found",
     "PayloadFilter",
     "Predicate",
     "PredicateIndex",
@@ -22,6 +25,7 @@ __all__ = [
     "bbox",
     "compile_filter",
     "compile_predicate",
+    "examine",
     "register_language",
     "select",
 ]
