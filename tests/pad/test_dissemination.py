@@ -207,3 +207,23 @@ def test_a_filter_that_fails_selects_nothing_and_disturbs_no_other() -> None:
     assert counts == [0, 1]
     assert matched[0].status()["failed"] == 1
     assert "position" in str(matched[0].status()["last_failure"])
+
+
+@pytest.mark.slow
+def test_a_payload_of_eleven_million_elements_stops_nobody(federation: Any, figures: Any) -> None:
+    # Given a subscription with a filter, and a payload with more nodes than libxml2 can have in a set
+    pad = federation.pad()
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(figures.figure_3, schema=figures.schema, payload_filter="//y")
+    assert subscriber.wait_matched(uid) == 1
+    poison = b"<r>" + b"<x/>" * 11_000_000 + b"</r>"
+    # When it is published between two others
+    for payload in (b"<r/>", poison, b"<r/>"):
+        publisher.publish(registration, figures.figure_1, payload)
+    # Expect all three, the large one as it was, and counted
+    received = [subscriber.receive(uid, 30.0) for _ in range(3)]
+    assert [len(obj.payload) if obj else None for obj in received][1] == len(poison)
+    assert all(obj is not None and b"selection" in bytes(obj.payload[:99]) for obj in received[::2])
+    assert pad.delegate.status()["subscriptions"][0]["unfiltered"] == 1

@@ -39,10 +39,12 @@ MAX_SECONDS_OF_OBJECT: Final = 0.5
 """Of all evaluations that one object's metadata need, the cheapest first; those beyond it are not made."""
 
 MAX_SECONDS_OF_FILTER: Final = 1.0
-"""Of one evaluation of a payload filter: payloads are larger, and each distinct filter runs once for an object."""
-
 MAX_SECONDS_OF_FILTERS: Final = 2.0
-"""Of all filters of one object, the cheapest first."""
+"""Of one evaluation of a payload filter, and of all filters of one object, the cheapest first: payloads are larger, and
+each distinct filter runs once for an object."""
+
+MAX_SECONDS_OF_BYTE: Final = 250e-9
+"""More than that for each byte of the payload: a filter that reads it once is in proportion to parsing it (50 ns)."""
 
 MAX_COST: Final = 0.02
 """Highest cost of an expression that is taken at all: seconds on a document of REFERENCE's extent."""
@@ -246,6 +248,7 @@ class _Found(NamedTuple):
     single: bool = False
     orderly: bool = False
     flat: bool = False
+    document: bool = False
 
 
 class _Model:
@@ -435,7 +438,7 @@ def _selected(part: Expression, times: Term, often: Term) -> _Found:
 
 def _start(path: Path, times: Term, often: Term) -> _Found:
     if path.start == "/":
-        return _Found(times, times, _ONE, single=True, orderly=True, flat=True)
+        return _Found(times, times, _ONE, single=True, orderly=True, flat=True, document=True)
     if path.start == "":
         return _Found(times, often, _ONE, single=True, orderly=True, flat=True)
     assert not isinstance(path.start, str)
@@ -445,6 +448,8 @@ def _start(path: Path, times: Term, often: Term) -> _Found:
 def _step(step: Step, found: _Found, times: Term) -> _Found:
     """What is selected after a further step: each node once for each evaluation."""
     axis = step.axis
+    if found.document and axis == "child" and step.test[-1] != ")":
+        return found._replace(document=False)  # the document element
     total, often = _reached(axis, found)
     size = _reached(axis, _Found(found.size, _ONE, _ONE))[0]
     if axis != "namespace":

@@ -21,6 +21,7 @@ from lxml import etree
 from jbi_pubsub.core.xml import MAX_XML_PAYLOAD_BYTES, Element
 
 from .cost import (
+    MAX_SECONDS_OF_BYTE,
     MAX_SECONDS_OF_FILTER,
     MAX_SECONDS_OF_FILTERS,
     REFERENCE,
@@ -152,6 +153,7 @@ def select(filters: Iterable[PayloadFilter], payload: Element, size: int = 0) ->
     """
     size = size or size_of(payload)
     distinct = set(filters)
+    extra = size * MAX_SECONDS_OF_BYTE
     extent = rough_extent(size)
     if sum(each.seconds(extent) for each in distinct) > MAX_SECONDS_OF_FILTER:
         extent = exact_extent(payload, size)
@@ -160,10 +162,10 @@ def select(filters: Iterable[PayloadFilter], payload: Element, size: int = 0) ->
     for each in sorted(distinct, key=lambda one: one.seconds(extent)):
         seconds = each.seconds(extent)
         spent += seconds
-        if seconds > MAX_SECONDS_OF_FILTER:
-            found[each] = each._failed(f"may take more than {MAX_SECONDS_OF_FILTER:g} s on this payload")
-        elif spent > MAX_SECONDS_OF_FILTERS:
-            found[each] = each._failed(f"the filters of this payload may take more than {MAX_SECONDS_OF_FILTERS:g} s")
+        if seconds > MAX_SECONDS_OF_FILTER + extra:
+            found[each] = each._failed(f"may take more than {MAX_SECONDS_OF_FILTER + extra:.2g} s on this payload")
+        elif spent > MAX_SECONDS_OF_FILTERS + extra:
+            found[each] = each._failed("the filters of this payload may take too long together")
         else:
             found[each] = each._apply(payload)
     return found
