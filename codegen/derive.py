@@ -231,7 +231,7 @@ class _Derivation:
             return _Place(root, identity=("",), above=_DOCUMENT)  # a document has one element
         name = self._name(test)
         if node is None:
-            return _Place(root, identity=("",), above=_DOCUMENT) if name == root.tag else _unknown(test, at)
+            return _Place(root, identity=("",), above=_DOCUMENT) if name == self.binder.root_tag else _unknown(test, at)
         if name in node.leaves:
             return _Place(node, node.leaves[name], at.identity, at)
         if name in node.nodes:
@@ -255,8 +255,8 @@ class _Derivation:
 
 
 def _unknown(test: Any, at: _Place) -> _Place:
-    where = at.node.tag if at.node is not None else "the document"
-    return _Place(unknown=f"{test.source} is not in the invariant part of {where}", above=at)
+    where = at.identity[-1].partition(" ")[0] if at.identity else "the document"
+    return _Place(unknown=f"{test.source} is not in the invariant part of {where or 'the document element'}", above=at)
 
 
 def _unwrap(token: Any) -> Any:

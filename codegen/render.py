@@ -81,7 +81,7 @@ def document(model: TypeModel) -> Element:
     prefixes = dict(model.prefixes)
     lead = f"Entry classes of {model.type}."
     root = etree.Element("model", type=model.type.name, version=model.type.version, title=markdown(str(model.type)))
-    root.set("root", readable(model.root.tag, prefixes))
+    root.set("root", readable(model.root, prefixes))
     etree.SubElement(root, "docstring").text = docstring(f"{lead}\n\n{model.documentation}\n\n{_ORIGIN}", 0)
     etree.SubElement(root, "text").text = markdown(model.documentation)
     for name in sorted(entry.name for entry in model.entries):

@@ -326,7 +326,7 @@ def test_with_documents_that_the_validator_does_not_know_nothing_is_certain(link
         main_document = document(main + defining("xs:int"), "urn:a")
         documents = [("main.xsd", main_document), ("stray.xsd", document(defining("xs:string"), "urn:a"))]
     marks = {"root": "{urn:a}r", "namespaces": {"a": "urn:a"}, "invariant": ["/a:r/who"]}
-    kind = open_type(SchemaBundle("main.xsd", tuple(documents), json.dumps(marks).encode(), TypeName("", "")))
+    kind = open_type(SchemaBundle("main.xsd", tuple(documents), json.dumps(marks).encode(), TypeName("")))
     # Expect nothing, since the other one might count
     assert kind.texts(("{urn:a}r", "v")) is None
 
@@ -340,7 +340,7 @@ def test_a_document_that_is_included_is_known() -> None:
     )
     documents = (("main.xsd", main.encode()), ("n.xsd", f"<xs:schema {names}>{NAMED}</xs:schema>".encode()))
     marks = json.dumps({"invariant": ["/r/who"]}).encode()
-    texts = open_type(SchemaBundle("main.xsd", documents, marks, TypeName("", ""))).texts(("r", "v"))
+    texts = open_type(SchemaBundle("main.xsd", documents, marks, TypeName(""))).texts(("r", "v"))
     assert texts is not None
     assert texts.below == 9.0
 

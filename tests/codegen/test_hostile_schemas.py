@@ -177,9 +177,22 @@ def test_a_group_that_would_take_minutes_to_check_is_refused(make):
     assert refused(make.root(many), f"group of {MAX_PARTICLES + 1} particles").facts["line"] == 1
 
 
-def test_the_number_of_classes_is_bounded(make):
-    schema = make.schema(fanned_out(LEAF) + '<xs:element name="r" type="T0"/>')
-    assert "variant" in refused(schema, f"more than {MAX_CLASSES} entry classes").hint
+def test_the_number_of_classes_is_bounded_and_the_refusal_says_what_to_mark(make):
+    inside = f"<xs:complexType><xs:sequence>{LEAF}</xs:sequence></xs:complexType>"
+    many = [f'<xs:element name="e{n}" minOccurs="0">{inside}</xs:element>' for n in range(MAX_CLASSES)]
+    groups = "".join(f"<xs:sequence>{''.join(many[at : at + 500])}</xs:sequence>" for at in range(0, MAX_CLASSES, 500))
+    much = f'<xs:element name="much"><xs:complexType><xs:sequence>{groups}</xs:sequence></xs:complexType></xs:element>'
+    error = refused(make.root(LEAF, much), f"more than {MAX_CLASSES} entry classes; most of it below /r/much")
+    assert "variant" in error.hint
+    assert error.facts["path"] == "/r/much"
+
+
+def test_types_that_occur_at_more_paths_than_can_be_held_have_one_class_each(make):
+    kind = open_type(read_bundle(make.schema(fanned_out(LEAF) + '<xs:element name="r" type="T0"/>'), root="r"))
+    assert [entry.name for entry in kind.model.entries] == ["T4Entry"]
+    deep = make.document("<r><e1><e2><e3><e4><a>x</a></e4></e3></e2></e1></r>")
+    assert make.shown(kind.entries(deep)) == [("T4Entry", {"a": "x"})]
+    assert make.shown(kind.derive("/r/e1/e2/e3/e4/a='x'")) == [("T4Entry", {"a": "x"})]
 
 
 def test_a_class_larger_than_the_lookup_service_takes_is_refused_with_its_place(make):
