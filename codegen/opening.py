@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.codegen.model import TypeModel
-from jbi_pubsub.core.child import PATIENCE, Allowance, Children, Limits
+from jbi_pubsub.core.child import LIMITS, PATIENCE, Allowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, ErrorReport, JbiError, SchemaError, rebuild, report
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 
@@ -48,9 +48,6 @@ REFUSED_SECONDS: Final = 600.0
 
 MAX_FILES: Final = 500
 """Of a cache folder; the oldest go first."""
-
-LIMITS: Final = Limits()
-"""Of one schema: 10 s and 512 MiB."""
 
 log = logging.getLogger("jbi_pubsub.codegen")
 
@@ -106,7 +103,7 @@ def work(data: bytes) -> bytes:
     found = opened(msgspec.msgpack.decode(data, type=SchemaBundle))
     if found.seconds > MAX_COMPILE_SECONDS:
         raise SchemaError(
-            f"schema {found.names[found.main]} takes {found.seconds:.1f} s to compile, the limit is {MAX_COMPILE_SECONDS:g}",
+            f"schema {found.names[found.main]} takes {found.seconds:.1f} s to compile, over {MAX_COMPILE_SECONDS:g}",
             hint="Split the type, or leave out what the metadata do not use",
             seconds=found.seconds,
         )

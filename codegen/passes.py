@@ -3,11 +3,12 @@
 Names keep their case and do not depend on where in the schema something stands: "-" and "." become "_", a Python
 keyword gets a trailing "_". Where two names of one scope would clash, both move on to a more explicit spelling
 (`a-b` -> `a_dash_b`, an attribute `id` beside an element `id` -> `id_attribute`, `Item` below A and below B ->
-`A_ItemEntry` and `B_ItemEntry`); what still clashes then is refused with both places.
+`A_ItemEntry` and `B_ItemEntry`, at last a digest of what it stands for).
 """
 
 from __future__ import annotations
 
+import hashlib
 import keyword
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -129,7 +130,8 @@ PASSES: Final[Sequence[Callable[[Naming], None]]] = (
 
 
 def unique(spellings: Mapping[K, Sequence[str]], places: Mapping[K, str]) -> dict[K, str]:
-    """For each key the first of its spellings that no other key has, all clashing keys moving on together."""
+    """For each key the first of its spellings that no other key has, all clashing keys moving on together; to the last
+    one only where nothing else helps."""
     level = dict.fromkeys(spellings, 0)
     while True:
         taken: dict[str, list[K]] = {}
@@ -139,7 +141,8 @@ def unique(spellings: Mapping[K, Sequence[str]], places: Mapping[K, str]) -> dic
         if not clashes:
             return {key: spellings[key][at] for key, at in level.items()}
         for name, keys in clashes.items():
-            movable = [key for key in keys if level[key] + 1 < len(spellings[key])]
+            movable = [key for key in keys if level[key] + 2 < len(spellings[key])]
+            movable = movable or [key for key in keys if level[key] + 1 < len(spellings[key])]
             if not movable:
                 raise SchemaError(
                     f"two declarations get the name {name}: {places[keys[0]]} and {places[keys[1]]}",
@@ -165,20 +168,26 @@ def _field_spellings(tag: str, prefixes: Mapping[str, str]) -> list[str]:
     local = tag.rpartition("}")[2].lstrip("@")
     spelled = _spelled(local)
     kind = identifier(f"{spelled}_attribute") if tag.startswith("@") else identifier(spelled)
-    return _distinct([identifier(local), identifier(spelled), kind, *_prefixed(tag, kind, prefixes)])
+    escaped = [] if kind.rstrip("_") == kind or local.endswith("_") else [identifier(f"{spelled}_element")]
+    return [
+        *_distinct([identifier(local), identifier(spelled), kind, *escaped, *_prefixed(tag, kind, prefixes)]),
+        _marked(kind, tag),
+    ]
 
 
 def _class_spellings(shape: Shape, prefixes: Mapping[str, str]) -> list[str]:
     tag = shape.key[1] if shape.key[0] != "element" else shape.path[-1]
     local = tag.rpartition("}")[2]
     above = [_spelled(step.rpartition("}")[2]) for step in shape.path]
+    last = _marked(_class(_spelled(local)), *shape.key)
     if shape.key[0] == "typed":
-        return _distinct(_class(f"{'_'.join(above[at:])}_{_spelled(local)}") for at in range(len(above) - 1, -1, -1))
+        names = (_class(f"{'_'.join(above[at:])}_{_spelled(local)}") for at in range(len(above) - 1, -1, -1))
+        return [*_distinct(names), last]
     found = [_class(local), _class(_spelled(local)), f"{identifier(_spelled(local))}Entry"]
     if shape.key[0] == "type":
         found.append(f"{_class(_spelled(local))[: -len('Entry')]}TypeEntry")
     found.extend(_class("_".join(above[at:])) for at in range(len(above) - 2, -1, -1))
-    return _distinct([*found, *_prefixed(tag, found[-1], prefixes)])
+    return [*_distinct([*found, *_prefixed(tag, found[-1], prefixes)]), last]
 
 
 def _class(text: str) -> str:
@@ -193,6 +202,13 @@ def _spelled(local: str) -> str:
 def _prefixed(tag: str, name: str, prefixes: Mapping[str, str]) -> list[str]:
     uri = tag.lstrip("@")[1:].partition("}")[0] if "}" in tag else ""
     return [f"{identifier(prefixes[uri])}_{name}"] if uri in prefixes else []
+
+
+def _marked(name: str, *key: str) -> str:
+    """The last resort: a name that tells by itself what it stands for, wherever that stands."""
+    return f"{name.removesuffix('Entry')}_{hashlib.blake2b(repr(key).encode(), digest_size=3).hexdigest()}" + (
+        "Entry" if name.endswith("Entry") else ""
+    )
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

@@ -72,6 +72,9 @@ MAX_WEIGHT: Final = 100_000
 Key = tuple[str, ...]
 
 _ONE_LOAD: Final = threading.Lock()  # xmlschema shares its meta-schema and does not promise to be thread-safe
+_LEFT_TO_LIBXML2: Final = "is an illegal restriction"
+"""How xmlschema ends its judgement of restricted content models, which is stricter than libxml2's: GML 3.1 fails it."""
+
 _FACETS: Final = {
     f"{{{XSD}}}{name}": name
     for name in (
@@ -110,8 +113,8 @@ class Below(NamedTuple):
 class Shape:
     """What documents hold at an element, and its entry class before it has a name.
 
-    `key` is ("element", path...), ("type", name) or ("typed", name, path...). `declared` is the key that a class for the
-    element's own named type would have. `reads` is the shape whose class its elements fill, if that is another (a
+    `key` is ("element", path...), ("type", name) or ("typed", name, path...). `declared` is the key that a class for
+    the element's own named type would have. `reads` is the shape whose class its elements fill, if that is another (a
     restriction); `like` the shape whose content it has, if that is described there. `below` are child elements with
     shapes of their own, `variant` the names of variant children and "@attributes", `typed` the shapes for an xsi:type.
     """
@@ -133,8 +136,8 @@ class Shape:
 
 @dataclass
 class Draft:
-    """What the passes turn into a TypeModel. `root` is the document element's name, `key` its shape; `marker` is the type
-    name that the schema itself gives, "" for none."""
+    """What the passes turn into a TypeModel. `root` is the document element's name, `key` its shape; `marker` is the
+    type name that the schema itself gives, "" for none."""
 
     root: str
     key: Key
@@ -187,13 +190,18 @@ def load(sources: Sources) -> xmlschema.XMLSchema10:
         # It warns where it gives up a check of content models (deep extension): libxml2 has made that check.
         warnings.simplefilter("ignore", category=XMLSchemaWarning)
         try:
-            return xmlschema.XMLSchema10(
+            found = xmlschema.XMLSchema10(
                 BASE + sources.main,
+                validation="lax",
                 allow="remote",
                 opener=_opener(documents),
                 defuse="never",  # they are our own writing of parsed trees, in which no entity is left
                 use_fallback=False,
             )
+            for error in found.all_errors:
+                if not error.message.endswith(_LEFT_TO_LIBXML2):
+                    raise error
+            return found
         except xmlschema.XMLSchemaParseError as exc:
             place = exc.elem.get(PLACE, "") if exc.elem is not None else ""
             reason = one_line(exc.message)
@@ -262,11 +270,15 @@ def _name(sources: Sources) -> str:
 
 
 def _prefixes(sources: Sources) -> dict[str, str]:
-    """Namespace to prefix: the marks file's, then the main document's; the default namespace gets none."""
+    """Namespace to prefix: the marks file's, then the main document's, then those of the others; the default namespace
+    gets none."""
     found = {uri: prefix for prefix, uri in sources.marks.namespaces.items()}
-    for prefix, uri in sources.documents[sources.main].nsmap.items():
-        if prefix and uri not in (XSD, JBI):
-            found.setdefault(uri, prefix)
+    used = set(found.values())
+    for root in (sources.documents[sources.main], *sources.documents.values()):
+        for prefix, uri in root.nsmap.items():
+            if prefix and prefix not in used and uri not in (XSD, JBI) and uri not in found:
+                found[uri] = prefix
+                used.add(prefix)
     found.setdefault(XML, "xml")
     return found
 
@@ -430,9 +442,11 @@ class _Walk:
         self._fields = 0
         self._weight = 0
         self._work: list[Callable[[], None]] = []
-        self._circles: dict[int, int] = {}
-        self._without_name: dict[int, Key] = {}
+        self._circular: set[int] = set()
+        self._first: dict[int, Key] = {}
+        self._kinds: dict[Key, int] = {}
         self._described: set[Key] = set()
+        self._shared: set[Key] = set()
         self._contents: dict[int, _Content] = {}
         self._repeats: dict[int, frozenset[str]] = {}
         self._derived: dict[int, list[XsdComplexType]] = {}
@@ -446,48 +460,57 @@ class _Walk:
         path = (root.name,)
         self.tags.add(root.name)
         if isinstance(root.type, XsdComplexType):
-            self._circles = _circles(root.type, self._led_to)
-        key = self._element(root, path, self.coverage.of(path, ""), 0)
+            self._circular = _circular(root.type, self._led_to)
+        key = self._element(root, path, self.coverage.of(path, ""), inside=self._by_type)
         while self._work:
             self._work.pop()()
         return key
 
     def too_many(self, what: _TooManyError) -> SchemaError:
         """The error that says where most of it lies."""
-        counted = Counter(shape.path[:depth] for shape in self.shapes.values() for depth in (2, 3, 4) if shape.path)
-        whole = max(1, sum(1 for shape in self.shapes.values() if shape.path))
-        heavy = [path for path, count in counted.items() if 3 * count > whole]
-        path = max(heavy, key=lambda path: (len(path), counted[path]), default=())
-        most = f"; most of it below {self._readable(path)}" if len(path) > 1 else ""
+        counted = Counter(shape.path[:2] for shape in self.shapes.values())
+        path = max(counted, key=lambda path: counted[path])
+        most = f"; most of it is reached through {self._readable(path)}" if len(path) > 1 else ""
         return SchemaError(
             f"the invariant part has more than {what}{most}",
             hint="Mark what changes as variant, or name in a marks file the few paths that do not",
             **({"path": self._readable(path)} if most else {}),
         )
 
-    def _element(self, xsd: XsdElement, path: Steps, cover: str, circle: int) -> Key:
+    def _element(self, xsd: XsdElement, path: Steps, cover: str, *, inside: bool) -> Key:
         """The key of the shape for `xsd`, a complex element, or a simple one that repeats (or is the document element).
 
-        `circle` is that of the types around it.
+        `inside` a type that occurs at any number of paths, so do all types.
         """
         kind = xsd.type
         if not isinstance(kind, XsdComplexType):
-            shape = self._add(Shape(("element", *path), path, _place(xsd), _documentation(xsd, kind)))
-            shape.leaves.append(self._leaf(TEXT, xsd, kind, path))
-            return shape.key
+            return self._value(xsd, path, inside=inside)
         plain = cover == "all" and self.coverage.is_plain(path)
-        own = self._circles.get(id(kind), 0)
-        if plain and (own or (self._by_type and kind.name)):
-            enters = own and own != circle and not self._by_type and id(kind) not in self._derived
-            return self._entrance(xsd, kind, path) if enters else self._of_type(kind, path)
+        if plain and inside:
+            return self._of_type(kind, path)
+        if plain and id(kind) in self._circular:
+            return self._of_type(kind, path) if id(kind) in self._derived else self._entrance(xsd, kind, path)
         key: Key = ("element", *path)
-        while key in self.shapes:  # a type in place of the declared one has another content at this path
+        while key in self.shapes:
+            if self._kinds.get(key) == id(kind):
+                return key  # a type in place of the declared one leads here as well
             key = (*key, "again")
+        self._kinds[key] = id(kind)
         shape = self._add(Shape(key, path, _place(xsd), _documentation(xsd, kind)))
         skip = self._lineage(kind, shape, path) if plain else set()
         if plain and kind.name:
             shape.declared = ("type", kind.name)
-        self._later(shape, kind, path, cover, skip, typed=plain)
+        self._later(shape, kind, path, cover, skip, inside=inside, typed=plain)
+        return key
+
+    def _value(self, xsd: XsdElement, path: Steps, *, inside: bool) -> Key:
+        key: Key = ("element", *path)
+        declared = xsd.ref if xsd.ref is not None else xsd
+        if inside:
+            key = self._first.setdefault(id(declared), key)
+        if key not in self.shapes:
+            shape = self._add(Shape(key, path, _place(xsd), _documentation(xsd, xsd.type)))
+            shape.leaves.append(self._leaf(TEXT, xsd, xsd.type, path))
         return key
 
     def _entrance(self, xsd: XsdElement, kind: XsdComplexType, path: Steps) -> Key:
@@ -509,15 +532,17 @@ class _Walk:
             restricted: Key = ("restricted", str(kind.name), *(path if kind.name is None else ()))
             if restricted not in self.shapes:
                 self._add(Shape(restricted, path, "", "", reads=key))
-                self._later(self.shapes[restricted], kind, path, "all", self._tags(key), typed=True)
+                self._shared.add(restricted)
+                self._later(self.shapes[restricted], kind, path, "all", self._tags(key), inside=True)
             return restricted
         if key not in self._described:
-            self._later(self.shapes[key], kind, path, "all", self._tags(key), typed=True)
+            self._shared.add(key)
+            self._later(self.shapes[key], kind, path, "all", self._tags(key), inside=True)
         return key
 
     def _class(self, kind: XsdComplexType, path: Steps) -> Key:
         """The shape that stands for a type, with its leaves and lineage, without what lies below."""
-        key: Key = ("type", kind.name) if kind.name else self._without_name.setdefault(id(kind), ("element", *path))
+        key: Key = ("type", kind.name) if kind.name else self._first.setdefault(id(kind), ("element", *path))
         if key not in self.shapes:
             shape = self._add(Shape(key, path, _place(kind), _documentation(kind)))
             skip = self._lineage(kind, shape, path)
@@ -552,7 +577,15 @@ class _Walk:
         return shape
 
     def _later(
-        self, shape: Shape, kind: XsdComplexType, path: Steps, cover: str, skip: set[str], *, typed: bool
+        self,
+        shape: Shape,
+        kind: XsdComplexType,
+        path: Steps,
+        cover: str,
+        skip: set[str],
+        *,
+        inside: bool,
+        typed: bool = True,
     ) -> None:
         """Describe the content of `shape`, when what is under way is done: types may lead deep."""
         self._described.add(shape.key)
@@ -561,9 +594,9 @@ class _Walk:
         self._own(shape, kind, path, cover, skip)
 
         def describe() -> None:
-            self._deeper(shape, kind, path)
+            self._deeper(shape, kind, path, inside=inside)
             if typed:
-                self._typed(shape, kind, path)
+                self._typed(shape, kind, path, inside=inside)
 
         self._work.append(describe)
 
@@ -588,7 +621,7 @@ class _Walk:
                 else:
                     shape.leaves.append(self._leaf(tag, attribute, attribute.type, (*path, tag)))
 
-    def _deeper(self, shape: Shape, kind: XsdComplexType, path: Steps) -> None:
+    def _deeper(self, shape: Shape, kind: XsdComplexType, path: Steps, *, inside: bool) -> None:
         """What lies below a type: children with shapes of their own, variant ones, whether there may be others."""
         content, repeats = self._of(kind), self._repeated(kind)
         named = all(isinstance(a, XsdAttribute) and name is not None for name, a in kind.attributes.items())
@@ -597,20 +630,20 @@ class _Walk:
             self.tags.add(tag)
             below = (*path, tag)
             cover = self.coverage.of(below, child.mark)
-            if cover == "none":
-                shape.variant[tag] = None
+            if cover == "none" or (inside and child.xsd.type.name == f"{{{XSD}}}anyType"):
+                shape.variant[tag] = None  # without a type it is as good as a wildcard, and no path names all of them
             elif _leaf_type(child.xsd.type) is None or tag in repeats:
-                circle = self._circles.get(id(kind), 0)
-                shape.below[tag] = Below(self._element(child.xsd, below, cover, circle), tag in repeats)
+                key = self._element(child.xsd, below, cover, inside=inside)
+                shape.below[tag] = Below(key, tag in repeats)
 
-    def _typed(self, shape: Shape, kind: XsdComplexType, path: Steps) -> None:
-        """Shapes for the named types that an xsi:type may put in place of the declared one: their classes lie below that
-        of the element."""
+    def _typed(self, shape: Shape, kind: XsdComplexType, path: Steps, *, inside: bool) -> None:
+        """Shapes for the named types that an xsi:type may put in place of the declared one: their classes lie below
+        that of the element."""
         own = shape.reads or shape.key
         waiting = [(derived, own) for derived in self._derived.get(id(kind), ())]
         while waiting:
             derived, parent = waiting.pop(0)
-            if own[0] == "type":
+            if shape.key in self._shared:
                 key, below = self._of_type(derived, path), own
             else:
                 key = ("typed", str(derived.name), *path)
@@ -620,7 +653,7 @@ class _Walk:
                     below = key
                 else:
                     made.reads = parent  # a restriction has no fields of its own
-                self._later(made, derived, path, "all", self._tags(parent), typed=False)
+                self._later(made, derived, path, "all", self._tags(parent), inside=inside, typed=False)
             shape.typed[str(derived.name)] = key
             waiting.extend((further, below) for further in self._derived.get(id(derived), ()))
 
@@ -644,7 +677,7 @@ class _Walk:
 
     def _no_type(self, path: Steps, place: str) -> SchemaError:
         return SchemaError(
-            f"{self._readable(path)} at {place} is invariant but has no type",
+            f"{self._readable(path)}{' at ' + place if place else ''} is invariant but has no type",
             hint="Give it a type, or mark it variant",
             path=self._readable(path),
         )
@@ -682,14 +715,14 @@ class _Walk:
         return "/" + "/".join(readable(tag, self._prefixes) for tag in path)
 
 
-def _circles(root: XsdComplexType, led_to: Callable[[XsdComplexType], list[XsdComplexType]]) -> dict[int, int]:
-    """Of the types reached from `root` those that lead back to themselves: id to the number of their circle, from 1 (the
-    strongly connected components; Tarjan 1972, without recursion)."""
+def _circular(root: XsdComplexType, led_to: Callable[[XsdComplexType], list[XsdComplexType]]) -> set[int]:
+    """Of the types reached from `root` those that lead back to themselves, by id (the strongly connected components;
+    Tarjan 1972, without recursion)."""
     number: dict[int, int] = {}
     lowest: dict[int, int] = {}
     open_: list[int] = []
     is_open: set[int] = set()
-    found: dict[int, int] = {}
+    found: set[int] = set()
     walk: list[tuple[XsdComplexType, Iterator[XsdComplexType]]] = []
 
     def enter(kind: XsdComplexType) -> None:
@@ -707,18 +740,18 @@ def _circles(root: XsdComplexType, led_to: Callable[[XsdComplexType], list[XsdCo
                 enter(other)
             elif id(other) in is_open:
                 lowest[id(kind)] = min(lowest[id(kind)], number[id(other)])
+                found.update([id(kind)] if other is kind else ())
             continue
         walk.pop()
         if walk:
             above = id(walk[-1][0])
             lowest[above] = min(lowest[above], lowest[id(kind)])
         if lowest[id(kind)] == number[id(kind)]:
-            at = open_.index(id(kind))
-            members, open_[at:] = open_[at:], []
+            members: list[int] = []
+            while not members or members[-1] != id(kind):
+                members.append(open_.pop())
             is_open.difference_update(members)
-            if len(members) > 1 or any(other is kind for other in led_to(kind)):
-                circle = 1 + len(set(found.values()))
-                found.update(dict.fromkeys(members, circle))
+            found.update(members if len(members) > 1 else ())
     return found
 
 
@@ -787,6 +820,9 @@ class ValueTypes:
         enumeration: list[Any] | None = None
         at: Any = kind
         while not isinstance(at, XsdAtomicBuiltin | XsdList | XsdUnion) and at.base_type is not None:
+            if isinstance(at, XsdComplexType):  # simple content that restricts that of another type
+                at = at.content
+                continue
             for name, facet in at.facets.items():
                 if name in _FACETS and getattr(facet, "value", None) is not None:
                     facets.append((_FACETS[name], str(facet.value)))

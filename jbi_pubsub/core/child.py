@@ -5,8 +5,8 @@ what a stranger has made is done in a process of its own. A function by its name
 
 Rules:
 - The kernel ends a child: at so much processor time and memory (RLIMIT_CPU, RLIMIT_AS), at so much time by the clock
-  (an alarm), and with its parent (PR_SET_PDEATHSIG; elsewhere than on Linux the alarm has to do). The parent ends it too,
-  with its process group, and always takes its status: no child is left, nor a file, since none is written.
+  (an alarm), and with its parent (PR_SET_PDEATHSIG; elsewhere than on Linux the alarm has to do). The parent ends it
+  too, with its process group, and always takes its status: no child is left, nor a file, since none is written.
 - Each child is a fresh interpreter, never a fork: servers have threads. It gets the environment that Python and the
   C library need, and no other; no open file but the two ends of its pipes.
 - What comes back is MessagePack, checked; nothing is unpickled. An error of ours is raised again in the parent.
@@ -73,6 +73,10 @@ class Limits(NamedTuple):
         return 2 * self.seconds + 5
 
 
+LIMITS: Final = Limits()
+"""Where nothing else is said."""
+
+
 class _Request(msgspec.Struct, frozen=True):
     function: str
     data: bytes
@@ -124,7 +128,7 @@ class Children:
         self._busy: list[str] = []
 
     def run(
-        self, function: str, data: bytes, *, limits: Limits = Limits(), caller: str = "", patience: float = PATIENCE
+        self, function: str, data: bytes, *, limits: Limits = LIMITS, caller: str = "", patience: float = PATIENCE
     ) -> bytes:
         """What `function` ("module:name", of bytes to bytes) makes of `data`.
 

@@ -112,7 +112,7 @@ def test_of_many_threads_that_open_one_type_all_get_the_same(make):
 class Refusing(Children):
     """Has no place for anybody."""
 
-    def run(self, function: str, data: bytes, **options: Any) -> bytes:
+    def run(self, *_: Any, **__: Any) -> bytes:
         raise ChildError("no child process was free", cause="busy", seconds=0.0)
 
 
