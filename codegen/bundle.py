@@ -24,12 +24,11 @@ import msgspec
 from lxml import etree
 
 from jbi_pubsub.codegen.marks import JBI, Marks, check_marks, comments_to_attributes, parse_marks
-from jbi_pubsub.codegen.model import XSD
+from jbi_pubsub.codegen.model import XML, XSD
 from jbi_pubsub.core.errors import MetadataError, OversizeError, SchemaError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element, parse_metadata
 
-XML: Final = "http://www.w3.org/XML/1998/namespace"
 PLACE: Final = f"{{{JBI}}}place"
 """Attribute by which a normalised declaration remembers "document:line"; whatever a document says there is replaced."""
 

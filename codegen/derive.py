@@ -27,6 +27,7 @@ import msgspec
 from elementpath import ElementPathError, XPath1Parser
 
 from jbi_pubsub.codegen.binder import Binder, Node, Slot
+from jbi_pubsub.codegen.model import XML
 from jbi_pubsub.codegen.values import INTEGERS, NotAValueError, canonical_text
 from jbi_pubsub.lookup.entry import EntryRep, canonical
 
@@ -96,7 +97,7 @@ def derive(binder: Binder, predicate: str, namespaces: Mapping[str, str]) -> Exp
         return _nothing(predicate, f"longer than {MAX_PREDICATE_CHARS} characters")
     if _LONG_NUMBER.search(predicate):
         return _nothing(predicate, "a number that no IEEE double holds")
-    known = {prefix: uri for prefix, uri in namespaces.items() if prefix}
+    known = {"xml": XML, **{prefix: uri for prefix, uri in namespaces.items() if prefix}}
     try:
         tree = XPath1Parser(namespaces=known).parse(predicate)
         work = _Derivation(binder, known)

@@ -22,6 +22,9 @@ from jbi_pubsub.lookup.entry import EntryClass, define
 XSD: Final = "http://www.w3.org/2001/XMLSchema"
 """The namespace of XML Schema."""
 
+XML: Final = "http://www.w3.org/XML/1998/namespace"
+"""That of xml:lang and its kin, whose prefix is never declared."""
+
 TEXT: Final = "."
 """The `tag` of a field that holds the element's own text."""
 

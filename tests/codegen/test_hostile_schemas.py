@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from jbi_pubsub.codegen.bundle import MAX_DOCUMENTS, MAX_PARTICLES, MAX_SCHEMA_BYTES
@@ -278,3 +280,27 @@ def test_validation_switched_off_does_not_let_a_document_claim_two_values(make):
 
 def test_the_type_of_an_unmarked_bundle_can_be_explicit(make):
     assert open_type(read_bundle(make.root(LEAF), root="r", name="a b")).type == TypeName("a b")
+
+
+def test_what_is_no_file_is_refused_at_once(make, tmp_path):
+    os.mkfifo(tmp_path / "pipe.xsd")
+    (tmp_path / "a.xsd").symlink_to("b.xsd")
+    (tmp_path / "b.xsd").symlink_to("a.xsd")
+    (tmp_path / "folder.xsd").mkdir()
+    for name, problem in (("pipe", "is no file"), ("folder", "is no file"), ("a", "outside|can't be read")):
+        (tmp_path / "main.xsd").write_bytes(make.schema(f'<xs:include schemaLocation="{name}.xsd"/>{R}'))
+        refused(tmp_path / "main.xsd", problem)
+
+
+def test_a_message_is_one_line_and_names_no_temporary_file(make):
+    types = "".join(f'<xs:element name="e{n}" type="no:T{n}" xmlns:no="urn:no"/>' for n in range(30))
+    for schema in (make.root(types), make.root(LEAF, '<xs:element name="b" type="xs:int" default="x"/>')):
+        error = refused(schema, "invalid")
+        assert "\n" not in str(error)
+        assert "/tmp" not in str(error)
+        assert "schema.invalid" not in str(error)
+        assert len(str(error)) < 500
+
+
+def test_a_version_is_not_empty(make):
+    refused(make.root(LEAF), "no name and version", version="")

@@ -263,7 +263,8 @@ def test_a_stylesheet_that_never_ends_is_ended(imagery, tmp_path):
     twice = "<xsl:call-template name='t'><xsl:with-param name='n' select='$n + 1'/></xsl:call-template>" * 2
     body = (
         "<xsl:template name='t'><xsl:param name='n' select='0'/>"
-        f"<xsl:if test='$n &lt; 60'>{twice}</xsl:if></xsl:template><xsl:template match='/'><xsl:call-template name='t'/></xsl:template>"
+        f"<xsl:if test='$n &lt; 60'>{twice}</xsl:if></xsl:template>"
+        "<xsl:template match='/'><xsl:call-template name='t'/></xsl:template>"
     )
     path = tmp_path / "endless.xsl"
     path.write_text(

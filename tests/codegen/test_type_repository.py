@@ -154,3 +154,14 @@ def test_the_cache_goes_by_content_and_by_the_wanted_name(make, tmp_path):
     types.open(read_bundle(make.root(make.leaf("a")), root="r", name="other"))
     types.open(read_bundle(make.root(make.leaf("b")), root="r", version="2"))
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_documentation_does_not_make_another_schema(make):
+    def bundle(text):
+        note = f"<xs:annotation><xs:documentation>{text}</xs:documentation></xs:annotation>"
+        return make.bundle(make.schema(f'{note}<xs:element name="r" type="xs:string"/>'))
+
+    types = TypeRepository()
+    assert types.open(bundle("one")) is types.open(bundle("<b xmlns='urn:other'>another</b>"))
+    with pytest.raises(TypeConflictError):
+        types.open(make.bundle(make.schema('<xs:element name="r" type="xs:token"/>')))
