@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.codegen.model import TypeModel
+from jbi_pubsub.codegen.model import TypeModel, one_line
 from jbi_pubsub.core.child import LIMITS, PATIENCE, Allowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, ErrorReport, JbiError, SchemaError, rebuild, report
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
@@ -80,10 +80,14 @@ def opened(bundle: SchemaBundle) -> Opened:
     try:
         validator(sources.main, documents, sources.names)  # first: the reader leaves the check of what is variant to it
     except SchemaError:
-        load(sources)  # where it objects as well its words are shorter, and name the place more exactly
+        load(sources, check=True)  # where it objects as well its words are shorter, and name the place more exactly
         raise
     seconds = time.process_time() - begun
-    draft = read_schema(sources)
+    try:
+        draft = read_schema(sources)
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError) as exc:
+        load(sources, check=True)  # libxml2 takes some schemas that are invalid, of which the reader knows nothing
+        raise SchemaError(f"schema {sources.names[sources.main]} can't be read: {one_line(str(exc))}") from exc
     name = checked_name(bundle.type.name or draft.marker or draft.root, bundle.type.version)
     return Opened(build(draft, name), sources.digest, sources.main, documents, dict(sources.names), seconds)
 

@@ -27,7 +27,7 @@ IDS = ("subscription", "object", "registration", "session", "cause", "count")
 
 HOMES: Final = {
     "bench": "bench",
-    "codegen": "tools",
+    "codegen": "codegen",
     "completion": "tools",
     "config": "settings",
     "demo": "demonstration",
