@@ -439,6 +439,7 @@ class _Walk:
         self._circular: set[int] = set()
         self._first: dict[int, Key] = {}
         self._kinds: dict[Key, int] = {}
+        self._untyped: dict[str, str] = {}
         self._described: set[Key] = set()
         self._shared: set[Key] = set()
         self._contents: dict[int, _Content] = {}
@@ -458,6 +459,8 @@ class _Walk:
         key = self._element(root, path, self.coverage.of(path, ""), inside=self._by_type)
         while self._work:
             self._work.pop()()
+        if self._untyped:
+            raise self._no_types()
         return key
 
     def too_many(self, what: _TooManyError) -> SchemaError:
@@ -584,7 +587,8 @@ class _Walk:
         """Describe the content of `shape`, when what is under way is done: types may lead deep."""
         self._described.add(shape.key)
         if cover == "all" and kind.name == f"{{{XSD}}}anyType":
-            raise self._no_type(path, shape.place)
+            self._untyped.setdefault(self._readable(path), shape.place)
+            return
         self._own(shape, kind, path, cover, skip)
 
         def describe() -> None:
@@ -653,7 +657,8 @@ class _Walk:
 
     def _leaf(self, tag: str, component: Any, kind: Any, path: Steps) -> Leaf:
         if kind is None or kind.name == f"{{{XSD}}}anyType":
-            raise self._no_type(path, _place(component))
+            self._untyped.setdefault(self._readable(path), _place(component))
+            return Leaf(tag, ValueType("xs:anyType", "anySimpleType"), "", None, "")
         value = self._values.of(kind)
         self._fields += 1
         self._weight += self._values.weight(kind)
@@ -669,11 +674,14 @@ class _Walk:
             default = component.default if component.default is not None else component.fixed
         return Leaf(tag, value, documentation, default, _place(component))
 
-    def _no_type(self, path: Steps, place: str) -> SchemaError:
+    def _no_types(self) -> SchemaError:
+        """There would be nothing to compare: the error that names all such elements at once."""
+        (path, place), *others = self._untyped.items()
+        more = f"; so are {some((other for other, _ in others), 10)}" if others else ""
         return SchemaError(
-            f"{self._readable(path)}{' at ' + place if place else ''} is invariant but has no type",
+            f"{path}{' at ' + place if place else ''} is invariant but has no type{more}",
             hint="Give it a type, or mark it variant",
-            path=self._readable(path),
+            path=path,
         )
 
     def _led_to(self, kind: XsdComplexType) -> list[XsdComplexType]:

@@ -221,3 +221,14 @@ def test_an_invalid_document_is_told_by_a_path_that_people_read(make: Any) -> No
     with pytest.raises(Exception, match=r"at /x:r/x:a\[2\]: line 1: ") as refused:
         kind.validate(make.document('<r xmlns="urn:x"><a>1</a><a>b</a></r>'))
     assert refused.value.facts["path"] == "/x:r/x:a[2]"
+
+
+def test_all_elements_without_a_type_are_named_at_once(make: Any) -> None:
+    inside = '<xs:complexType><xs:sequence><xs:element name="v"/></xs:sequence></xs:complexType>'
+    parts = "".join(f'<xs:element name="{name}">{inside}</xs:element>' for name in "abc")
+    with pytest.raises(SchemaError, match=r"/r/a/v at .* has no type; so are /r/b/v, /r/c/v\. ") as refused:
+        make.type(make.root(parts))
+    assert refused.value.facts["path"] == "/r/a/v"
+    # Expect marking them to be all that is needed
+    kind = make.type(make.root(make.leaf("w"), parts), variant=[f"/r/{name}/v" for name in "abc"])
+    assert [path for path, _ in kind.model.invariants] == ["/r/w"]
