@@ -18,7 +18,7 @@ import io
 import threading
 import urllib.request
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -435,7 +435,7 @@ class _Walk:
         self._values = ValueTypes()
         self._fields = 0
         self._weight = 0
-        self._work: list[Callable[[], None]] = []
+        self._work: deque[Callable[[], None]] = deque()
         self._circular: set[int] = set()
         self._first: dict[int, Key] = {}
         self._kinds: dict[Key, int] = {}
@@ -458,7 +458,7 @@ class _Walk:
             self._circular = _circular(root.type, self._led_to)
         key = self._element(root, path, self.coverage.of(path, ""), inside=self._by_type)
         while self._work:
-            self._work.pop()()
+            self._work.popleft()()  # so the path that names a shared type is the shortest one
         if self._untyped:
             raise self._no_types()
         return key
