@@ -89,16 +89,16 @@ def test_a_stranger_with_many_costly_schemas_is_put_off_and_the_others_are_not()
     opener = Opener(limits=TIGHT, children=Children(allowance=Allowance(most=1.0, regained=0.001)))
     # When a stranger comes with one costly schema after the other
     refusals = []
-    for levels in range(40, 46):
+    for levels in range(40, 44):
         with pytest.raises(SchemaError) as refused:
             opener.open(doubling_groups(levels), caller="stranger")
         refusals.append(refused.value.facts.get("cause"))
     # Expect most of them to be refused without a look, and an honest one to be served
-    assert refusals.count("allowance") >= len(refusals) - 2
+    assert refusals.count("allowance") >= 2
     assert opener.open(schema(GOOD), caller="honest").model.root == "r"
     # And what was refused for want of time alone not to be remembered as bad
     with pytest.raises(SchemaError, match=r"takes more|ended its process"):
-        opener.open(doubling_groups(45), caller="honest")
+        opener.open(doubling_groups(43), caller="honest")
 
 
 def test_nobody_waits_for_a_schema_of_somebody_else() -> None:

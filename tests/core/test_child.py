@@ -134,7 +134,7 @@ def test_time_comes_back_and_the_account_is_bounded() -> None:
     assert allowance.wait("a", now=0.0) == pytest.approx(20.0)
     assert allowance.left("a", now=70.0) == pytest.approx(5.0)
     assert allowance.left("a", now=1e6) == 10.0
-    for number in range(3_000):
+    for number in range(1_100):
         allowance.use(f"stranger {number}", 1.0, now=0.0)
     assert allowance.left("a", now=0.0) == -2.0  # who owes most is not forgotten
 
