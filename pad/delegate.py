@@ -89,8 +89,9 @@ GHOSTS_MOST: Final = 1_000
 class TypeRepository(Protocol):
     """The type repository as a delegate sees it: nobody else opens a schema."""
 
-    def open(self, bundle: SchemaBundle) -> InformationTypeGate:
-        """Raises SchemaError, or TypeConflictError for a second, different schema of a type."""
+    def open(self, bundle: SchemaBundle, *, caller: str = "") -> InformationTypeGate:
+        """`caller` is who gave it: each may cause so much work. Raises SchemaError, or TypeConflictError for a second,
+        different schema of a type."""
         ...
 
     def find(self, type: TypeName) -> InformationTypeGate | None:  # noqa: A002  # the field's word
@@ -249,9 +250,9 @@ class Delegate:
             )
         return found
 
-    def open_type(self, bundle: SchemaBundle) -> InformationTypeGate:
-        """The type a schema stands for. Raises SchemaError or TypeConflictError."""
-        return self._types.open(bundle)
+    def open_type(self, bundle: SchemaBundle, caller: str) -> InformationTypeGate:
+        """The type a schema stands for, for whom it is opened. Raises SchemaError or TypeConflictError."""
+        return self._types.open(bundle, caller=caller)
 
     def forget_type(self, type: TypeName) -> None:  # noqa: A002  # the field's word
         """Drop a type that was opened for a registration which then came to nothing."""
