@@ -463,9 +463,7 @@ class LookupServer:
         Raises StorageError when the disk has not taken that: it ends, but a restart finds what was there.
         """
         self.change(lambda registrar, _: registrar.destroy())
-        ending = threading.Timer(DESTROY_SECONDS, self._destroyed)
-        ending.name, ending.daemon = "lookup-destroy", True
-        ending.start()
+        _later("lookup-destroy", self._destroyed)
         self._admit()
 
     def status(self) -> dict[str, Any]:
@@ -546,10 +544,8 @@ class LookupServer:
 
     def _retire(self, endpoint: Endpoint) -> None:
         """Close the port of before, once the caller who has changed it has been answered over it."""
-        closing = threading.Timer(DESTROY_SECONDS, endpoint.stop)
-        closing.name, closing.daemon = "lookup-old-port", True
+        closing = _later("lookup-old-port", endpoint.stop)
         self._retired = [(timer, old) for timer, old in self._retired if timer.is_alive()] + [(closing, endpoint)]
-        closing.start()
 
     def _bind_first(self, admin: RegistrarAdmin) -> Endpoint:
         if "port" not in admin.chosen:
@@ -829,6 +825,19 @@ class _Status:
     @exported
     def status(self, caller: Caller) -> dict[str, Any]:  # noqa: ARG002  # everybody may ask
         return self._server.status()
+
+
+def _later(name: str, what: Callable[[], None]) -> threading.Timer:
+    """Do it in DESTROY_SECONDS."""
+
+    def do() -> None:
+        with guarded(name):
+            what()
+
+    timer = threading.Timer(DESTROY_SECONDS, do)
+    timer.name, timer.daemon = name, True
+    timer.start()
+    return timer
 
 
 def _owner(caller: Caller) -> str:

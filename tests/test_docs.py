@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import select
@@ -38,7 +39,7 @@ def test_the_readme_programs_exchange_an_object(start: Callable[..., Any], event
     # Given the servers that the README starts
     lookup = start("--no-multicast", "lookup", "--port", "0", "--json").fact()
     start("--no-multicast", "--locator", lookup["address"], "pad", "alpha", "rome", "--json").fact()
-    environment = {"JBI_LOOKUP_LOCATORS": lookup["address"], "JBI_LOOKUP_MULTICAST": "false"}
+    environment = {"JBI_CONFIG": os.environ["JBI_CONFIG"], "JBI_LOOKUP_LOCATORS": lookup["address"]}
     # When its subscriber runs, and, as soon as it is known, its publisher, once
     watching = watchers(lookup["address"])
     subscriber = subprocess.Popen(

@@ -130,27 +130,30 @@ def _administered(locators: tuple[str, ...]) -> str:
     return locators[0]
 
 
+_none = click.option("--none", is_flag=True, help="With `set`: none at all.")
 _action = click.argument("action", type=click.Choice(("show", "set", "add", "remove")), default="show")
 
 
 @admin.command()
 @_action
 @click.argument("names", metavar="[NAME]...", nargs=-1)
+@_none
 @click.pass_context
-def groups(context: click.Context, action: str, names: tuple[str, ...]) -> None:
-    """Show or change the groups that it serves ("" is the public one, `set` without a name is none).
+def groups(context: click.Context, action: str, names: tuple[str, ...], none: bool) -> None:
+    """Show or change the groups that it serves ("" is the public one).
 
     \b
     jbi lookup admin groups
     jbi lookup admin groups add lab
     jbi lookup admin groups set lab ""
+    jbi lookup admin groups set --none         nobody finds it any more
     """
+    _check_set(names, action, "NAME", none)
     with _registrar(context) as proxy:
         match action:
             case "set":
                 found = proxy.set_groups(names)
             case "add" | "remove":
-                _check_some(names, action, "NAME")
                 found = proxy.change_groups(*((names, ()) if action == "add" else ((), names)))
             case _:
                 _check_none(names)
@@ -161,20 +164,21 @@ def groups(context: click.Context, action: str, names: tuple[str, ...]) -> None:
 @admin.command()
 @_action
 @click.argument("addresses", metavar="[HOST:PORT]...", nargs=-1)
+@_none
 @click.pass_context
-def locators(context: click.Context, action: str, addresses: tuple[str, ...]) -> None:
+def locators(context: click.Context, action: str, addresses: tuple[str, ...], none: bool) -> None:
     """Show or change the lookup services that it joins beside those that discovery finds.
 
     \b
     jbi lookup admin locators
     jbi lookup admin locators add other.example.org:4160
     """
+    _check_set(addresses, action, "HOST:PORT", none)
     with _registrar(context) as proxy:
         match action:
             case "set":
                 found = proxy.set_locators(addresses)
             case "add" | "remove":
-                _check_some(addresses, action, "HOST:PORT")
                 found = proxy.change_locators(*((addresses, ()) if action == "add" else ((), addresses)))
             case _:
                 _check_none(addresses)
@@ -200,9 +204,12 @@ def port(context: click.Context, action: str, number: int | None) -> None:
         click.echo(f"listens on port {found.port}")
 
 
-def _check_some(given: tuple[str, ...], action: str, what: str) -> None:
-    if not given:
-        raise click.UsageError(f"{action} what? Give a {what}")
+def _check_set(given: tuple[str, ...], action: str, what: str, none: bool) -> None:
+    """What is forgotten is not to take a lookup service out of everything."""
+    if none and (given or action != "set"):
+        raise click.UsageError("--none stands behind `set`, alone")
+    if action != "show" and not given and not none:
+        raise click.UsageError(f"{action} what? Give a {what}" + (", or --none" if action == "set" else ""))
 
 
 def _check_none(given: tuple[str, ...]) -> None:

@@ -108,13 +108,22 @@ class Cause(enum.StrEnum):
     """The delegate stopped before it could deliver."""
 
 
+COUNT_BELIEVED: Final = 10**9
+"""Losses that one notice may claim: those of nine hours at 30,000 objects a second."""
+
+
 class LossNotice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tells a subscription that objects were lost for it (paper section 2.4(5)). Count 0: unknown how many."""
+    """Tells a subscription that objects were lost for it (paper section 2.4(5)). Count 0: unknown how many, as it is
+    for what nobody can have published: a number that skips 2^53 others says nothing of how many there were."""
 
     subscription: str
     cause: Cause
     count: int
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.count <= COUNT_BELIEVED:
+            msgspec.structs.force_setattr(self, "count", 0)
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -72,7 +72,7 @@ def test_what_a_delegate_does_is_shown_with_rates_from_the_second_time_on(
     lookup = _cells(found, "lookup at")
     assert (lookup["items"], lookup["disk"]) == ("2", "-")
     row = _cells(found, "kind", "lookup")
-    assert (row["name"], row["address"]) == ("(public)", federation.lookups[0].address)
+    assert (row["name"], row["address"]) == (federation.config.lookup.groups[0], federation.lookups[0].address)
     assert row["leases"] == 2 + int(str(lookup["listeners"]))
 
 

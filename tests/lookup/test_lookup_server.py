@@ -223,7 +223,7 @@ def test_who_leaves_keeps_no_thread_for_a_lookup_service_that_has_ended(
     first = federation.lookups[0]
     first.stop()
     place = msgspec.structs.replace(config.lookup, port=int(first.address.rpartition(":")[2]), locators=())
-    second = LookupServer(msgspec.structs.replace(config, lookup=place), Registrar())
+    second = LookupServer(msgspec.structs.replace(config, lookup=place), Registrar(groups=place.groups))
     second.start()
     federation.stack.callback(second.stop)
     eventually(lambda: [s.registrar_id for s in community.sessions()] == [second.info().service_id])
@@ -304,7 +304,8 @@ def test_groups_public_all_another_none(
     federation: Any, eventually: Callable[..., Any], groups: tuple[str, ...], sees: bool
 ) -> None:
     # Given a lookup service in the public group, and a client of other groups
-    section = msgspec.structs.replace(federation.config.lookup, groups=groups)
+    public = federation.lookup(groups=("",))
+    section = msgspec.structs.replace(federation.config.lookup, groups=groups, locators=(public.address,))
     community = JoinManager(msgspec.structs.replace(federation.config, lookup=section), name="test")
     federation.stack.callback(community.close)
     # Expect it to be found by the public group and by all groups only
@@ -544,7 +545,7 @@ def test_a_watch_that_follows_another_that_was_just_ended_is_a_new_one(federatio
     def watched(colour: str) -> list[str]:
         cache = community.watch(wanting(colour))
         community.wait_watching(cache, 5.0)
-        found = [item.service_id for item in cache.wait(1, 1.0)]
+        found = [item.service_id for item in cache.wait(1, 10.0)]
         community.unwatch(cache)
         return found
 
@@ -638,7 +639,7 @@ def test_a_lookup_service_that_another_one_stands_in_for_is_forgotten_by_all_wat
     port = int(first.address.rpartition(":")[2])
     first.stop()
     section = msgspec.structs.replace(federation.config.lookup, port=port, locators=())
-    second = LookupServer(msgspec.structs.replace(federation.config, lookup=section), Registrar())
+    second = LookupServer(msgspec.structs.replace(federation.config, lookup=section), Registrar(groups=section.groups))
     second.start()
     federation.stack.callback(second.stop)
     eventually(lambda: [s.registrar_id for s in community.sessions()] == [second.info().service_id])

@@ -29,8 +29,11 @@ from jbi_pubsub.core.errors import (
     rebuild,
 )
 from jbi_pubsub.core.info_object import (
+    COUNT_BELIEVED,
+    Cause,
     Head,
     InfoObject,
+    LossNotice,
     Parcel,
     Platform,
     SchemaBundle,
@@ -39,7 +42,7 @@ from jbi_pubsub.core.info_object import (
     encode,
     pack,
 )
-from jbi_pubsub.core.lease import ANY, FOREVER
+from jbi_pubsub.core.lease import ANY, FOREVER, Lease
 from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlServer
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security, dial
 from jbi_pubsub.core.wire.hub import SenderHub
@@ -352,6 +355,19 @@ def test_a_sequence_number_that_leaves_no_room_for_others_is_refused(sequence: i
 @pytest.mark.parametrize("sequence", [0, 1, 2**53])
 def test_any_number_that_a_publisher_can_reach_is_taken(sequence: int) -> None:
     assert decode(memoryview(b"".join(encode(_numbered(sequence))))) == _numbered(sequence)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "told"), [(0, 0), (1, 1), (COUNT_BELIEVED, COUNT_BELIEVED), (2**53 - 2, 0), (2**63, 0), (-1, 0)]
+)
+def test_a_loss_of_more_than_can_be_is_one_of_an_unknown_number(claimed: int, told: int) -> None:
+    # Given a notice of so many lost objects, as a forged number makes one, or a delegate tells; Expect a number that
+    # may be true, wherever it was made
+    made = LossNotice("subscription-1", Cause.SEQUENCE_GAP, claimed)
+    raw = msgspec.msgpack.encode(
+        {"subscription": "subscription-1", "cause": "sequence_gap", "count": claimed, "detail": ""}
+    )
+    assert made.count == msgspec.msgpack.decode(raw, type=LossNotice).count == told
 
 
 def test_an_object_that_has_passed_more_nodes_than_may_be_is_refused() -> None:
@@ -764,3 +780,82 @@ def test_a_subscriber_that_takes_nothing_stops_no_publisher_and_no_other_subscri
     # Expect the other's queue to be within its share, and the rest told as lost
     assert status["queued_bytes"] < (1 << 20) // SHARE + 60_000
     assert status["lost"] == {"queue_overflow": 37}
+
+
+# -- a delegate that is not trusted -------------------------------------------------------------------------------
+
+GARBAGE_ANSWERS = {
+    "a report that is no UTF-8": (False, b"\x82\xa4code\xa5error\xa7message\xa1\xff"),
+    "a report of depth": (False, b"\x81\xa5facts" + b"\x91" * 50_000),
+    "another type": (True, msgspec.msgpack.encode({"a": 1})),
+    "no pair": (True, b"\xc0", b"\xc0"),
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("answer", GARBAGE_ANSWERS.values(), ids=GARBAGE_ANSWERS)
+def test_a_delegate_that_answers_garbage_to_a_good_bye_does_not_keep_a_subscriber(
+    answer: Any, federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscriber at a delegate that will answer its good-bye with what no delegate says
+    pad = federation.pad()
+    figures.register(federation.light())
+    subscriber = federation.subscriber()
+    subscriber.register_subscriber(type_name=TYPE)
+    eventually_open(pad)
+    answers = pad._control.answer
+    said: list[object] = []
+
+    def garbage(caller: Caller, name: object, method: object, request: object) -> Any:
+        if method != "close":
+            return answers(caller, name, method, request)
+        said.append(answer)
+        return answer
+
+    monkeypatch.setattr(pad._control, "answer", garbage)
+    # When it leaves, expect no error, and nothing of it to be left here
+    before = set(threading.enumerate())
+    subscriber.close()
+    assert said == [answer]
+    assert not {t for t in threading.enumerate() if "subscriber" in t.name} - before
+
+
+def eventually_open(pad: DisseminationServer) -> None:
+    """Wait until a session is connected."""
+    deadline = time.monotonic() + 10.0
+    while not any(each["connected"] for each in pad.status()["sessions"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("term", [0.0, 1e-300, float("nan")])
+def test_a_delegate_that_grants_leases_of_no_time_is_not_asked_without_end(
+    term: float, federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate that says so of each lease
+    pad = federation.pad()
+    grants, renews = pad.delegate.open_session, pad.delegate.renew
+    calls: list[str] = []
+
+    def opened(name: str, duration: float) -> tuple[str, Lease]:
+        calls.append("open")
+        session, lease = grants(name, duration)
+        return session, msgspec.structs.replace(lease, duration=term)
+
+    def renewed(lease_id: str, duration: float) -> Lease:
+        calls.append("renew")
+        return msgspec.structs.replace(renews(lease_id, duration), duration=term)
+
+    monkeypatch.setattr(pad.delegate, "open_session", opened)
+    monkeypatch.setattr(pad.delegate, "renew", renewed)
+    # When a subscriber uses it for a while
+    figures.register(federation.light())
+    subscriber = federation.subscriber()
+    subscriber.register_subscriber(type_name=TYPE)
+    eventually_open(pad)
+    began, count = time.monotonic(), len(calls)
+    while time.monotonic() - began < 0.6:
+        time.sleep(0.05)
+    # Expect no more calls than publisher and subscriber make with ten leases a second each, every one with its session
+    assert len(calls) - count <= 60 * (time.monotonic() - began)
+    subscriber.close()

@@ -164,12 +164,13 @@ def test_a_type_that_nobody_publishes_is_no_error(walk: Any) -> None:
     assert walk.subscriber.wait_matched(uid, timeout=0.0) == 0
 
 
-def test_a_subscriber_without_a_lookup_service_is_told_where_was_looked(federation: Any) -> None:
+def test_a_subscriber_without_a_lookup_service_is_told_where_was_looked(federation: Any, world: str) -> None:
     # Given an adapter whose only lookup service is not there
     lookup = msgspec.structs.replace(federation.config.lookup, locators=("127.0.0.1:9",))
     subscriber = federation.subscriber(msgspec.structs.replace(federation.config, lookup=lookup))
     # When it subscribes; Expect an error with the address and what came of it, and no subscription
-    with pytest.raises(LookupNotFoundError, match=r"of the public group .* 0\.3 s; asked: 127.0.0.1:9 \(.*refused"):
+    where = rf"of the group {world} .* 0\.3 s; asked: 127.0.0.1:9 \(.*refused"
+    with pytest.raises(LookupNotFoundError, match=where):
         subscriber.register_subscriber(type_name=IMAGERY, timeout=0.3)
     assert subscriber.status()["subscriptions"] == {}
 
