@@ -189,6 +189,6 @@ def test_a_command_that_is_interrupted_leaves_and_says_so_by_its_code(
     out, err = waiting.communicate(timeout=10.0)
 
     # Expect its code, no traceback, and nothing of it to be left that would have to run out
-    assert waiting.returncode == code
+    assert waiting.returncode == code, err
     assert "Traceback" not in out + err
     assert federation.lookups[0].status()["event_registrations"] == before
