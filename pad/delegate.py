@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Final, Protocol
@@ -38,12 +38,14 @@ from jbi_pubsub.core.info_object import Cause, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.hub import SenderHub
+from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget
 from jbi_pubsub.lookup.entry import check_rep
 from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
-from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable, explain
+from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
+from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.newcomers import Newcomers
@@ -179,6 +181,8 @@ class Delegate:
         self._published: EntryIndex[str] = EntryIndex()
         self._waiting: TemplateIndex[tuple[str, str]] = TemplateIndex()
         self._next_number = 0
+        self._costs: dict[str, CostBudget] = {}
+        """Of each session."""
         self._budget = Budget(config.pad.max_queued_bytes)
         self._hub = SenderHub(name=f"deliver-{delegate_id[:8]}")
         self._ending: list[Subscription] = []
@@ -466,6 +470,7 @@ class Delegate:
             if len(self._subscriptions) >= self._config.pad.max_subscriptions:
                 raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
             topics = [self._topics[topic] for topic in self._published.find(request.entries)]
+            self._check_cost(subscription, topics)
             now = self._clock()
             since = (session.opened if session is not None else now) - age if age > NOT_BEFORE else now
             lease = None
@@ -477,6 +482,7 @@ class Delegate:
             subscription.number = self._next_number
             if session is not None:
                 session.add(subscription, held=True)
+                self._costs.setdefault(owner, CostBudget(MAX_COST_OF_SUBSCRIBER)).add(subscription.charges)
             self._subscriptions[key] = subscription
             if request.recipients:
                 self._mail.open(subscription)
@@ -502,6 +508,15 @@ class Delegate:
         for topic in topics:
             topic.table.settled = subscription.place
         return list(zip(topics, marks, strict=True))
+
+    def _check_cost(self, subscription: Subscription, topics: Sequence[Topic]) -> None:
+        """Raises OversizeError when what is evaluated for its session, or for a registration, would cost too much. An
+        e-mail subscription has no session: what one costs by itself was bounded when it was compiled."""
+        mine = self._costs.get(subscription.owner)
+        if mine is not None:
+            mine.check(subscription.charges, "this subscriber")
+        for topic in topics:
+            topic.table.budget.check(subscription.charges, "all subscriptions to a registration that it matches")
 
     def _mail_lease(self, subscription: Subscription) -> Lease | None:
         if not subscription.lease_id:
@@ -551,17 +566,26 @@ class Delegate:
             return [s.status() for (owner, _), s in self._subscriptions.items() if owner == "mail"]
 
     def explain(self, uid: str, metadata: bytes, payload: bytes) -> dict[str, object]:
-        """Why an object would be delivered to a subscription, or not, for each registration here, as plain data; under
-        `terms` all that the subscription asks for, and its account.
+        """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see
+        explanation.py). The beginning of an id will do, if it is no other's.
 
-        Raises UnknownUidError, MetadataError.
+        Raises UnknownUidError, ConfigurationError for an ambiguous id, MetadataError, OversizeError.
         """
         with self._lock:
-            found = next((s for (_, known), s in self._subscriptions.items() if known == uid), None)
-            registered = {r.uid: r.topic.entries for r in self._registrations.values()}
-        if found is None:
-            raise UnknownUidError(f"no subscription {uid} here", uid=uid)
-        return {**explain(found, registered, metadata, payload), "terms": found.status()}
+            by_uid = {known: subscription for (_, known), subscription in self._subscriptions.items()}
+            registered = {
+                r.uid: Standing(r.gate, r.topic.entries, r.judgement.validates) for r in self._registrations.values()
+            }
+            found = by_uid[find_subscription(uid, by_uid)]
+            session = self._sessions.get(found.owner)
+        queue = queue_of(session.status(), found.uid) if session is not None else {}
+        return explain(found, registered, metadata, payload, queue)
+
+    def explain_object(self, uid: str, object_id: str) -> dict[str, object]:
+        """As `explain`, for an object that was published here some seconds ago. Raises UnknownUidError as well when it
+        is not known any more."""
+        parcel = recall(object_id, self.kept)
+        return self.explain(uid, parcel.head.metadata, bytes(parcel.payload))
 
     # -- leases and life ----------------------------------------------------------------------------------------
 
@@ -672,11 +696,24 @@ class Delegate:
             self._published.add(key, entries)
         topic = self._topics[key]
         if topic.registrations == 0:
-            for subscription in self._waiting.find(entries):
-                topic.table.add(self._subscriptions[subscription])
+            self._take_in_waiting(topic)
         topic.registrations += 1
         topic.shelf.young_until = math.inf  # until a lookup service tells of the new registration
         return topic
+
+    def _take_in_waiting(self, topic: Topic) -> None:
+        """Those that have come before it. Who would cost too much beside the others is set aside, and told."""
+        for key in self._waiting.find(topic.entries):
+            subscription = self._subscriptions[key]
+            try:
+                topic.table.budget.check(subscription.charges, "all subscriptions to a registration")
+            except OversizeError as exc:
+                log.warning("subscription %s is set aside: %s", subscription.uid, exc)
+                session = self._sessions.get(subscription.owner)
+                if session is None or not session.lose(subscription, Cause.REFUSED, 0):
+                    subscription.lost[Cause.REFUSED] += 0
+            else:
+                topic.table.add(subscription)
 
     def _forget_ghosts(self) -> None:
         """Topics whose last registration has gone, and that nobody can come late for any more."""
@@ -744,6 +781,7 @@ class Delegate:
                 self._landlord.drop(subscription.lease_id)
             self._waiting.remove(key)
             self._take_from_tables(subscription)
+            self._refund(subscription)
             session = self._sessions.get(key[0])
         if session is not None:
             subscription.lost[Cause.CANCELLED] += session.remove(subscription)
@@ -753,6 +791,13 @@ class Delegate:
             self._account.close_subscription(subscription)
         if key[0] == "mail" and self._store is not None:
             self._store.forget(key[1])
+
+    def _refund(self, subscription: Subscription) -> None:
+        mine = self._costs.get(subscription.owner)
+        if mine is not None:
+            mine.remove(subscription.charges)
+            if not len(mine):
+                del self._costs[subscription.owner]
 
     def _take_from_tables(self, subscription: Subscription) -> None:
         """Out of the tables that it was put in: of a thousand registrations it matches a few."""

@@ -184,8 +184,10 @@ class Newcomers:
 
     def _owe(self, kept: Kept, table: MatchTable, newcomers: dict[int, Newcomer]) -> None:
         """Put one kept object down for those that it matches."""
-        document = kept.reader.read(kept.parcel.head.metadata) if table.predicates else None
-        matched = [s for s in table.match(document) if kept.position <= s.place and kept.time >= newcomers[id(s)].since]
+        metadata = kept.parcel.head.metadata
+        document = kept.reader.read(metadata) if table.predicates else None
+        matched = table.match(document, len(metadata))
+        matched = [s for s in matched if kept.position <= s.place and kept.time >= newcomers[id(s)].since]
         if not matched:
             return
         self._shelves.found(kept)

@@ -33,6 +33,7 @@ DELEGATE_METHODS: Final = (
 )  # fmt: skip
 SUBSCRIPTIONS_METHODS: Final = (
     "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions", "explain",
+    "explain_object",
 )  # fmt: skip
 
 PUBLICATION: Final = struct.Struct("!BI")
@@ -164,6 +165,10 @@ class SubscriptionsProxy(_LeasedProxy):
     def explain(self, uid: str, metadata: bytes, payload: bytes) -> dict[str, Any]:
         """Why an object would be delivered to the subscription, or not."""
         return self._client.call("explain", dict[str, Any], uid, metadata, payload)
+
+    def explain_object(self, uid: str, object_id: str) -> dict[str, Any]:
+        """The same for an object that was published there some seconds ago."""
+        return self._client.call("explain_object", dict[str, Any], uid, object_id)
 
     def mail_subscriptions(self) -> list[dict[str, Any]]:
         """The e-mail-only subscriptions that live there."""

@@ -609,6 +609,11 @@ class _Subscriptions:
         return self._server.delegate.explain(uid, metadata, payload)
 
     @exported
+    def explain_object(self, caller: Caller, uid: str, object_id: str) -> dict[str, Any]:
+        self._server.allow(caller, "administer")  # it shows what is in an object that may not be the caller's
+        return self._server.delegate.explain_object(uid, object_id)
+
+    @exported
     def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
         self._server.allow(caller, "administer")
         return self._server.delegate.mail_subscriptions()

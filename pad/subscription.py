@@ -18,7 +18,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, OversizeError
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
-from jbi_pubsub.core.xpath import PayloadFilter, Predicate, compile_filter, compile_predicate
+from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
 
 MAX_RECIPIENTS: Final = 100
@@ -176,9 +176,21 @@ class Subscription:
         """The subscriber's id for it."""
         return self.request.uid
 
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """What is evaluated for it: a predicate that the index does not take as a whole, a payload filter."""
+        predicate, wanted = self.predicate, self.payload_filter
+        charges: list[Charge] = []
+        if predicate is not None and predicate.evaluates:
+            charges.append((predicate.identity, predicate.cost))
+        if wanted is not None:
+            charges.append((wanted, wanted.cost))
+        return tuple(charges)
+
     def status(self) -> dict[str, object]:
         """Plain data for status pages."""
         request = self.request
+        evaluated = [each for each in (self.predicate, self.payload_filter) if each is not None]
         return {
             "uid": self.uid,
             "owner": shown(self.owner),
@@ -198,6 +210,8 @@ class Subscription:
             "suppressed": self.suppressed,
             "unfiltered": self.unfiltered,
             "replayed": self.replayed,
+            "failed": sum(each.errors for each in evaluated),
+            "last_failure": next((each.last_error for each in evaluated if each.last_error), ""),
             "lost": dict(self.lost),
         }
 

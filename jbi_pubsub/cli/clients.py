@@ -1,4 +1,4 @@
-"""`jbi publish`, `subscribe`, `subscriptions`, `services`, `explain`: applications for the command line."""
+"""`jbi publish`, `subscribe`, `subscriptions`, `services`: applications for the command line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from jbi_pubsub.subscriber.adapter import matching_log
 
 from .near import NearNames, told
 from .settings import Settings, json_option, looking, pass_settings, try_folder
-from .show import Column, Table, console, printable, show_json, show_rows, show_table
+from .show import Column, Table, console, printable, show_json, show_table
 from .show import as_json as json_text
 from .status import DISSEMINATORS, losses
 
@@ -451,60 +451,6 @@ def _entry_text(entry: EntryRep) -> str:
     )
 
 
-@click.command()
-@click.argument("uid")
-@click.option("--metadata", type=existing_file, required=True, help="Metadata of the object.")
-@click.option("--payload", type=existing_file, help="Its payload.")
-@json_option
-@pass_settings
-def explain(settings: Settings, uid: str, metadata: Path, payload: Path | None, as_json: bool) -> None:
-    """Say why an object would be delivered to a subscription, or not.
-
-    \b
-    jbi explain subscription-... --metadata fig1.xml
-    """
-    document, body = metadata.read_bytes(), payload.read_bytes() if payload else b""
-    answers = _asked(_subscription_servers(settings.load()), lambda proxy: proxy.explain(uid, document, body))
-    found: list[dict[str, Any]] = [{"server": ", ".join(ref.endpoints), **facts} for ref, facts in answers]
-    if not found:
-        raise ConfigurationError(
-            f"no subscription {uid} at any delegate or peer publisher",
-            hint="It comes there with the first registration that its template matches, and goes with its subscriber",
-        )
-    if as_json:
-        show_json(found)
-        return
-    show_rows(
-        ("server", "registration", "first level", "predicate", "selected", "delivered"),
-        [row for facts in found for row in _explanation(facts)],
-        title=f"{metadata.name} for {uid}",
-    )
-    show_rows(
-        ("server", "template", "predicate", "filter", "recipients", "policy", "matched", "suppressed", "delivered",
-         "mailed", "lost"),
-        [
-            (facts["server"], "; ".join(terms["template"]), terms["predicate"], terms["filter"],
-             ", ".join(terms["recipients"]), f"{terms['policy']} {terms['bound']}", terms["matched"],
-             terms["suppressed"], terms["delivered"], terms["mailed"], losses(terms["lost"]))
-            for facts in found
-            for terms in (facts["terms"],)
-        ],
-        title="what it asks for, and what it got so far",
-    )  # fmt: skip
-
-
-def _explanation(facts: dict[str, Any]) -> list[tuple[object, ...]]:
-    """A row for each registration of a server."""
-    if not facts["first_level"]:
-        return [(facts["server"], "-", "nobody publishes here now", facts["predicate_true"], "-", False)]
-    return [
-        (facts["server"], registration.removeprefix("registration-")[:8], "; ".join(level["misses"]) or "matches",
-         facts["predicate_true"], "-" if facts["selected"] is None else facts["selected"],
-         bool(not level["misses"] and facts["predicate_true"] and not facts["suppressed"]))
-        for registration, level in facts["first_level"].items()
-    ]  # fmt: skip
-
-
 @click.group(cls=NearNames, invoke_without_command=True)
 @json_option
 @pass_settings
@@ -522,7 +468,7 @@ def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> 
     if context.invoked_subcommand:
         return
     rows: dict[str, dict[str, Any]] = {}
-    for _, standing in _asked(_delegates(settings.load()), SubscriptionsProxy.mail_subscriptions):
+    for _, standing in asked(_delegates(settings.load()), SubscriptionsProxy.mail_subscriptions):
         for known in standing:
             row = rows.setdefault(known["uid"], {**known, "delegates": 0, "mailed": 0, "mail_waiting": 0, "lost": {}})
             row["delegates"] += 1
@@ -573,7 +519,7 @@ def cancel(settings: Settings, uid: str) -> None:
     jbi subscriptions cancel 3f0c2a9be41d
     """
     config = settings.load()
-    listed = _asked(_delegates(config, wait=config.lookup.timeout), SubscriptionsProxy.mail_subscriptions)
+    listed = asked(_delegates(config, wait=config.lookup.timeout), SubscriptionsProxy.mail_subscriptions)
     uid = _whole_id(uid, {known["uid"] for _, standing in listed for known in standing})
 
     def ended(proxy: SubscriptionsProxy) -> bool:
@@ -582,7 +528,7 @@ def cancel(settings: Settings, uid: str) -> None:
             proxy.unsubscribe("", uid)
         return stands
 
-    cancelled = sum(stood for _, stood in _asked(_delegates(config), ended))
+    cancelled = sum(stood for _, stood in asked(_delegates(config), ended))
     click.echo(f"cancelled at {cancelled} delegate{'' if cancelled == 1 else 's'}")
 
 
@@ -596,7 +542,7 @@ def _whole_id(given: str, known: Collection[str]) -> str:
     raise ConfigurationError(f"no e-mail subscription {given} at any delegate", hint="See `jbi subscriptions`")
 
 
-def _asked(
+def asked(
     proxies: Iterable[SubscriptionsProxy], ask: Callable[[SubscriptionsProxy], T]
 ) -> Iterator[tuple[ServiceRef, T]]:
     """What each answers to `ask`. Of one that does not, people are told: it may have died, and is listed until its
@@ -616,10 +562,10 @@ def _asked(
 
 def _delegates(config: Config, *, wait: float = 0.0) -> Iterator[SubscriptionsProxy]:
     """`wait`: seconds for a first one to appear, when what is wanted is known to be with one."""
-    return _subscription_servers(config, ServiceTemplate(types=(PAD_TYPE,)), wait=wait)
+    return subscription_servers(config, ServiceTemplate(types=(PAD_TYPE,)), wait=wait)
 
 
-def _subscription_servers(
+def subscription_servers(
     config: Config,
     template: ServiceTemplate = ServiceTemplate(),  # noqa: B008  # a frozen value
     *,

@@ -568,10 +568,14 @@ class DelegateConnection:
     # -- acknowledgements ---------------------------------------------------------------------------------------
 
     def _acked(self, count: int, note: memoryview) -> None:
-        self._queue.acknowledged(count)
         self._taken += count
-        if not note:
-            return
+        try:
+            if note:
+                self._tell_refusals(note)
+        finally:
+            self._queue.acknowledged(count)  # behind that: who has flushed has been told
+
+    def _tell_refusals(self, note: memoryview) -> None:
         for object_id, error in _decoded(note):
             self.refusals += 1
             rebuilt = rebuild(error)

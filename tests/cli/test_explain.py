@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.cli import explain as cli
+from jbi_pubsub.cli.show import Column, Table, drawn
+
 FIGURE_1 = str(Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery" / "fig1.xml")
 
 
@@ -44,6 +47,69 @@ def test_an_explanation_shows_all_parts_of_the_subscription(
     [facts] = json.loads(said(*flags, "explain", explained[1], "--metadata", FIGURE_1, "--json").out)
     assert facts["delivered"] is True
     assert (facts["terms"]["policy"], facts["terms"]["bound"], facts["terms"]["matched"]) == ("drop_newest", 7, 0)
+
+
+def test_each_level_and_condition_stands_in_the_table(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]
+) -> None:
+    answer = said(*flags, "explain", explained[1], "--metadata", FIGURE_1)
+    rows = [line.split("\t") for line in answer.out.splitlines()]
+    assert ["yes", "//lat>33", "'33.34'"] in rows
+    assert ["predicate", "yes", "see below"] in rows
+    [first] = [row for row in rows if row[0] == "first"]
+    assert first[1] == "yes"
+    assert first[2].startswith("mil.af.rl.jbi.Intel_Imagery 1.0, ")
+
+
+def test_the_tables_fit_80_columns(explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]) -> None:
+    [facts] = json.loads(said(*flags, "explain", explained[1], "--metadata", FIGURE_1, "--json").out)
+    text = "\n".join(
+        drawn(Table([Column(head, long=True) for head in heads], [list(row) for row in rows]), width=80)
+        for heads, rows in (
+            (("level", "", "because"), cli._levels(facts)),
+            (("holds", "condition", "found"), cli._conditions(facts["conditions"])),
+            (("of the subscription", ""), cli._terms(facts)),
+        )
+    )
+    assert max(map(len, text.splitlines())) <= 80
+    for whole in ("//lat>33", "'33.34'", "drop_newest 7", "mil.af.rl.jbi.Intel_Imagery 1.0"):
+        assert whole in text
+
+
+def test_the_beginning_of_the_id_will_do(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]
+) -> None:
+    uid = explained[1]
+    answer = said(*flags, "explain", uid.removeprefix("subscription-")[:8], "--metadata", FIGURE_1)
+    assert answer.code == 0
+    assert uid in said(*flags, "explain", uid[:20], "--metadata", FIGURE_1, "--json").out
+
+
+def test_an_object_that_is_not_known_any_more_is_told(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]
+) -> None:
+    answer = said(*flags, "explain", explained[1], "--object", "registration-1-7")
+    assert answer.code == 2
+    assert answer.is_one_line(), answer
+    assert "no object registration-1-7 that is still known" in answer.err
+
+
+def test_an_object_that_was_published_moments_ago_is_explained_by_its_id(
+    explained: tuple[Any, str], flags: list[str], figures: Any, said: Callable[..., Any]
+) -> None:
+    adapter = explained[0]
+    [registration] = adapter.status()["registrations"]
+    object_id = adapter.publish(registration, figures.figure_1)
+    adapter.flush()
+    [facts] = json.loads(said(*flags, "explain", explained[1], "--object", object_id, "--json").out)
+    assert facts["delivered"] is True
+    assert facts["conditions"]
+
+
+def test_a_document_or_an_object_is_needed(flags: list[str], said: Callable[..., Any]) -> None:
+    for arguments in ((), ("--metadata", FIGURE_1, "--object", "x"), ("--object", "x", "--payload", FIGURE_1)):
+        answer = said(*flags, "explain", "subscription-x", *arguments)
+        assert (answer.code, "give either --metadata" in answer.err) == (2, True)
 
 
 def test_where_nobody_publishes_any_more_the_explanation_says_so(

@@ -116,7 +116,7 @@ def test_who_does_not_read_its_answer_is_cut_off(shown: Shown, monkeypatch: pyte
         slow.sendall(GET)
         # When others ask meanwhile, expect them to be answered
         shown.samples = shown.samples[:1]
-        assert len(shown.values()) == 1
+        assert sum(name == "jbi_many" for name, _ in shown.values()) == 1
         slow.settimeout(5.0)
         threading.Event().wait(0.3)
         # Expect the end of it, before it is whole

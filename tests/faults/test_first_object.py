@@ -99,7 +99,7 @@ def test_a_lookup_service_that_comes_late_brings_what_was_published_before(
         peer.publish(registration, figures.figure_1)
     assert len(subscriber.drain(uid)) == 0
     # When the publisher hears of the second one
-    peer._server.community.look_in(("",), [first.address, second.address])
+    peer._server.community.look_in(federation.config.lookup.groups, [first.address, second.address])
     # Expect them at the subscriber, in order
     eventually(lambda: subscriber.queue_size(uid) == 5)
     assert [obj.platform.sequence for obj in subscriber.drain(uid)] == [1, 2, 3, 4, 5]

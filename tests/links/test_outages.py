@@ -20,7 +20,7 @@ def sessions(scene: Any) -> list[str]:
 @pytest.mark.parametrize(("kind", "silent"), [("delegate", False), ("peer", True)])
 def test_a_subscription_survives_an_outage_of_half_the_lease(kind: str, silent: bool, scene: Any) -> None:
     # Given a subscription under a lease that has just been renewed
-    scene.leases(1.6)
+    scene.set("lease", subscriber=1.6)
     scene.open(kind)
     link = scene.subscribers_link
     before = sessions(scene)
@@ -45,7 +45,7 @@ def test_a_subscription_survives_an_outage_of_half_the_lease(kind: str, silent: 
 
 def test_a_subscription_survives_an_outage_of_half_the_lease_whenever_it_begins(scene: Any) -> None:
     # Given a subscription, four fifths of a term after a renewal of its lease
-    scene.leases(1.0)
+    scene.set("lease", subscriber=1.0)
     scene.open()
     link = scene.subscribers_link
     renewed = scene.just_renewed(link, scene.node.status()["address"])
@@ -67,7 +67,7 @@ def test_a_subscription_survives_an_outage_of_half_the_lease_whenever_it_begins(
 @pytest.mark.parametrize(("kind", "silent"), [("delegate", False), ("peer", True)])
 def test_a_subscription_comes_back_after_an_outage_of_three_leases(kind: str, silent: bool, scene: Any) -> None:
     # Given a subscription under a lease of a second that has received something
-    scene.leases(1.0)
+    scene.set("lease", subscriber=1.0)
     scene.open(kind)
     link = scene.subscribers_link
     before = sessions(scene)
@@ -106,7 +106,7 @@ def test_what_is_published_during_an_outage_of_the_publishers_link_arrives_once_
     outage: float, scene: Any
 ) -> None:
     # Given a publisher under a lease of a second
-    scene.leases(1.0)
+    scene.set("lease", publisher=1.0)
     scene.open()
     scene.publish(b"before")
     scene.just_renewed(scene.publishers_link, scene.node.status()["address"])

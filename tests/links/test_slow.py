@@ -70,7 +70,7 @@ def test_the_slow_link_really_is_slow(scene: Any) -> None:
 
 def test_a_large_object_on_a_slow_link_does_not_cost_the_lease(scene: Any) -> None:
     # Given a subscriber under a lease of a second, behind 28,800 bit/s
-    scene.leases(1.0)
+    scene.set("lease", subscriber=1.0)
     scene.open("peer")
     scene.subscribers_link.bits_per_second = 28_800
     before = [session["session"] for session in scene.node.status()["sessions"]]

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.core import xml
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, decode, pack
 from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.xpath import PayloadFilter
 from jbi_pubsub.pad.dissemination import REMEMBERED_BYTES, Judgement, MatchTable, disseminate
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
 
@@ -174,3 +176,59 @@ def test_what_a_filter_takes_away_is_not_kept() -> None:
     # Expect its parts to hold no more memory than its size says, which is what counts for queues
     held = sum(len(part.obj if isinstance(part, memoryview) else part) for part in selected.parcel.parts)
     assert held == selected.parcel.size < 1000
+
+
+PAYLOAD = b"<r><x>1</x><y/></r>"
+
+
+def _parcel(payload: bytes) -> Parcel:
+    return pack(Head("object1", "registration-1", 1, 1.0, "t", "1.0", KABUL, len(payload)), payload)
+
+
+def test_filters_of_equal_text_are_computed_once_for_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given subscriptions whose filters have one text, and one with another
+    matched = [_subscription(f"s{n}", payload_filter="//x") for n in range(50)]
+    matched.append(_subscription("other", payload_filter="//y"))
+    computed: list[str] = []
+    apply = PayloadFilter._apply
+    monkeypatch.setattr(PayloadFilter, "_apply", lambda f, root: (computed.append(f.expression), apply(f, root))[1])
+    # When an object is disseminated, expect each text once, and one payload for all who share it
+    found = disseminate(_parcel(PAYLOAD), matched)
+    assert sorted(computed) == ["//x", "//y"]
+    assert len({id(selected.parcel.payload) for selected in found.selected}) == 2
+
+
+def test_a_payload_beyond_the_bounds_passes_unchanged_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xml, "MAX_XML_PAYLOAD_NODES", 100)
+    poison = b"<r>" + b"<x/>" * 200 + b"</r>"
+    [selected] = disseminate(_parcel(poison), [_subscription("s", payload_filter="//y", suppress_empty=True)]).selected
+    assert bytes(selected.parcel.payload) == poison
+    assert not selected.filtered
+
+
+def test_a_filter_that_fails_selects_nothing_and_disturbs_no_other() -> None:
+    matched = [_subscription("bad", payload_filter="position()"), _subscription("good", payload_filter="//x")]
+    counts = [bytes(s.parcel.payload).count(b"<x>") for s in disseminate(_parcel(PAYLOAD), matched).selected]
+    assert counts == [0, 1]
+    assert matched[0].status()["failed"] == 1
+    assert "position" in str(matched[0].status()["last_failure"])
+
+
+@pytest.mark.slow
+def test_a_payload_of_eleven_million_elements_stops_nobody(federation: Any, figures: Any) -> None:
+    # Given a subscription with a filter, and a payload with more nodes than libxml2 can have in a set
+    pad = federation.pad()
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(figures.figure_3, schema=figures.schema, payload_filter="//y")
+    assert subscriber.wait_matched(uid) == 1
+    poison = b"<r>" + b"<x/>" * 11_000_000 + b"</r>"
+    # When it is published between two others
+    for payload in (b"<r/>", poison, b"<r/>"):
+        publisher.publish(registration, figures.figure_1, payload)
+    # Expect all three, the large one as it was, and counted
+    received = [subscriber.receive(uid, 30.0) for _ in range(3)]
+    assert [len(obj.payload) if obj else None for obj in received][1] == len(poison)
+    assert all(obj is not None and b"selection" in bytes(obj.payload[:99]) for obj in received[::2])
+    assert pad.delegate.status()["subscriptions"][0]["unfiltered"] == 1
