@@ -499,7 +499,7 @@ def _mail_tables(subscriptions: Sequence[dict[str, Any]]) -> Iterator[Table]:
         (s["uid"], ", ".join(s["recipients"]), "; ".join(s["template"]), s["predicate"], s["filter"])
         for s in subscriptions
     ]
-    yield Table(_TERMS, terms, f"{len(subscriptions)} e-mail subscriptions")
+    yield Table(_TERMS, terms, f"{len(subscriptions)} e-mail subscription{'' if len(subscriptions) == 1 else 's'}")
     if subscriptions:
         accounts = [
             (s["uid"], s["delegates"], f"{s['mailed']:,}", f"{s['mail_waiting']:,}", losses(s["lost"]),

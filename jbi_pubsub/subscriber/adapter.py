@@ -149,17 +149,10 @@ class SubscriberAdapter:
         seconds = self._config.lookup.timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         language, namespaces = language or "xpath", namespaces or {}
-        if type_name:
-            self._await_lookup_service(seconds)
-        entries, type_of_template = self._entries(
-            template, schema=schema, marks=marks, name=type_name or "", version=version or "",
-            predicate=predicate if predicate and language == "xpath" else "", namespaces=namespaces,
-            locations=locations or {},
-        )  # fmt: skip
         secret = token_hex(16)
         request = SubscriptionRequest(
             owned_uid("subscription", secret),
-            entries,
+            (),
             predicate or "",
             payload_filter or "",
             tuple(namespaces.items()),
@@ -173,11 +166,15 @@ class SubscriberAdapter:
             tuple((attributes or {}).items()),
             secret if recipients else "",  # the others are their session's, and told to every peer that matches
         )
-        try:
-            compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is told
-        except JbiError:
-            self._forget_if_idle(type_of_template)
-            raise
+        compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is asked or told
+        if type_name:
+            self._await_lookup_service(seconds)
+        entries, type_of_template = self._entries(
+            template, schema=schema, marks=marks, name=type_name or "", version=version or "",
+            predicate=predicate if predicate and language == "xpath" else "", namespaces=namespaces,
+            locations=locations or {},
+        )  # fmt: skip
+        request = msgspec.structs.replace(request, entries=entries)
         told = listener if listener is None or isinstance(listener, SubscriptionListener) else Told(listener)
         subscription = LocalSubscription(request, told, self._listeners)
         watch = self._watch(subscription, type_of_template)

@@ -44,8 +44,8 @@ class Waiting:
             self._stopping = True
             self._changed.notify_all()
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join(timeout)  # not one that a signal has kept from being started
 
     def _run(self) -> None:
         while True:

@@ -398,6 +398,14 @@ def test_a_bad_email_address(address: str, flags: list[str], said: Callable[...,
     assert answer.is_one_line(), answer
 
 
+def test_bad_input_is_refused_before_anybody_is_looked_for(said: Callable[..., Any]) -> None:
+    # Given nobody; Expect what is wrong, not that nobody is there
+    for wrong in (("--email", "nobody"), ("--predicate", "//a["), ("--filter", "//a[")):
+        answer = said(*ALONE, "subscribe", "--type", "x", *wrong)
+        assert answer.is_one_line(), answer
+        assert "lookup service" not in answer.err
+
+
 def test_cancelling_an_unknown_subscription(flags: list[str], federation: Any, said: Callable[..., Any]) -> None:
     federation.pad()
     answer = said(*flags, "subscriptions", "cancel", "subscription-unknown")

@@ -126,7 +126,7 @@ class UnixListener:
         with contextlib.suppress(OSError):  # not connected: the shutdown is only there to wake accept()
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        if self._thread.ident is not None:
+        if self._thread.is_alive():
             self._thread.join(timeout)
         self.path.unlink(missing_ok=True)
 
