@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from jbi_pubsub.core.info_object import Parcel, TypeName
+from jbi_pubsub.core.info_object import Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import (
     MAX_COST_OF_REGISTRATION,
@@ -43,6 +43,11 @@ class InformationTypeGate(Protocol):
     @property
     def digest(self) -> str:
         """Digest of the schema and its marks."""
+        ...
+
+    @property
+    def bundle(self) -> SchemaBundle:
+        """The schema as its publisher gave it."""
         ...
 
     def validate(self, root: Element) -> None:
@@ -80,6 +85,9 @@ class MatchTable:
         """What all that is evaluated for an object costs."""
         self.version = 0
         """Changes with every subscription that comes or goes."""
+        self.settled = 0
+        """Position on the shelf (see shelf.py) up to which some of the subscriptions get objects from there, although
+        they are here; FAR while one is on its way in."""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -87,6 +95,10 @@ class MatchTable:
     def subscriptions(self) -> list[Subscription]:
         """All of them."""
         return list(self._by_key.values())
+
+    def sessions(self) -> set[str]:
+        """The subscribers whose subscriptions they are."""
+        return {s.owner for s in self.subscriptions()}
 
     def add(self, subscription: Subscription) -> None:
         """Add a subscription that matched at the first level; twice counts once."""
@@ -179,11 +191,10 @@ class Conformity:
 
     def check(self, metadata: bytes) -> Element | Traced:
         """The document, parsed if need be. Raises MetadataError, InvariantError or OversizeError."""
-        for stencil in self._stencils:
-            traced = stencil.trace(metadata)
-            if traced is not None:
-                self._fitted += 1
-                return traced
+        traced = self._traced(metadata)
+        if traced is not None:
+            self._fitted += 1
+            return traced
         root = parse_metadata(metadata)
         if self.validates:
             self._gate.validate(root)
@@ -192,6 +203,18 @@ class Conformity:
         if self._parsed >= self._patience:
             self._learn(metadata, root)
         return root
+
+    def read(self, metadata: bytes) -> Element | Traced:
+        """The document of metadata that passed before."""
+        traced = self._traced(metadata)
+        return parse_metadata(metadata) if traced is None else traced
+
+    def _traced(self, metadata: bytes) -> Traced | None:
+        for stencil in self._stencils:
+            traced = stencil.trace(metadata)
+            if traced is not None:
+                return traced
+        return None
 
     def _learn(self, metadata: bytes, root: Element) -> None:
         """Make a stencil of a good document; wait longer for the next one if the last try was of little use."""
@@ -226,25 +249,28 @@ class Judgement:
         """Whether the metadata have to be valid, beside having the registered invariants."""
         return self._conformity.validates
 
-    def match(self, metadata: bytes) -> list[Subscription]:
-        """Check an object's metadata; the subscriptions whose predicate is true for them.
+    def check(self, metadata: bytes) -> Element | Traced | None:
+        """The document, for `match`; None: the same as last time, and as good. Raises MetadataError, InvariantError or
+        OversizeError."""
+        return None if metadata == self._metadata else self._conformity.check(metadata)
 
-        Raises MetadataError, InvariantError or OversizeError.
-        """
+    def match(self, metadata: bytes, document: Element | Traced | None) -> list[Subscription]:
+        """The subscriptions whose predicate is true for metadata that were checked."""
         table = self._table
         version = table.version  # read first: what is added meanwhile makes the answer stale
-        document: Element | Traced | None
-        if metadata == self._metadata:
+        if document is None:
             if version == self._version:
                 table.count_again()
                 return self._matched
             document = parse_metadata(metadata) if table.predicates else None
-        else:
-            document = self._conformity.check(metadata)
         matched = table.match(document, len(metadata))
         if len(metadata) <= REMEMBERED_BYTES:
             self._metadata, self._version, self._matched = metadata, version, matched
         return matched
+
+    def read(self, metadata: bytes) -> Element | Traced:
+        """The document of metadata that were good when they came. Any thread."""
+        return self._conformity.read(metadata)
 
 
 def disseminate(parcel: Parcel, matched: list[Subscription]) -> Disseminated:

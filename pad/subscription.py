@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -130,6 +131,10 @@ def check_owner(kind: str, uid: str, secret: str) -> None:
         )
 
 
+FAR: Final = sys.maxsize
+"""A position that no object reaches: of a subscription that is on its way into the match tables."""
+
+
 @dataclass(eq=False, slots=True)
 class Subscription:
     """A subscription at a delegate, compiled. `owner` is the subscriber session's id, or the lease id of e-mail.
@@ -158,6 +163,10 @@ class Subscription:
     """Objects in the mail queue."""
     mail_suspended: dict[str, str] = field(default_factory=dict)
     """Recipients that get no mail any more, and the answer of the mail server that was the reason."""
+    place: int = 0
+    """Position at which it was in all match tables: what came up to then, it gets from the shelf, if at all."""
+    replayed: int = 0
+    """Objects that it caught up with; they count in the others, too."""
     lost: Counter[str] = field(default_factory=Counter)
     ended: Cause = Cause.CANCELLED
     """Why what still comes for it after its end is lost."""
@@ -202,6 +211,7 @@ class Subscription:
             "unfiltered": self.unfiltered,
             "failed": sum(each.errors for each in evaluated),
             "last_failure": next((each.last_error for each in evaluated if each.last_error), ""),
+            "replayed": self.replayed,
             "lost": dict(self.lost),
         }
 

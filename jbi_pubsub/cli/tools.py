@@ -20,7 +20,9 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.spark import ENGINES, match_study
 
-from .settings import console, json_option, show_json, show_rows
+from .near import NearNames
+from .settings import json_option, try_file, try_folder
+from .show import console, show_json, show_rows
 
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -64,7 +66,10 @@ def _schema_options(function: Any) -> Any:
 @_schema_options
 @click.option("--xsl", type=existing_file, help="Your stylesheet instead of the shipped one.")
 @click.option("--dictionary", is_flag=True, help="The shipped Markdown data dictionary instead of Python.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write; default stdout.")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), callback=try_file,
+    help="File to write; default stdout.",
+)  # fmt: skip
 @click.option("--check", is_flag=True, help="Write nothing: exit 1 with a diff if the file is stale.")
 @click.option("--dump-model", is_flag=True, help="Show the XML that stylesheets transform.")
 def generate(
@@ -136,7 +141,7 @@ def explain(
     show_rows(columns, ([c[k] for k in columns] for c in conditions), title=facts.get("reason", "") or predicate)
 
 
-@click.group()
+@click.group(cls=NearNames)
 def study() -> None:
     """Bulk studies on Spark, with the lookup service's semantics."""
 
@@ -145,7 +150,10 @@ def study() -> None:
 @click.option("--registrations", type=click.IntRange(1), default=100_000, show_default=True)
 @click.option("--templates", type=click.IntRange(1), default=1_000, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("study-match"), show_default=True)
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("study-match"), show_default=True,
+    callback=try_folder, help="Folder for Parquet and the report.",
+)  # fmt: skip
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
 @json_option
 def match(registrations: int, templates: int, seed: int, out: Path, engine: str, as_json: bool) -> None:

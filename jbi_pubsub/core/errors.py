@@ -2,6 +2,7 @@
 
 JbiError
  +- ConfigurationError        (ValueError)       a setting that is unknown, malformed or unsafe
+ |   +- ArgumentError         (TypeError)        an argument of a call is of a type that the call does not take
  +- AdapterStateError         (RuntimeError)     an adapter used when it can't be: closed, forked, a second SA
  +- AccessDeniedError         (PermissionError)  the access hook refused the call
  +- PortInUseError            (OSError)          the address to listen on is taken
@@ -62,6 +63,12 @@ class ConfigurationError(JbiError, ValueError):
     """A setting is unknown, malformed or unsafe."""
 
     code = "configuration"
+
+
+class ArgumentError(ConfigurationError, TypeError):
+    """An argument of a call is of a type that the call does not take; facts `call`, `argument`."""
+
+    code = "argument"
 
 
 class AdapterStateError(JbiError, RuntimeError):

@@ -89,6 +89,9 @@ class Cause(enum.StrEnum):
     LATE = "late"
     """Came from a delegate after later objects of its registration had come from the one that took over: order holds,
     so it is not delivered."""
+    MISSED = "missed"
+    """Came while the subscription stood, and was not kept any more when the delegate heard of the subscription. Whether
+    it would have matched the predicate is not known."""
     OVERSIZE = "oversize"
     """Larger than the delivery target takes."""
     MAIL_REFUSED = "mail_refused"
@@ -97,19 +100,30 @@ class Cause(enum.StrEnum):
     """The mail server could not be reached, or put us off, in all tries."""
     MAIL_SUSPENDED = "mail_suspended"
     """The recipient was refused for good so often that nothing is sent there, until the subscription is made again."""
+    REFUSED = "refused"
+    """A delegate or peer publisher has refused the subscription, and is asked again; how many objects is not known."""
     STORAGE = "storage"
     """The delegate's disk did not take what has to survive a restart."""
     SHUTDOWN = "shutdown"
     """The delegate stopped before it could deliver."""
 
 
+COUNT_BELIEVED: Final = 10**9
+"""Losses that one notice may claim: those of nine hours at 30,000 objects a second."""
+
+
 class LossNotice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tells a subscription that objects were lost for it (paper section 2.4(5)). Count 0: unknown how many."""
+    """Tells a subscription that objects were lost for it (paper section 2.4(5)). Count 0: unknown how many, as it is
+    for what nobody can have published: a number that skips 2^53 others says nothing of how many there were."""
 
     subscription: str
     cause: Cause
     count: int
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.count <= COUNT_BELIEVED:
+            msgspec.structs.force_setattr(self, "count", 0)
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

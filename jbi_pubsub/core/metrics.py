@@ -1,18 +1,39 @@
 """Prometheus metrics over HTTP. The only prometheus_client.
 
-A server says what it knows as `Sample` values when it is asked; nothing is counted twice.
+A server says what it knows as `Sample` values when it is asked; nothing is counted twice. What of its threads' steps
+has failed (`core.guard`) is told beside it.
+
+One thread answers, one request after the other, of CONNECTIONS_MOST connections at most: the oldest gives way. Each has
+one request, of REQUEST_BYTES within REQUEST_SECONDS, and one answer within ANSWER_SECONDS.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from .errors import PortInUseError
+from .guard import faults, guarded
+
+log = logging.getLogger("jbi_pubsub.metrics")
+
+CONNECTIONS_MOST: Final = 32
+"""Whoever scrapes has one; there are a handful of them."""
+REQUEST_SECONDS: Final = 5.0
+REQUEST_BYTES: Final = 8 << 10
+"""Of a request line and its headers; Prometheus sends some 300 bytes."""
+ANSWER_SECONDS: Final = 30.0
+"""For a megabyte over 300 kbit/s: 5,000 subscribers."""
 
 
 class Sample(NamedTuple):
@@ -30,10 +51,12 @@ class MetricsServer:
 
     def __init__(self, host: str, port: int, collect: Callable[[], Iterable[Sample]]) -> None:
         """Listens at once. Raises PortInUseError."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Collector(collect))
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Collector(collect))
         try:
-            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+            self._listener = socket.create_server(
+                (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+            )
         except OSError as exc:
             raise PortInUseError(
                 f"can't serve metrics on {host}:{port}: {exc.strerror or exc}",
@@ -41,13 +64,72 @@ class MetricsServer:
                 host=host,
                 port=port,
             ) from exc
-        self.port = int(self._server.server_port)
+        self.port = int(self._listener.getsockname()[1])
+        self._writers: dict[asyncio.StreamWriter, None] = {}
+        """Open connections, the oldest first; of the thread alone."""
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=f"metrics-{self.port}", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and close the port."""
-        self._server.shutdown()
-        self._server.server_close()
+        """End the thread and close the port. Safe to repeat."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(5.0)
+
+    def _run(self) -> None:
+        with guarded("metrics"), asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connected, sock=self._listener, limit=REQUEST_BYTES, backlog=512)
+        await self._stopping.wait()
+        server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._writers) >= CONNECTIONS_MOST:
+            oldest = next(iter(self._writers))
+            del self._writers[oldest]
+            oldest.transport.abort()
+        self._writers[writer] = None
+        with guarded("metrics"):
+            try:
+                async with asyncio.timeout(REQUEST_SECONDS):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                writer.transport.set_write_buffer_limits(0)  # drained is sent
+                writer.write(self._answer(head))
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await writer.drain()
+            except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as exc:
+                log.debug("metrics: a connection ended: %s", exc)
+                writer.transport.abort()
+        self._writers.pop(writer, None)
+        writer.close()
+
+    def _answer(self, head: bytes) -> bytes:
+        line, *lines = head.decode("latin-1").split("\r\n")
+        method, _, rest = line.partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if method not in ("GET", "HEAD"):
+            return _response("405 Method Not Allowed", b"GET /metrics\n")
+        if path not in ("/", "/metrics"):
+            return _response("404 Not Found", b"GET /metrics\n")
+        accepted = next((each[7:].strip() for each in lines if each[:7].lower() == "accept:"), "")
+        with guarded("metrics"):
+            try:
+                encode, kind = choose_encoder(accepted)
+            except (ValueError, IndexError, TypeError):  # a version that is none
+                encode, kind = choose_encoder("")
+            return _response("200 OK", encode(self._registry), kind, with_body=method == "GET")
+        return _response("500 Internal Server Error", b"the log says why\n")
+
+
+def _response(status: str, body: bytes, kind: str = "text/plain", *, with_body: bool = True) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return head.encode("latin-1") + (body if with_body else b"")
 
 
 class _Collector(Collector):
@@ -56,11 +138,21 @@ class _Collector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         families: dict[str, Metric] = {}
-        for sample in self._collect():
+        for sample in (*self._collect(), *_faults()):
             family = families.get(sample.name)
             if family is None:
                 made = CounterMetricFamily if sample.kind == "counter" else GaugeMetricFamily
                 names = [name for name, _ in sample.labels]
                 family = families[sample.name] = made(f"jbi_{sample.name}", sample.meaning, labels=names)
-            family.add_metric([value for _, value in sample.labels], sample.value)  # type: ignore[attr-defined]  # both families have it
+            family.add_metric([_label(value) for _, value in sample.labels], sample.value)  # type: ignore[attr-defined]  # both families have it
         yield from families.values()
+
+
+def _faults() -> Iterator[Sample]:
+    for where, count in faults().items():
+        yield Sample("faults", "counter", "Steps of threads that failed unexpectedly", count, (("where", where),))
+
+
+def _label(value: str) -> str:
+    """A value as every reader of the text can take it: names are chosen by clients, control characters and all."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in value)

@@ -15,7 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from .errors import JbiError, UnknownLeaseError, WireError
+from .errors import JbiError, ProtocolError, WireError
+from .guard import guarded, note
 
 log = logging.getLogger("jbi_pubsub.renewal")
 
@@ -26,6 +27,13 @@ term to come back."""
 
 RENEWALS_AT_ONCE: Final = 8
 """Renewals under way together: grantors that hang for a whole call hold up nobody else's lease, short of so many."""
+
+PAUSE_LEAST: Final = 0.1
+"""Seconds between two renewals of a lease, whatever term its grantor says: one of nothing must not make us ask without
+end."""
+
+TERM_MOST: Final = 366 * 86_400.0
+"""Seconds of the longest term that is believed. A grantor may say infinity; a clock of ours can't wait for it."""
 
 RETRY_PART: Final = 1 / 16
 """Part of the term between two tries while the grantor can't be reached: two fit in before the end."""
@@ -52,8 +60,8 @@ class LeaseRenewalManager:
     """Renews each managed lease at 2/5 of its term. Callbacks run on the manager's threads, one at a time per grantor:
     one that hangs has one of the threads, however many leases it has granted.
 
-    A grantor that can't be reached is tried again until the lease has run out. `lost` is called once when a lease
-    is gone: refused, unknown, or run out.
+    A grantor that can't be reached, or grants what is no term, is tried again until the lease has run out. `lost` is
+    called once when a lease is gone: refused, unknown, or run out.
     """
 
     def __init__(self, name: str) -> None:
@@ -84,10 +92,11 @@ class LeaseRenewalManager:
         Leases of the same `grantor` are renewed one after the other; None: it has granted no other.
         """
         now = time.monotonic()
+        duration = duration if is_term(duration) else 0.0
         held = _Held(duration, now + duration, key if grantor is None else grantor, renew, lost)
         with self._changed:
             self._held[key] = held
-            self._schedule(now + duration * RENEW_AT, key, held)
+            self._schedule_renewal(now, key, held)
 
     def remove(self, key: Hashable) -> None:
         """Stop renewing; the lease itself is not cancelled. Unknown keys are ignored."""
@@ -107,6 +116,9 @@ class LeaseRenewalManager:
     def __len__(self) -> int:
         return len(self._held)
 
+    def _schedule_renewal(self, now: float, key: Hashable, held: _Held) -> None:
+        self._schedule(now + max(PAUSE_LEAST, min(held.duration, TERM_MOST) * RENEW_AT), key, held)
+
     def _schedule(self, when: float, key: Hashable, held: _Held) -> None:
         held.scheduled = when
         heapq.heappush(self._due, (when, next(self._tie), key, held))
@@ -123,24 +135,32 @@ class LeaseRenewalManager:
         return self._held.get(key) is held and held.scheduled == when
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._stopping and (not self._due or self._due[0][0] > time.monotonic()):
-                    self._changed.wait(min(60.0, self._due[0][0] - time.monotonic()) if self._due else 60.0)
-                if self._stopping:
-                    return
-                entry = heapq.heappop(self._due)
-                if not self._is_due(*entry):
-                    continue
-                _, tie, key, held = entry
-                held.scheduled = math.inf
-                waiting = self._waiting.get(held.grantor)
-                if waiting is not None:
-                    heapq.heappush(waiting, (held.expires, tie, key, held))
-                    continue
-                self._waiting[held.grantor] = []
-                self._ready.append((key, held))
-            self._call_worker()
+        while not self._stopping:
+            with guarded("lease renewal"):
+                if self._await_due():
+                    self._call_worker()
+                continue
+            time.sleep(PAUSE_LEAST)
+
+    def _await_due(self) -> bool:
+        """Wait for the next lease that is due; whether a worker has to look at it."""
+        with self._changed:
+            while not self._stopping and (not self._due or self._due[0][0] > time.monotonic()):
+                self._changed.wait(min(60.0, self._due[0][0] - time.monotonic()) if self._due else 60.0)
+            if self._stopping:
+                return False
+            entry = heapq.heappop(self._due)
+            if not self._is_due(*entry):
+                return False
+            _, tie, key, held = entry
+            held.scheduled = math.inf
+            waiting = self._waiting.get(held.grantor)
+            if waiting is not None:
+                heapq.heappush(waiting, (held.expires, tie, key, held))
+                return False
+            self._waiting[held.grantor] = []
+            self._ready.append((key, held))
+            return True
 
     def _call_worker(self) -> None:
         """Have somebody look at `_ready`; waits until there is somebody."""
@@ -163,43 +183,51 @@ class LeaseRenewalManager:
                 return
             key, held = self._ready.popleft()
             is_managed = self._held.get(key) is held
-        try:
-            if is_managed:
+        if is_managed:
+            with guarded("renewal of a lease"):
                 self._renew(key, held)
-        finally:
-            with self._changed:
-                waiting = self._waiting[held.grantor]
-                if waiting:
-                    self._ready.append(heapq.heappop(waiting)[2:])
-                else:
-                    del self._waiting[held.grantor]
-                more = bool(self._ready)
-            if more:
-                with contextlib.suppress(RuntimeError):  # no further thread, or the end: this one looks there next
-                    self._pool.submit(self._ask)
+        with self._changed:
+            waiting = self._waiting[held.grantor]
+            if waiting:
+                self._ready.append(heapq.heappop(waiting)[2:])
+            else:
+                del self._waiting[held.grantor]
+            more = bool(self._ready)
+        if more:
+            with contextlib.suppress(RuntimeError):  # no further thread, or the end: this one looks there next
+                self._pool.submit(self._ask)
 
     def _renew(self, key: Hashable, held: _Held) -> None:
         try:
             duration = held.renew()
-        except UnknownLeaseError as exc:
-            self._lose(key, held, exc)
-            return
+            if not is_term(duration):
+                raise ProtocolError(f"a lease was renewed for {duration} s, which is no term")
         except WireError as exc:
-            if time.monotonic() < held.expires:
-                log.debug("renewal of %s failed, trying again: %s", key, exc)
-                with self._changed:
-                    self._schedule(time.monotonic() + max(0.05, held.duration * RETRY_PART), key, held)
-            else:
-                self._lose(key, held, exc)
+            self._try_again(key, held, exc)
             return
         except JbiError as exc:
             self._lose(key, held, exc)
+            return
+        except Exception as exc:  # noqa: BLE001  # noted
+            note("renewal of a lease", exc)
+            self._try_again(key, held, WireError(f"the renewal has failed here: {type(exc).__name__}: {exc}"))
             return
         now = time.monotonic()
         with self._changed:
             held.duration, held.expires = duration, now + duration
             if self._held.get(key) is held:
-                self._schedule(now + duration * RENEW_AT, key, held)
+                self._schedule_renewal(now, key, held)
+
+    def _try_again(self, key: Hashable, held: _Held, why: JbiError) -> None:
+        now = time.monotonic()
+        if now >= held.expires:
+            self._lose(key, held, why)
+            return
+        log.debug("renewal of %s failed, trying again: %s", key, why)
+        pause = max(PAUSE_LEAST / 2, min(held.duration, TERM_MOST) * RETRY_PART)
+        with self._changed:
+            if self._held.get(key) is held:
+                self._schedule(now + pause, key, held)
 
     def _lose(self, key: Hashable, held: _Held, why: JbiError) -> None:
         with self._changed:
@@ -208,3 +236,8 @@ class LeaseRenewalManager:
                 del self._held[key]
         if known:
             held.lost(why)
+
+
+def is_term(duration: float) -> bool:
+    """Whether a grantor may say so: seconds from 0 to infinity, no NaN."""
+    return duration >= 0

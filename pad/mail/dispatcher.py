@@ -28,9 +28,10 @@ import aiosmtplib
 
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, InfoObject
 from jbi_pubsub.pad.mail.message import Content, compose, digest, estimate, single
-from jbi_pubsub.pad.mail.outbox import Attempt, Ledger, Loss, MailQueue, Outbox
+from jbi_pubsub.pad.mail.outbox import Attempt, Changes, Ledger, Loss, MailQueue, Outbox
 from jbi_pubsub.pad.mail.store import KeptMail, MailStore
 from jbi_pubsub.pad.subscription import Subscription, check_recipients
 
@@ -44,6 +45,9 @@ FAULT_SECONDS: Final = 1.0
 
 SYNC_SECONDS: Final = 10.0
 """Longest that a publisher waits for a disk that does not answer at all."""
+
+AWAY_SECONDS: Final = 1.0
+"""A mail server that has answered within so many seconds is not called away for one failure: it may be flapping."""
 
 QUIT_SECONDS: Final = 1.0
 """For the server's good-bye."""
@@ -90,6 +94,10 @@ class MailDispatcher:
         self._stopping = self._closing = self._written = False
         self._offered = self._durable = 0
         self._fault = ""
+        self._away = ""
+        """Why the mail server can't be reached, as long as it can't."""
+        self._answered = -math.inf
+        """When it answered last."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
         self._poked = False
@@ -200,7 +208,8 @@ class MailDispatcher:
             self._end_store(self._store, timeout)
 
     def status(self) -> dict[str, object]:
-        """Plain data. `queued` mails wait, `kept` of them on disk; `fault` is what is wrong with the disk."""
+        """Plain data. `queued` mails wait, `kept` of them on disk; `fault` is what is wrong with the disk,
+        `away` with the mail server."""
         with self._changed:
             return {
                 "queued": self._queue.waiting,
@@ -209,6 +218,7 @@ class MailDispatcher:
                 "under_way": self._queue.under_way,
                 "connections": self._connections.open,
                 "fault": self._fault,
+                "away": self._away,
                 "server": f"{self._settings.host}:{self._settings.port}",
             }
 
@@ -254,38 +264,55 @@ class MailDispatcher:
 
     def _write(self) -> None:
         """Commit what has changed; the last time when the loop has ended."""
-        assert self._store is not None
         ended = False
         while not ended:
+            with guarded("mail store writer"):
+                ended = self._write_once()
+                continue
             with self._changed:
-                self._changed.wait_for(lambda: self._queue.changed or self._closing)
-                pause = FAULT_SECONDS if self._fault else FLUSH_SECONDS
-                self._changed.wait_for(lambda: self._queue.urgent or self._closing, pause)
-                ended = self._closing
-                changes, upto = self._queue.changes(), self._offered
-            why = ""
+                ended = self._written = self._closing
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closing, FAULT_SECONDS)
+
+    def _write_once(self) -> bool:
+        """Commit what has changed, when there is something; whether that was the last time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue.changed or self._closing)
+            pause = FAULT_SECONDS if self._fault else FLUSH_SECONDS
+            self._changed.wait_for(lambda: self._queue.urgent or self._closing, pause)
+            ended = self._closing
+            changes, upto = self._queue.changes(), self._offered
+        why = self._commit(changes)
+        with self._changed:
+            now = time.monotonic()
+            losses = self._queue.not_kept(changes) if why else []
+            if not why:
+                self._queue.kept(changes, now)
+            before, self._fault = self._fault, why
+            self._durable, self._written = upto, ended
+            self._poke()
+        if why and not before:
+            log.error("mail is lost, the disk does not take it: %s", why)
+        elif before and not why:
+            log.warning("the disk takes mail again")
+        self._tell(losses)
+        return ended
+
+    def _commit(self, changes: Changes) -> str:
+        """Write them; why they are not on disk, "" if they are."""
+        assert self._store is not None
+        with guarded("mail store"):
             try:
                 self._store.commit(changes, self._offset)
             except StorageError as exc:
-                why = str(exc)
-            with self._changed:
-                now = time.monotonic()
-                losses = self._queue.not_kept(changes) if why else []
-                if not why:
-                    self._queue.kept(changes, now)
-                before, self._fault = self._fault, why
-                self._durable, self._written = upto, ended
-                self._poke()
-            if why and not before:
-                log.error("mail is lost, the disk does not take it: %s", why)
-            elif before and not why:
-                log.warning("the disk takes mail again")
-            self._tell(losses)
+                return str(exc)
+            return ""
+        return "writing has failed in an unforeseen way"
 
     # -- the loop's thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        with asyncio.Runner() as runner:
+        with guarded("mail dispatcher's loop"), asyncio.Runner() as runner:
             try:
                 runner.run(self._serve())
             finally:
@@ -297,17 +324,16 @@ class MailDispatcher:
         with self._changed:
             self._loop = asyncio.get_running_loop()
         while True:
-            now = time.monotonic()
-            with self._changed:
-                self._poked = False  # from here on: what changes behind our back pokes us again
-                if self._stopping:
-                    self._loop = None
-                    break
-                while len(self._tasks) < self._settings.connections and (attempt := self._queue.take(now)) is not None:
-                    self._begin(attempt)
-                full = len(self._tasks) >= self._settings.connections
-                due = math.inf if full else self._queue.next_due()
-            due = min(due, self._connections.close_idle(now))
+            due = time.monotonic() + FAULT_SECONDS
+            with guarded("mail dispatcher"):
+                now = time.monotonic()
+                with self._changed:
+                    self._poked = False  # from here on: what changes behind our back pokes us again
+                    if self._stopping:
+                        self._loop = None
+                        break
+                    due = self._begin_due(now)
+                due = min(due, self._connections.close_idle(now))
             await self._sleep(due - time.monotonic())
         for task in list(self._tasks.values()):
             task.cancel()
@@ -315,6 +341,15 @@ class MailDispatcher:
         await self._connections.close()
         with self._changed:
             self._changed.notify_all()
+
+    def _begin_due(self, now: float) -> float:
+        """Under the lock: begin what is due, as far as there are connections; when something will be."""
+        while len(self._tasks) < self._settings.connections:
+            attempt = self._queue.take(now)
+            if attempt is None:
+                return self._queue.next_due()
+            self._begin(attempt)
+        return math.inf
 
     async def _sleep(self, seconds: float) -> None:
         try:
@@ -337,24 +372,50 @@ class MailDispatcher:
     def _end(self, attempt: Attempt, task: asyncio.Task[_Answer]) -> None:
         """Account for an attempt, whatever its end was."""
         del self._tasks[attempt.outbox]
-        failure = None if task.cancelled() else task.exception()
+        with guarded("account of a mail"):
+            self._account(attempt, None if task.cancelled() else task.result())
+        if attempt.outbox.busy:  # that has failed: not sent again at once, and not for ever
+            with guarded("account of a mail"):
+                self._account(attempt, _Answer(unreachable="its account has failed here"))
+        self._woken.set()
+
+    def _account(self, attempt: Attempt, answer: _Answer | None) -> None:
+        """`answer`: None if it was aborted."""
         now = time.monotonic()
         with self._changed:
-            if task.cancelled():
+            if answer is None:
                 losses = self._queue.release(attempt, now)
-            elif failure is not None:
-                losses = self._queue.put_off(attempt, repr(failure), now)
-            elif (answer := task.result()).unreachable:
+            elif answer.unreachable:
                 losses = self._queue.put_off(attempt, answer.unreachable, now)
             else:
                 losses = self._queue.settle(attempt, answer.refused, now, blamed=answer.blamed)
+            said = self._note(answer, now) if answer is not None else ""
             self._changed.notify_all()
-        if failure is not None:
-            log.error("a try to send mail has failed in an unforeseen way", exc_info=failure)
-        self._woken.set()
+        if said:
+            log.warning("%s", said)
         self._tell(losses)
 
+    def _note(self, answer: _Answer, now: float) -> str:
+        """Under the lock: whether the mail server is away; what is to be said when that changes."""
+        before = self._away
+        if not answer.unreachable:
+            self._answered, self._away = now, ""
+        elif now - self._answered > AWAY_SECONDS:
+            self._away = answer.unreachable
+        server, waiting = f"{self._settings.host}:{self._settings.port}", self._queue.waiting
+        if self._away and not before:
+            end = "survive a stop" if self._store is not None else "are lost at a stop without [pad] state"
+            return f"the mail server {server} is away: {self._away}; {waiting} mails wait for it, and {end}"
+        if before and not self._away:
+            return f"the mail server {server} answers again; {waiting} mails wait"
+        return ""
+
     async def _try(self, attempt: Attempt) -> _Answer:
+        with guarded("a try to send mail"):
+            return await self._tried(attempt)
+        return _Answer(unreachable="the try has failed here in an unforeseen way")
+
+    async def _tried(self, attempt: Attempt) -> _Answer:
         everybody = attempt.recipients
         try:
             async with asyncio.timeout(self._settings.try_seconds):

@@ -147,7 +147,9 @@ def _header(text: str) -> str:
 
 
 def _encoded(text: str) -> str:
-    return text if text.isascii() else Header(text, "utf-8").encode(linesep="\r\n")
+    """As a header field: what is not ASCII, or looks as if it were encoded already, is (RFC 2047, sections 2 and 7)."""
+    plain = text.isascii() and "=?" not in text
+    return text if plain else Header(text, "utf-8").encode(linesep="\r\n")
 
 
 _NO_ATOM: Final = re.compile(r"[^A-Za-z0-9.-]")

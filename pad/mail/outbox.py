@@ -171,6 +171,7 @@ class MailQueue:
             outbox.letters.append(letter)
             self._count(outbox, letter)
             self._contents[letter.content.number] += 1
+        self._sweep(outbox)  # whose recipients were suspended before it was on disk, or all of it was
         self._schedule(outbox, now)
         self._show(outbox)
 
@@ -395,6 +396,7 @@ class MailQueue:
                 self._schedule(outbox, now)
             else:  # all its recipients were suspended meanwhile
                 self._discard(outbox, letter)
+                self._show(outbox)
 
     def not_kept(self, changes: Changes) -> list[Loss]:
         """They could not be written: letters are lost, all else waits for the next time."""
@@ -408,6 +410,8 @@ class MailQueue:
         again = {x.number for x in changes.updated}
         for outbox in filter(None, map(self._durable.get, changes.ledgers)):
             self._touch(outbox, (x for x in outbox.letters if x.number in again))
+            self._show(outbox)
+        for outbox in lost:
             self._show(outbox)
         return [self._lose(outbox, Cause.STORAGE, count) for outbox, count in lost.items() if count]
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from jbi_pubsub.cli import explain as cli
-from jbi_pubsub.cli.settings import table
 
 FIGURE_1 = str(Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery" / "fig1.xml")
 
@@ -63,19 +60,18 @@ def test_each_level_and_condition_stands_in_the_table(
     assert first[2].startswith("mil.af.rl.jbi.Intel_Imagery 1.0, ")
 
 
-def test_the_tables_fit_80_columns(explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]) -> None:
+def test_the_tables_fit_80_columns_and_hide_nothing(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]
+) -> None:
     [facts] = json.loads(said(*flags, "explain", explained[1], "--metadata", FIGURE_1, "--json").out)
-    console = Console(width=80, file=io.StringIO(), record=True)
-    for columns, rows in (
-        (("level", "", "because"), cli._levels(facts)),
-        (("holds", "condition", "found"), cli._conditions(facts["conditions"])),
-        (("of the subscription", ""), cli._terms(facts)),
-    ):
-        console.print(table(columns, rows))
-    text = console.export_text()
-    assert max(map(len, text.splitlines())) <= 80
-    for whole in ("//lat>33", "'33.34'", "drop_newest 7", "mil.af.rl.jbi.Intel_Imagery 1.0"):
-        assert whole in text
+    facts["conditions"].append({**facts["conditions"][0], "text": "/metadata/" + "ImageDescriptor/" * 9 + "lat>33"})
+    rows = [*cli._levels(facts), *cli._conditions(facts["conditions"]), *cli._terms(facts)]
+    lines = [line for row in rows for line in cli.folded(row)]
+    assert max(sum(map(len, map(str, line))) + 4 for line in lines) <= 80
+    # Expect all of a cell to be there, on several lines if need be
+    shown = "".join(str(cell) for column in range(3) for cell in (line[column] for line in lines)).replace(" ", "")
+    for cell in (cell for row in rows for cell in row):
+        assert str(cell).replace(" ", "") in shown
 
 
 def test_the_beginning_of_the_id_will_do(
@@ -94,6 +90,18 @@ def test_an_object_that_is_not_known_any_more_is_told(
     assert answer.code == 2
     assert answer.is_one_line(), answer
     assert "no object registration-1-7 that is still known" in answer.err
+
+
+def test_an_object_that_was_published_just_now_is_explained_by_its_id(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any], figures: Any
+) -> None:
+    publisher, uid = explained
+    registration = figures.register(publisher)
+    published = publisher.publish(registration, figures.figure_1)
+    publisher.flush()
+    answer = said(*flags, "explain", uid, "--object", published)
+    assert answer.code == 0
+    assert "yes\t//lat>33\t'33.34'" in answer.out
 
 
 def test_a_document_or_an_object_is_needed(flags: list[str], said: Callable[..., Any]) -> None:

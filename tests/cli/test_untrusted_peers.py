@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import io
+import json
+import logging
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,11 +11,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
+from jbi_pubsub.cli.app import JsonFormatter, TextFormatter, run
 from jbi_pubsub.cli.clients import _line, _write
-from jbi_pubsub.cli.settings import printable, show_rows, table
-from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.cli.show import Column, Table, as_json, drawn, printable, show_json, show_rows
+from jbi_pubsub.core.errors import ProtocolError, WireError
 from jbi_pubsub.core.info_object import InfoObject, Parcel, Platform, TypeName, decode, encode
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -32,6 +33,9 @@ SPITEFUL = {
     "backspace": "good\b\b\b\bevil",
     "right to left": "txt\u202egpj.exe",
     "line separator": "one\u2028two",
+    "next line": "one\x85two",
+    "zero width": "jbi\u200b.\ufeffRegistrar\u2060",
+    "tags": "a\U000e0041\U000e007f",
 }
 
 
@@ -109,10 +113,7 @@ def test_an_object_with_a_time_that_is_none_is_refused(published: float) -> None
 
 def _shown(cell: str) -> str:
     """The row of a table with one cell, as a terminal gets it, without the table's own borders and styles."""
-    file = io.StringIO()
-    made = table(("value",), [(cell,)])
-    Console(file=file, force_terminal=True, color_system=None, width=120).print(made)
-    return file.getvalue().splitlines()[3]
+    return drawn(Table([Column("value", long=True)], [(cell,)]), width=120).split("\n")[2]
 
 
 @pytest.mark.parametrize("text", SPITEFUL.values(), ids=SPITEFUL)
@@ -130,11 +131,62 @@ def test_nothing_that_a_terminal_would_obey_is_printed(text: str, capsys: pytest
     assert _line(msgspec.structs.replace(OBJECT, type=TypeName(text))).isprintable()
 
 
+@pytest.mark.parametrize("text", SPITEFUL.values(), ids=SPITEFUL)
+def test_json_says_all_of_it_and_nothing_that_a_terminal_would_obey(
+    text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given text from a peer; When it is shown as JSON, on a terminal or to a program, or logged as JSON
+    value = {"name": f"Größe {text}", text: [1.5, None]}
+    for terminal in (True, False):
+        monkeypatch.setattr("sys.stdout.isatty", lambda terminal=terminal: terminal, raising=False)
+        show_json(value)
+    record = logging.LogRecord("jbi", logging.WARNING, "x.py", 1, "peer says %s", (text,), None)
+    shown = capsys.readouterr().out + JsonFormatter().format(record) + "\n"
+    # Expect printable characters alone, letters as they are, and every reader to get the same value
+    assert all(c.isprintable() or c == "\n" for c in shown)
+    assert "Größe" in shown
+    decoder, found = json.JSONDecoder(), []
+    while shown.strip():
+        one, end = decoder.raw_decode(shown)
+        found.append(one)
+        shown = shown[end:].lstrip()
+    assert found[:2] == [value, value]
+    assert found[2]["message"] == f"peer says {text}"
+
+
+@pytest.mark.parametrize("text", SPITEFUL.values(), ids=SPITEFUL)
+def test_what_a_peer_says_in_an_error_reaches_log_and_terminal_as_text(
+    text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given an error that a peer has worded
+    error = WireError(f"the peer says {text}")
+    # When it is logged, expect one printable line
+    record = logging.LogRecord("jbi", logging.WARNING, "x.py", 1, "%s", (error,), None)
+    assert TextFormatter("%(levelname)s: %(message)s").format(record).isprintable()
+    # When it ends a command, expect printable lines, and its exit code
+
+    def fails(**_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("jbi_pubsub.cli.app.jbi.main", fails)
+    assert run([]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("jbi: the peer says ")
+    assert all(c.isprintable() or c == "\n" for c in said)
+
+
 @pytest.mark.parametrize(
     "text", ["//item[name='x']", "//a[/b]", "//a[@id=1]/b", "[red]red[/red]", "[link=http://x.example]y[/link]", "[/]"]
 )
 def test_markup_of_a_peer_is_shown_as_it_is(text: str) -> None:
     assert text in _shown(text)
+
+
+@pytest.mark.parametrize("text", [*SPITEFUL.values(), "\x9b2J", "a\u202eb", "a\u200bb", "\x7f"])
+def test_json_says_what_is_there_and_nothing_that_a_terminal_would_obey(text: str) -> None:
+    said = as_json({"name": text})
+    assert said.isprintable()
+    assert json.loads(said) == {"name": text}
 
 
 def test_printable_text_stays_as_it_is() -> None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from jbi_pubsub.core.errors import JbiError, UnknownLeaseError, WireTimeoutError
-from jbi_pubsub.core.renewal import RENEWALS_AT_ONCE, SWEPT, LeaseRenewalManager
+from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownLeaseError, WireTimeoutError
+from jbi_pubsub.core.guard import faults
+from jbi_pubsub.core.renewal import (
+    PAUSE_LEAST,
+    RENEWALS_AT_ONCE,
+    SWEPT,
+    TERM_MOST,
+    LeaseRenewalManager,
+    is_term,
+)
 
 LONG = 5.0
 """Seconds after which a test is given up."""
@@ -178,3 +190,113 @@ def test_leases_are_renewed_when_the_system_has_threads_again(monkeypatch: pytes
     # Expect it to be renewed in the end
     assert renewed.wait(LONG)
     manager.stop()
+
+
+# -- grantors of any kind -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("term", [0.0, 1e-300, 5e-324, 1e-9, -1.0, -math.inf, math.nan])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_grantor_of_no_time_at_all_is_not_asked_without_end(
+    term: float, first: bool, manager: LeaseRenewalManager
+) -> None:
+    # Given a grantor that grants next to nothing, or what is no time, at once or from the first renewal on
+    asked: list[float] = []
+    lost: list[JbiError] = []
+
+    def renew() -> float:
+        asked.append(time.monotonic())
+        return term
+
+    manager.manage("lease", term if first else 0.05, renew, lost.append)
+    # When it is renewed again and again
+    deadline = time.monotonic() + LONG
+    while len(asked) < 4 and not lost and time.monotonic() < deadline:
+        time.sleep(0.01)
+    # Expect pauses between the calls, or the lease to be given up
+    assert len(asked) >= 4 or lost
+    assert all(later - sooner >= PAUSE_LEAST / 2 for sooner, later in itertools.pairwise(asked))
+    # Expect who grants what is no term to lose it, by our error
+    if not is_term(term):
+        assert [type(why) for why in lost] == [ProtocolError]
+
+
+@pytest.mark.parametrize("term", [math.inf, 1e300, 1e12])
+def test_a_grantor_of_eternity_is_asked_again_within_a_year_and_holds_up_nobody(
+    term: float, manager: LeaseRenewalManager
+) -> None:
+    # Given a lease for ever, as far as its grantor is concerned, and another one
+    manager.manage("eternal", term, lambda: term, _ignored)
+    manager.manage("renewed to eternity", 0.05, lambda: term, _ignored)
+    # Expect the other to be renewed, and the first to be due before a year is over
+    expect_renewals(manager)
+    assert len(manager) == 3
+    assert max(when for when, *_ in manager._due) < time.monotonic() + TERM_MOST
+
+
+def test_a_renewal_that_fails_in_an_unforeseen_way_is_tried_again(
+    manager: LeaseRenewalManager, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a renewal that raises once what nobody expects
+    renewed = threading.Event()
+    lost: list[JbiError] = []
+    before = faults().get("renewal of a lease", 0)
+
+    def renew() -> float:
+        if faults().get("renewal of a lease", 0) == before:
+            raise KeyError("unexpected")
+        renewed.set()
+        return 60.0
+
+    # When it is due; Expect that to be logged and counted, and the lease to be kept
+    with caplog.at_level(logging.ERROR):
+        manager.manage("lease", 1.0, renew, lost.append)
+        assert renewed.wait(LONG)
+    assert lost == []
+    assert faults()["renewal of a lease"] == before + 1
+    assert "renewal of a lease failed and goes on: KeyError" in caplog.text
+    assert len(manager) == 1
+
+
+def test_who_fails_when_it_is_told_of_a_loss_ends_nothing(manager: LeaseRenewalManager) -> None:
+    # Given somebody who fails when told that a lease is lost
+    before = faults().get("renewal of a lease", 0)
+    told = threading.Event()
+
+    def refuse() -> float:
+        raise UnknownLeaseError("no such lease")
+
+    def fail(_why: JbiError) -> None:
+        told.set()
+        raise KeyError("unexpected")
+
+    manager.manage("lease", 0.05, refuse, fail, grantor="one")
+    assert told.wait(LONG)
+    # Expect other leases to be renewed, of the same grantor as well
+    renewed = threading.Event()
+    manager.manage("other", 0.05, lambda: renewed.set() or 60.0, _ignored, grantor="one")
+    assert renewed.wait(LONG)
+    expect_renewals(manager)
+    assert faults()["renewal of a lease"] == before + 1
+
+
+def test_a_fault_in_the_loop_of_renewals_does_not_end_it(
+    manager: LeaseRenewalManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a loop whose next step fails
+    failed = threading.Event()
+    awaits = manager._await_due
+
+    def once() -> bool:
+        if not failed.is_set():
+            failed.set()
+            raise KeyError("unexpected")
+        return awaits()
+
+    before = faults().get("lease renewal", 0)
+    monkeypatch.setattr(manager, "_await_due", once)
+    # Expect renewals to go on
+    expect_renewals(manager)
+    assert failed.wait(LONG)
+    expect_renewals(manager)
+    assert faults()["lease renewal"] == before + 1

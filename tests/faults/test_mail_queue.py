@@ -22,6 +22,7 @@ from aiosmtpd.smtp import SMTP, syntax
 
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.errors import AddressError, BackPressureError, ConfigurationError, StorageError
+from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, TypeName
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.store import MailStore
@@ -210,6 +211,58 @@ def office(server: Server) -> Iterator[Callable[..., Office]]:
     for each in made:
         each.mail.stop()
     assert [t.name for t in threading.enumerate() if t not in before and t.name.startswith("mail-")] == []
+
+
+# -- faults of ours -----------------------------------------------------------------------------------------------
+
+
+FAULTY = {
+    "mail dispatcher": ("_queue", "take"),
+    "a try to send mail": ("_connections", "send"),
+    "account of a mail": ("_queue", "settle"),
+    "mail store writer": ("_queue", "changes"),
+    "mail store": ("_store", "commit"),
+}
+"""What fails once, by the name under which it is counted."""
+
+
+@pytest.mark.parametrize("what", FAULTY)
+def test_a_fault_that_nobody_expected_ends_no_mail_thread(
+    what: str,
+    server: Server,
+    office: Callable[..., Office],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., Any],
+) -> None:
+    # Given a dispatcher with a store, of whose steps one fails once in a way nobody expects
+    here = office(tmp_path / "mails")
+    one = here.subscribe("one", "one@x.org")
+    part, method = FAULTY[what]
+    target = getattr(here.mail, part)
+    before = faults().get(what, 0)
+    failed = threading.Event()
+    does = getattr(target, method)
+
+    def once(*arguments: Any, **options: Any) -> Any:
+        if not failed.is_set():
+            failed.set()
+            raise LookupError("nobody expected this")
+        return does(*arguments, **options)
+
+    monkeypatch.setattr(target, method, once)
+    # When an object comes, and then another one
+    here.publish(one)
+    assert failed.wait(10.0)
+    eventually(lambda: faults().get(what, 0) == before + 1)
+    second = here.publish(one)
+    # Expect the fault to be counted once, the second mail to come, and the account to be even; the first is lost, told,
+    # if it could not be written, and comes twice if nobody could note that it has
+    eventually(lambda: one.mailed + sum(here.lost.values()) == 2)
+    eventually(lambda: one.mail_waiting == 0)
+    assert server.ids()[-1] == second
+    assert here.lost == (Counter(storage=1) if what == "mail store" else Counter())
+    assert len(server.ids()) == {"account of a mail": 3, "mail store": 1}.get(what, 2)
 
 
 # -- several at a time --------------------------------------------------------------------------------------------

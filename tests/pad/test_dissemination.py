@@ -58,6 +58,11 @@ def judgement(gate: Gate, table: MatchTable) -> Judgement:
     return Judgement(gate, (), table, validate=True)
 
 
+def judged(judgement: Judgement, metadata: bytes) -> list[Subscription]:
+    """Checked and matched, as an object's metadata are."""
+    return judgement.match(metadata, judgement.check(metadata))
+
+
 def _uids(matched: list[Subscription]) -> list[str]:
     return sorted(s.uid for s in matched)
 
@@ -70,7 +75,7 @@ def test_metadata_equal_to_the_ones_before_are_not_judged_again(
     table.add(_subscription("south", "/m/lat < 40"))
     table.add(_subscription("all"))
     # When a source says the same three times, then something else, then the first again
-    said = [_uids(judgement.match(metadata)) for metadata in (KABUL, KABUL, bytes(bytearray(KABUL)), ROME, KABUL)]
+    said = [_uids(judged(judgement, metadata)) for metadata in (KABUL, KABUL, bytes(bytearray(KABUL)), ROME, KABUL)]
     # Expect the answers of five separate judgements, of which three were made
     assert said == [["all", "south"]] * 3 + [["all", "north"], ["all", "south"]]
     assert gate.asked == 3
@@ -81,7 +86,7 @@ def test_metadata_equal_to_the_ones_before_are_not_judged_again(
 
 def test_a_subscription_that_comes_or_goes_makes_the_answer_stale(judgement: Judgement, table: MatchTable) -> None:
     # Given metadata that were judged when nobody had subscribed
-    assert judgement.match(KABUL) == []
+    assert judged(judgement, KABUL) == []
     # When subscriptions come one by one, expect each to be asked from the next object on
     south, everything, north = (
         _subscription("south", "/m/lat < 40"),
@@ -89,28 +94,28 @@ def test_a_subscription_that_comes_or_goes_makes_the_answer_stale(judgement: Jud
         _subscription("north", "/m/lat > 40"),
     )
     table.add(everything)
-    assert _uids(judgement.match(KABUL)) == ["all"]
+    assert _uids(judged(judgement, KABUL)) == ["all"]
     table.add(south)
-    assert _uids(judgement.match(KABUL)) == ["all", "south"]
+    assert _uids(judged(judgement, KABUL)) == ["all", "south"]
     table.add(north)
-    assert _uids(judgement.match(KABUL)) == ["all", "south"]
+    assert _uids(judged(judgement, KABUL)) == ["all", "south"]
     # When they go, expect them to be gone
     table.remove(south)
-    assert _uids(judgement.match(KABUL)) == ["all"]
+    assert _uids(judged(judgement, KABUL)) == ["all"]
     table.remove(everything)
-    assert judgement.match(KABUL) == []
+    assert judged(judgement, KABUL) == []
 
 
 def test_metadata_that_were_refused_are_refused_again(judgement: Judgement, gate: Gate) -> None:
     for _ in range(2):
         with pytest.raises(MetadataError, match="no lat"):
-            judgement.match(b"<m/>")
+            judged(judgement, b"<m/>")
     assert gate.asked == 2
     # Expect what passed before a refusal to be judged by what was said last, not by the refused
-    assert judgement.match(KABUL) == []
+    assert judged(judgement, KABUL) == []
     with pytest.raises(MetadataError):
-        judgement.match(b"<m/>")
-    assert judgement.match(KABUL) == []
+        judged(judgement, b"<m/>")
+    assert judged(judgement, KABUL) == []
 
 
 def test_empty_metadata_are_refused_also_as_the_first_ones(judgement: Judgement) -> None:
@@ -118,8 +123,8 @@ def test_empty_metadata_are_refused_also_as_the_first_ones(judgement: Judgement)
     # When it publishes without any, expect a refusal; the same after an object that passed
     for _ in range(2):
         with pytest.raises(MetadataError):
-            judgement.match(b"")
-        judgement.match(KABUL)
+            judged(judgement, b"")
+        judged(judgement, KABUL)
 
 
 def test_large_metadata_are_not_kept_for_the_next_object(judgement: Judgement, gate: Gate, table: MatchTable) -> None:
@@ -128,10 +133,10 @@ def test_large_metadata_are_not_kept_for_the_next_object(judgement: Judgement, g
     kept = KABUL.replace(b"</m>", b" " * (REMEMBERED_BYTES - len(KABUL)) + b"</m>")
     large = kept.replace(b"</m>", b" </m>")
     # When each comes twice, expect the same answers, and the larger to be judged each time
-    assert [_uids(judgement.match(metadata)) for metadata in (kept, kept, large, large)] == [["south"]] * 4
+    assert [_uids(judged(judgement, metadata)) for metadata in (kept, kept, large, large)] == [["south"]] * 4
     assert gate.asked == 3
     # Expect what was kept before to hold still
-    assert _uids(judgement.match(kept)) == ["south"]
+    assert _uids(judged(judgement, kept)) == ["south"]
     assert gate.asked == 3
 
 

@@ -7,6 +7,7 @@ from email import message_from_bytes
 from email.message import EmailMessage
 from typing import cast
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,6 +94,21 @@ def test_a_reader_sees_type_date_and_list() -> None:
     body = message.get_body(("plain",))
     assert body is not None
     assert "<Ort>Köln</Ort>" in body.get_content()
+
+
+@pytest.mark.parametrize(
+    "name", ["=?utf-8?b?Zm9v?=", "=?utf-8?q?foo?= bar", "a =?us-ascii?q?=0D=0ABcc=3A_x?=", "=?", "?="]
+)
+def test_a_type_that_looks_like_an_encoded_word_reads_as_it_is_written(name: str) -> None:
+    # Given a type whose name a mail program would decode (RFC 2047)
+    content = compose(made(name=name), b"", number=1, sender=SENDER)
+    message = read(single(content, "one", "example.org"))
+    # Expect its own letters in subject and header, of a single mail and of a digest
+    assert message["Subject"] == f"{name} registration-1 #1"
+    assert message["X-JBI-Type"] == f"{name} 1.0"
+    gathered = read(digest([content], "one", sender=SENDER, domain="x", published=0.0))
+    assert gathered["Subject"] == f"1 objects: {name}"
+    assert message["Bcc"] is None
 
 
 def test_the_message_id_is_that_of_object_and_subscription() -> None:

@@ -295,6 +295,45 @@ def test_what_the_disk_does_not_take_is_lost_and_the_rest_goes_on() -> None:
     assert [names(first), names(taken(queue, 0.0))] == [["first"], ["third"]]
 
 
+def suspended_while_one_is_written() -> tuple[MailQueue, Subscription, Any]:
+    """A queue, a subscription whose only recipient was suspended while its second mail was being written, and what is
+    written."""
+    one = subscription()
+    queue = queue_of(one, durable=True, suspend_after=1)
+    queue.offer(one, content("first"), 0.0)
+    queue.kept(queue.changes(), 0.0)
+    attempt = taken(queue, 0.0)
+    queue.offer(one, content("second"), 0.0)
+    queue.settle(attempt, {"a@x": (550, "no")}, 0.0)
+    return queue, one, queue.changes()
+
+
+def test_mail_that_nobody_is_left_for_when_it_is_on_disk_waits_no_longer() -> None:
+    # Given that; When it is written
+    queue, one, writing = suspended_while_one_is_written()
+    assert one.mail_waiting == 1
+    queue.kept(writing, 0.0)
+    # Expect it not to wait any more, here and as status pages show it, and to go from the disk
+    assert (queue.waiting, one.mail_waiting) == (0, 0)
+    assert one.lost == {}, "the delegate counts that"
+    assert [x.number for x in writing.letters] == list(queue.changes().deleted)
+
+
+def test_mail_that_nobody_is_left_for_is_not_sent_to_nobody_after_a_restart() -> None:
+    # Given that, and a process that is killed when it is on disk
+    _, _, writing = suspended_while_one_is_written()
+    (left,) = writing.letters
+    assert left.recipients == ()
+    # When the queue is opened again
+    one = subscription()
+    queue = queue_of(one, durable=True)
+    queue.restore(one, [left], 0.0)
+    # Expect nothing to be sent or to wait, and the disk to be told
+    assert queue.take(0.0) is None
+    assert (queue.waiting, one.mail_waiting) == (0, 0)
+    assert list(queue.changes().deleted) == [left.number]
+
+
 class Disk:
     """A naive disk: what has been committed, as `store.MailStore` would have it."""
 
@@ -412,6 +451,7 @@ def test_offered_is_mailed_lost_or_waiting_whatever_happens_and_over_every_resta
             assert ledger.offered * 3 == ledger.mailed + sum(ledger.lost.values()) + waiting
             assert all(letter.recipients for letter in outbox.letters)
             assert outbox.size == sum(len(letter.content.data) for letter in letters)
+            assert one.mail_waiting == len(letters), "what status pages show"
             assert [x.number for x in outbox.letters] == sorted(x.number for x in outbox.letters)
         assert queue.waiting == sum(len(o) for o in queue._outboxes.values())
         assert queue.pending == sum(len(o.pending) for o in queue._outboxes.values())

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.pad.proxy import STATUS, fetch_status
@@ -48,3 +49,11 @@ def test_a_small_status_is_told_whole(federation: Any) -> None:
     said = fetch_status(ServiceRef("", STATUS, (pad.address,)), Security(), timeout=5.0)
     assert said["counts"] == {"publishers": 0, "registrations": 0, "sessions": 0, "subscriptions": 0}
     assert {**said, "counts": None}.keys() == {**pad.status(), "counts": None}.keys()
+
+
+def test_faults_of_threads_are_shown(federation: Any) -> None:
+    # Given a step of a thread that has failed in a way nobody expected; Expect the status to say so
+    pad = federation.pad()
+    with guarded("a loop of the status' test"):
+        raise KeyError("unexpected")
+    assert pad.status()["faults"]["a loop of the status' test"] == 1

@@ -6,6 +6,7 @@ import json
 import socket
 import struct
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -21,14 +22,18 @@ from jbi_pubsub.core.errors import (
     ConfigurationError,
     EntryError,
     JbiError,
+    LeaseDeniedError,
     OversizeError,
     ProtocolError,
     UnknownUidError,
     rebuild,
 )
 from jbi_pubsub.core.info_object import (
+    COUNT_BELIEVED,
+    Cause,
     Head,
     InfoObject,
+    LossNotice,
     Parcel,
     Platform,
     SchemaBundle,
@@ -37,13 +42,16 @@ from jbi_pubsub.core.info_object import (
     encode,
     pack,
 )
+from jbi_pubsub.core.lease import ANY, FOREVER, Lease
 from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlServer
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Security, dial
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.stream import FRAME, HELLO, ITEMS, MAX_FRAME_BYTES, Hello, Line, greet
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
-from jbi_pubsub.pad.delivery import SHARE, Budget, SubscriberSession
+from jbi_pubsub.pad.delegate import UNATTACHED_SECONDS
+from jbi_pubsub.pad.delivery import SubscriberSession
+from jbi_pubsub.pad.outlet import SHARE, Budget
 from jbi_pubsub.pad.proxy import DELEGATE, SUBSCRIPTIONS, DelegateProxy, SubscriptionsProxy, fetch_status
 from jbi_pubsub.pad.server import DisseminationServer
 from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest, compile_subscription, owned_uid
@@ -83,7 +91,7 @@ class Peer:
 
     def subscribe(self, session: str, request: SubscriptionRequest) -> Any:
         """The grant. Raises what the delegate says."""
-        (answer,) = self.subscribing.subscribe(session, [request], 60.0)
+        (answer,) = self.subscribing.subscribe(session, [request], 60.0, [0.0])
         if answer.error is not None:
             raise rebuild(answer.error)
         return answer.granted
@@ -349,6 +357,19 @@ def test_any_number_that_a_publisher_can_reach_is_taken(sequence: int) -> None:
     assert decode(memoryview(b"".join(encode(_numbered(sequence))))) == _numbered(sequence)
 
 
+@pytest.mark.parametrize(
+    ("claimed", "told"), [(0, 0), (1, 1), (COUNT_BELIEVED, COUNT_BELIEVED), (2**53 - 2, 0), (2**63, 0), (-1, 0)]
+)
+def test_a_loss_of_more_than_can_be_is_one_of_an_unknown_number(claimed: int, told: int) -> None:
+    # Given a notice of so many lost objects, as a forged number makes one, or a delegate tells; Expect a number that
+    # may be true, wherever it was made
+    made = LossNotice("subscription-1", Cause.SEQUENCE_GAP, claimed)
+    raw = msgspec.msgpack.encode(
+        {"subscription": "subscription-1", "cause": "sequence_gap", "count": claimed, "detail": ""}
+    )
+    assert made.count == msgspec.msgpack.decode(raw, type=LossNotice).count == told
+
+
 def test_an_object_that_has_passed_more_nodes_than_may_be_is_refused() -> None:
     head = Head("object1", "registration-1", 1, 1.0, "t", "1.0", b"<m/>", 0, 255, ("",) * 255)
     assert Parcel.received(b"".join(pack(head, b"").parts)).head == head
@@ -464,22 +485,115 @@ def test_a_frame_larger_than_is_expected_is_refused_unread() -> None:
 # -- numbers ------------------------------------------------------------------------------------------------------
 
 
+class Connected:
+    """Data connections of a peer's sessions and publishers."""
+
+    def __init__(self, peer: Peer, stack: ExitStack) -> None:
+        self._peer = peer
+        self._stack = stack
+
+    def _attach(self, token: str) -> None:
+        sock = self._stack.enter_context(closing(dial(self._peer.ref, DATA, Security(), 5.0)))
+        greet(Line(sock), Hello(token))
+
+    def session(self) -> str:
+        """A subscriber session with a delivery connection."""
+        uid = self._peer.subscribing.open("subscriber", 60.0).uid
+        self._attach(self._peer.subscribing.open_deliveries(uid))
+        return uid
+
+    def publisher(self) -> str:
+        """A publisher with a data connection."""
+        uid = self._peer.publishing.connect("publisher", 60.0).uid
+        self._attach(self._peer.publishing.open_publications(uid))
+        return uid
+
+
 def test_sessions_and_publishers_are_bounded(federation: Any, meet: Callable[..., Peer]) -> None:
-    # Given a delegate for two sessions and two publishers
+    # Given a delegate for two sessions and two publishers, taken by some that are connected
     peer = meet(federation.pad(config=_with_pad(federation, max_sessions=2)))
-    sessions = [peer.subscribing.open("subscriber", 60.0).uid for _ in range(2)]
-    connections = [peer.publishing.connect("publisher", 60.0).uid for _ in range(2)]
-    # When a third of each comes, expect a refusal that leaves no lease
-    with pytest.raises(OversizeError, match="sessions"):
-        peer.subscribing.open("subscriber", 60.0)
-    with pytest.raises(OversizeError, match="publishers"):
-        peer.publishing.connect("publisher", 60.0)
-    assert peer.status()["leases"] == 4
-    # When one of each leaves, expect there to be room again
-    peer.subscribing.close_session(sessions[0])
-    peer.publishing.disconnect(connections[0])
-    assert peer.subscribing.open("subscriber", 60.0).uid not in sessions
-    assert peer.publishing.connect("publisher", 60.0).uid not in connections
+    with ExitStack() as stack:
+        connected = Connected(peer, stack)
+        sessions = [connected.session() for _ in range(2)]
+        connections = [connected.publisher() for _ in range(2)]
+        # When a third of each comes, expect a refusal that leaves no lease
+        with pytest.raises(OversizeError, match="sessions"):
+            peer.subscribing.open("subscriber", 60.0)
+        with pytest.raises(OversizeError, match="publishers"):
+            peer.publishing.connect("publisher", 60.0)
+        assert peer.status()["leases"] == 4
+        # When one of each leaves, expect there to be room again
+        peer.subscribing.close_session(sessions[0])
+        peer.publishing.disconnect(connections[0])
+        assert peer.subscribing.open("subscriber", 60.0).uid not in sessions
+        assert peer.publishing.connect("publisher", 60.0).uid not in connections
+
+
+def test_strangers_who_open_sessions_without_end_keep_nobody_out(federation: Any, meet: Callable[..., Peer]) -> None:
+    # Given a delegate for twenty sessions and twenty publishers, and one of each that is connected
+    pad = federation.pad(config=_with_pad(federation, max_sessions=20))
+    stranger, peer = meet(pad), meet(pad)
+    with ExitStack() as stack:
+        connected = Connected(peer, stack)
+        session, connection = connected.session(), connected.publisher()
+        # When a stranger opens a hundred of each for a week, and connects none
+        opened = [stranger.subscribing.open("stranger", 604_800.0) for _ in range(100)]
+        opened += [stranger.publishing.connect("stranger", 604_800.0) for _ in range(100)]
+        # Expect no more than there are places for, none for longer than the client of one needs to connect
+        status = peer.status()
+        assert (len(status["sessions"]), len(status["publishers"]), status["leases"]) == (20, 20, 40)
+        assert {each.lease.duration for each in opened} == {UNATTACHED_SECONDS}
+        # Expect whoever is connected to stay, others to find a place, and each lease to be in the book once
+        pad.delegate.session(session)
+        pad.delegate.connection(connection)
+        connected.session()
+        connected.publisher()
+        assert len(pad.delegate._unattached) == 36
+    with pytest.raises(UnknownUidError):
+        pad.delegate.session(opened[0].uid)
+
+
+@pytest.mark.parametrize("kind", ["session", "publisher"])
+@pytest.mark.parametrize(("asked", "short"), [(60.0, 15.0), (ANY, 15.0), (2.0, 2.0), (FOREVER, 15.0)])
+def test_a_lease_is_short_until_the_data_connection_stands(
+    kind: str, asked: float, short: float, federation: Any, meet: Callable[..., Peer]
+) -> None:
+    # Given somebody who opens a session, or connects as a publisher
+    pad = federation.pad()
+    peer = meet(pad)
+    proxy = peer.subscribing if kind == "session" else peer.publishing
+    opened = (peer.subscribing.open if kind == "session" else peer.publishing.connect)("peer", asked)
+
+    def left() -> float:
+        return pad.delegate._landlord.left(opened.lease.lease_id, time.monotonic())
+
+    # Expect a short lease, however often it is renewed
+    assert opened.lease.duration == short
+    assert proxy.renew(opened.lease.lease_id, asked).duration == short
+    # When its data connection stands, expect the term that it has asked for, at once and when it renews
+    token = (peer.subscribing.open_deliveries if kind == "session" else peer.publishing.open_publications)(opened.uid)
+    granted = {ANY: 300.0, FOREVER: 604_800.0}.get(asked, asked)
+    with closing(dial(peer.ref, DATA, Security(), 5.0)) as sock:
+        greet(Line(sock), Hello(token))
+        assert granted - 5.0 < left() <= granted
+        assert proxy.renew(opened.lease.lease_id, asked).duration == pytest.approx(granted, abs=5.0)
+    assert pad.delegate._unattached == {}
+
+
+@pytest.mark.parametrize("asked", [float("nan"), -5.0])
+def test_what_is_no_duration_is_refused_before_and_behind_the_data_connection(
+    asked: float, federation: Any, meet: Callable[..., Peer]
+) -> None:
+    pad = federation.pad()
+    peer = meet(pad)
+    with pytest.raises(LeaseDeniedError):
+        peer.subscribing.open("peer", asked)
+    opened = peer.subscribing.open("peer", 60.0)
+    with pytest.raises(LeaseDeniedError):
+        peer.subscribing.renew(opened.lease.lease_id, asked)
+    with closing(dial(peer.ref, DATA, Security(), 5.0)) as sock:
+        greet(Line(sock), Hello(peer.subscribing.open_deliveries(opened.uid)))
+    assert len(peer.status()["sessions"]) == 1
 
 
 def test_a_data_connection_of_a_publisher_that_has_left_is_refused(
@@ -666,3 +780,82 @@ def test_a_subscriber_that_takes_nothing_stops_no_publisher_and_no_other_subscri
     # Expect the other's queue to be within its share, and the rest told as lost
     assert status["queued_bytes"] < (1 << 20) // SHARE + 60_000
     assert status["lost"] == {"queue_overflow": 37}
+
+
+# -- a delegate that is not trusted -------------------------------------------------------------------------------
+
+GARBAGE_ANSWERS = {
+    "a report that is no UTF-8": (False, b"\x82\xa4code\xa5error\xa7message\xa1\xff"),
+    "a report of depth": (False, b"\x81\xa5facts" + b"\x91" * 50_000),
+    "another type": (True, msgspec.msgpack.encode({"a": 1})),
+    "no pair": (True, b"\xc0", b"\xc0"),
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("answer", GARBAGE_ANSWERS.values(), ids=GARBAGE_ANSWERS)
+def test_a_delegate_that_answers_garbage_to_a_good_bye_does_not_keep_a_subscriber(
+    answer: Any, federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscriber at a delegate that will answer its good-bye with what no delegate says
+    pad = federation.pad()
+    figures.register(federation.light())
+    subscriber = federation.subscriber()
+    subscriber.register_subscriber(type_name=TYPE)
+    eventually_open(pad)
+    answers = pad._control.answer
+    said: list[object] = []
+
+    def garbage(caller: Caller, name: object, method: object, request: object) -> Any:
+        if method != "close":
+            return answers(caller, name, method, request)
+        said.append(answer)
+        return answer
+
+    monkeypatch.setattr(pad._control, "answer", garbage)
+    # When it leaves, expect no error, and nothing of it to be left here
+    before = set(threading.enumerate())
+    subscriber.close()
+    assert said == [answer]
+    assert not {t for t in threading.enumerate() if "subscriber" in t.name} - before
+
+
+def eventually_open(pad: DisseminationServer) -> None:
+    """Wait until a session is connected."""
+    deadline = time.monotonic() + 10.0
+    while not any(each["connected"] for each in pad.status()["sessions"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("term", [0.0, 1e-300, float("nan")])
+def test_a_delegate_that_grants_leases_of_no_time_is_not_asked_without_end(
+    term: float, federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate that says so of each lease
+    pad = federation.pad()
+    grants, renews = pad.delegate.open_session, pad.delegate.renew
+    calls: list[str] = []
+
+    def opened(name: str, duration: float) -> tuple[str, Lease]:
+        calls.append("open")
+        session, lease = grants(name, duration)
+        return session, msgspec.structs.replace(lease, duration=term)
+
+    def renewed(lease_id: str, duration: float) -> Lease:
+        calls.append("renew")
+        return msgspec.structs.replace(renews(lease_id, duration), duration=term)
+
+    monkeypatch.setattr(pad.delegate, "open_session", opened)
+    monkeypatch.setattr(pad.delegate, "renew", renewed)
+    # When a subscriber uses it for a while
+    figures.register(federation.light())
+    subscriber = federation.subscriber()
+    subscriber.register_subscriber(type_name=TYPE)
+    eventually_open(pad)
+    began, count = time.monotonic(), len(calls)
+    while time.monotonic() - began < 0.6:
+        time.sleep(0.05)
+    # Expect no more calls than publisher and subscriber make with ten leases a second each, every one with its session
+    assert len(calls) - count <= 60 * (time.monotonic() - began)
+    subscriber.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle  # noqa: TID251  # what an attacker would send
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,22 @@ from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import LookupSection
 from jbi_pubsub.core.errors import ErrorReport, ProtocolError, WireError
 from jbi_pubsub.core.wire.control import MAX_CONTROL_FRAME, ControlClient, ControlServer
-from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Endpoint, Security, dial
+from jbi_pubsub.core.wire.endpoint import (
+    ALERT,
+    CONTROL,
+    DATA,
+    MAGIC,
+    PREAMBLE,
+    TLS_HELLO,
+    Caller,
+    Endpoint,
+    Security,
+    dial,
+)
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.stream import FRAME, HELLO, MAX_FRAME_BYTES, Hello, Line, Tokens, greet
 from jbi_pubsub.lookup.client.join import JoinManager
-from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.server import DisseminationServer
 
 EVERY_HANDLER = {
@@ -50,7 +62,7 @@ class Pad:
     def __init__(self, server: DisseminationServer) -> None:
         self.address = server.address
         self.endpoint_port = int(server.address.rpartition(":")[2])
-        self.client = ControlClient(ServiceRef("", "status", (self.address,)), Security(), timeout=2.0)
+        self.client = ControlClient(ServiceRef("", "status", (self.address,)), Security(), timeout=20.0)
 
     def status(self) -> dict[str, Any]:
         """What the delegate says about itself."""
@@ -258,8 +270,11 @@ GARBAGE = {
 
 @pytest.mark.parametrize("preamble", GARBAGE.values(), ids=GARBAGE)
 def test_who_does_not_speak_our_protocol_is_disconnected(preamble: bytes, pad: Any, attack: Callable[..., Any]) -> None:
-    # Expect that the wrong preamble ends the connection without an answer
-    assert attack(pad.endpoint_port, preamble=preamble).is_disconnected()
+    # Expect that the wrong preamble ends the connection without an answer, but for whom speaks TLS
+    attacker = attack(pad.endpoint_port, preamble=preamble)
+    if preamble[:2] == TLS_HELLO:
+        assert attacker.sock.recv(100) == ALERT
+    assert attacker.is_disconnected()
 
 
 @pytest.mark.parametrize(
@@ -298,7 +313,7 @@ def test_half_a_frame_holds_up_nobody_else(plane: bytes, pad: Any, attack: Calla
     body.sock.sendall(struct.pack("!LB", 1000, 0 if plane == CONTROL else HELLO) + b"half")
 
     # When somebody else calls
-    client = ControlClient(ServiceRef("", "status", (pad.address,)), Security(), timeout=2.0)
+    client = ControlClient(ServiceRef("", "status", (pad.address,)), Security(), timeout=20.0)
     status = client.call("status", dict[str, Any])
     client.close()
 
@@ -374,33 +389,9 @@ def test_the_subscribers_proxy_reaches_no_publishers_calls(publishing: Any, fede
             client.close()
 
 
-def test_a_connection_beyond_the_limit_is_closed_and_the_others_go_on(
-    attack: Callable[..., Any], eventually: Callable[..., Any]
-) -> None:
-    # Given an endpoint with room for two connections, both taken
-    server = ControlServer({})
-    endpoint = Endpoint(
-        "127.0.0.1", 0, name="small", security=Security(), control=server.serve, data=server.serve, max_connections=2
-    )
-    endpoint.start()
-    inside = [attack(endpoint.port) for _ in range(2)]
-    for attacker in inside:
-        assert attacker.request(consts.HANDLE_PING, "a")[0] == consts.MSG_REPLY
-
-    # When a third comes
-    # Expect it closed, the others served, and room again when one has left
-    assert attack(endpoint.port).is_disconnected()
-    assert inside[0].request(consts.HANDLE_PING, "b")[0] == consts.MSG_REPLY
-    inside[1].close()
-    eventually(lambda: endpoint.connections == 1)
-    assert attack(endpoint.port).request(consts.HANDLE_PING, "c")[0] == consts.MSG_REPLY
-    endpoint.stop()
-    assert endpoint.connections == 0
-
-
 def test_a_call_whose_connection_another_thread_closes_ends_with_an_error_of_ours(federation: Any) -> None:
     # Given a client that is about to send a call
-    client = ControlClient(ServiceRef("", "status", (federation.lookups[0].address,)), Security(), timeout=2.0)
+    client = ControlClient(ServiceRef("", "status", (federation.lookups[0].address,)), Security(), timeout=20.0)
     assert client.call("status", dict[str, Any])
     channel = client._connection._channel
     send = channel.send
@@ -414,3 +405,34 @@ def test_a_call_whose_connection_another_thread_closes_ends_with_an_error_of_our
     # Expect that to be said, and not how it comes about
     with pytest.raises(WireError):
         client.call("status", dict[str, Any])
+
+
+def test_a_hostile_endpoint_that_others_name_ends_nobodys_discovery(
+    federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given an endpoint that answers whoever asks with text that is no UTF-8, suggested as a lookup service
+    asked: list[str] = []
+
+    class Hostile(ControlServer):
+        """It."""
+
+        def answer(self, caller: Caller, name: object, method: object, request: object) -> tuple[bool, bytes]:
+            asked.append(f"{caller.address} {name} {method} {request!r}")
+            return len(asked) % 2 > 0, b"\x82\xaaservice_id\xa1\xff\xa6groups\x90"
+
+    hostile = Endpoint(
+        "127.0.0.1", 0, name="hostile", security=Security(), control=Hostile({}).serve, data=lambda *_: None
+    )
+    hostile.start()
+    section = msgspec.structs.replace(federation.config.lookup, locators=(hostile.address,), probe=0.05)
+    community = JoinManager(msgspec.structs.replace(federation.config, lookup=section), name="victim")
+    federation.stack.callback(community.close)
+    federation.stack.callback(hostile.stop)
+    # When it has been asked, again and again
+    eventually(lambda: len(asked) >= 4)
+    # Expect discovery to go on: who comes later is found
+    community.heard_of(
+        ServiceItem("x", ("jbi.Registrar",), ServiceRef("x", "registrar", (federation.lookups[0].address,)))
+    )
+    assert community.lookup(ServiceTemplate(), limit=1, timeout=5.0)
+    assert [t.name for t in threading.enumerate() if t.name == "victim-discovery"]

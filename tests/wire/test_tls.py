@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,8 @@ from jbi_pubsub.core.config import LookupSection, TlsSection
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, WireError
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security, dial
-from jbi_pubsub.core.wire.tls import TlsIdentity
+from jbi_pubsub.core.wire.stream import Hello, Line, greet
+from jbi_pubsub.core.wire.tls import TlsIdentity, is_named
 from jbi_pubsub.lookup.client.join import JoinManager
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -30,9 +35,10 @@ class Authority:
         self._ca = trustme.CA()
         self._ca.cert_pem.write_to_path(str(folder / "ca.pem"))
 
-    def identity(self, name: str) -> TlsIdentity:
-        """Somebody's certificate, key, and this authority's certificate."""
-        issued = self._ca.issue_cert(name)
+    def identity(self, *names: str, **options: Any) -> TlsIdentity:
+        """Somebody's certificate (for these names), key, and this authority's certificate."""
+        issued = self._ca.issue_cert(*names, **options)
+        name = names[0].replace("/", "_") if names else "nameless"
         certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
         issued.private_key_pem.write_to_path(str(key))
@@ -90,12 +96,12 @@ def test_a_client_without_a_certificate_of_ours_is_not_served(
 
     def use() -> None:
         if plane == "control":
-            ControlClient(served.ref, security, timeout=2.0).call("echo", str, "hello")
+            ControlClient(served.ref, security, timeout=20.0).call("echo", str, "hello")
             return
         with dial(served.ref, DATA, security, 2.0) as sock:
             sock.settimeout(2.0)
             sock.sendall(b"there and back")
-            if not sock.recv(100):
+            if sock.recv(100) != b"there and back":
                 raise WireError("closed")
 
     # When it calls, or sends data
@@ -176,7 +182,7 @@ def test_a_file_that_is_not_there_is_named_at_once(missing: str, ours: Authority
 
 def test_a_whole_federation_works_over_tls(federation: Any, figures: Any, ours: Authority) -> None:
     # Given lookup service, delegate, publisher and subscriber that have only TLS in common
-    me = ours.identity("party.example")
+    me = ours.identity("party.example", "127.0.0.1")
     tls = TlsSection(certificate=str(me.certificate), key=str(me.key), ca=str(me.ca))
     alone: LookupSection = msgspec.structs.replace(federation.config.lookup, locators=())
     federation.config = msgspec.structs.replace(federation.config, tls=tls, lookup=alone)
@@ -196,3 +202,203 @@ def test_a_whole_federation_works_over_tls(federation: Any, figures: Any, ours: 
 
     # Expect both, unchanged
     assert [subscriber.receive(subscription).payload for _ in payloads] == payloads
+
+
+# -- who was refused, and why -------------------------------------------------------------------------------------
+
+NOW = datetime.now(UTC)
+PAST = {"not_before": NOW - timedelta(days=400), "not_after": NOW - timedelta(days=1)}
+FUTURE = {"not_before": NOW + timedelta(days=1), "not_after": NOW + timedelta(days=400)}
+
+
+def refusals(served: Any, security: Security, eventually: Callable[..., Any], log: Any) -> tuple[str, str, list[str]]:
+    """What the client is told on each plane, and what the server logs."""
+    with log.at_level(logging.WARNING), pytest.raises(WireError) as control:
+        ControlClient(served.ref, security, timeout=5.0).call("echo", str, "hello")
+    with pytest.raises(WireError) as data, closing(dial(served.ref, DATA, security, 5.0)) as sock:
+        greet(Line(sock), Hello("token"))
+    eventually(lambda: served.endpoint.connections == 0)
+    lines = [r.getMessage() for r in log.records if "refused" in r.getMessage()]
+    return str(control.value), str(data.value), lines
+
+
+@pytest.mark.parametrize(
+    ("who", "told", "logged"),
+    [
+        ("expired", "our certificate has expired", "certificate has expired"),
+        ("not yet", "TLS", "not yet valid"),
+        ("other authority", "does not know the authority of our certificate", "issuer"),
+        ("none", "asks for a certificate", "shows no certificate"),
+        ("in clear", "speaks TLS, and we do not", "does not speak TLS"),
+    ],
+)
+def test_a_client_that_is_refused_is_told_why_and_the_server_logs_it_in_one_line(
+    who: str,
+    told: str,
+    logged: str,
+    serve: Callable[..., Any],
+    ours: Authority,
+    theirs: Authority,
+    caplog: pytest.LogCaptureFixture,
+    eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given a server with TLS, and a client that has no certificate that is good there
+    served = serve(Security(ours.identity("server.example")))
+    if who in ("expired", "not yet"):
+        security = Security(ours.identity("client.example", **(PAST if who == "expired" else FUTURE)))
+    elif who == "other authority":
+        intruder = theirs.identity("client.example")
+        security = Security(TlsIdentity(intruder.certificate, intruder.key, ours.identity("unused.example").ca))
+    elif who == "none":
+        security = Security(ours.identity("client.example"))
+        monkeypatch.setattr("ssl.SSLContext.load_cert_chain", lambda *_: None)
+    else:
+        security = Security()
+    # When it calls twice, and opens data connections; Expect both planes to say TLS, and why
+    control, data, lines = refusals(served, security, eventually, caplog)
+    assert told in control
+    assert told in data
+    assert "TLS" in control
+    # Expect the server to log who and why, once
+    assert len(lines) == 1
+    assert "127.0.0.1" in lines[0]
+    assert "TLS" in lines[0]
+    assert logged in lines[0]
+
+
+def test_a_client_that_speaks_tls_to_a_server_that_does_not_is_told_and_logged(
+    serve: Callable[..., Any], ours: Authority, caplog: pytest.LogCaptureFixture, eventually: Callable[..., Any]
+) -> None:
+    served = serve(Security())
+    control, data, lines = refusals(served, Security(ours.identity("client.example")), eventually, caplog)
+    assert control.count("does not speak TLS") == data.count("does not speak TLS") == 1
+    assert len(lines) == 1
+    assert "speaks TLS, and we do not" in lines[0]
+
+
+@pytest.mark.parametrize(("dates", "why"), [(PAST, "expired"), (FUTURE, "not yet valid")])
+def test_the_certificate_of_a_server_is_refused_by_its_dates(
+    dates: dict[str, Any],
+    why: str,
+    serve: Callable[..., Any],
+    ours: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    eventually: Callable[..., Any],
+) -> None:
+    # Given a server whose certificate has run out since it was started
+    monkeypatch.setattr(TlsIdentity, "check_dates", lambda *_: None)
+    served = serve(Security(ours.identity("server.example", **dates)))
+    # When it is called, expect the client to say why it refuses, and the server as well
+    control, _, lines = refusals(served, Security(ours.identity("client.example")), eventually, caplog)
+    assert "TLS" in control
+    assert why in control
+    assert len(lines) == 1
+    assert "our certificate" in lines[0]
+
+
+@pytest.mark.parametrize(("dates", "why"), [(PAST, "expired"), (FUTURE, "not yet valid")])
+def test_a_server_whose_own_certificate_is_no_good_now_does_not_start(
+    dates: dict[str, Any], why: str, serve: Callable[..., Any], ours: Authority
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"server\.example\.pem.*{why}"):
+        serve(Security(ours.identity("server.example", **dates)))
+
+
+@pytest.mark.parametrize(("days", "told"), [(29, True), (31, False)])
+def test_a_server_says_that_its_certificate_ends_soon(
+    days: int, told: bool, serve: Callable[..., Any], ours: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        serve(Security(ours.identity("server.example", not_after=NOW + timedelta(days=days))))
+    assert any("is valid until" in record.getMessage() for record in caplog.records) == told
+
+
+def test_refusals_do_not_fill_the_log(
+    serve: Callable[..., Any], ours: Authority, caplog: pytest.LogCaptureFixture, eventually: Callable[..., Any]
+) -> None:
+    # Given a server with TLS; When strangers without come thirty times
+    served = serve(Security(ours.identity("server.example")))
+    with caplog.at_level(logging.WARNING):
+        for number in range(30):
+            with socket.create_connection(
+                ("127.0.0.1", served.endpoint.port), 5.0, source_address=(f"127.0.0.{number % 25 + 1}", 0)
+            ) as sock:
+                sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                sock.recv(100)
+        eventually(lambda: served.endpoint.connections == 0)
+    # Expect no more lines than a minute may have
+    assert len(caplog.records) == 20
+
+
+# -- whose certificate --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "common", "server_names", "good"),
+    [
+        (("127.0.0.1",), None, (), True),
+        (("127.0.0.0/8",), None, (), False),
+        (("127.0.0.2",), None, (), False),
+        (("server.example",), None, (), False),
+        (("server.example",), None, ("server.example",), True),
+        (("SERVER.example",), None, ("server.EXAMPLE",), True),
+        (("server.example",), None, ("*.example",), True),
+        (("deep.server.example",), None, ("*.example",), False),
+        (("client.example",), None, ("server.example",), False),
+        ((), "server", (), False),
+        ((), "server", ("server",), True),
+        ((), "127.0.0.1", (), False),
+        (("client.example",), None, ("*",), True),
+    ],
+)
+@pytest.mark.parametrize("plane", [CONTROL, DATA])
+def test_a_server_found_by_its_address_shows_a_certificate_for_that_or_a_name_that_is_configured(
+    names: tuple[str, ...],
+    common: str | None,
+    server_names: tuple[str, ...],
+    good: bool,
+    plane: bytes,
+    serve: Callable[..., Any],
+    ours: Authority,
+) -> None:
+    # Given a server of our authority with such a certificate, known by its address alone
+    served = serve(Security(ours.identity(*names, common_name=common)))
+    found = msgspec.structs.replace(served.ref, certificate="")
+    me = ours.identity("client.example")
+    security = Security(TlsIdentity(me.certificate, me.key, me.ca, server_names))
+    # When a client connects, expect it to go on if that certificate is one for the address, or for a configured name
+    if good:
+        dial(found, plane, security, 5.0).close()
+        return
+    with pytest.raises(ProtocolError, match=r"shows a certificate for .*, not for 127\.0\.0\.1.*server_names"):
+        dial(found, plane, security, 5.0)
+    # Expect the one that a lookup service lists to be good whatever its name
+    dial(served.ref, plane, security, 5.0).close()
+
+
+@pytest.mark.parametrize(
+    ("name", "host", "good"),
+    [
+        ("lookup.example.org", "lookup.example.org", True),
+        ("lookup.example.org", "LOOKUP.example.org.", True),
+        ("*.example.org", "lookup.example.org", True),
+        ("*.example.org", "example.org", False),
+        ("*.example.org", "a.lookup.example.org", False),
+        ("l*.example.org", "lookup.example.org", False),
+        ("*", "localhost", False),
+        ("*.", "localhost", False),
+        ("lookup.example.org", "lookup.example.org.evil.example", False),
+    ],
+)
+def test_names_are_compared_as_rfc_9525_says(name: str, host: str, good: bool) -> None:
+    assert is_named({"subjectAltName": (("DNS", name),)}, host) == good
+    assert not is_named({"subject": ((("commonName", name),),)}, host)
+
+
+def test_addresses_are_compared_as_addresses() -> None:
+    certificate = {"subjectAltName": (("IP Address", "2001:DB8:0:0:0:0:0:1"), ("DNS", "192.0.2.1"))}
+    assert is_named(certificate, "2001:db8::1")
+    assert not is_named(certificate, "192.0.2.1")
+    assert not is_named({}, "2001:db8::1")

@@ -5,8 +5,11 @@ Rules, each from a failing run of stock rpyc with an untrusted peer:
   `@exported` methods. No attribute access, no references to objects, no callbacks, no exceptions by class.
 - Arguments and results are one bytes value each (msgpack, decoded against the method's annotations, unknown
   fields refused). Nothing is ever unpickled.
-- Frames are capped and compression is refused; a half-sent frame ends with its deadline.
-- Errors cross as `ErrorReport` and are rebuilt as our own classes.
+- Frames are capped and compression is refused; a half-sent frame ends with its deadline, at a caller with the call's.
+- A frame is looked over before rpyc decodes it: 32 MB of its empty sets would become 3.6 GB.
+- A client is asked nothing, a server answered nothing.
+- Errors cross as `ErrorReport` and are rebuilt as our own classes. Whatever else a peer says, at either end, is a
+  ProtocolError.
 - One thread at a time uses a connection; a connection whose call timed out is thrown away.
 """
 
@@ -17,6 +20,7 @@ import inspect
 import logging
 import socket
 import threading
+import time
 import typing
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -39,9 +43,12 @@ from jbi_pubsub.core.errors import (
     rebuild,
     report,
 )
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.values import decoded
 
 from .endpoint import CONTROL, Caller, Security, dial, readable, recv_exactly
 from .ref import ServiceRef
+from .tls import alert_in, explained
 
 log = logging.getLogger("jbi_pubsub.wire")
 
@@ -51,8 +58,21 @@ MAX_CONTROL_FRAME: Final = 32 << 20
 FRAME_SECONDS: Final = 30.0
 """For one frame once its first byte is there: 8 KB over a 7,200 bps link take 9 s."""
 
+MAX_ANSWER: Final = MAX_CONTROL_FRAME - 1024
+"""For arguments and results: a frame without what goes around them."""
+
+MAX_VALUES: Final = 32
+"""Values in a frame, tuples included: a call has 12, an answer 6. Bounds its depth as well."""
+
 DEFAULT_TIMEOUT: Final = 10.0
 """Seconds a caller waits for an answer unless it says otherwise."""
+
+FIRST_SECONDS: Final = 15.0
+"""Until the first call: whoever connects does it for a call. A large one takes longer, but it has begun."""
+
+IDLE_SECONDS: Final = 60.0
+"""Until the next call of a connection over which nobody has got or renewed a lease; who has one may be idle. A client
+whose idle connection was closed opens another one with its next call."""
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,7 +80,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def exported(method: F) -> F:
     """Mark a method as callable over the wire: `def method(self, caller: Caller, ...) -> ...`, fully annotated."""
-    method.__exported__ = True  # type: ignore[attr-defined]  # a mark on the function, read by _signature alone
+    method.__exported__ = True  # type: ignore[attr-defined]  # a mark on the function, read by ControlServer alone
+    return method
+
+
+def leasing(method: F) -> F:
+    """Mark an exported method that grants or renews a lease: the connection of whoever has called it may be idle."""
+    method.__leasing__ = True  # type: ignore[attr-defined]  # as above
     return method
 
 
@@ -75,39 +101,40 @@ class ControlServer:
         self.calls = 0
 
     def serve(self, sock: socket.socket, caller: Caller) -> None:
-        """Answer calls until the peer leaves or the socket is shut."""
+        """Answer calls until the peer leaves, is idle without a lease, or the socket is shut."""
         connection = _Connection(_Root(self, caller), _Channel(_Stream(sock), compress=False), _CONFIG)
         try:
-            while not connection.closed:
-                connection.serve(timeout=3600.0)
+            while not connection.closed and (left := caller.place.patience(FIRST_SECONDS, IDLE_SECONDS)) > 0:
+                connection.serve(timeout=left)
         except (EOFError, OSError, JbiError) as exc:
             log.debug("control connection of %s ended: %s", caller.address, exc)
-        except Exception as exc:  # noqa: BLE001  # garbage from an untrusted peer may raise anything in rpyc's decoder
-            log.warning("control connection of %s dropped: %s: %s", caller.address, type(exc).__name__, exc)
         finally:
             connection.close()
 
     def answer(self, caller: Caller, name: object, method: object, request: object) -> tuple[bool, bytes]:
         """(True, result) or (False, ErrorReport), both encoded."""
         self.calls += 1
-        try:
-            return True, self._call(caller, name, method, request)
-        except JbiError as exc:
-            return False, msgspec.msgpack.encode(report(exc))
-        except Exception:  # a bug of ours must not become the peer's traceback
-            log.exception("%s.%s for %s failed", name, method, caller.address)
-            return False, msgspec.msgpack.encode(ErrorReport("error", f"internal error in {name}.{method}"))
+        failure = ErrorReport("error", f"internal error in {name}.{method}"[:200])
+        with caller.place.in_use(), guarded("control call"):
+            try:
+                target, function, arguments = self._called(name, method, request)
+                answer = msgspec.msgpack.encode(function(target, caller, *arguments))
+                if len(answer) > MAX_ANSWER:
+                    raise OversizeError(f"{name}.{method}: answer of {len(answer)} bytes, the limit is {MAX_ANSWER}")
+            except JbiError as exc:
+                failure = report(exc)
+            else:
+                caller.place.leased |= getattr(function, "__leasing__", False)
+                return True, answer
+        return False, msgspec.msgpack.encode(failure)
 
-    def _call(self, caller: Caller, name: object, method: object, request: object) -> bytes:
+    def _called(self, name: object, method: object, request: object) -> tuple[object, Callable[..., Any], Any]:
+        """Which object, which of its methods, and the arguments. Raises ProtocolError."""
         target = self._exports.get(name) if isinstance(name, str) else None
         function = getattr(type(target), method, None) if target is not None and isinstance(method, str) else None
         if function is None or not getattr(function, "__exported__", False) or not isinstance(request, bytes):
-            raise ProtocolError(f"no exported method {name}.{method}")
-        try:
-            arguments = _decoder(function).decode(request)
-        except (msgspec.DecodeError, RecursionError) as exc:
-            raise ProtocolError(f"bad arguments for {name}.{method}: {exc}") from exc
-        return msgspec.msgpack.encode(function(target, caller, *arguments))
+            raise ProtocolError(f"no exported method {name}.{method}"[:200])
+        return target, function, decoded(_decoder(function), request, f"arguments for {name}.{method}")
 
 
 class ControlClient:
@@ -126,19 +153,18 @@ class ControlClient:
         if self.ref.methods and method not in self.ref.methods:
             raise ProtocolError(f"{self.ref.exported} has no method {method}")
         request = msgspec.msgpack.encode(arguments)
-        if len(request) > MAX_CONTROL_FRAME - 1024:
+        if len(request) > MAX_ANSWER:
             raise OversizeError(
-                f"{method}: request of {len(request)} bytes, the limit is {MAX_CONTROL_FRAME - 1024}",
+                f"{method}: request of {len(request)} bytes, the limit is {MAX_ANSWER}",
                 hint="Send less in one call",
             )
         seconds = self._timeout if timeout is None else timeout
         good, answer = self._exchange(method, request, seconds)
+        said = f"answer of {self.ref.exported}.{method} at {', '.join(self.ref.endpoints)}"
         if not good:
-            raise rebuild(msgspec.msgpack.decode(answer, type=ErrorReport))
-        try:
-            return msgspec.msgpack.decode(answer, type=result)
-        except msgspec.DecodeError as exc:
-            raise ProtocolError(f"bad answer from {self.ref.exported}.{method}: {exc}") from exc
+            raise rebuild(decoded(_ERRORS, answer, said))
+        known: T = decoded(msgspec.msgpack.Decoder(result), answer, said)
+        return known
 
     def close(self) -> None:
         """Close the connection; a call under way ends with WireError. Calls after this are refused."""
@@ -161,26 +187,31 @@ class ControlClient:
             connection = self._connected(seconds)
             if self._closed:  # meanwhile
                 raise WireError(f"connection to {self.ref.exported} is closed")
-            try:
-                answer = connection.async_request(
-                    consts.HANDLE_CALLATTR, self.ref.exported, method, (request,), timeout=seconds
-                ).value
-            except TimeoutError as exc:
-                raise WireTimeoutError(
-                    f"{self.ref.exported}.{method} at {', '.join(self.ref.endpoints)}: no answer within {seconds:g} s"
-                ) from exc
-            except (EOFError, OSError, ValueError) as exc:
-                raise WireError(f"{self.ref.exported} at {', '.join(self.ref.endpoints)} is gone: {exc}") from exc
-            if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], bytes)):
-                raise ProtocolError(f"bad answer from {self.ref.exported}.{method}")
-            return bool(answer[0]), answer[1]
-        except WireError:
+            return self._answer(connection, method, request, seconds)
+        except BaseException:  # an interrupt, too, leaves half an answer behind
             self._drop()
             raise
         finally:
             if self._closed:
                 self._drop()
             self._lock.release()
+
+    def _answer(self, connection: _Connection, method: str, request: bytes, seconds: float) -> tuple[bool, bytes]:
+        at = ", ".join(self.ref.endpoints)
+        try:
+            connection.limit_frames(seconds)
+            answer = connection.async_request(
+                consts.HANDLE_CALLATTR, self.ref.exported, method, (request,), timeout=seconds
+            ).value
+        except TimeoutError as exc:
+            raise WireTimeoutError(f"{self.ref.exported}.{method} at {at}: no answer within {seconds:g} s") from exc
+        except ProtocolError as exc:
+            raise ProtocolError(f"{self.ref.exported} at {at}: {exc.message}") from exc
+        except (EOFError, OSError) as exc:
+            raise WireError(f"{self.ref.exported} at {at} is gone: {exc}") from exc
+        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], bytes)):
+            raise ProtocolError(f"bad answer of {self.ref.exported}.{method} at {at}")
+        return bool(answer[0]), answer[1]
 
     def _connected(self, seconds: float) -> _Connection:
         connection = self._connection
@@ -206,6 +237,8 @@ def _decoder(function: Callable[..., Any]) -> msgspec.msgpack.Decoder[Any]:
     arguments: Any = tuple.__class_getitem__(tuple(hints[n] for n in names))
     return msgspec.msgpack.Decoder(arguments)
 
+
+_ERRORS: Final = msgspec.msgpack.Decoder(ErrorReport)
 
 _CONFIG: Final = {
     "allow_safe_attrs": False,  # else 7 .__pow__(6000000) stalls everyone
@@ -236,11 +269,18 @@ class _Root(VoidService):  # type: ignore[misc]  # rpyc is not annotated
 
 
 class _Stream(SocketStream):  # type: ignore[misc]  # rpyc is not annotated
-    """A socket whose reads end with a deadline; rpyc's own would wait for a half-sent frame forever."""
+    """A socket whose frames end with a deadline; rpyc's own would wait for a half-sent one forever."""
+
+    frame_seconds = FRAME_SECONDS
+    _deadline = 0.0
+
+    def begin_frame(self) -> None:
+        """The first byte of a frame is there: from now on it has its time."""
+        self._deadline = time.monotonic() + self.frame_seconds
 
     def read(self, count: int) -> bytes:
         try:
-            return bytes(recv_exactly(self.sock, count, FRAME_SECONDS))
+            return bytes(recv_exactly(self.sock, count, max(0.0, self._deadline - time.monotonic())))
         except WireError as exc:
             self.close()
             raise EOFError(str(exc)) from exc
@@ -251,7 +291,7 @@ class _Stream(SocketStream):  # type: ignore[misc]  # rpyc is not annotated
             self.sock.sendall(data)
         except (OSError, ValueError) as exc:
             self.close()
-            raise EOFError(str(exc)) from exc
+            raise EOFError(explained(exc)) from exc
 
     def poll(self, timeout: Any) -> bool:
         left = timeout.timeleft() if hasattr(timeout, "timeleft") else timeout
@@ -265,11 +305,12 @@ class _Channel(Channel):  # type: ignore[misc]  # rpyc is not annotated
     """rpyc's frames, with a limit and without compression (29 kB became 330 MB)."""
 
     def recv(self) -> bytes:
+        self.stream.begin_frame()
         header = self.stream.read(self.FRAME_HEADER.size)
         length, compressed = self.FRAME_HEADER.unpack(header)
         if compressed or length > MAX_CONTROL_FRAME:
             self.stream.close()
-            raise EOFError(f"refused frame: {length} bytes, compressed={compressed}")
+            raise ProtocolError(alert_in(header) or f"refused frame: {length} bytes, compressed={compressed}")
         return bytes(self.stream.read(length + 1)[:-1])
 
 
@@ -283,6 +324,23 @@ class _Connection(Connection):  # type: ignore[misc]  # rpyc is not annotated
             consts.HANDLE_CLOSE: cls._handle_close,
             consts.HANDLE_CALLATTR: cls._handle_callattr,
         }
+
+    def _dispatch(self, data: bytes) -> None:
+        """Whatever cannot be taken as a message is the peer's fault. That of our own methods `answer` has caught."""
+        asked = data[:1] == brine.I1.pack(consts.MSG_REQUEST)
+        if asked != (self._local_root.server is not None):
+            raise ProtocolError("the peer answers what it was not asked" if not asked else "the peer asks its client")
+        try:
+            check_values(data, 1)
+            super()._dispatch(data)
+        except (JbiError, EOFError, OSError):
+            raise
+        except Exception as exc:
+            raise ProtocolError(f"the peer sent what is no message: {type(exc).__name__}: {exc}"[:600]) from exc
+
+    def limit_frames(self, seconds: float) -> None:
+        """A frame has no longer than that, as the call has not."""
+        self._channel.stream.frame_seconds = min(FRAME_SECONDS, seconds)
 
     def _handle_callattr(self, obj: object, name: object, args: object, kwargs: object = ()) -> tuple[bool, bytes]:
         root: _Root = self._local_root
@@ -302,7 +360,7 @@ class _Connection(Connection):  # type: ignore[misc]  # rpyc is not annotated
         return value
 
     def _box_exc(self, typ: Any, val: Any, _tb: Any) -> Any:
-        return f"{typ.__name__}: {val}"[:500]
+        return f"{typ.__name__}: {val}"[:500].encode(errors="replace").decode()
 
     def _unbox_exc(self, raw: Any) -> Exception:
         return ProtocolError(f"the peer refused: {raw}"[:600])
@@ -326,3 +384,44 @@ class _Connection(Connection):  # type: ignore[misc]  # rpyc is not annotated
             return bool(self._channel.poll(0))
         except (EOFError, OSError):
             return True
+
+
+_NOTHING_MORE: Final = frozenset(
+    {
+        brine.TAG_NONE,
+        brine.TAG_TRUE,
+        brine.TAG_FALSE,
+        brine.TAG_EMPTY_STR,
+        brine.TAG_EMPTY_TUPLE,
+        *brine.IMM_INTS_LOADER,
+    }
+)
+_BYTES: Final = {brine.TAG_STR1: 1, brine.TAG_STR2: 2, brine.TAG_STR3: 3, brine.TAG_STR4: 4, brine.TAG_FLOAT: 8}
+_LONG: Final = {brine.TAG_STR_L1: brine.I1, brine.TAG_INT_L1: brine.I1, brine.TAG_STR_L4: brine.I4}
+_VALUES: Final = {brine.TAG_UNICODE: 1, brine.TAG_TUP1: 1, brine.TAG_TUP2: 2, brine.TAG_TUP3: 3, brine.TAG_TUP4: 4}
+"""How brine's tags go on: so many bytes; a length and so many bytes; so many values. All others we have no use for."""
+
+
+def check_values(data: bytes, at: int) -> None:
+    """Raises ProtocolError unless `data` hold from `at` on one value of brine that we have a use for, of MAX_VALUES at
+    most. Nothing is decoded, and no memory taken."""
+    left = values = 1
+    while left:
+        tag = data[at : at + 1]
+        at += 1
+        more = 0
+        if tag in _LONG:
+            at += _LONG[tag].size + int(_LONG[tag].unpack_from(data, at)[0])
+        elif tag in _VALUES:
+            more = _VALUES[tag]
+        elif tag == brine.TAG_TUP_L1:
+            more = data[at]
+            at += 1
+        elif tag in _BYTES:
+            at += _BYTES[tag]
+        elif tag not in _NOTHING_MORE:
+            raise ProtocolError(f"the peer sent a value that we have no use for, of tag {tag!r}")
+        left += more - 1
+        values += more
+        if values > MAX_VALUES or at > len(data):
+            raise ProtocolError(f"the peer sent a frame of more than {MAX_VALUES} values, or a truncated one")

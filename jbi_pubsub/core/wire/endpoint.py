@@ -3,7 +3,12 @@
 Rules: TCP_NODELAY, keepalive and TCP_USER_TIMEOUT on both sides: a half-open peer is noticed in 10 s while something
 is under way; when idle, in 25 s by the client of a data connection, which waits for what may never come, in 70 s by
 others, who have calls with deadlines and leases for that (more eager probes would cost a 7,200 bps link a fifth); every
-read has a deadline; connections are capped; a full file table slows accepting, it never ends it.
+read has a deadline; a full file table slows accepting, it never ends it.
+
+Places are bounded. When all are taken, whoever comes gets that of a connection that is good for nothing now, of the
+peer that has the most: one that has not called yet, else the one that has been idle longest (its client opens another
+one with its next call). A data connection in use and a call under way keep theirs. A peer is who its certificate
+says, without TLS its host; it has three quarters of the places at most.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import contextlib
 import errno
 import ipaddress
 import logging
+import math
 import select
 import socket
 import ssl
@@ -19,8 +25,9 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from jbi_pubsub.core.errors import (
@@ -31,9 +38,11 @@ from jbi_pubsub.core.errors import (
     WireError,
     WireTimeoutError,
 )
+from jbi_pubsub.core.guard import guarded
 
+from . import transport
 from .ref import PROTOCOL, ServiceRef
-from .tls import TlsIdentity, peer_fingerprint, peer_name
+from .tls import TlsIdentity, check_server, explained, is_no_tls, peer_name
 
 log = logging.getLogger("jbi_pubsub.wire")
 
@@ -59,12 +68,63 @@ MAX_CONNECTIONS: Final = 2048
 """Below the usual 4,096 of file descriptors a process may open after raising its soft limit."""
 
 
+MAX_ENDPOINTS: Final = 8
+"""Endpoints of a service that are tried: one for each interface. Who answers late at thousands must cost no hour."""
+
+TLS_HELLO: Final = b"\x16\x03"
+"""How a TLS client begins (RFC 8446, section 5.1: a record of type handshake)."""
+
+ALERT: Final = b"\x15\x03\x03\x00\x02\x02\x0a"
+"""What tells a peer of ours that the two ends do not agree on TLS: a fatal alert, unexpected_message (RFC 8446, 6)."""
+
+ACCEPT_SECONDS: Final = 0.2
+"""Until it is tried again to accept: when the file table is full, others need the time to close."""
+
+LINGER_SECONDS: Final = 1.0
+"""For the peer to read why it was refused."""
+
+TOLD_MOST: Final = 20
+"""Refusals that are logged in a minute, each peer and reason once."""
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """A connection's place at a port, and what it is good for. The connection's thread changes it, others look."""
+
+    peer: str = ""
+    since: float = field(default_factory=time.monotonic)
+    """When it was good for something last: it was accepted, or a call was answered."""
+    calls: int = 0
+    busy: bool = False
+    """A call is under way."""
+    leased: bool = False
+    """Somebody has got or renewed a lease over it, and may be idle."""
+    kept: bool = False
+    """It is the data connection of a publisher, subscriber or listener."""
+
+    def patience(self, first: float, idle: float) -> float:
+        """Seconds that it may still be idle: `first` before the first call, `idle` after it."""
+        return 3600.0 if self.leased else self.since + (idle if self.calls else first) - time.monotonic()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While a call is under way."""
+        self.busy = True
+        try:
+            yield
+        finally:
+            self.calls += 1
+            self.since = time.monotonic()
+            self.busy = False
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who is at the other end: address, and the identity of its certificate ("" without TLS)."""
 
     address: str
     identity: str = ""
+    place: Place = field(default_factory=Place, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +184,10 @@ def dial(ref: ServiceRef, plane: bytes, security: Security, timeout: float, *, w
     which bounds what waits in front of a slow link; 0 leaves that to TCP. Raises the last WireTimeoutError or
     WireError."""
     failure = WireError(f"{ref.exported} has no endpoint")
-    for endpoint in ref.endpoints:
+    for endpoint in ref.endpoints[:MAX_ENDPOINTS]:
         try:
+            if not transport.is_tcp(endpoint):
+                return _dial_otherwise(endpoint, plane, security, timeout)
             return _dial(endpoint, plane, security, ref.certificate, timeout, window)
         except WireError as exc:
             failure = exc
@@ -135,7 +197,10 @@ def dial(ref: ServiceRef, plane: bytes, security: Security, timeout: float, *, w
 def _dial(
     endpoint: str, plane: bytes, security: Security, certificate: str, timeout: float, window: int
 ) -> socket.socket:
-    host, port = split_endpoint(endpoint)
+    try:
+        host, port = split_endpoint(check_endpoint(endpoint))
+    except ConfigurationError as exc:
+        raise ProtocolError(f"a service is said to be at {endpoint[:MAX_HOST]!r}, which is no host:port") from exc
     try:
         sock = _connect(host, port, timeout, window)
     except TimeoutError as exc:
@@ -148,37 +213,51 @@ def _dial(
         if security.tls:
             secured = security.tls.client_context().wrap_socket(sock)
             sock = secured
-            if certificate and peer_fingerprint(secured) != certificate:
-                raise ProtocolError(f"{endpoint} shows another certificate than its service reference promises")
+            check_server(secured, endpoint, host, certificate, security.tls.server_names)
         sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, plane))
     except WireError:
         sock.close()
         raise
-    except OSError as exc:
+    except (OSError, ValueError) as exc:
         sock.close()
-        raise WireError(f"{endpoint}: {exc}", endpoint=endpoint) from exc
+        raise WireError(f"{endpoint}: {explained(exc)}", endpoint=endpoint) from exc
     return sock
 
 
 def _connect(host: str, port: int, timeout: float, window: int) -> socket.socket:
-    """As socket.create_connection, with buffers set before: a window that was offered is not taken back (RFC 9293,
-    section 3.8.6)."""
-    if not window:
-        return socket.create_connection((host, port), timeout=timeout)
+    """To the first address that answers, within `timeout` seconds for all of them, with buffers set before: a window
+    that was offered is not taken back (RFC 9293, section 3.8.6)."""
     failure = OSError(f"{host} has no address")
+    deadline = time.monotonic() + timeout
     for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        if (left := deadline - time.monotonic()) <= 0:
+            break
         sock = socket.socket(family, kind, protocol)
         try:
-            for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+            for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF) if window else ():
                 sock.setsockopt(socket.SOL_SOCKET, buffer, window)
-            sock.settimeout(timeout)
+            sock.settimeout(left)
             sock.connect(address)
+            sock.settimeout(timeout)
         except OSError as exc:
             sock.close()
             failure = exc
         else:
             return sock
     raise failure
+
+
+def _dial_otherwise(endpoint: str, plane: bytes, security: Security, timeout: float) -> socket.socket:
+    """By another transport than TCP."""
+    if security.tls:
+        raise WireError(f"{endpoint}: with [tls] only TCP is used: nothing else shows certificates", endpoint=endpoint)
+    sock = transport.connect(endpoint, timeout)
+    try:
+        sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, plane))
+    except OSError as exc:
+        sock.close()
+        raise WireError(f"{endpoint}: {exc}", endpoint=endpoint) from exc
+    return sock
 
 
 def recv_exactly(sock: socket.socket, count: int, timeout: float) -> bytearray:
@@ -199,7 +278,7 @@ def recv_exactly(sock: socket.socket, count: int, timeout: float) -> bytearray:
         except TimeoutError:
             continue
         except (OSError, ValueError) as exc:
-            raise WireError(f"connection lost: {exc}") from exc
+            raise WireError(f"connection lost: {explained(exc)}") from exc
         if not read:
             raise WireError("connection closed by the peer")
         got += read
@@ -237,23 +316,30 @@ class Endpoint:
         advertise: str = "",
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
+        """Listens at once. Raises PortInUseError, and ConfigurationError for TLS files that are no good, or whose time
+        is not now."""
         security.check(host)
         self.name = name
         self._handlers = {CONTROL: control, DATA: data}
         self._context = security.tls.server_context() if security.tls else None
         self.certificate = security.tls.fingerprint() if security.tls else ""
+        if security.tls:
+            security.tls.check_dates(time.time())
         self._listener = _listen(host, port)
         self.port = int(self._listener.getsockname()[1])
         shown = advertise or host
         self.address = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
-        self._max = max_connections
-        self._open: dict[socket.socket, threading.Thread | None] = {}
+        self._most = max_connections
+        self._share = max_connections - max_connections // 4
+        self._open: dict[socket.socket, tuple[Place, threading.Thread | None]] = {}
         """With the thread that serves it; None: handed over."""
         self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """Those that serve, and those that have left `_open` and are about to end."""
         self._lock = threading.Lock()  # covers _open, _threads and _stopping
         self._stopping = False
         self.refused = 0
+        """Connections that got no place, or lost it to another."""
+        self._told = _Told()
         self._thread = threading.Thread(target=self._accept_all, name=f"{name}-accept", daemon=True)
 
     def start(self) -> None:
@@ -281,7 +367,9 @@ class Endpoint:
         it from now on calls what is returned, which closes it, when that or anything else has ended it."""
         with self._lock:
             if sock in self._open:
-                self._open[sock] = None
+                place, _ = self._open[sock]
+                place.kept = True
+                self._open[sock] = place, None
 
         def close() -> None:
             with self._lock:
@@ -295,28 +383,42 @@ class Endpoint:
         """How many connections are open."""
         return len(self._open)
 
+    def adopt(self, sock: socket.socket, address: str) -> None:
+        """Serve a connection that came by another transport (transport.py); `address` is what it is called, and what
+        stands before a colon the peer whose place it takes."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(sock.close)
+            self._admit(sock, address.partition(":")[0], address)
+            undo.pop_all()
+
     def _accept_all(self) -> None:
         while not self._stopping:
-            try:
-                sock, address = self._listener.accept()
-            except OSError as exc:
-                if self._stopping or exc.errno in (errno.EBADF, errno.EINVAL):
-                    return
-                log.warning("%s: accept failed, trying again: %s", self.name, exc)
-                time.sleep(0.2)  # EMFILE and friends: give others the time to close
-                continue
-            self._admit(sock, f"{address[0]}:{address[1]}")
+            with guarded("accepting a connection"):
+                try:
+                    sock, address = self._listener.accept()
+                except OSError as exc:
+                    if self._stopping or exc.errno in (errno.EBADF, errno.EINVAL):
+                        return
+                    log.warning("%s: accept failed, trying again: %s", self.name, exc)
+                else:
+                    with contextlib.ExitStack() as undo:
+                        undo.callback(sock.close)
+                        self._admit(sock, address[0], f"{address[0]}:{address[1]}")
+                        undo.pop_all()
+                    continue
+            time.sleep(ACCEPT_SECONDS)
 
-    def _admit(self, sock: socket.socket, address: str) -> None:
+    def _admit(self, sock: socket.socket, host: str, address: str) -> None:
+        place = Place(peer_of(host))
+        thread = threading.Thread(
+            target=self._serve, args=(sock, address, place), name=f"{self.name}-{address}", daemon=True
+        )
         with self._lock:
-            full = self._stopping or len(self._open) >= self._max
-            if not full:
-                thread = threading.Thread(
-                    target=self._serve, args=(sock, address), name=f"{self.name}-{address}", daemon=True
-                )
-                self._open[sock] = thread
+            taken = not self._stopping and self._make_room(place.peer)
+            if taken:
+                self._open[sock] = place, thread
                 self._threads.add(thread)
-        if full:
+        if not taken:
             self.refused += 1
             sock.close()
             return
@@ -330,40 +432,140 @@ class Endpoint:
                 self._threads.discard(thread)
             sock.close()
 
-    def _serve(self, raw: socket.socket, address: str) -> None:
-        sock = raw
+    def _make_room(self, peer: str) -> bool:
+        """Whether there is a place for one more of `peer`, one being taken from another connection if need be. Called
+        under the lock."""
+        taken = Counter(place.peer for place, _ in self._open.values()) if len(self._open) >= self._most // 2 else {}
+        if taken.get(peer, 0) >= self._share:
+            of = {peer}
+        elif len(self._open) >= self._most:
+            of = set(taken)
+        else:
+            return True
+        idle = [
+            (-taken[place.peer], place.calls > 0, place.since, sock)
+            for sock, (place, _) in self._open.items()
+            if place.peer in of and not place.kept and not place.busy
+        ]
+        if not idle:
+            return False
+        victim = min(idle, key=lambda each: each[:3])[3]
+        self.refused += 1
+        del self._open[victim]  # its thread closes it
+        _shut(victim)
+        return True
+
+    def _serve(self, raw: socket.socket, address: str, place: Place) -> None:
+        with guarded("connection"):
+            sock = raw
+            try:
+                _tune(raw, IDLE_SECONDS)
+                raw.settimeout(HANDSHAKE_SECONDS)
+                identity = ""
+                if self._context:
+                    sock = secured = self._secure(raw, self._context)
+                    self._shake_hands(secured, address)
+                    identity = self._identify(secured, place)
+                plane = self._plane(sock, address)
+                self._handlers[plane](sock, Caller(address, identity, place))
+            except (JbiError, OSError) as exc:
+                log.debug("%s: %s: %s", self.name, address, exc)
+            finally:
+                self._leave(sock)
+
+    def _leave(self, sock: socket.socket) -> None:
+        """Its thread is done with it; whoever has it now closes it."""
+        with self._lock:
+            handed_over = sock in self._open and self._open[sock][1] is None
+            if not handed_over:
+                self._open.pop(sock, None)
+        if not handed_over:
+            sock.close()
+
+    def _plane(self, sock: socket.socket, address: str) -> bytes:
+        magic, protocol, plane = PREAMBLE.unpack(recv_exactly(sock, PREAMBLE.size, HANDSHAKE_SECONDS))
+        if magic[:2] == TLS_HELLO:
+            self._tell(address, "it speaks TLS, and we do not: set [tls] here as well, or not there")
+            _take_leave(sock, ALERT)
+        if magic != MAGIC or protocol != PROTOCOL or plane not in self._handlers:
+            raise ProtocolError(f"{address} speaks another protocol ({magic!r} {protocol})")
+        return bytes(plane)
+
+    def _shake_hands(self, sock: ssl.SSLSocket, address: str) -> None:
         try:
-            _tune(raw, IDLE_SECONDS)
-            raw.settimeout(HANDSHAKE_SECONDS)
-            identity = ""
-            if self._context:
-                sock = secured = self._secure(raw, self._context)
-                secured.do_handshake()
-                identity = peer_name(secured)
-            magic, protocol, plane = PREAMBLE.unpack(recv_exactly(sock, PREAMBLE.size, HANDSHAKE_SECONDS))
-            if magic != MAGIC or protocol != PROTOCOL or plane not in self._handlers:
-                raise ProtocolError(f"{address} speaks another protocol ({magic!r} {protocol})")
-            self._handlers[plane](sock, Caller(address, identity))
-        except (JbiError, OSError) as exc:
-            log.debug("%s: %s: %s", self.name, address, exc)
-        except Exception:  # the peer is not trusted, and one connection must not end with a traceback on stderr
-            log.exception("%s: connection of %s failed", self.name, address)
-        finally:
-            with self._lock:
-                ours = self._open.get(sock) is threading.current_thread()
-                if ours:
-                    del self._open[sock]
-            if ours:
-                sock.close()
+            sock.do_handshake()
+        except ssl.SSLError as exc:
+            self._tell(address, explained(exc))
+            _take_leave(sock, ALERT if is_no_tls(exc) else b"")
+            raise
+
+    def _identify(self, sock: ssl.SSLSocket, place: Place) -> str:
+        """The peer is who its certificate says, and has its share as that. Raises WireError."""
+        identity = peer_name(sock)
+        with self._lock:
+            place.peer = identity or place.peer
+            count = sum(other.peer == place.peer for other, _ in self._open.values())
+        if count > self._share:
+            self.refused += 1
+            raise WireError(f"{identity} has its {self._share} of {self._most} connections")
+        return identity
+
+    def _tell(self, address: str, why: str) -> None:
+        """Of a refusal that its operator has to mend; strangers can cause as many as they like."""
+        if self._told.is_new(address.rpartition(":")[0], why, time.monotonic()):
+            log.warning("%s: refused %s: %s", self.name, address, why)
+        else:
+            log.debug("%s: refused %s: %s", self.name, address, why)
 
     def _secure(self, raw: socket.socket, context: ssl.SSLContext) -> ssl.SSLSocket:
         """The TLS socket in the place of `raw`, before the handshake: so `stop` can end that as well."""
         with self._lock:
-            if self._stopping:
+            if self._stopping or raw not in self._open:
                 raise WireError("stopping")
             secured = context.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
             self._open[secured] = self._open.pop(raw)
         return secured
+
+
+class _Told:
+    """Which refusals were logged in this minute."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since = -math.inf
+        self._known: set[tuple[str, str]] = set()
+
+    def is_new(self, peer: str, why: str, now: float) -> bool:
+        """Whether to log it: not yet in this minute, and not one of too many."""
+        with self._lock:
+            if now - self._since >= 60.0:
+                self._since, self._known = now, set()
+            if (peer, why) in self._known or len(self._known) >= TOLD_MOST:
+                return False
+            self._known.add((peer, why))
+            return True
+
+
+def peer_of(host: str) -> str:
+    """Whom a place is counted for without a certificate: the host; of IPv6 its network, whose addresses (2^64) are one
+    customer's (RFC 6177)."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return host if address.version == 4 else str(ipaddress.ip_network((address, 64), strict=False))
+
+
+def _take_leave(sock: socket.socket, last: bytes) -> None:
+    """Before a connection is closed that the peer still sends on: else the system throws away what was said last, which
+    is why it was refused. Beside TLS, whatever there is of it."""
+    with contextlib.suppress(OSError):  # it has left
+        sock.settimeout(LINGER_SECONDS)
+        socket.socket.send(sock, last)
+        socket.socket.shutdown(sock, socket.SHUT_WR)
+        for _ in range(16):
+            if not socket.socket.recv(sock, 4096):
+                break
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -385,6 +587,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _tune(sock: socket.socket, idle: int) -> None:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return  # no TCP: another transport looks after itself
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 10_000)):

@@ -28,6 +28,7 @@ from itertools import islice
 from typing import Final
 
 from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.info_object import Part
 
 from .deflate import Compression
@@ -54,6 +55,9 @@ PARTS_AT_ONCE: Final = 64
 """Parts given to one sendmsg; far below IOV_MAX, which is 1,024 on Linux."""
 LOOK_SECONDS: Final = 1.0
 """How often stalled peers are looked for, while something is unsent."""
+
+FAULT_SECONDS: Final = 0.1
+"""Pause after a fault of the selector: it may fail again at once."""
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CLOSED: Final = "the hub has stopped"
@@ -134,16 +138,27 @@ class SenderHub:
 
     def _run(self) -> None:
         while not self._stopping:
-            for sender, mask in self._wait():
-                sender._guarded(sender._serve, mask)
-            while self._orders:
+            waited = False
+            with guarded("hub"):
+                happened = self._wait()
+                waited = True
+                self._round(happened)
+            if not waited:
+                time.sleep(FAULT_SECONDS)
+        with guarded("the hub's end"):
+            self._close()
+
+    def _round(self, happened: Sequence[tuple[HubSender, int]]) -> None:
+        for sender, mask in happened:
+            sender._do(sender._serve, mask)
+        while self._orders:
+            with guarded("an order to the hub"):
                 self._orders.popleft()()
-            for _ in range(len(self._ready)):  # who gets ready meanwhile has his turn in the next round
-                sender = self._ready.popleft()
-                sender._guarded(sender._turn)
-            if self._unsent and self._clock() >= self._look_at:
-                self._drop_stalled()
-        self._close()
+        for _ in range(len(self._ready)):  # who gets ready meanwhile has his turn in the next round
+            sender = self._ready.popleft()
+            sender._do(sender._turn)
+        if self._unsent and self._clock() >= self._look_at:
+            self._drop_stalled()
 
     def _wait(self) -> list[tuple[HubSender, int]]:
         self._asleep = True
@@ -162,19 +177,21 @@ class SenderHub:
         now = self._clock()
         self._look_at = now + LOOK_SECONDS
         for sender in list(self._unsent):
-            sender._drop_if_stalled(now)
+            sender._do(sender._drop_if_stalled, now)
 
     def _close(self) -> None:
         if self._closed:
             return
         self._closed = True
         while self._orders:  # of those who came while we were stopping: they are told at once
-            self._orders.popleft()()
+            with guarded("an order to the hub"):
+                self._orders.popleft()()
         if not self._started:
             return
         for key in list(self._selector.get_map().values()):
             if key.data is not None:
-                key.data._end(_CLOSED)
+                with guarded("the end of a stream"):
+                    key.data._end(_CLOSED)
         self._ready.clear()
         self._selector.close()
         self._wake_read.close()
@@ -269,7 +286,7 @@ class HubSender:
             _tell(ended)
             return
         self._connection = connection = _Connection(sock, ended, compression)
-        self._guarded(self._resume, connection, position)
+        self._do(self._resume, connection, position)
 
     def _resume(self, connection: _Connection, position: int) -> None:
         count = self._window.acknowledge(position)
@@ -280,15 +297,20 @@ class HubSender:
         self._wanting = True
         self._serve(_READ | _WRITE)  # a TLS socket may hold what the selector does not see
 
-    def _guarded(self, step: Callable[..., None], *arguments: object) -> None:
-        """Do a step; whatever fails ends this connection, and no other."""
+    def _do(self, step: Callable[..., None], *arguments: object) -> None:
+        """Do a step; whatever fails ends this connection, and no other: neither the peer nor the source is trusted so
+        far."""
         try:
             step(*arguments)
         except (JbiError, OSError) as exc:
-            self._end(str(exc))
-        except Exception:  # one stream must not end all: neither the peer nor the source is trusted so far
-            log.exception("a connection failed")
-            self._end("failure")
+            why = str(exc)
+        except Exception as exc:  # noqa: BLE001  # noted
+            note("a stream of the hub", exc)
+            why = "failure"
+        else:
+            return
+        with guarded("the end of a stream"):
+            self._end(why)
 
     def _serve(self, mask: int) -> None:
         """The socket can be read, written, or both."""
@@ -349,15 +371,15 @@ class HubSender:
         if connection is not None:
             log.debug("connection ended: %s", why)
             self._hub._unsent.discard(self)
-            self._hub._selector.unregister(connection.sock)
-            _tell(connection.ended)
+            try:
+                self._hub._selector.unregister(connection.sock)
+            finally:
+                _tell(connection.ended)
 
 
 def _tell(ended: Callable[[], None]) -> None:
-    try:
+    with guarded("closing a connection"):  # whoever owned it must not end the thread of all others
         ended()
-    except Exception:  # whoever owned the connection must not end the thread of all others
-        log.exception("closing a connection failed")
 
 
 class _Connection:

@@ -27,14 +27,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import msgspec
 
-from jbi_pubsub.core.errors import OversizeError, ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.errors import JbiError, OversizeError, ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.info_object import Part
+from jbi_pubsub.core.values import decoded
 
 from .deflate import DEFLATE, INFLATED_MOST, Compression
+from .tls import alert_in, explained
 
 FRAME: Final = struct.Struct("!IB")
 BATCH: Final = struct.Struct("!QI")
@@ -98,6 +101,9 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return cls(token, position, () if compression == "none" else (compression,))
 
 
+_HELLOS: Final = msgspec.msgpack.Decoder(Hello)
+
+
 class Line:
     """A socket that one thread may read while another writes, with deadlines; TLS sockets are locked for it."""
 
@@ -129,9 +135,10 @@ class Line:
 
     def receive(self, timeout: float = IDLE_SECONDS, limit: int = MAX_FRAME_BYTES) -> tuple[int, memoryview]:
         """The next frame of at most `limit` bytes: (kind, body). Raises WireError, WireTimeoutError, ProtocolError."""
-        length, kind = FRAME.unpack(self._read(FRAME.size, timeout))
+        head = self._read(FRAME.size, timeout)
+        length, kind = FRAME.unpack(head)
         if length > limit:
-            raise ProtocolError(f"peer announces a frame of {length} bytes, the limit is {limit}")
+            raise ProtocolError(alert_in(head) or f"peer announces a frame of {length} bytes, the limit is {limit}")
         return kind, memoryview(self._read(length, max(timeout, SEND_SECONDS)))
 
     def shut(self) -> None:
@@ -161,7 +168,7 @@ class Line:
                 self._wait(select.POLLOUT, deadline, "TLS renegotiation")
                 continue
             except (OSError, ValueError) as exc:
-                raise WireError(f"connection lost: {exc}") from exc
+                raise WireError(f"connection lost: {explained(exc)}") from exc
             if not read:
                 raise WireError("connection closed by the peer")
             got += read
@@ -183,7 +190,7 @@ class Line:
                 self._wait(select.POLLIN, deadline, "TLS renegotiation")
                 continue
             except (OSError, ValueError) as exc:
-                raise WireError(f"connection lost: {exc}") from exc
+                raise WireError(f"connection lost: {explained(exc)}") from exc
             data = data[sent:]
             deadline = time.monotonic() + timeout  # a slow link is no dead one
 
@@ -194,7 +201,7 @@ class Line:
             poller.register(self._sock, event)
             ready = left > 0 and poller.poll(left * 1000)
         except (OSError, ValueError) as exc:
-            raise WireError(f"connection lost: {exc}") from exc
+            raise WireError(f"connection lost: {explained(exc)}") from exc
         if not ready:
             raise WireTimeoutError(f"peer is too slow: {doing}")
 
@@ -356,6 +363,8 @@ class Sender:
         self._window = Window()
         self._stopping = False
         self._taking = self._started = False
+        self._held: list[tuple[Part, ...]] = []
+        """Taken from the source, and in no batch yet: what has failed is done again."""
         self._thread = threading.Thread(target=self._send_all, name=f"{name}-send", daemon=True)
 
     @property
@@ -406,6 +415,7 @@ class Sender:
         with self._changed:
             while self._taking:
                 self._changed.wait(1.0)
+            self._held = []
             self._window.restart()
 
     def run(self, line: Line, position: int) -> None:
@@ -418,12 +428,14 @@ class Sender:
                 self._line.shut()  # a newer connection of the same peer wins
                 self._line = None
             count = self._window.acknowledge(position)
-        if count:
-            self._acked(count, memoryview(b""))
-        self._catch_up(line, position)
         try:
+            if count:
+                self._acked(count, memoryview(b""))
+            self._catch_up(line, position)
             while True:
                 self._read_ack(line)
+        except Exception as exc:  # noqa: BLE001  # noted
+            cut("stream of a sender", exc)
         finally:
             with self._changed:
                 if self._line is line:
@@ -463,28 +475,47 @@ class Sender:
                 if self._stopping:
                     return
                 self._taking = True
-            try:
-                items = self._source.take(MAX_BATCH_ITEMS, self._batch_bytes, TAKE_SECONDS)
-                if items:
-                    self._send(items)
-            finally:
-                with self._changed:
-                    self._taking = False
-                    self._changed.notify_all()
+            failed = True
+            with guarded("sender"):
+                self._held = self._held or self._source.take(MAX_BATCH_ITEMS, self._batch_bytes, TAKE_SECONDS)
+                if self._held:
+                    self._send()
+                failed = False
+            with self._changed:
+                self._taking = False
+                self._changed.notify_all()
+                if failed and not self._stopping:
+                    self._changed.wait(TAKE_SECONDS)
 
     def _may_send(self) -> bool:
         window = self._window
         return self._line is not None and window.may_add() and (window.may_add_partial() or self._source.is_full())
 
-    def _send(self, items: list[tuple[Part, ...]]) -> None:
+    def _send(self) -> None:
         with self._changed:
-            batch = self._window.add(items)
+            batch = self._window.add(self._held)
+            self._held = []
             line = self._line
         if line is not None:
             try:
                 line.send_frame(batch.frame)
             except WireError:
                 line.shut()  # `run` notices and ends; the batch is kept and sent again on the next line
+            except Exception:
+                line.shut()
+                raise
+
+
+def cut(what: str, failure: Exception) -> NoReturn:
+    """End a connection: its peer sees a cut, and may come back. What may happen is raised as it is; a fault that nobody
+    expected is noted, and is a WireError."""
+    try:
+        if isinstance(failure, JbiError | OSError):
+            raise failure
+        note(what, failure)
+        raise WireError(f"{what} has failed here: {type(failure).__name__}: {failure}") from failure
+    finally:
+        del failure  # or it and this frame hold each other, and the connection with its memory, until they are found
 
 
 class Receiver:
@@ -520,6 +551,8 @@ class Receiver:
             if greet_with is not None:
                 greet_with(self.position)
             self._read_batches(line)
+        except Exception as exc:  # noqa: BLE001  # noted
+            cut("stream of a receiver", exc)
         finally:
             if self._line is line:
                 self._line = None
@@ -545,6 +578,9 @@ class Receiver:
                 line.send(ACK, [self.position.to_bytes(8, "big"), self._note()])
             except WireError:
                 line.shut()  # `run` notices and ends
+            except Exception as exc:  # noqa: BLE001  # noted
+                note("acknowledging", exc)
+                line.shut()
 
     def stop(self) -> None:
         """End `run`."""
@@ -603,10 +639,7 @@ def listen(line: Line) -> Hello:
     kind, body = line.receive(HANDSHAKE_SECONDS, limit=1024)
     if kind != HELLO:
         raise ProtocolError(f"frame of kind {kind} where a hello belongs")
-    try:
-        return msgspec.msgpack.decode(body, type=Hello)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise ProtocolError(f"bad hello: {exc}") from exc
+    return decoded(_HELLOS, body, "hello")
 
 
 def welcome(line: Line, position: int, compression: Compression | None = None) -> None:

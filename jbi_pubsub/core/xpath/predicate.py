@@ -17,11 +17,12 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from lxml import etree
 
+from jbi_pubsub.core import plugins
 from jbi_pubsub.core.errors import JbiError, OversizeError, PredicateError
 from jbi_pubsub.core.xml import Element
 
@@ -236,11 +237,18 @@ def register_language(name: str, compiler: Compiler) -> None:
 
     `compiler(expression, namespaces)` returns a function from the document element to bool, or raises ValueError (or
     one of our errors) for an expression it refuses. The function is shared by threads. Raises PredicateError for
-    "xpath", which can't be replaced.
+    "xpath", which can't be replaced. Known in this process alone: to have it in delegates as well, install a plug-in
+    `language.NAME` with them (core/plugins.py).
     """
     if name == XPATH or not name:
         raise PredicateError(f"the language name {name!r} is taken", hint="Choose another name", argument="name")
     _languages[name] = compiler
+
+
+def languages() -> tuple[str, ...]:
+    """The predicate languages known here: XPath, those registered, those of installed plug-ins, which are loaded."""
+    installed = (name for name in plugins.names("language") if plugins.find("language", name) is not None)
+    return tuple(sorted({XPATH, *_languages, *installed}))
 
 
 def compile_predicate(
@@ -362,11 +370,11 @@ MAX_SHOWN: Final = 100
 
 
 def _foreign(expression: str, bound: tuple[tuple[str, str], ...], language: str, argument: str) -> Predicate:
-    compiler = _languages.get(language)
+    compiler = _languages.get(language) or cast("Compiler | None", plugins.find("language", language))
     if compiler is None:
         raise PredicateError(
             f"{argument}: unknown predicate language {language!r}",
-            hint=f"Known: {', '.join(sorted([XPATH, *_languages]))}",
+            hint=f"Known: {', '.join(languages())}",
             argument=argument,
             expression=expression,
             position=0,
