@@ -495,6 +495,15 @@ class Delegate:
             self._keep(Kept(request, lease.lease_id, self._wall() + lease.duration), key)
         return Granted(subscription.number, lease)
 
+    def _check_cost(self, subscription: Subscription, topics: Sequence[Topic]) -> None:
+        """Raises OversizeError when what is evaluated for its session, or for a registration, would cost too much. An
+        e-mail subscription has no session: what one costs by itself was bounded when it was compiled."""
+        mine = self._costs.get(subscription.owner)
+        if mine is not None:
+            mine.check(subscription.charges, "this subscriber")
+        for topic in topics:
+            topic.table.budget.check(subscription.charges, "all subscriptions to a registration that it matches")
+
     def _put_in(self, subscription: Subscription, topics: list[Topic]) -> list[tuple[Topic, int]]:
         """Into the topics' tables; each topic with the mark on its shelf.
 
@@ -509,15 +518,6 @@ class Delegate:
         for topic in topics:
             topic.table.settled = subscription.place
         return list(zip(topics, marks, strict=True))
-
-    def _check_cost(self, subscription: Subscription, topics: Sequence[Topic]) -> None:
-        """Raises OversizeError when what is evaluated for its session, or for a registration, would cost too much. An
-        e-mail subscription has no session: what one costs by itself was bounded when it was compiled."""
-        mine = self._costs.get(subscription.owner)
-        if mine is not None:
-            mine.check(subscription.charges, "this subscriber")
-        for topic in topics:
-            topic.table.budget.check(subscription.charges, "all subscriptions to a registration that it matches")
 
     def _mail_lease(self, subscription: Subscription) -> Lease | None:
         if not subscription.lease_id:
