@@ -9,8 +9,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NewType
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import MetadataError, OversizeError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, object_id_of, pack
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
