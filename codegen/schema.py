@@ -198,7 +198,7 @@ def load(sources: Sources, *, check: bool = False) -> xmlschema.XMLSchema10:
             )
         except xmlschema.XMLSchemaParseError as exc:
             place = exc.elem.get(PLACE, "") if exc.elem is not None else ""
-            reason = one_line(exc.message)
+            reason = one_line(exc.message.partition("Schema component:")[0].rstrip(" :\n"))
             raise SchemaError(
                 f"schema {_name(sources)} is invalid{' at ' + place if place else ''}: {reason}",
                 hint="Check it with an XML Schema 1.0 validator",
