@@ -198,7 +198,7 @@ def load(sources: Sources, *, check: bool = False) -> xmlschema.XMLSchema10:
             )
         except xmlschema.XMLSchemaParseError as exc:
             place = exc.elem.get(PLACE, "") if exc.elem is not None else ""
-            reason = one_line(exc.message)
+            reason = one_line(exc.message.partition("Schema component:")[0].rstrip(" :\n"))
             raise SchemaError(
                 f"schema {_name(sources)} is invalid{' at ' + place if place else ''}: {reason}",
                 hint="Check it with an XML Schema 1.0 validator",
@@ -440,6 +440,7 @@ class _Walk:
         self._first: dict[int, Key] = {}
         self._kinds: dict[Key, int] = {}
         self._untyped: dict[str, str] = {}
+        self._root: Any = None
         self._described: set[Key] = set()
         self._shared: set[Key] = set()
         self._contents: dict[int, _Content] = {}
@@ -453,6 +454,7 @@ class _Walk:
     def run(self, root: XsdElement) -> Key:
         """Walk from the document element; the key of its shape. Raises _TooManyError."""
         path = (root.name,)
+        self._root = root.type
         self.tags.add(root.name)
         if isinstance(root.type, XsdComplexType):
             self._circular = _circular(root.type, self._led_to)
@@ -628,11 +630,22 @@ class _Walk:
             self.tags.add(tag)
             below = (*path, tag)
             cover = self.coverage.of(below, child.mark)
-            if cover == "none" or (inside and child.xsd.type.name == f"{{{XSD}}}anyType"):
-                shape.variant[tag] = None  # without a type it is as good as a wildcard, and no path names all of them
+            untyped = child.xsd.type.name == f"{{{XSD}}}anyType"
+            if cover == "none" or (untyped and (inside or not self._is_declared(below))):
+                shape.variant[tag] = None  # without a type it is as good as a wildcard, and no mark can name it
             elif _leaf_type(child.xsd.type) is None or tag in repeats:
                 key = self._element(child.xsd, below, cover, inside=inside)
                 shape.below[tag] = Below(key, tag in repeats)
+
+    def _is_declared(self, path: Steps) -> bool:
+        """Whether declared types lead along `path`, and not only what an xsi:type may put in their place."""
+        kind: Any = self._root
+        for tag in path[1:]:
+            child = self._of(kind).children.get(tag) if isinstance(kind, XsdComplexType) else None
+            if child is None:
+                return False
+            kind = child.xsd.type
+        return True
 
     def _typed(self, shape: Shape, kind: XsdComplexType, path: Steps, *, inside: bool) -> None:
         """Shapes for the named types that an xsi:type may put in place of the declared one: their classes lie below

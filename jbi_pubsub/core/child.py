@@ -4,9 +4,9 @@ Libraries in C know no limit of time or memory, and a thread of ours that is in 
 what a stranger has made is done in a process of its own. A function by its name takes bytes and gives bytes.
 
 Rules:
-- The kernel ends a child: at so much processor time and memory (RLIMIT_CPU, RLIMIT_AS), at so much time by the clock
-  (an alarm), and with its parent (PR_SET_PDEATHSIG; elsewhere than on Linux the alarm has to do). The parent ends it
-  too, with its process group, and always takes its status: no child is left, nor a file, since none is written.
+- The kernel ends a child: at so much processor time (a timer, RLIMIT_CPU) and memory (RLIMIT_AS), at so much time by
+  the clock (an alarm), and with its parent (PR_SET_PDEATHSIG; elsewhere than on Linux the alarm has to do). The parent
+  ends it too, with its process group, and always takes its status: no child is left, nor a file, since none is written.
 - Each child is a fresh interpreter, never a fork: servers have threads. It gets the environment that Python and the
   C library need, and no other; no open file but the two ends of its pipes.
 - What comes back is MessagePack, checked; nothing is unpickled. An error of ours is raised again in the parent.
@@ -64,11 +64,11 @@ class Limits(NamedTuple):
     """Of one child: `seconds` of processor time, bytes of `memory` (its address space, some 90 MiB of which Python and
     lxml take)."""
 
-    seconds: int = 10
+    seconds: float = 10.0
     memory: int = 512 << 20
 
     @property
-    def deadline(self) -> int:
+    def deadline(self) -> float:
         """Seconds by the clock: a busy machine may take longer for the same work."""
         return 2 * self.seconds + 5
 
@@ -215,10 +215,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 def _ended(status: int, complaint: bytes, limits: Limits) -> _Reply:
     """Of a child that did not answer: by what it ended."""
-    seconds = float(limits.seconds)
-    if status in (-signal.SIGXCPU, -signal.SIGALRM):
-        clock = "" if status == -signal.SIGXCPU else f" within {limits.deadline} s by the clock"
-        return _failed(f"takes more than {limits.seconds} s{clock}", "seconds", seconds)
+    seconds = limits.seconds
+    if status in (-signal.SIGPROF, -signal.SIGXCPU, -signal.SIGALRM):
+        clock = f" within {limits.deadline:g} s by the clock" if status == -signal.SIGALRM else ""
+        return _failed(f"takes more than {seconds:g} s{clock}", "seconds", seconds)
     if b"MemoryError" in complaint:
         return _too_large(limits, seconds)
     by = f"signal {-status}" if status < 0 else f"status {status}"
@@ -250,9 +250,9 @@ _START: Final = "from jbi_pubsub.core.child import serve; serve()"
 
 def serve() -> NoReturn:
     """The child's whole life. Its arguments: the parent's process id, and the limits."""
-    parent, seconds, memory = (int(word) for word in sys.argv[1:4])
-    limits = Limits(seconds, memory)
-    _bind(parent, limits)
+    parent, seconds, memory = sys.argv[1:4]
+    limits = Limits(float(seconds), int(memory))
+    _bind(int(parent), limits)
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # whatever prints does not get between
         reply = _answer(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Request), limits)
@@ -266,11 +266,13 @@ def _bind(parent: int, limits: Limits) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)  # it ended before we could ask to be told
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    for number in (signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU):
+        signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limits.deadline)
+    signal.setitimer(signal.ITIMER_PROF, limits.seconds)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (limits.seconds, limits.seconds + 1))
+    whole = math.ceil(limits.seconds) + 1  # if the timer should not do
+    resource.setrlimit(resource.RLIMIT_CPU, (whole, whole + 1))
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
     os.nice(_NICENESS)
     gc.disable()  # it ends soon; a cycle that costs memory meets the limit

@@ -6,6 +6,7 @@ Made for the purpose, after NewsML-G2's parties, NIEM's metadata, XHTML's inline
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -232,3 +233,74 @@ def test_all_elements_without_a_type_are_named_at_once(make: Any) -> None:
     # Expect marking them to be all that is needed
     kind = make.type(make.root(make.leaf("w"), parts), variant=[f"/r/{name}/v" for name in "abc"])
     assert [path for path, _ in kind.model.invariants] == ["/r/w"]
+
+
+SHAPES = """
+<xs:complexType name="Shape"><xs:sequence>
+ <xs:element name="name" type="xs:token"/><xs:element name="tag" type="xs:token" minOccurs="0" maxOccurs="3"/>
+ <xs:element name="part" type="Shape" minOccurs="0" maxOccurs="2"/><xs:element name="frame" type="Frame" minOccurs="0"/>
+</xs:sequence></xs:complexType>
+<xs:complexType name="Circle"><xs:complexContent><xs:extension base="Shape"><xs:sequence>
+ <xs:element name="radius" type="xs:int"/></xs:sequence></xs:extension></xs:complexContent></xs:complexType>
+<xs:complexType name="Dot"><xs:complexContent><xs:restriction base="Circle"><xs:sequence>
+ <xs:element name="name" type="xs:token"/><xs:element name="radius" type="xs:int"/>
+</xs:sequence></xs:restriction></xs:complexContent></xs:complexType>
+<xs:complexType name="Spot"><xs:complexContent><xs:extension base="Dot"><xs:sequence>
+ <xs:element name="hue" type="xs:token"/></xs:sequence></xs:extension></xs:complexContent></xs:complexType>
+<xs:complexType name="Frame"><xs:sequence><xs:element name="colour" type="xs:token"/>
+ <xs:element name="inside" type="Shape" minOccurs="0"/></xs:sequence></xs:complexType>
+<xs:element name="r"><xs:complexType><xs:sequence><xs:element name="frame" type="Frame"/>
+ <xs:element name="shape" type="Shape" maxOccurs="9"/></xs:sequence></xs:complexType></xs:element>"""
+XSI = 'xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance"'
+
+
+def drawing(draw: random.Random) -> str:
+    """A document of frames in shapes in frames, some of them of a type in place of the declared one."""
+
+    def word() -> str:
+        return draw.choice("abcdefgh")
+
+    def frame(tag: str, depth: int) -> str:
+        inside = shape("inside", depth - 1) if depth and draw.random() < 0.6 else ""
+        return f"<{tag}><colour>{word()}</colour>{inside}</{tag}>"
+
+    def shape(tag: str, depth: int) -> str:
+        kind = draw.choice(["", "", "Circle", "Dot", "Spot"])
+        content = f"<name>{word()}</name>"
+        if kind in ("", "Circle"):
+            content += "".join(f"<tag>{word()}</tag>" for _ in range(draw.randrange(3)))
+            content += "".join(shape("part", depth - 1) for _ in range(draw.randrange(3) if depth else 0))
+            content += frame("frame", depth - 1) if depth and draw.random() < 0.5 else ""
+        content += f"<radius>{draw.randrange(9)}</radius>" if kind else ""
+        content += f"<hue>{word()}</hue>" if kind == "Spot" else ""
+        said = f' xsi:type="{kind}"' if kind else ""
+        return f"<{tag}{said}>{content}</{tag}>"
+
+    return f"<r {XSI}>{frame('frame', 3)}{shape('shape', 3)}{shape('shape', 1)}</r>"
+
+
+@pytest.mark.parametrize("most", [None, 8], ids=["by path", "by type"])
+def test_whatever_stands_in_a_document_is_found_by_the_predicate_that_says_so(
+    make: Any, most: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given types that lead back to themselves and may be put in each other's place, by path or one class each
+    if most is not None:
+        monkeypatch.setattr("jbi_pubsub.codegen.schema.MAX_CLASSES", most)
+    kind = make.type(make.schema(SHAPES))
+    draw = random.Random(7)
+    derived = 0
+    for _ in range(60):
+        document = make.document(drawing(draw))
+        kind.validate(document)
+        published = kind.entries(document)
+        # Expect each leaf of a document to be in its entries
+        assert sum(len(element) == 0 for element in document.iter()) >= len(published)
+        for leaf in document.iter():
+            if len(leaf):
+                continue
+            path = "/" + "/".join([*reversed([above.tag for above in leaf.iterancestors()]), leaf.tag])
+            # and each template that its value gives to match one of them
+            for template in kind.derive(f"{path}='{leaf.text}'"):
+                derived += 1
+                assert any(matches(template, entry) for entry in published), (path, template)
+    assert derived > 500

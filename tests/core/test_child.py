@@ -19,7 +19,7 @@ from jbi_pubsub.core.child import Allowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, SchemaError
 
 FOLDER = Path(__file__).parent
-SOON = Limits(seconds=1, memory=256 << 20)
+SOON = Limits(seconds=0.3, memory=256 << 20)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_an_error_of_ours_comes_back_as_it_was() -> None:
 
 def test_time_and_memory_have_an_end_and_what_goes_wrong_is_said() -> None:
     children = Children()
-    assert cause(children, "spin") == ("seconds", "takes more than 1 s")
+    assert cause(children, "spin") == ("seconds", "takes more than 0.3 s")
     assert cause(children, "grow") == ("memory", "takes more than 256 MiB of memory")
     assert cause(children, "crash")[0] == "crash"
     assert cause(children, "fail") == ("crash", "ended its process by status 1: ValueError: that was not expected")
@@ -66,7 +66,10 @@ def test_time_and_memory_have_an_end_and_what_goes_wrong_is_said() -> None:
 
 @pytest.mark.slow
 def test_the_clock_ends_a_child_that_only_waits() -> None:
-    assert cause(Children(), "rest", b"60") == ("seconds", f"takes more than 1 s within {SOON.deadline} s by the clock")
+    assert cause(Children(), "rest", b"60") == (
+        "seconds",
+        f"takes more than 0.3 s within {SOON.deadline} s by the clock",
+    )
 
 
 def test_a_child_gets_none_of_the_secrets_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +121,7 @@ def test_one_caller_takes_one_place_and_leaves_the_others_to_others(tmp_path: Pa
 
 
 def test_who_has_used_up_its_time_waits_and_others_do_not() -> None:
-    children = Children(allowance=Allowance(most=0.5, regained=0.001))
+    children = Children(allowance=Allowance(most=0.2, regained=0.001))
     with pytest.raises(ChildError):
         children.run(work("spin"), b"", limits=SOON, caller="stranger")
     with pytest.raises(ChildError, match="stranger used up the time") as caught:
