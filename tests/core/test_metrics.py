@@ -116,7 +116,7 @@ def test_who_does_not_read_its_answer_is_cut_off(shown: Shown, monkeypatch: pyte
         slow.sendall(GET)
         # When others ask meanwhile, expect them to be answered
         shown.samples = shown.samples[:1]
-        assert len(shown.values()) == 1
+        assert sum(name == "jbi_many" for name, _ in shown.values()) == 1
         slow.settimeout(5.0)
         threading.Event().wait(0.3)
         # Expect the end of it, before it is whole
@@ -130,7 +130,7 @@ def test_labels_that_clients_have_chosen_are_shown_without_control_characters(sh
     ]
     _, body = shown.ask()
     assert all(c.isprintable() or c == "\n" for c in body)
-    found = {labels[1][1]: value for (_, labels), value in shown.values().items()}
+    found = {labels[1][1]: value for (name, labels), value in shown.values().items() if name == "jbi_named"}
     assert found["Größe 東京"] == 5
     assert found['quote " and \\'] == 4
 
