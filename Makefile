@@ -32,11 +32,11 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e .
 	touch $@
 
 $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[test,spark]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark]'
 	touch $@ $(VENV)/demo.stamp
 
 # ten minutes of churn over real processes; make soak ARGS="--minutes 3 --seed 7"

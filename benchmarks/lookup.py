@@ -2,9 +2,9 @@
 
     python benchmarks/lookup.py [--small N] [--large N] [--json FILE]
 
-Entries have 8 fields with values of a power law, templates one of 30 masks; the times are microseconds per call, the
-baseline of the same run is the linear scan with the definition of matching; for the longest call it is the time until
-the slowest answer, of which a call is a slice. Items carry a type, a proxy and an id.
+Entries have 8 fields with values of a power law, templates one of 30 masks, or (`shapes`) any, friendly and ugly. The
+times are microseconds of CPU per call (of the store: on the wall); the baseline of the same run is the linear scan with
+the definition of matching. Items carry a type, a proxy and an id.
 """
 
 from __future__ import annotations
@@ -63,57 +63,45 @@ class Population:
         return ServiceItem("", (TYPE, "jbi.Service"), proxy, (self.entry(),))
 
 
-def microseconds(calls: Sequence[Callable[[], object]], rounds: int = 1) -> float:
-    """Mean time of a call; the collector is off, as a pause is not the call's."""
+def microseconds(
+    calls: Sequence[Callable[[], object]], rounds: int = 1, clock: Callable[[], float] = time.thread_time
+) -> float:
+    """Mean CPU time of a call; the collector is off. A pause of either, or of the machine, is not the call's."""
     gc.collect()
     gc.disable()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(rounds):
         for call in calls:
             call()
-    spent = time.perf_counter() - start
+    spent = clock() - start
     gc.enable()
     return spent / len(calls) / rounds * 1e6
 
 
 def items_by_template(n: int) -> Iterator[Row]:
-    """One EntryIndex of n entries, asked with warm tables."""
+    """One EntryIndex of n entries."""
     population = Population(1)
-    index: EntryIndex[str] = EntryIndex(bytes_per_key=10_000)
+    index: EntryIndex[str] = EntryIndex()
     entries = [population.entry() for _ in range(n)]
-    start = time.perf_counter()
+    start = time.thread_time()
     for number, entry in enumerate(entries):
         index.add(f"{number:x}-{population.random.getrandbits(64):x}", (entry,))
-    added = (time.perf_counter() - start) / n * 1e6
+    added = (time.thread_time() - start) / n * 1e6
     templates = [population.template() for _ in range(2000)]
-    start = time.perf_counter()
     hits = [len(index.find((t,))) for t in templates]
-    cold = (time.perf_counter() - start) / len(templates) * 1e6
     few = [t for t, h in zip(templates, hits, strict=True) if 0 < h <= 2 * HITS * 1_000_000][:1000]
-    rented = -1
-    while rented != index.status().rented:  # until every mask has paid for its table
-        rented = index.status().rented
-        for template in templates:
-            index.find((template,))
     found = [len(index.find((t,))) for t in few]
     linear = microseconds([lambda t=t: [e for e in entries[:10_000] if matches(t, e)] for t in few[:10]]) * n / 10_000
-    warm = microseconds([lambda t=t: list(index.find((t,))) for t in few], 3)
+    every = microseconds([lambda t=t: list(index.find((t,))) for t in few], 3)
     first = microseconds([lambda t=t: next(iter(index.find((t,))), None) for t in templates], 3)
-    yield {"what": "items by template: all", "n": n, "us": warm, "hits": sum(found) / len(found), "baseline": linear}
+    yield {"what": "items by template: all", "n": n, "us": every, "hits": sum(found) / len(found), "baseline": linear}
     yield {"what": "items by template: first", "n": n, "us": first, "hits": 1, "baseline": linear}
-    yield {
-        "what": "items by template: with building",
-        "n": n,
-        "us": cold,
-        "hits": sum(hits) / len(hits),
-        "baseline": linear,
-    }
-    yield {"what": "index an entry, no tables", "n": n, "us": added}
+    yield {"what": "index an entry, from the first on", "n": n, "us": added}
     some = [(f"new-{i}", population.entry()) for i in range(2000)]
     put = microseconds([lambda k=k, e=e: index.add(k, (e,)) for k, e in some])
     taken = microseconds([lambda k=k: index.remove(k) for k, _ in some])
-    yield {"what": f"index an entry, {index.status().tables} tables", "n": n, "us": put}
-    yield {"what": f"take an entry out, {index.status().tables} tables", "n": n, "us": taken}
+    yield {"what": "index an entry", "n": n, "us": put}
+    yield {"what": "take an entry out", "n": n, "us": taken}
 
 
 def templates_by_item(n: int) -> Iterator[Row]:
@@ -136,7 +124,7 @@ def templates_by_item(n: int) -> Iterator[Row]:
 
 
 def registrar(n: int) -> Iterator[Row]:
-    """A registrar with n items and default limits of memory, four hot masks, then n event registrations."""
+    """A registrar with n items, then n event registrations."""
     population = Population(3)
     decoder = msgspec.msgpack.Decoder(ServiceItem)  # items come from the wire: nothing is shared before
     limits = RegistrarLimits(items_per_owner=10 * n, event_registrations_per_owner=10 * n)
@@ -145,16 +133,10 @@ def registrar(n: int) -> Iterator[Row]:
     before = tracemalloc.get_traced_memory()[0]
     for number in range(n):
         services.register(decoder.decode(msgspec.msgpack.encode(population.item(number))), 300.0, 0.0)
-    population.masks = population.masks[:4]
     templates = [ServiceTemplate(types=(TYPE,), entries=(population.template(),)) for _ in range(500)]
-    rented = -1
-    while rented != services.status().item_index.rented:
-        rented = services.status().item_index.rented
-        for template in templates:
-            services.lookup(template, 0.0)
     size = (tracemalloc.get_traced_memory()[0] - before) / n
     tracemalloc.stop()
-    yield {"what": "memory of an item with its tables, bytes", "n": n, "us": size}
+    yield {"what": "memory of an item, bytes", "n": n, "us": size}
     held = services.lookup_all(ServiceTemplate(), 0.0, 10_000).items
     linear = microseconds([lambda t=t: [i for i in held if t.matches(i)] for t in templates[:10]]) * n / len(held)
     few = [t for t in templates if services.lookup_all(t, 0.0, 0, total=True).total <= 2 * HITS * 1_000_000]
@@ -191,37 +173,65 @@ def _changes(services: Registrar, population: Population, n: int, listeners: int
         yield {"what": f"{what}, {listeners:,} listeners", "n": n, "us": spent}
 
 
-def waits(n: int) -> Iterator[Row]:
-    """How long a call keeps the registrar's lock at most: when masks are used for the first time, and page by page. The
-    collector is off, as a pause is not the call's."""
+HALVES = define("jbi.bench.Halves", {"left": str, "right": str, "serial": str})
+"""Of each item `left` or `right` is set to "yes", never both; every serial is another."""
+
+
+def shapes(n: int) -> Iterator[Row]:
+    """Lookups of one item in a registrar of n, by all kinds of templates, the ugly ones too, each for the first time:
+    the median and the longest."""
     population = Population(6)
+    random = population.random
     services = Registrar(limits=RegistrarLimits(items_per_owner=10 * n))
-    for number in range(n):
-        services.register(population.item(number), 300.0, 0.0)
-    templates = [ServiceTemplate(types=(TYPE,), entries=(population.template(),)) for _ in range(300)]
+    took, values = [], []
     gc.collect()
     gc.disable()
-    longest, answers = 0.0, []
-    for template in templates:
-        began = time.perf_counter()
-        page = None
-        while page is None:
-            start = time.perf_counter()
-            page = services.page(template, 0.0, 1)
-            longest = max(longest, time.perf_counter() - start)
-        answers.append(time.perf_counter() - began)
-    yield {"what": "first use of masks: longest call", "n": n, "us": longest * 1e6, "baseline": max(answers) * 1e6}
-    pages: list[float] = []
-    after: str | None = None
-    while after != "":
-        start = time.perf_counter()
-        page = services.page(ServiceTemplate(), 0.0, n, after=after or "")
-        pages.append(time.perf_counter() - start)
-        assert page is not None
-        after = page.after
+    for number in range(n):
+        item = population.item(number)
+        half = EntryRep(HALVES, (("yes", None)[number % 2], (None, "yes")[number % 2], f"{number}"))
+        values.append(item.entries[0].values)
+        item = msgspec.structs.replace(item, entries=(*item.entries, half))
+        start = time.thread_time()
+        services.register(item, 300.0, 0.0)
+        took.append(time.thread_time() - start)
+    yield _spread("register an item of two entries", n, took)
+
+    def any_mask(fields: int) -> ServiceTemplate:
+        mask, found = random.sample(range(FIELDS), fields), random.choice(values)
+        rep = EntryRep(CLASS, tuple(value if i in mask else None for i, value in enumerate(found)))
+        return ServiceTemplate(types=(TYPE,) if random.random() < 0.5 else (), entries=(rep,))
+
+    def half(left: str | None, right: str | None, serial: str | None = None, *more: EntryRep) -> ServiceTemplate:
+        return ServiceTemplate(types=(TYPE,), entries=(EntryRep(HALVES, (left, right, serial)), *more))
+
+    all_wild = EntryRep(CLASS, (None,) * FIELDS)
+    for what, templates in (
+        ("any mask of 1 to 8 fields, half with a type", [any_mask(1 + i % FIELDS) for i in range(2000)]),
+        ("the same with the total", [any_mask(1 + i % FIELDS) for i in range(500)]),
+        ("two halves that have nothing in common", [half("yes", "yes")] * 50),
+        ("the same and another class", [half("yes", "yes", None, all_wild)] * 50),
+        ("a half and one serial", [half("yes", None, f"{2 * random.randrange(n // 2)}") for _ in range(500)]),
+        ("nothing set, of a class", [ServiceTemplate(entries=(all_wild,))] * 50),
+        ("nothing at all", [ServiceTemplate()] * 50),
+    ):
+        took = []
+        for template in templates:
+            start = time.thread_time()
+            services.page(template, 0.0, 1, total="total" in what)
+            took.append(time.thread_time() - start)
+        yield _spread(what, n, took)
+    for what, template in (("page of all items", ServiceTemplate()), ("page of a half", half("yes", None))):
+        took, after = [], None
+        while after != "":
+            start = time.thread_time()
+            after = services.page(template, 0.0, n, after=after or "").after
+            took.append(time.thread_time() - start)
+        yield _spread(f"{what} (of {len(took)})", n, took)
     gc.enable()
-    yield {"what": "all items, page by page: longest call", "n": n, "us": max(pages) * 1e6, "hits": len(pages)}
-    yield {"what": "all items, page by page: the last page", "n": n, "us": pages[-1] * 1e6, "hits": 1}
+
+
+def _spread(what: str, n: int, took: list[float]) -> Row:
+    return {"what": what, "n": n, "us": sorted(took)[len(took) // 2] * 1e6, "longest": max(took) * 1e6}
 
 
 def store(n: int) -> Iterator[Row]:
@@ -235,11 +245,11 @@ def store(n: int) -> Iterator[Row]:
         services.restore(kept.recover(0.0, 1e9), 0.0)
         for number in range(n):
             services.register(population.item(number), 300.0, 0.0)
-        burst = microseconds([kept.sync]) / n
+        burst = microseconds([kept.sync], clock=time.perf_counter) / n
         single = []
         for number in range(200):
             services.register(population.item(n + number), 300.0, 0.0)
-            single.append(microseconds([kept.sync]))
+            single.append(microseconds([kept.sync], clock=time.perf_counter))
         size = kept.status().bytes / n
         kept.close()
         start = time.perf_counter()
@@ -264,19 +274,20 @@ def main() -> None:
     parser.add_argument("--only", choices=[part.__name__ for part in PARTS])
     options = parser.parse_args()
     rows: list[Row] = []
-    print(f"{'':44}{'n':>10}{'us':>12}{'hits':>8}{'x linear':>12}")
+    print(f"{'':44}{'n':>10}{'us':>12}{'longest':>10}{'hits':>8}{'x linear':>12}")
     for part in PARTS:
         for n in (options.small, options.large) if options.only in (None, part.__name__) else ():
             for row in part(n):
                 rows.append(row)
                 faster = f"{float(row['baseline']) / float(row['us']):,.0f}" if "baseline" in row else ""
                 hits = f"{row['hits']:.0f}" if "hits" in row else ""
-                print(f"{row['what']:44}{n:>10,}{row['us']:>12,.2f}{hits:>8}{faster:>12}", flush=True)
+                most = f"{row['longest']:,.0f}" if "longest" in row else ""
+                print(f"{row['what']:44}{n:>10,}{row['us']:>12,.2f}{most:>10}{hits:>8}{faster:>12}", flush=True)
     if options.json:
         options.json.write_text(json.dumps({"python": sys.version.split()[0], "rows": rows}, indent=1))
 
 
-PARTS = (items_by_template, templates_by_item, registrar, waits, store)
+PARTS = (items_by_template, templates_by_item, registrar, shapes, store)
 
 if __name__ == "__main__":
     main()

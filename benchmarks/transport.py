@@ -19,7 +19,8 @@ from typing import Any
 from jbi_pubsub.core.info_object import Head, Parcel, pack
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.stream import BATCH, FRAME, Window, _split
-from jbi_pubsub.pad.delivery import Budget, Deliveries, SubscriberSession
+from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
+from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.proxy import PUBLICATION, WHOLE
 from jbi_pubsub.pad.server import _whole
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription

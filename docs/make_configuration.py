@@ -35,6 +35,24 @@ certificate = "/etc/jbi/node.pem"
 key = "/etc/jbi/node.key"
 ca = "/etc/jbi/ca.pem"
 ```
+
+## Plug-ins
+
+A distribution that is installed beside this one can add to it by entry points of the group `jbi_pubsub.plugins`. There
+is nothing to configure; what can't be loaded is told in the log and left out.
+
+```toml
+[project.entry-points."jbi_pubsub.plugins"]
+"language.word" = "acme.words:compile"
+"transport.pipe" = "acme.pipes:connect"
+```
+
+- `language.NAME`: `compile(expression, namespaces)` gives a function from the metadata's document element (lxml) to
+  bool, or raises ValueError for an expression that it refuses. Used by `register_subscriber(language="NAME")`. It has
+  to be installed with subscribers, delegates and peer publishers: a delegate that does not have it refuses the
+  subscription, which is told as the loss `refused`. `jbi pad --json` says which languages it has.
+- `transport.NAME`: `connect(address, timeout)` gives a connected stream socket, or raises OSError. Used for endpoints
+  `NAME://address` of registered services; `unix` is built in (`[pad] sockets`). Not with `[tls]`.
 """
 
 

@@ -24,7 +24,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import EntryError, report
 from jbi_pubsub.lookup.entry import EntryClass
-from jbi_pubsub.lookup.index import ClassKey, IndexStatus, TemplateIndex, incompatible
+from jbi_pubsub.lookup.index import ClassKey, TemplateIndex, incompatible
 from jbi_pubsub.lookup.item import (
     ALL_TRANSITIONS,
     EventDiagnostic,
@@ -155,10 +155,6 @@ class EventBook:
                         if is_live(self._listening[event_id].interest.lease_id) and self._is_news(event_id, class_key)
                     )
         return said
-
-    def status(self) -> IndexStatus:
-        """The index of templates in numbers."""
-        return self._index.status()
 
     def _matching(self, item: ServiceItem | None) -> list[str]:
         return self._index.find(item_facets(item)) if item and self._listening else []

@@ -76,7 +76,7 @@ class ServiceMatches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A page of a lookup: some matching items, and the number of all matching ones (-1: not asked for).
 
     `after` is the cursor of the next page, "" when there is none. An item that matches all the while is in one of the
-    pages; one that is registered anew meanwhile may come twice, the later state second.
+    pages; one that leaves and comes back meanwhile may be in two, or in none: events tell of it.
     """
 
     items: tuple[ServiceItem, ...]
@@ -131,11 +131,13 @@ class EventDiagnostic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServiceRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Result of register: the service's id (new, reused or as given) and its lease (`duration` in seconds)."""
+    """Result of register: the service's id (new, reused or as given), its lease (`duration` in seconds), and how many
+    clients that are connected are `told` of it."""
 
     service_id: str
     lease_id: str
     duration: float
+    told: int = 0
 
 
 class LeaseResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):

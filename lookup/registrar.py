@@ -15,20 +15,19 @@ Rules (Jini Lookup Service Specification LU.2; Apache River's Reggie where the s
   on one by one; a template means its own. Only where its own is not registered, but another is, the answer is
   IncompatibleEntryError instead of silence (for event registrations made before: one diagnostic).
 - What has to be sent is returned (`Outcome`), never sent here: decide under the lock, act after it.
-- No answer is longer than a page (`PAGE_BYTES`) and no call works longer than some milliseconds. Each registration has
-  a number, higher than all before; pages go by it, and the cursor of a page is the last number that it looked at. So
-  whoever reads page after page gets every item that matches all the while, whatever comes and goes meanwhile: an item
-  keeps its number, and one that is registered anew goes behind all cursors.
+- No answer is longer than a page (`PAGE_BYTES`) and no call works longer than some milliseconds. Each item has a slot
+  in the index; pages go by it, and the cursor of a page is the first slot that it has not looked at. So whoever reads
+  page after page gets every item that matches all the while, once, whatever comes and goes meanwhile: an item keeps its
+  slot, also when it is registered anew in its own place.
 
-`now` is monotonic seconds. The caller holds one lock around every call, lookups included: the index learns from them.
+`now` is monotonic seconds. The caller holds one lock around every call, lookups included.
 """
 
 from __future__ import annotations
 
 import gc
-from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from hmac import compare_digest
@@ -49,6 +48,7 @@ from jbi_pubsub.core.errors import (
     UnknownLeaseError,
     report,
 )
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.lease import (
     DEFAULT_DURATION,
     DEFAULT_INTERVAL,
@@ -62,7 +62,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.lookup.entry import EntryRep, check_rep, matches
 from jbi_pubsub.lookup.events import AddressedDiagnostic, AddressedEvent, EventBook, Interest, check_transitions
-from jbi_pubsub.lookup.index import Bucket, EntryIndex, IndexStatus, incompatible, joined, parted
+from jbi_pubsub.lookup.index import EntryIndex, incompatible
 from jbi_pubsub.lookup.item import (
     EventRegistration,
     LeaseResult,
@@ -73,6 +73,7 @@ from jbi_pubsub.lookup.item import (
     item_facets,
     template_facets,
 )
+from jbi_pubsub.lookup.posting import Bucket, Matches, joined, parted
 
 EVENT_LEASE_FACTOR: Final = 6
 """Event leases last that many times longer than item leases (Reggie: 30 minutes to 5): a lost listener costs less
@@ -92,7 +93,8 @@ class RegistrarLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds, so that no client can take all memory.
 
     A million items of 2 KB are 2 GB; 64 KiB is far above a generated entry with its proxy (about 1 KB). One owner
-    gets a tenth of the places. `matches` bounds the items of one page.
+    gets a tenth of the places. `matches` bounds the items of one page; `postings` the values of one item, each counted
+    for each class of its entry's lineage: what it costs the index, 4 ms at most.
     """
 
     items: int = 1_000_000
@@ -102,6 +104,7 @@ class RegistrarLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     item_bytes: int = 65_536
     entries: int = 256
     types: int = 64
+    postings: int = 8_192
     matches: int = 10_000
     text: int = 1_024
     groups: int = 64
@@ -111,19 +114,12 @@ PAGE_BYTES: Final = 1 << 20
 """Size of a page, over which it goes by less than one item (64 KiB): 1 Mbit/s carry it within the 10 s that a client
 waits for an answer, and some 1,000 items of 1 KB share a round trip."""
 
-PAGE_STEPS: Final = 20_000
-"""Items that one page looks at most: about 3 ms under the lock, like a slice of a table (index.SLICE). A page may so
-have few items, or none, and still not be the last."""
+PAGE_STEPS: Final = 5_000
+"""Matches that one page looks at, some ms under the lock: most are live, so a page is full before, but after an outage
+very many may wait for the reaper. A page may so have few items, or none, and still not be the last."""
 
-VERIFY_STEPS: Final = 16
-"""Steps that holding an item against a template counts for: 2 us to 0.12."""
-
-PAGE_SORTED: Final = 8_192
-"""Matches up to which a page sorts them all by their numbers, 2 ms; where there are more, walking over the items by
-their numbers meets one soon enough: of a million items every 122nd."""
-
-BLOCK: Final = 512
-"""Items in a block of the roll: taking one out of a million moves 4 KB there and 16 KB of the list of blocks."""
+COUNT_EACH: Final = 1_000
+"""Matches up to which each is asked whether it is live, 0.1 ms; of more, those that are not are taken off."""
 
 SIZE_UNIT: Final = 256
 """Sizes of items are remembered in such units of bytes, rounded up: 64 KiB are 256 of them, the largest number that
@@ -142,9 +138,6 @@ behind, up to 64 KiB each. An item has some ten."""
 _COUNTERS: Final = ("lookups", "changes", "renewals", "expired", "events", "diagnostics", "refused")
 
 R = TypeVar("R")
-
-_Found = tuple[Collection[str], Sequence[EntryRep]]
-"""What an index has found: ids, and the templates that each is still to be held against."""
 
 
 class Outcome(msgspec.Struct, Generic[R], frozen=True):
@@ -183,8 +176,6 @@ class RegistrarStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owners: int
     item_lease_maximum: float
     event_lease_maximum: float
-    item_index: IndexStatus
-    template_index: IndexStatus
     lookups: int
     changes: int
     renewals: int
@@ -262,7 +253,6 @@ class _Held(msgspec.Struct, gc=False):
     item: ServiceItem
     lease_id: str
     owner: str
-    number: int
     size: int  # on the wire, in SIZE_UNITs
     seal: str = ""
 
@@ -293,9 +283,7 @@ class Registrar:
         self._new_id = new_id
         self._log = log
         self._items: dict[str, _Held] = {}
-        self._roll = _Roll()
-        self._number = 0  # of the last registration
-        self._run = uuid4().hex[:8]  # numbers of another run of this lookup service say nothing
+        self._run = uuid4().hex[:8]  # slots of another run of this lookup service say nothing
         self._by_proxy: dict[
             tuple[ServiceRef, str], Bucket[str]
         ] = {}  # and by seal: who may replace it finds it at once
@@ -351,7 +339,7 @@ class Registrar:
         lease = self._item_leases.grant(service_id, duration, now)
         kept = msgspec.structs.replace(item, service_id=service_id, entries=_distinct(item.entries))
         kept = self._pool.share(kept, len(self._items))
-        events = self._withdraw(service_id, now) if replaced else []
+        events = self._let_go(replaced, now) if replaced else []
         self._hold(kept, lease.lease_id, owner, size, seal)
         self._owned["items", owner] += 1
         diagnostics = self._put(kept, now)
@@ -363,9 +351,7 @@ class Registrar:
 
     def lookup(self, template: ServiceTemplate, now: float) -> ServiceItem | None:
         """Any one matching item, or None. Raises EntryError, IncompatibleEntryError."""
-        page = self.page(template, now, 1)
-        if page is None or (page.after and not page.items):
-            page = self.lookup_all(template, now, 1)
+        page = self.lookup_all(template, now, 1)
         return page.items[0] if page.items else None
 
     def lookup_all(
@@ -374,40 +360,30 @@ class Registrar:
         """As `page`, however long it takes; a page with no item has none behind it either."""
         while True:
             page = self.page(template, now, limit, total=total, after=after)
-            if page is not None:
-                if page.items or not page.after:
-                    return page
-                after = page.after
+            if page.items or not page.after:
+                return page
+            after = page.after
 
     def page(
         self, template: ServiceTemplate, now: float, limit: int, *, total: bool = False, after: str = ""
-    ) -> ServiceMatches | None:
-        """At most `limit` matching items (0: none), and how many match in all if `total` (which may take long where the
-        index has no room for a table). Where they are more than a page, its `after` is the cursor to go on with; one of
-        an earlier run begins again.
+    ) -> ServiceMatches:
+        """At most `limit` matching items (0: none), and how many match in all if `total`. Where they are more than a
+        page, its `after` is the cursor to go on with; one of an earlier run begins again.
 
-        None when an index that the template needs is not ready: a slice of it was made, let others in and ask again.
         Raises EntryError (malformed, or a negative limit), IncompatibleEntryError.
         """
         if limit < 0:
             raise EntryError(f"limit of a lookup is {limit}", hint="Use 0 or more", limit=limit)
-        number = self._read_cursor(after) if after else 0
+        first = self._read_cursor(after) if after else 0
         self._check_template(template)
-        found = self._matching(template)
-        if found is None:
-            self._index.grow()
-            return None
         self._counts["lookups"] += 1
-        count = self._count(template, found, now) if total else -1
-        items = None if number else self._any(found, limit, now)
-        if items is not None:
-            return ServiceMatches(tuple(items), count)
-        items, last = self._in_order(found, number, min(limit, self._limits.matches), now)
-        return ServiceMatches(tuple(items), count, f"{self._run}:{last}" if last and len(items) < limit else "")
-
-    def step(self) -> bool:
-        """Make a slice of an index that is wanted and not ready; whether there is more to do."""
-        return self._index.grow()
+        if template.service_id:
+            found = self._by_id(template, now)
+            return ServiceMatches(found[:limit], len(found) if total else -1)
+        matches = self._index.find(template_facets(template))
+        count = self._count(matches, now) if total else -1
+        items, further = self._page(matches, first, limit, now)
+        return ServiceMatches(tuple(items), count, f"{self._run}:{further}" if further else "")
 
     # -- attributes (LU.2.6) ------------------------------------------------------------------------------------
 
@@ -454,7 +430,8 @@ class Registrar:
         comes back with each event.
 
         Raises EntryError (malformed template, no transitions), IncompatibleEntryError, OversizeError,
-        LeaseDeniedError (bad duration, or no room), StorageError.
+        LeaseDeniedError (bad duration, or no room). A log that takes nothing new is no reason to refuse: whoever finds
+        the registration gone after a restart makes it again.
         """
         self._check_template(template)
         for entry in template.entries:
@@ -464,7 +441,6 @@ class Registrar:
         kind = check_transitions(transitions)
         self._check_size("event registration", (template, handback, owner, listener))
         self._check_room("event_registrations", len(self._book), owner, None)
-        self._check_log()
         event_id = self._new_id()
         lease = self._event_leases.grant(event_id, duration, now)
         interest = Interest(event_id, template, kind, listener, lease.lease_id, handback, owner)
@@ -523,10 +499,14 @@ class Registrar:
         """Take out at most `limit` items and as many event registrations whose lease has ended; the result is how
         many. Call again at once when it is `limit` or more, else at `next_deadline`."""
         silent = self._event_leases.expire(now, limit)  # first: an expired registration hears nothing of the items
+        events: list[AddressedEvent] = []
         for event_id in silent:
-            self._stop(event_id)
+            with guarded("lookup expiry"):  # one that can't be taken out must not keep the others
+                self._stop(event_id)
         gone = self._item_leases.expire(now, limit)
-        events = [event for service_id in gone for event in self._withdraw(service_id, now)]
+        for service_id in gone:
+            with guarded("lookup expiry"):
+                events += self._withdraw(service_id, now)
         self._counts["expired"] += len(silent) + len(gone)
         self._write(*(Dropped("event_registrations", event_id) for event_id in silent))
         self._write(*(Dropped("items", service_id) for service_id in gone))
@@ -581,7 +561,7 @@ class Registrar:
         for landlord in (self._item_leases, self._event_leases):
             for lease_id, _, _ in tuple(landlord.items()):
                 landlord.drop(lease_id)
-        self._items, self._roll, self._by_proxy, self._owned = {}, _Roll(), {}, Counter()
+        self._items, self._by_proxy, self._owned = {}, {}, Counter()
         self._index, self._book = EntryIndex(), EventBook()
         return self._administer(destroyed=True)
 
@@ -595,8 +575,6 @@ class Registrar:
             owners=len({owner for _, owner in self._owned}),
             item_lease_maximum=self._item_leases.policy.period(FOREVER, 0.0),
             event_lease_maximum=self._event_leases.policy.period(FOREVER, 0.0),
-            item_index=self._index.status(),
-            template_index=self._book.status(),
             **{name: self._counts[name] for name in _COUNTERS},
         )
 
@@ -627,72 +605,35 @@ class Registrar:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _hold(self, item: ServiceItem, lease_id: str, owner: str, size: int, seal: str = "") -> None:
-        self._number += 1
-        held = self._items[item.service_id] = _Held(item, lease_id, owner, self._number, _units(size), seal)
-        self._roll.append(held)
+        held = self._items[item.service_id] = _Held(item, lease_id, owner, _units(size), seal)
         self._link(held)
 
-    def _matching(self, template: ServiceTemplate) -> _Found | None:
-        """Ids of the matching items, live or not, a view that is good until the next change; and the templates that
-        each has still to be held against. None: see `page`."""
-        if not template.service_id:
-            return self._index.search(template_facets(template))
+    def _by_id(self, template: ServiceTemplate, now: float) -> tuple[ServiceItem, ...]:
         held = self._items.get(template.service_id)
-        return (template.service_id,) if held and template.matches(held.item) else (), []
+        found = held is not None and self._item_leases.is_live(held.lease_id, now) and template.matches(held.item)
+        return (held.item,) if held is not None and found else ()
 
-    def _any(self, found: _Found, limit: int, now: float) -> list[ServiceItem] | None:
-        """`limit` items in any order, or all there are; None when that is more than a page, or than its work."""
-        ids, unsure = found
+    def _page(self, matches: Matches[str], first: int, limit: int, now: float) -> tuple[list[ServiceItem], int]:
+        """A page of at most `limit` items from slot `first` on; the slot to go on from, 0 if there are no more."""
         items: list[ServiceItem] = []
-        is_live, most, room = self._item_leases.is_live, self._limits.matches, PAGE_BYTES // SIZE_UNIT
-        steps, step = PAGE_STEPS, 1 + VERIFY_STEPS * len(unsure)
-        for service_id in ids:
+        is_live, room, steps = self._item_leases.is_live, PAGE_BYTES // SIZE_UNIT, PAGE_STEPS
+        for slot, service_id in matches.ascending(first):
             if len(items) == limit:
                 break
-            if room <= 0 or steps <= 0 or len(items) == most:
-                return None
+            if room <= 0 or steps <= 0 or len(items) == self._limits.matches:
+                return items, slot
+            steps -= 1
             held = self._items[service_id]
-            steps -= step
-            if is_live(held.lease_id, now) and (not unsure or self._index.fits(service_id, unsure)):
+            if is_live(held.lease_id, now):
                 items.append(held.item)
                 room -= held.size
-        return items
-
-    def _in_order(self, found: _Found, number: int, most: int, now: float) -> tuple[list[ServiceItem], int]:
-        """A page of at most `most` items behind `number`; the number to go on from, 0 if there are no more."""
-        ids, unsure = found
-        walked: Iterable[_Held] = self._roll.after(number)
-        if len(ids) <= PAGE_SORTED:
-            known = (self._items[service_id] for service_id in ids)
-            walked = sorted((held for held in known if held.number > number), key=_number)
-        members = set(ids) if isinstance(ids, list) else ids
-        items: list[ServiceItem] = []
-        last, room, steps = number, PAGE_BYTES // SIZE_UNIT, PAGE_STEPS
-        for held in walked:
-            if room <= 0 or len(items) >= most or steps <= 0:
-                return items, last
-            last = held.number
-            steps -= 1
-            service_id = held.item.service_id
-            if service_id not in members or not self._item_leases.is_live(held.lease_id, now):
-                continue
-            if unsure:
-                steps -= VERIFY_STEPS * len(unsure)
-                if not self._index.fits(service_id, unsure):
-                    continue
-            items.append(held.item)
-            room -= held.size
         return items, 0
 
-    def _count(self, template: ServiceTemplate, found: _Found, now: float) -> int:
-        """How many of the items found are live: all but those that wait for `expire`."""
-        ids, unsure = found
-        if unsure:
-            ids = self._index.find(template_facets(template))
-        if len(ids) <= PAGE_SORTED:
-            return sum(self._item_leases.is_live(self._items[service_id].lease_id, now) for service_id in ids)
-        members = set(ids) if isinstance(ids, list) else ids
-        return len(ids) - sum(service_id in members for service_id in self._item_leases.overdue(now))
+    def _count(self, matches: Matches[str], now: float) -> int:
+        """How many of the matching items are live: all but those that wait for `expire`."""
+        if len(matches) <= COUNT_EACH:
+            return sum(self._item_leases.is_live(self._items[service_id].lease_id, now) for service_id in matches)
+        return len(matches) - sum(service_id in matches for service_id in self._item_leases.overdue(now))
 
     def _read_cursor(self, after: str) -> int:
         run, _, number = after.rpartition(":")
@@ -747,17 +688,20 @@ class Registrar:
 
     def _withdraw(self, service_id: str, now: float) -> list[AddressedEvent]:
         """Take an item out, with its lease."""
-        held = self._items.pop(service_id)
-        self._roll.remove(held)
-        self._item_leases.drop(held.lease_id)
         self._index.remove(service_id)
+        return self._let_go(self._items[service_id], now)
+
+    def _let_go(self, held: _Held, now: float) -> list[AddressedEvent]:
+        """The same but for the index, where another one is about to take its place."""
+        del self._items[held.item.service_id]
+        self._item_leases.drop(held.lease_id)
         self._unlink(held)
         self._disown("items", held.owner)
         return self._fire(held.item, None, now)
 
     def _link(self, held: _Held) -> None:
         key = held.item.proxy, held.seal
-        self._by_proxy[key] = joined(self._by_proxy.get(key), (held.item.service_id,))
+        self._by_proxy[key] = joined(self._by_proxy.get(key, ()), (held.item.service_id,))
 
     def _unlink(self, held: _Held) -> None:
         key = held.item.proxy, held.seal
@@ -849,6 +793,12 @@ class Registrar:
             raise OversizeError(f"{len(entries)} entries", hint=f"At most {limits.entries}")
         for entry in entries:
             check_rep(entry)
+        postings = sum(len(e.cls.lineage) * (1 + sum(value is not None for value in e.values)) for e in entries)
+        if postings > limits.postings:
+            raise OversizeError(
+                f"entries with {postings} values, each counted for each class of its lineage",
+                hint=f"At most {limits.postings}",
+            )
 
     def _check_size(self, what: str, value: object) -> int:
         size = _size(what, value)
@@ -912,10 +862,6 @@ class Registrar:
         )
 
 
-def _number(held: _Held) -> int:
-    return held.number
-
-
 def _size(what: str, value: object) -> int:
     """Bytes of `value` on the wire. Raises EntryError."""
     try:
@@ -926,38 +872,6 @@ def _size(what: str, value: object) -> int:
 
 def _units(size: int) -> int:
     return -(-size // SIZE_UNIT)
-
-
-class _Roll:
-    """The items in the order of their numbers, in blocks, so that coming, going and beginning anywhere cost little."""
-
-    def __init__(self) -> None:
-        self._blocks: list[list[_Held]] = []
-
-    def append(self, held: _Held) -> None:
-        """Put in an item whose number is higher than all."""
-        if not self._blocks or len(self._blocks[-1]) >= BLOCK:
-            self._blocks.append([])
-        self._blocks[-1].append(held)
-
-    def remove(self, held: _Held) -> None:
-        """Take an item out; what is left of a block joins the next where both fit into one."""
-        at = self._block(held.number)
-        block = self._blocks[at]
-        del block[bisect_left(block, held.number, key=_number)]
-        if len(block) <= BLOCK // 2 and sum(map(len, self._blocks[at : at + 2])) <= BLOCK:
-            self._blocks[at : at + 2] = [joint] if (joint := [*chain(*self._blocks[at : at + 2])]) else []
-
-    def after(self, number: int) -> Iterator[_Held]:
-        """The items whose numbers are higher than that, in order."""
-        at = self._block(number)
-        for block in self._blocks[at : at + 1]:
-            yield from block[bisect_right(block, number, key=_number) :]
-        for index in range(at + 1, len(self._blocks)):
-            yield from self._blocks[index]
-
-    def _block(self, number: int) -> int:
-        return max(0, bisect_right(self._blocks, number, key=lambda block: block[0].number) - 1)
 
 
 @contextmanager

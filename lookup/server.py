@@ -1,8 +1,8 @@
 """A lookup service as a server: the registrar behind an endpoint, event channels, lease reaper, announcement.
 
-Rules: the registrar decides under `_lock`; what it returns is sent behind it. Events go over the connection the
-client has opened, serially per client, batched; a client that does not keep up loses events, is told so (a gap),
-and looks up again.
+Rules: the registrar decides under `_lock`; what it returns is made durable behind it, then sent, in the order in which
+it was decided (`_Outbox`). Events go over the connection the client has opened, serially per client, batched; a client
+that does not keep up loses events, is told so (a gap), and looks up again.
 
 A lookup service is a service too: its own item stands in its own registrar, and its JoinManager registers the same
 item, leased, with the lookup services of its groups that its locators, mDNS, or items registered here name. What an
@@ -11,14 +11,13 @@ administrator sets is kept before the answer, then announced: in these items, an
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -27,6 +26,7 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, PortInUseError, StorageError
+from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
@@ -36,7 +36,7 @@ from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, check_endpoint
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup import browse
-from jbi_pubsub.lookup.client.discovery import MAX_SUGGESTIONS, Announcement
+from jbi_pubsub.lookup.client.discovery import MAX_SUGGESTIONS, Announcement, interfaces_of
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import (
     DIAGNOSTIC,
@@ -51,10 +51,8 @@ from jbi_pubsub.lookup.client.proxy import (
 )
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import (
-    EventDiagnostic,
     EventRegistration,
     LeaseResult,
-    ServiceEvent,
     ServiceItem,
     ServiceMatches,
     ServiceRegistration,
@@ -82,14 +80,13 @@ REAP_MOST: Final = 0.5
 """Longest pause of the reaper in seconds: the grace within which an expiry is announced."""
 
 REAP_AT_ONCE: Final = 100
-"""Leases that the reaper ends before it lets others in: 2 ms under the lock, like a slice of a table (index.SLICE), and
-no more than a commit takes."""
+"""Leases that the reaper ends before it lets others in: 2 ms under the lock, no more than a commit
+takes."""
 
 BREATH: Final = 0.0002
 """Seconds that whoever holds the lock again and again leaves it to others: they have to be woken, some 0.05 ms each."""
 
 R = TypeVar("R")
-G = TypeVar("G", ServiceRegistration, EventRegistration)
 
 
 class _EventChannel:
@@ -150,6 +147,46 @@ class _EventChannel:
         return items
 
 
+class _Said:
+    """What a decision has to say. `settled`: it can be said now; `holds`: it is to be said at all."""
+
+    __slots__ = ("holds", "outcome", "settled")
+
+    def __init__(self, outcome: Outcome[Any]) -> None:
+        self.outcome = outcome
+        self.settled = self.holds = False
+
+
+class _Outbox:
+    """What decisions have to say, in their order, until it is known whether they hold; `say` gets it, one at a time."""
+
+    def __init__(self, say: Callable[[Outcome[Any]], None]) -> None:
+        self._say = say
+        self._lock = threading.Lock()
+        self._waiting: deque[_Said] = deque()
+
+    def add(self, outcome: Outcome[Any]) -> _Said:
+        """Called under the lock of who decides. It must be settled, or nothing behind it is ever said."""
+        said = _Said(outcome)
+        if outcome.events or outcome.diagnostics:
+            with self._lock:
+                self._waiting.append(said)
+        return said
+
+    def settle(self, said: _Said, *, holds: bool) -> None:
+        """Say it now, and what has waited for it; or never, if it was taken back: its numbers are missing then, and who
+        is told the next one looks up again."""
+        if not (said.outcome.events or said.outcome.diagnostics):
+            return
+        with self._lock:
+            said.holds, said.settled = holds, True
+            while self._waiting and self._waiting[0].settled:
+                with guarded("lookup events"):
+                    first = self._waiting.popleft()
+                    if first.holds:
+                        self._say(first.outcome)
+
+
 class LookupServer:
     """One lookup service. `registrar` may have been restored from a store beforehand."""
 
@@ -187,6 +224,7 @@ class LookupServer:
         self._compressed = Allowance(config.link.max_compressed)
         self._stopping = threading.Event()
         self._disk_fault = False
+        self._outbox = _Outbox(self._offer)
         self._control = ControlServer({EXPORTED: _Registrar(self), "status": _Status(self)})
         self._administering = threading.RLock()  # one admin call at a time; covers the endpoint, what follows, and stop
         self._endpoint = self._bind_first(registrar.admin())
@@ -248,50 +286,45 @@ class LookupServer:
         return RegistrarInfo(admin.service_id, admin.groups)
 
     def decide(self, call: Callable[[Registrar, float], Outcome[R]]) -> R:
-        """Let the registrar decide under the lock; hand what it wants sent to the channels behind it.
+        """Let the registrar decide under the lock; when that is durable, send what it wants sent.
 
-        The hand-over is under a lock of its own taken before the first is let go, so that numbers stay in order.
+        Raises StorageError; it holds then, is written with the next, and what was to be sent is: waiting for a disk
+        that may be full for hours is worse.
         """
-        with contextlib.ExitStack() as locks:
-            with self._lock:
-                outcome = call(self._registrar, self._clock())
-                if outcome.events or outcome.diagnostics:
-                    locks.enter_context(self._channels_lock)
-            offered = self._offer(EVENT, outcome.events) | self._offer(DIAGNOSTIC, outcome.diagnostics)
-        for channel in offered:
-            channel.wake()
-        if self._store is not None:
-            self._store.sync()  # off the lock: whoever comes first commits for all that wait
-        return outcome.result
+        return self._decide(call, lambda _: False)
 
-    def grant(self, call: Callable[[Registrar, float], Outcome[G]]) -> G:
-        """`decide` for what must be durable before it is answered: if the disk fails, the lease is taken back.
+    def grant(self, call: Callable[[Registrar, float], Outcome[ServiceRegistration]]) -> ServiceRegistration:
+        """`decide` for what must be durable before anybody knows of it: if the disk fails, the lease is taken back.
 
         Raises StorageError.
         """
-        granted: list[G] = []
+        return self._decide(call, self._is_taken_back)
 
-        def remember(registrar: Registrar, now: float) -> Outcome[G]:
-            outcome = call(registrar, now)
-            granted.append(outcome.result)
-            return outcome
-
+    def _decide(self, call: Callable[[Registrar, float], Outcome[R]], take_back: Callable[[R], bool]) -> R:
+        with self._lock:
+            outcome = call(self._registrar, self._clock())
+            said = self._outbox.add(outcome)
+        holds = True
         try:
-            return self.decide(remember)
+            if self._store is not None:
+                self._store.sync()  # off the lock: whoever comes first commits for all that wait
         except StorageError:
-            for result in granted:
-                lease_id = result.lease_id
-                with contextlib.suppress(StorageError):  # said already: the first error goes to the caller
-                    self._cancel(lease_id)
+            holds = not take_back(outcome.result)
             raise
+        finally:
+            self._outbox.settle(said, holds=holds)
+        return outcome.result
 
-    def _cancel(self, lease_id: str) -> None:
-        self.decide(lambda registrar, now: registrar.cancel(lease_id, now))
+    def _is_taken_back(self, granted: ServiceRegistration) -> bool:
+        with self._lock:
+            outcome = self._registrar.cancel(granted.lease_id, self._clock())
+        self._outbox.settle(self._outbox.add(outcome), holds=False)
+        return True
 
     def change(self, call: Callable[[Registrar, float], Outcome[R]]) -> R:
         """`decide` for what holds in memory whatever the disk does, and loses nothing of somebody's if it is forgotten
-        (ends and renewals of leases), or has more to it (what an administrator sets): the store tries again, and says
-        so."""
+        (event registrations, which their clients make again; ends and renewals of leases), or has more to it (what an
+        administrator sets): the store tries again, and says so."""
         result: list[R] = []
 
         def remember(registrar: Registrar, now: float) -> Outcome[R]:
@@ -319,16 +352,14 @@ class LookupServer:
             return call(self._registrar, self._clock())
 
     def search(self, template: ServiceTemplate, limit: int, *, total: bool, after: str) -> ServiceMatches:
-        """A page of a lookup. If it takes an index that is not ready, who asks makes it, others go in between."""
+        """A page of a lookup; others go in between where there is nothing in its first part."""
         matched = -1
         while True:
-            with self._lock:
-                page = self._registrar.page(template, self._clock(), limit, total=total, after=after)
-            if page is not None:
-                matched = max(matched, page.total)
-                if page.items or not page.after:
-                    return msgspec.structs.replace(page, total=matched)
-                after, total = page.after, False  # nothing in that part
+            page = self.read(lambda r, now: r.page(template, now, limit, total=total, after=after))  # noqa: B023  # called here
+            matched = max(matched, page.total)
+            if page.items or not page.after:
+                return msgspec.structs.replace(page, total=matched)
+            after, total = page.after, False
             time.sleep(BREATH)
 
     def matching(self, template: ServiceTemplate) -> Iterator[ServiceItem]:
@@ -423,9 +454,7 @@ class LookupServer:
         Raises StorageError when the disk has not taken that: it ends, but a restart finds what was there.
         """
         self.change(lambda registrar, _: registrar.destroy())
-        ending = threading.Timer(DESTROY_SECONDS, self._destroyed)
-        ending.name, ending.daemon = "lookup-destroy", True
-        ending.start()
+        _later("lookup-destroy", self._destroyed)
         self._admit()
 
     def status(self) -> dict[str, Any]:
@@ -452,6 +481,7 @@ class LookupServer:
             "compressed": len(self._compressed),
             "events_waiting": waiting,
             "events_lost": lost,
+            "faults": faults(),
             "store": msgspec.to_builtins(self._store.status()) if self._store else None,
             **registrar,
         }
@@ -505,10 +535,8 @@ class LookupServer:
 
     def _retire(self, endpoint: Endpoint) -> None:
         """Close the port of before, once the caller who has changed it has been answered over it."""
-        closing = threading.Timer(DESTROY_SECONDS, endpoint.stop)
-        closing.name, closing.daemon = "lookup-old-port", True
+        closing = _later("lookup-old-port", endpoint.stop)
         self._retired = [(timer, old) for timer, old in self._retired if timer.is_alive()] + [(closing, endpoint)]
-        closing.start()
 
     def _bind_first(self, admin: RegistrarAdmin) -> Endpoint:
         if "port" not in admin.chosen:
@@ -565,7 +593,7 @@ class LookupServer:
             self._announcement.stop()
         self._announcement = None
         if lookup.multicast and info.groups:
-            self._announcement = Announcement(info, self.address, lookup.interfaces)
+            self._announcement = Announcement(info, self.address, interfaces_of(self._config))
             self._announcement.start()
 
     def _check_listener(self, listener: str) -> None:
@@ -577,15 +605,23 @@ class LookupServer:
                 f"all {CHANNELS_MOST} event channels are open", hint="Use another lookup service, or wait"
             )
 
-    def _offer(self, kind: bytes, messages: Sequence[tuple[str, ServiceEvent | EventDiagnostic]]) -> set[_EventChannel]:
-        """Give the messages to their listeners' channels: those that something waits in now."""
+    def connected_among(self, listeners: Collection[str]) -> int:
+        """How many of the listeners are connected now."""
+        channels = self._channels
+        return sum(channel.connected for name in listeners if (channel := channels.get(name)) is not None)
+
+    def _offer(self, outcome: Outcome[Any]) -> None:
+        """Give what a decision has to say to its listeners' channels, and wake those."""
         offered: set[_EventChannel] = set()
-        for listener, message in messages:
-            channel = self._channels.get(listener)
-            if channel is not None:  # else the client never opened it, or is long gone: its lease will run out
-                channel.offer(kind, msgspec.msgpack.encode(message))
-                offered.add(channel)
-        return offered
+        with self._channels_lock:
+            for kind, messages in ((EVENT, outcome.events), (DIAGNOSTIC, outcome.diagnostics)):
+                for listener, message in messages:
+                    channel = self._channels.get(listener)
+                    if channel is not None:  # else the client never opened it, or is long gone: its lease will run out
+                        channel.offer(kind, msgspec.msgpack.encode(message))
+                        offered.add(channel)
+        for channel in offered:
+            channel.wake()
 
     def _serve_events(self, sock: socket.socket, accepted_by: Endpoint) -> None:
         """Hand a client's event connection over to the hub; the endpoint may be that of the port of before."""
@@ -600,21 +636,17 @@ class LookupServer:
 
     def _reap(self) -> None:
         while not self._stopping.is_set():
-            while self.change(lambda registrar, now: registrar.expire(now, REAP_AT_ONCE)) >= REAP_AT_ONCE:
-                time.sleep(BREATH)
-            self._drop_idle_channels()
-            if self._store is not None:
-                self._store.align(self._clock(), self._wall())
-            with self._lock:
-                due = self._registrar.next_deadline()
-            self._rest(REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock())))
-
-    def _rest(self, seconds: float) -> None:
-        """For so long, make slices of the tables that nobody waits for any more; without any, wait."""
-        until = time.monotonic() + seconds
-        while not self._stopping.is_set() and (left := until - time.monotonic()) > 0:
-            growing = self.read(lambda registrar, _: registrar.step())
-            self._stopping.wait(min(left, BREATH) if growing else left)
+            pause = REAP_MOST
+            with guarded("lookup reaper"):
+                while self.change(lambda registrar, now: registrar.expire(now, REAP_AT_ONCE)) >= REAP_AT_ONCE:
+                    time.sleep(BREATH)
+                due = self.read(lambda registrar, _: registrar.next_deadline())
+                pause = REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock()))
+            with guarded("lookup reaper"):
+                self._drop_idle_channels()
+                if self._store is not None:
+                    self._store.align(self._clock(), self._wall())
+            self._stopping.wait(pause)
 
     def _drop_idle_channels(self) -> None:
         old = time.monotonic() - 2 * max(self._config.lease.lookup, 30.0)
@@ -640,9 +672,13 @@ class _Registrar:
     @leasing
     def register(self, caller: Caller, item: ServiceItem, duration: float, key: str) -> ServiceRegistration:
         owner = _owner(caller)
-        granted = self._server.grant(
-            lambda registrar, now: registrar.register(item, duration, now, owner=owner, key=key)
-        )
+
+        def register(registrar: Registrar, now: float) -> Outcome[ServiceRegistration]:
+            outcome = registrar.register(item, duration, now, owner=owner, key=key)
+            told = self._server.connected_among({listener for listener, _ in outcome.events})
+            return msgspec.structs.replace(outcome, result=msgspec.structs.replace(outcome.result, told=told))
+
+        granted = self._server.grant(register)
         self._server.heard_of(msgspec.structs.replace(item, service_id=granted.service_id))
         return granted
 
@@ -669,7 +705,7 @@ class _Registrar:
         listener: str,
     ) -> EventRegistration:
         owner = _owner(caller)
-        return self._server.grant(
+        return self._server.change(
             lambda registrar, now: registrar.notify(
                 template, transitions, duration, now, handback=handback, owner=owner, listener=listener
             )
@@ -781,6 +817,19 @@ class _Status:
     @exported
     def status(self, caller: Caller) -> dict[str, Any]:  # noqa: ARG002  # everybody may ask
         return self._server.status()
+
+
+def _later(name: str, what: Callable[[], None]) -> threading.Timer:
+    """Do it in DESTROY_SECONDS."""
+
+    def do() -> None:
+        with guarded(name):
+            what()
+
+    timer = threading.Timer(DESTROY_SECONDS, do)
+    timer.name, timer.daemon = name, True
+    timer.start()
+    return timer
 
 
 def _owner(caller: Caller) -> str:

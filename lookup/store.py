@@ -13,24 +13,31 @@ Rules
 - The file stays within twice what is in it: after each commit some free pages are given back while more than half are
   free (SQLite joins half-empty pages itself), and the log is cut to `LOG_BYTES` when SQLite begins it anew, after
   every 1,000 pages. All of that is part of SQLite's own transactions: a kill in the middle leaves none half done.
-- Event numbers are not stored: they jump by 2**31 - 1 with each restart, and the gap makes clients look up again.
+- Event numbers are not stored: they jump by 2**31 - 1 at least with each restart, and the gap makes clients look up
+  again.
+- What is read at a start is checked: the file's structure by SQLite, each record by its own checksums. A file that is
+  no store of this version, or a damaged one, is refused and left as it is.
+- A start needs no room on the disk, but for a new file.
 - On a full disk nothing is lost that was promised: what could not be written waits in memory (one record per item) and
   is tried again by each `sync`; meanwhile `admit` refuses what is new, and `status` says so.
 
-How a server uses it: registrar calls and `write` under its lock; then `sync`; then answer and send events. When `sync`
-raises after register or notify, cancel that lease and hand the error on; after a change of attributes hand it on, the
-change will be written; after any other call go on serving.
+How a server uses it: registrar calls and `write` under its lock; then `sync`; then send events and answer. When `sync`
+raises after register, cancel that lease, tell nobody and hand the error on; after a change of attributes hand it on,
+the change will be written; after any other call go on serving.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
+import stat
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -48,14 +55,20 @@ from jbi_pubsub.lookup.registrar import (
     uncollected,
 )
 
+log = logging.getLogger("jbi_pubsub.lookup")
+
 MAX_BYTES: Final = 4 * 2**30
 """Bound of the file: a million items of 2 KB, twice."""
 
 APPLICATION_ID: Final = 0x4A42494C
 """Marks the file as ours (SQLite header, offset 68): "JBIL"."""
 
-VERSION: Final = 1
-"""Version of the tables (SQLite user_version)."""
+VERSION: Final = 2
+"""Version of the tables (SQLite user_version, offset 60)."""
+
+_MAGIC: Final = b"SQLite format 3\0"
+_HEADER_BYTES: Final = 100
+"""Beginning and length of a database's header (SQLite file format, section 1.3)."""
 
 VACUUM_PAGES: Final = 1000
 """Free pages given back after one commit at most, when more than half of the file is free: 4 MB take some 10 ms."""
@@ -67,14 +80,20 @@ LOG_BYTES: Final = 1000 * 4096
 CLOCK_SLACK: Final = 1.0
 """Seconds by which the wall clock may move before it is noted: leases are longer."""
 
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS kept (
-    kind TEXT NOT NULL, id TEXT NOT NULL, body BLOB NOT NULL,
-    ends REAL NOT NULL, term REAL NOT NULL, epoch INTEGER NOT NULL,
+_SCHEMA: Final = f"""
+PRAGMA journal_mode = WAL;
+BEGIN;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {VERSION};
+CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL, checksum INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE kept (
+    kind TEXT NOT NULL, id TEXT NOT NULL, body BLOB NOT NULL, epoch INTEGER NOT NULL, body_checksum INTEGER NOT NULL,
+    ends REAL NOT NULL, term REAL NOT NULL, lease_checksum INTEGER NOT NULL,
     PRIMARY KEY (kind, id)
 );
+COMMIT;
 """
+"""A renewal changes the last three columns alone, hence two checksums."""
 
 _HINTS: Final = {
     "SQLITE_FULL": "The disk is full: free some space; nothing new is registered until then",
@@ -87,6 +106,13 @@ _HINTS: Final = {
 }
 
 _Key = tuple[str, str]
+
+T = TypeVar("T")
+
+
+def _checksum(data: bytes, *about: str | int | float) -> int:
+    """CRC-32 of `data` and of what it is about: any flipped bit, and nearly anything else, changes it."""
+    return zlib.crc32(data, zlib.crc32(repr(about).encode()))
 
 
 class StoreStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,6 +143,12 @@ class _Clock(msgspec.Struct, array_like=True, frozen=True):
     wall: float
 
 
+class _Epoch(msgspec.Struct, array_like=True, frozen=True):
+    """Grows with each start, to the seconds of the wall clock at least: each gives event numbers of its own."""
+
+    number: int
+
+
 def boot_id() -> str:
     """Which boot of the machine this is: the monotonic clock goes on within it. "" where the system does not say."""
     try:
@@ -128,7 +160,7 @@ def boot_id() -> str:
 class Store:
     """A registrar's log (RegistrarLog) in the file `path`, which one process has for itself.
 
-    `max_bytes` bounds the file. Raises StorageError when the file can't be opened, is damaged, in use, or of
+    `max_bytes` bounds the file. Raises StorageError when the file can't be opened, is none of ours, in use, or of
     another version. `write`, `admit` and `align` only touch memory; `sync` and `recover` may be called from any
     thread, and block for the disk.
     """
@@ -136,7 +168,7 @@ class Store:
     def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
         self.path = path
         self._changed = threading.Condition()
-        self._waiting: dict[_Key, LogRecord | _Clock] = {}
+        self._waiting: dict[_Key, LogRecord | _Clock | _Epoch] = {}
         self._ends: dict[_Key, tuple[float, float]] = {}  # (end, term) on disk or waiting to be
         self._written = self._durable = 0
         self._busy = False
@@ -147,22 +179,36 @@ class Store:
         self._base = self._open(max_bytes)
 
     def recover(self, now: float, wall: float, *, boot: str = "") -> KeptState:
-        """What was kept, for `Registrar.restore`; leases that ended meanwhile are taken out. Call it once, first.
+        """What was kept, for `Registrar.restore`, without what has ended meanwhile. Call it once, first. A destroyed
+        lookup service has left nothing: its file begins a new one.
 
         `now` is monotonic, `wall` seconds since the epoch; `boot` (see `boot_id`) names the boot in which the monotonic
-        clock goes on, "" if it does not. Raises StorageError.
+        clock goes on, "" if it does not. Raises StorageError when the file is damaged. Where only the disk takes
+        nothing, `status` and `admit` say so, and `sync` tries again.
         """
-        with self._disk(), self._transaction() as base:
+        with self._disk(), uncollected():
+            if (said := self._base.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+                raise self._damaged(said)
             self._clock = self._set_clock(now, wall, boot)
-            self._put_meta("clock", self._clock)
-            base.execute("DELETE FROM kept WHERE ends <= ?", (now + self._clock.offset,))
-            epoch, admin = self._meta("epoch"), self._meta("admin")
-            self._epoch = 1 + (msgspec.msgpack.decode(epoch, type=int) if epoch else 0)
-            self._put_meta("epoch", self._epoch)
-            with uncollected():
-                items, interests = self._read(now)
-            known = msgspec.msgpack.decode(admin, type=RegistrarAdmin) if admin else None
-        return KeptState(known, tuple(items), tuple(interests))
+            before = self._meta("epoch", _Epoch) or _Epoch(0)
+            admin = self._meta("admin", RegistrarAdmin)
+            self._epoch = max(before.number + 1, int(wall))  # new also where the one before could not be noted
+            if admin is not None and admin.destroyed:
+                log.warning("store %s is of a lookup service that was destroyed: this is a new one", self.path)
+                admin = None
+            items, interests = self._read(now)
+        try:
+            with self._disk(), self._transaction() as base:
+                base.execute("DELETE FROM kept WHERE ends <= ?", (now + self._clock.offset,))
+                self._put_meta("clock", self._clock)
+                self._put_meta("epoch", _Epoch(self._epoch))
+        except StorageError as fault:
+            if str(fault.facts.get("code")).startswith("SQLITE_CORRUPT"):
+                raise
+            log.error("nothing new is taken until the disk does again: %s", fault)
+            self._fault, self._written = fault, self._written + 1
+            self._waiting = {("clock", ""): self._clock, ("epoch", ""): _Epoch(self._epoch), **self._waiting}
+        return KeptState(admin, tuple(items), tuple(interests))
 
     def align(self, now: float, wall: float) -> None:
         """The monotonic and the wall clock at this moment. Tell it now and then: wall clocks are corrected, and only
@@ -260,56 +306,78 @@ class Store:
 
     def _open(self, max_bytes: int) -> sqlite3.Connection:
         with self._disk():
+            self._check_kind()
+            base = self._connect(self.path)
             try:
-                # For the owner alone: lease ids are secrets. SQLite gives its log the same mode.
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            except OSError as error:
-                raise StorageError(
-                    f"store {self.path}: {error.strerror}", hint=_HINTS["SQLITE_CANTOPEN"], path=str(self.path)
-                ) from error
-            base = sqlite3.connect(self.path, timeout=0.0, isolation_level=None, check_same_thread=False)
-            try:
-                self._set_up(base, max_bytes)
-            except (sqlite3.Error, StorageError):
+                base.execute("PRAGMA synchronous = FULL")
+                base.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}").fetchall()
+                page_size = base.execute("PRAGMA page_size").fetchone()[0]
+                base.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_size)}").fetchall()
+            except (sqlite3.Error, UnicodeError):
                 base.close()
                 raise
             return base
 
-    def _set_up(self, base: sqlite3.Connection, max_bytes: int) -> None:
-        base.execute("PRAGMA locking_mode = EXCLUSIVE")
-        base.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        base.execute("PRAGMA journal_mode = WAL").fetchall()
-        base.execute("PRAGMA synchronous = FULL")
-        base.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}").fetchall()
-        base.execute("PRAGMA trusted_schema = OFF")
-        base.execute("BEGIN EXCLUSIVE")
-        application, version = (base.execute(f"PRAGMA {p}").fetchone()[0] for p in ("application_id", "user_version"))
-        (tables,) = base.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if (application, version) == (0, 0) and tables:
-            raise StorageError(
-                f"store {self.path}: the tables in it are something else's",
-                hint="The file is no store: give another one",
-                path=str(self.path),
+    def _check_kind(self) -> None:
+        """Make a new file where there is none; else look at it without touching it. Raises StorageError."""
+        try:
+            if not stat.S_ISREG(self.path.stat().st_mode):
+                raise self._refused("is no file", "Give the path of a file, or of one to make")
+            with self.path.open("rb") as file:
+                header = file.read(_HEADER_BYTES)
+        except FileNotFoundError:
+            self._make()
+            return
+        except OSError as error:
+            raise self._refused(error.strerror or str(error), _HINTS["SQLITE_CANTOPEN"]) from error
+        version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
+        if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
+            raise self._refused("is no store of a lookup service", "Move it away, or give another path")
+        if application != APPLICATION_ID:
+            raise self._refused("the tables in it are something else's", "Give another path")
+        if version != VERSION:
+            raise self._refused(
+                f"is of version {version} of the tables, and this program knows {VERSION} alone",
+                "Move it away, the services will register again",
             )
-        if (application, version) not in ((0, 0), (APPLICATION_ID, VERSION)):
-            raise StorageError(
-                f"store {self.path} is of version {version}, not {VERSION}",
-                hint="Move it away, the services will register again",
-                path=str(self.path),
-            )
-        base.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        base.execute(f"PRAGMA user_version = {VERSION}")
-        for statement in _SCHEMA.split(";"):
-            base.execute(statement)
-        base.execute("COMMIT")
-        page_size = base.execute("PRAGMA page_size").fetchone()[0]
-        base.execute(f"PRAGMA max_page_count = {max(1, max_bytes // page_size)}").fetchall()
+
+    def _make(self) -> None:
+        """A new file comes to its place whole: one that is cut short was never ours."""
+        new = self.path.with_name(self.path.name + ".new")
+        try:
+            # For the owner alone: lease ids are secrets. SQLite gives its log the same mode.
+            os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            with closing(self._connect(new, "PRAGMA auto_vacuum = INCREMENTAL")) as base:
+                if not base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:  # else whole, but not moved
+                    base.executescript(_SCHEMA)
+                if self.path.exists():
+                    raise self._refused("another process has just made it", _HINTS["SQLITE_BUSY"])
+            new.rename(self.path)
+        except OSError as error:
+            raise self._refused(error.strerror or str(error), _HINTS["SQLITE_CANTOPEN"]) from error
+
+    def _connect(self, path: Path, *first: str) -> sqlite3.Connection:
+        base = sqlite3.connect(path, timeout=0.0, isolation_level=None, check_same_thread=False)
+        try:
+            for statement in ("PRAGMA locking_mode = EXCLUSIVE", "PRAGMA trusted_schema = OFF", *first):
+                base.execute(statement)
+            base.execute("BEGIN EXCLUSIVE")  # ours from now on
+            base.execute("COMMIT")
+        except (sqlite3.Error, UnicodeError):
+            base.close()
+            raise
+        return base
+
+    def _refused(self, why: str, hint: str) -> StorageError:
+        return StorageError(f"store {self.path}: {why}", hint=hint, path=str(self.path))
+
+    def _damaged(self, why: str) -> StorageError:
+        return self._refused(f"damaged: {' '.join(why.split())}", _HINTS["SQLITE_CORRUPT"])
 
     def _set_clock(self, now: float, wall: float, boot: str) -> _Clock:
-        kept = self._meta("clock")
-        if kept is None:  # a new file, or one from before there was a clock in it: it went as the wall's
+        last = self._meta("clock", _Clock)
+        if last is None:  # a new file
             return _Clock(boot, wall - now, wall - now)
-        last = msgspec.msgpack.decode(kept, type=_Clock)
         same = boot and last.boot == boot
         return _Clock(boot, last.offset if same else wall - now - (last.wall - last.offset), wall - now)
 
@@ -319,9 +387,14 @@ class Store:
         interests: list[InterestKept] = []
         item_decoder = msgspec.msgpack.Decoder(_ItemBody)
         interest_decoder = msgspec.msgpack.Decoder(Interest)
-        for kind, kept, body, ends, term, epoch in self._base.execute(
-            "SELECT kind, id, body, ends, term, epoch FROM kept"
+        for kind, kept, body, epoch, body_checksum, ends, term, lease_checksum in self._base.execute(
+            "SELECT kind, id, body, epoch, body_checksum, ends, term, lease_checksum FROM kept"
         ):
+            checksums = _checksum(body, kind, kept, epoch), _checksum(b"", kind, kept, ends, term)
+            if (body_checksum, lease_checksum) != checksums:
+                raise self._damaged(f"the record of {kept!r} does not fit its checksum")
+            if ends <= here:
+                continue
             expires = now + min(ends - here, term)
             self._ends[kind, kept] = (ends, term)
             if kind == "items":
@@ -333,14 +406,19 @@ class Store:
                 interests.append(InterestKept(msgspec.structs.replace(interest, number=number), expires, term))
         return items, interests
 
-    def _meta(self, name: str) -> bytes | None:
-        row = self._base.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-        return row[0] if row else None
+    def _meta(self, name: str, kind: type[T]) -> T | None:
+        row = self._base.execute("SELECT value, checksum FROM meta WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            return None
+        if row[1] != _checksum(row[0], name):
+            raise self._damaged(f"{name} does not fit its checksum")
+        return msgspec.msgpack.decode(row[0], type=kind)
 
     def _put_meta(self, name: str, value: object) -> None:
-        self._base.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, msgspec.msgpack.encode(value)))
+        data = msgspec.msgpack.encode(value)
+        self._base.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, data, _checksum(data, name)))
 
-    def _commit_or_keep(self, batch: dict[_Key, LogRecord | _Clock], upto: int) -> None:
+    def _commit_or_keep(self, batch: dict[_Key, LogRecord | _Clock | _Epoch], upto: int) -> None:
         """Commit; or put the batch back under what has come since, and raise."""
         fault: StorageError | None = None
         durable = False
@@ -367,7 +445,7 @@ class Store:
         if fault is not None:
             raise fault
 
-    def _put_back(self, batch: dict[_Key, LogRecord | _Clock]) -> None:
+    def _put_back(self, batch: dict[_Key, LogRecord | _Clock | _Epoch]) -> None:
         newer, self._waiting = self._waiting, batch
         for key, record in newer.items():
             before = batch.get(key)
@@ -375,7 +453,7 @@ class Store:
                 record = msgspec.structs.replace(before, expires=record.expires, term=record.term)
             self._waiting[key] = record
 
-    def _commit(self, batch: dict[_Key, LogRecord | _Clock]) -> None:
+    def _commit(self, batch: dict[_Key, LogRecord | _Clock | _Epoch]) -> None:
         with self._transaction() as base:
             for (kind, kept), record in batch.items():
                 match record:
@@ -386,8 +464,8 @@ class Store:
                         self._insert(kind, kept, record.interest, record)
                     case LeaseMoved():
                         base.execute(
-                            "UPDATE kept SET ends = ?, term = ? WHERE kind = ? AND id = ?",
-                            (self._end(record), record.term, kind, kept),
+                            "UPDATE kept SET ends = ?, term = ?, lease_checksum = ? WHERE kind = ? AND id = ?",
+                            (*self._lease(kind, kept, record), kind, kept),
                         )
                     case Dropped():
                         base.execute("DELETE FROM kept WHERE kind = ? AND id = ?", (kind, kept))
@@ -395,18 +473,23 @@ class Store:
                         if record.destroyed:
                             base.execute("DELETE FROM kept")
                         self._put_meta("admin", record)
-                    case _Clock():
-                        self._put_meta("clock", record)
+                    case _Clock() | _Epoch():
+                        self._put_meta(kind, record)
         pages, free = (base.execute(f"PRAGMA {p}").fetchone()[0] for p in ("page_count", "freelist_count"))
         if free > VACUUM_PAGES and 2 * free > pages:
             # The file itself becomes shorter with a checkpoint. A script: execute would stop after one page.
             base.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES}); PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _insert(self, kind: str, kept: str, body: _ItemBody | Interest, record: ItemKept | InterestKept) -> None:
+        data = msgspec.msgpack.encode(body)
+        row = (kind, kept, data, self._epoch, _checksum(data, kind, kept, self._epoch))
         self._base.execute(
-            "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?)",
-            (kind, kept, msgspec.msgpack.encode(body), self._end(record), record.term, self._epoch),
+            "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, *self._lease(kind, kept, record))
         )
+
+    def _lease(self, kind: str, kept: str, record: ItemKept | InterestKept | LeaseMoved) -> tuple[float, float, int]:
+        ends, term = self._end(record), float(record.term)
+        return ends, term, _checksum(b"", kind, kept, ends, term)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -441,7 +524,5 @@ class Store:
             name = getattr(error, "sqlite_errorname", "")
             hint = next((hint for code, hint in _HINTS.items() if name.startswith(code)), "")
             raise StorageError(f"store {self.path}: {error}", hint=hint, path=str(self.path), code=name) from error
-        except msgspec.MsgspecError as error:
-            raise StorageError(
-                f"store {self.path}: {error}", hint=_HINTS["SQLITE_CORRUPT"], path=str(self.path)
-            ) from error
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise self._damaged(str(error)) from error

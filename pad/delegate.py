@@ -13,9 +13,10 @@ Rules:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
@@ -26,44 +27,35 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
-    BackPressureError,
     ConfigurationError,
     IncompatibleEntryError,
     JbiError,
-    MetadataError,
     OversizeError,
     StorageError,
     UnknownUidError,
 )
-from jbi_pubsub.core.info_object import (
-    Cause,
-    Head,
-    InfoObject,
-    Parcel,
-    Platform,
-    SchemaBundle,
-    TypeName,
-    object_id_of,
-)
+from jbi_pubsub.core.info_object import Cause, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.lookup.entry import EntryRep, check_rep
+from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget
+from jbi_pubsub.lookup.entry import check_rep
 from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delivery import Budget, Deliveries, SubscriberSession
-from jbi_pubsub.pad.dissemination import (
-    Disseminated,
-    InformationTypeGate,
-    Judgement,
-    MatchTable,
-    disseminate,
-    explain,
-)
+from jbi_pubsub.pad.account import Account
+from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
+from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
+from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.store import MailStore
+from jbi_pubsub.pad.newcomers import Newcomers
+from jbi_pubsub.pad.outlet import Budget
+from jbi_pubsub.pad.pipeline import Pipeline
+from jbi_pubsub.pad.registration import Entries, Registration, Topic
+from jbi_pubsub.pad.stages import Stages, stages_of
 from jbi_pubsub.pad.store import Kept, SubscriptionStore
 from jbi_pubsub.pad.subscription import (
+    FAR,
     PEER_TYPE,
     PUBLISHER_TYPE,
     InformationType,
@@ -77,7 +69,8 @@ from jbi_pubsub.pad.subscription import (
 
 log = logging.getLogger("jbi_pubsub.pad")
 
-Entries = tuple[EntryRep, ...]
+NOT_BEFORE: Final = -math.inf
+"""The age of a subscription that wants nothing of what was published before it came here."""
 
 UNATTACHED_SECONDS: Final = 15.0
 """Longest lease of a publisher or subscriber session whose data connection has not come yet, whatever is asked for:
@@ -86,15 +79,23 @@ clients open it at once, which takes some seconds over 7,200 bit/s, and renew at
 PART_SECONDS: Final = 1.0
 """For all subscribers to acknowledge that nothing comes any more: round trips, not queues."""
 
-NO_OBJECT: Final = InfoObject("", TypeName(""), b"", b"", Platform(0.0, "", 0, 0, 0))
-"""Before the first one."""
+GHOST_SECONDS: Final = 60.0
+"""How long a topic whose last registration has gone is remembered behind the last object of its shelf: who comes then
+is told how many he has missed."""
+GHOSTS_MOST: Final = 1_000
+"""Such topics; beyond that the oldest is forgotten."""
 
 
 class TypeRepository(Protocol):
     """The type repository as a delegate sees it: nobody else opens a schema."""
 
-    def open(self, bundle: SchemaBundle) -> InformationTypeGate:
-        """Raises SchemaError, or TypeConflictError for a second, different schema of a type."""
+    def open(self, bundle: SchemaBundle, *, caller: str = "") -> InformationTypeGate:
+        """`caller` is who gave it: each may cause so much work. Raises SchemaError, or TypeConflictError for a second,
+        different schema of a type."""
+        ...
+
+    def find(self, type: TypeName) -> InformationTypeGate | None:  # noqa: A002  # the field's word
+        """The type, if it is open."""
         ...
 
     def forget(self, type: TypeName) -> None:  # noqa: A002  # the field's word
@@ -112,53 +113,6 @@ class Announcer(Protocol):
     def leave(self, *service_ids: str) -> None:
         """Cancel them, all at once."""
         ...
-
-
-@dataclass(eq=False, slots=True)
-class _Topic:
-    """All registrations with equal entries share one match table."""
-
-    key: str
-    entries: Entries
-    table: MatchTable
-    registrations: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class Registration:
-    """A publisher registration at a delegate. `sequence` is that of the last object taken."""
-
-    uid: str
-    number: int
-    connection: str = field(repr=False)
-    gate: InformationTypeGate
-    topic: _Topic
-    judgement: Judgement
-    sequence: int = 0
-    published: int = 0
-    refused: int = 0
-    unmatched: int = 0
-
-    def check_head(self, head: Head) -> None:
-        """Raises MetadataError for an object of another registration or type, or with another's id: mail servers and
-        readers drop what has the id of a mail that they had."""
-        known = self.gate.type
-        if head.registration != self.uid or head.type_name != known.name or head.type_version != known.version:
-            raise MetadataError(f"object {head.object_id} is not of registration {self.uid}")
-        if head.object_id != object_id_of(self.uid, head.sequence):
-            raise MetadataError(f"object id {head.object_id} is not that of number {head.sequence} of {self.uid}")
-
-    def status(self) -> dict[str, object]:
-        """Plain data."""
-        return {
-            "uid": self.uid,
-            "type": str(self.gate.type),
-            "published": self.published,
-            "refused": self.refused,
-            "unmatched": self.unmatched,
-            "subscriptions": len(self.topic.table),
-            **self.topic.table.stats(),
-        }
 
 
 @dataclass(eq=False, slots=True)
@@ -193,10 +147,12 @@ class Delegate:
         peer: bool = False,
         store: SubscriptionStore | None = None,
         mails: MailStore | None = None,
+        stages: Stages | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`subscriptions_ref` is the proxy handed to subscribers; `peer`: inside a publishing application; `store`
-        keeps e-mail subscriptions, `mails` their mail; those in it are taken over. Raises StorageError."""
+        keeps e-mail subscriptions, `mails` their mail; those in it are taken over; `stages` of the pipeline, by default
+        those of the configuration. Raises StorageError."""
         self._store = store
         self._wall = wall
         self._mail_leases: dict[str, str] = {}
@@ -210,38 +166,48 @@ class Delegate:
         self._clock = clock
         self._item_types = (PEER_TYPE, PUBLISHER_TYPE) if peer else (PUBLISHER_TYPE,)
         self._lock = threading.RLock()
+        self._stood = threading.Condition(self._lock)
+        """A subscription has come, or a registration has gone."""
         self._landlord: Landlord[Callable[[], None]] = Landlord(
             FixedLeasePeriodPolicy(config.lease.maximum, min(300.0, config.lease.maximum))
         )
         self._connections: dict[str, PublisherConnection] = {}
         self._registrations: dict[str, Registration] = {}
-        self._sessions: dict[str, tuple[SubscriberSession, str]] = {}
+        self._sessions: dict[str, SubscriberSession] = {}
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
-        self._topics: dict[str, _Topic] = {}
+        self._topics: dict[str, Topic] = {}
+        self._ghosts: deque[Topic] = deque()
+        """Topics without a registration, whose objects somebody may still come for; the oldest first."""
         self._topic_keys: dict[Entries, str] = {}
         self._published: EntryIndex[str] = EntryIndex()
         self._waiting: TemplateIndex[tuple[str, str]] = TemplateIndex()
         self._next_number = 0
+        self._costs: dict[str, CostBudget] = {}
+        """Of each session."""
         self._budget = Budget(config.pad.max_queued_bytes)
         self._hub = SenderHub(name=f"deliver-{delegate_id[:8]}")
         self._ending: list[Subscription] = []
         """Gone, and not yet in the totals of what has ended."""
-        self._closed_lost: Counter[str] = Counter()
-        self._closed_delivered = 0
-        self._closed_mailed = 0
-        self._closed_matched = 0
-        self._closed_suppressed = 0
-        self._closed_published = 0
-        self._closed_unmatched = 0
-        self._closed_refused = 0
-        self._unpacked: tuple[Head | None, InfoObject] = (None, NO_OBJECT)
+        self._account = Account()
+        stages = stages or stages_of(config)
+        self._shelves = stages.shelves
         self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost, store=mails)
+        self.pipeline = Pipeline(
+            config=config,
+            stages=stages,
+            budget=self._budget,
+            sessions=self._sessions,
+            mail=self._mail,
+            account=self._account,
+            clock=clock,
+        )
+        self._newcomers = Newcomers(
+            stages.shelves, self._budget, self.pipeline.mail_out, name=f"catch-up-{delegate_id[:8]}"
+        )
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
         for ended in self._mail.start():
-            self._closed_matched += ended.offered
-            self._closed_lost.update(ended.lost)
-            self._closed_mailed += ended.mailed
+            self._account.add(matched=ended.offered, mailed=ended.mailed, lost=ended.lost)
 
     def start(self) -> None:
         """Begin to deliver."""
@@ -284,9 +250,9 @@ class Delegate:
             )
         return found
 
-    def open_type(self, bundle: SchemaBundle) -> InformationTypeGate:
-        """The type a schema stands for. Raises SchemaError or TypeConflictError."""
-        return self._types.open(bundle)
+    def open_type(self, bundle: SchemaBundle, caller: str) -> InformationTypeGate:
+        """The type a schema stands for, for whom it is opened. Raises SchemaError or TypeConflictError."""
+        return self._types.open(bundle, caller=caller)
 
     def forget_type(self, type: TypeName) -> None:  # noqa: A002  # the field's word
         """Drop a type that was opened for a registration which then came to nothing."""
@@ -356,96 +322,59 @@ class Delegate:
         self._drop_registrations([registration])
 
     def publish(self, registration: Registration, parcel: Parcel, deliveries: Deliveries) -> int:
-        """Disseminate an object; how many subscriptions it matched. An object seen before is passed over (0).
-
-        What subscribers get is added to `deliveries`: the caller has them `deliver`ed, once for a batch.
-
-        Waits for room in the delegate's memory. Raises MetadataError, InvariantError, OversizeError or
-        BackPressureError: nothing is delivered then. One thread at a time publishes for one registration, which keeps
-        its order.
-        """
-        head = parcel.head
-        gap = head.sequence - registration.sequence - 1
-        if gap < 0:
+        """Admit and judge an object (see pipeline.py); how many subscriptions it matched, 0 for one seen before."""
+        if not self.pipeline.admit(registration, parcel):
             return 0
-        if not self._budget.wait_for_room(self._config.queue.block_seconds):
-            registration.refused += 1
-            raise BackPressureError(
-                f"the delegate's queues hold {self._budget.used} bytes, the limit is {self._budget.limit}",
-                hint="Subscribers are too slow; see `jbi status`, or raise [pad] max_queued_bytes",
-            )
-        if gap and registration.sequence:  # the first one may be any: an earlier delegate had those before it
-            self._tell_of_gap(registration, gap)
-        registration.sequence = head.sequence
-        try:
-            registration.check_head(head)
-            matched = registration.judgement.match(head.metadata)
-        except (MetadataError, OversizeError):
-            registration.refused += 1
-            raise
-        registration.published += 1
-        if not matched:
-            registration.unmatched += 1
-        elif registration.topic.table.filters and any(s.payload_filter is not None for s in matched):
-            self._deliver_filtered(disseminate(parcel, matched), parcel, deliveries)
-        else:
-            for subscription in matched:
-                self._deliver(subscription, parcel, parcel, deliveries)
-        return len(matched)
+        return self.pipeline.judge(registration, parcel, deliveries)
 
-    def deliver(self, deliveries: Deliveries) -> None:
-        """What `publish` has gathered goes to the subscribers' queues, and out."""
-        gone = deliveries.offer()
-        if gone:  # cancelled, or their session over, since the match: those have accounted for what they held
-            self._came_to_nothing(gone)
-
-    def _came_to_nothing(self, gone: Sequence[Subscription]) -> None:
+    def announced(self, uid: str, told: int) -> None:
+        """A lookup service has begun to tell of a registration, `told` so many of it. Unknown ids are ignored."""
         with self._lock:
-            self._closed_lost.update(subscription.ended for subscription in gone)
-            self._closed_matched += len(gone)
+            registration = self._registrations.get(uid)
+            if registration is not None:
+                topic = registration.topic
+                topic.announced, topic.told = self._clock(), max(topic.told, told)
+                self._shelves.announced(topic.shelf, topic.announced)
 
-    def _tell_of_gap(self, registration: Registration, count: int) -> None:
-        log.warning("registration %s: %d objects never came", registration.uid, count)
-        for subscription in registration.topic.table.subscriptions():
-            session = self._sessions.get(subscription.owner)
-            if session is not None:
-                session[0].lose(subscription, Cause.SEQUENCE_GAP, count)
+    def wait_for_newcomers(self) -> None:
+        """Before we stop: who was told of a new registration and comes for its first objects is let come, for at most
+        [pad] settle_seconds since it was told. A publisher that closes at once takes nothing away from him."""
+        settle = self._config.pad.settle_seconds
+        with self._lock:
+            while (left := self._settling(settle)) > 0:
+                self._stood.wait(left)
 
-    def _deliver_filtered(self, result: Disseminated, published: Parcel, deliveries: Deliveries) -> None:
-        for subscription in result.suppressed:
-            subscription.matched += 1
-            subscription.suppressed += 1
-        for selected in result.selected:
-            selected.subscription.unfiltered += not selected.filtered
-            self._deliver(selected.subscription, selected.parcel, published, deliveries)
+    def _settling(self, settle: float) -> float:
+        """Seconds until all have come or had the time to; 0: they have."""
+        now = self._clock()
+        return max(
+            (
+                topic.announced + settle - now
+                for topic in self._topics.values()
+                if topic.shelf.kept and len(topic.table.sessions()) < topic.told
+            ),
+            default=0.0,
+        )
 
-    def _deliver(self, subscription: Subscription, parcel: Parcel, published: Parcel, deliveries: Deliveries) -> None:
-        """`parcel` is what the subscription's filter has left of `published`."""
-        request = subscription.request
-        if request.direct:
-            session = self._sessions.get(subscription.owner)
-            if session is not None:
-                deliveries.add(session[0], subscription, parcel)
-            else:
-                self._came_to_nothing((subscription,))
-        if request.recipients:
-            self._mail_out(subscription, parcel, published)
+    def wait_for_subscriptions(self, connection_id: str, uid: str, count: int, timeout: float) -> int:
+        """How many subscriptions a registration matches, as soon as there are `count`, or after `timeout` seconds.
+        Raises UnknownUidError for one that is not this publisher's."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            while True:
+                self.connection(connection_id)
+                registration = self._registrations.get(uid)
+                if registration is None or registration.connection != connection_id:
+                    raise UnknownUidError(f"no registration {uid} of this publisher", uid=uid)
+                standing = len(registration.topic.table)
+                left = deadline - time.monotonic()
+                if standing >= count or left <= 0 or self.pipeline.stopping.is_set():
+                    return standing
+                self._stood.wait(left)
 
-    def _mail_out(self, subscription: Subscription, parcel: Parcel, published: Parcel) -> None:
-        request = subscription.request
-        head, obj = self._unpacked
-        if head is not published.head:  # mails of one object share what is made of it
-            obj = published.unpacked()
-            self._unpacked = published.head, obj
-        payload = obj.payload if parcel is published else bytes(parcel.payload)
-        if not self._mail.offer(subscription, obj, payload):  # cancelled since the match
-            with self._lock:
-                self._closed_lost[subscription.ended] += len(request.recipients)
-                self._closed_matched += not request.direct
-
-    def sync_mail(self) -> None:
-        """Return when the mail of all objects published before is on disk, where it is kept."""
-        self._mail.sync()
+    def kept(self, object_id: str) -> Parcel | None:
+        """An object that was published moments ago."""
+        return self._shelves.find(object_id)
 
     # -- subscribers --------------------------------------------------------------------------------------------
 
@@ -453,13 +382,19 @@ class Delegate:
         """A subscriber process comes: its session id and lease. Raises LeaseDeniedError."""
         session_id = f"session-{uuid4().hex}"
         session = SubscriberSession(
-            session_id, name=name, budget=self._budget, hub=self._hub, chunk=self._config.link.chunk
+            session_id,
+            name=name,
+            budget=self._budget,
+            hub=self._hub,
+            chunk=self._config.link.chunk,
         )
         with self._lock:
-            known = ((lease_id, uid) for uid, (_, lease_id) in self._sessions.items())
+            known = ((session.lease_id, uid) for uid, session in self._sessions.items())
             idle = self._give_way(len(self._sessions), known, "subscriber sessions")
             lease = self._grant_unattached(lambda: self._drop_session(session_id, Cause.SUBSCRIBER_DEAD), duration)
-            self._sessions[session_id] = (session, lease.lease_id)
+            session.lease_id = lease.lease_id
+            self._sessions[session_id] = session
+            session.opened = self._clock()  # last of all: ages count from here to the answer
         self._drop_session(idle, Cause.SUBSCRIBER_DEAD)
         return session_id, lease
 
@@ -483,7 +418,8 @@ class Delegate:
         """The data connection of a publisher or subscriber session stands: its lease is what it has asked for."""
         with self._lock:
             connection, session = self._connections.get(uid), self._sessions.get(uid)
-            lease_id = connection.lease_id if connection is not None else session[1] if session is not None else ""
+            found = connection or session
+            lease_id = found.lease_id if found is not None else ""
             asked = self._unattached.pop(lease_id, None)
             if asked is not None and self._landlord.is_live(lease_id, self._clock()):
                 self._landlord.renew(lease_id, asked, self._clock())
@@ -491,8 +427,7 @@ class Delegate:
     def close_session(self, session_id: str) -> None:
         """The subscriber leaves. Raises UnknownUidError."""
         with self._lock:
-            self.session(session_id)
-            self._landlord.drop(self._sessions[session_id][1])
+            self._landlord.drop(self.session(session_id).lease_id)
         self._drop_session(session_id, Cause.CANCELLED)
 
     def session(self, session_id: str) -> SubscriberSession:
@@ -501,12 +436,17 @@ class Delegate:
             found = self._sessions.get(session_id)
         if found is None:
             raise UnknownUidError(f"no subscriber session {session_id} here", hint="Open it again", uid=session_id)
-        return found[0]
+        return found
 
-    def subscribe(self, session_id: str, request: SubscriptionRequest, duration: float) -> Granted:
+    def subscribe(
+        self, session_id: str, request: SubscriptionRequest, duration: float, age: float = NOT_BEFORE
+    ) -> Granted:
         """Register a subscription (paper section 2.4(7)); `duration` is for the lease of an e-mail-only one.
 
-        The same request again is the same subscription; mail that was suspended is sent again.
+        `age`: for how many seconds it stood already when the session was opened (negative: it came afterwards), or
+        stands by now if it is e-mail-only; what was published since is delivered, too, as far as it is kept.
+        NOT_BEFORE: nothing that was published before. The same request again is the same subscription; mail that was
+        suspended is sent again.
         One with recipients has to prove that its id is its own. Raises UnknownUidError, AccessDeniedError,
         PredicateError, AddressError, ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError; no
         state is left then.
@@ -531,6 +471,9 @@ class Delegate:
             if len(self._subscriptions) >= self._config.pad.max_subscriptions:
                 raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
             topics = [self._topics[topic] for topic in self._published.find(request.entries)]
+            self._check_cost(subscription, topics)
+            now = self._clock()
+            since = (session.opened if session is not None else now) - age if age > NOT_BEFORE else now
             lease = None
             if session is None:
                 lease = self._landlord.grant(lambda: self._forget_subscription(key), duration, self._clock())
@@ -539,16 +482,42 @@ class Delegate:
             self._next_number += 1
             subscription.number = self._next_number
             if session is not None:
-                session.add(subscription)
+                session.add(subscription, held=True)
+                self._costs.setdefault(owner, CostBudget(MAX_COST_OF_SUBSCRIBER)).add(subscription.charges)
             self._subscriptions[key] = subscription
             if request.recipients:
                 self._mail.open(subscription)
             self._waiting.add(key, request.entries)
-            for topic in topics:
-                topic.table.add(subscription)
+            marks = self._put_in(subscription, topics)
+            self._stood.notify_all()
+        self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since)
         if lease is not None and self._store is not None:
             self._keep(Kept(request, lease.lease_id, self._wall() + lease.duration), key)
         return Granted(subscription.number, lease)
+
+    def _check_cost(self, subscription: Subscription, topics: Sequence[Topic]) -> None:
+        """Raises OversizeError when what is evaluated for its session, or for a registration, would cost too much. An
+        e-mail subscription has no session: what one costs by itself was bounded when it was compiled."""
+        mine = self._costs.get(subscription.owner)
+        if mine is not None:
+            mine.check(subscription.charges, "this subscriber")
+        for topic in topics:
+            topic.table.budget.check(subscription.charges, "all subscriptions to a registration that it matches")
+
+    def _put_in(self, subscription: Subscription, topics: list[Topic]) -> list[tuple[Topic, int]]:
+        """Into the topics' tables; each topic with the mark on its shelf.
+
+        Invariant: an object up to `place` comes to it from the shelf alone, a later one through the tables alone. An
+        object is first kept and then matched. So one that is matched with the subscription while FAR stands here was
+        kept before the place is taken, and is up to it."""
+        subscription.place = FAR
+        for topic in topics:
+            topic.table.settled = FAR
+            topic.table.add(subscription)
+        subscription.place, marks = self._shelves.mark([topic.shelf for topic in topics])
+        for topic in topics:
+            topic.table.settled = subscription.place
+        return list(zip(topics, marks, strict=True))
 
     def _mail_lease(self, subscription: Subscription) -> Lease | None:
         if not subscription.lease_id:
@@ -598,17 +567,26 @@ class Delegate:
             return [s.status() for (owner, _), s in self._subscriptions.items() if owner == "mail"]
 
     def explain(self, uid: str, metadata: bytes, payload: bytes) -> dict[str, object]:
-        """Why an object would be delivered to a subscription, or not, for each registration here, as plain data; under
-        `terms` all that the subscription asks for, and its account.
+        """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see
+        explanation.py). The beginning of an id will do, if it is no other's.
 
-        Raises UnknownUidError, MetadataError.
+        Raises UnknownUidError, ConfigurationError for an ambiguous id, MetadataError, OversizeError.
         """
         with self._lock:
-            found = next((s for (_, known), s in self._subscriptions.items() if known == uid), None)
-            registered = {r.uid: r.topic.entries for r in self._registrations.values()}
-        if found is None:
-            raise UnknownUidError(f"no subscription {uid} here", uid=uid)
-        return {**explain(found, registered, metadata, payload), "terms": found.status()}
+            by_uid = {known: subscription for (_, known), subscription in self._subscriptions.items()}
+            registered = {
+                r.uid: Standing(r.gate, r.topic.entries, r.judgement.validates) for r in self._registrations.values()
+            }
+            found = by_uid[find_subscription(uid, by_uid)]
+            session = self._sessions.get(found.owner)
+        queue = queue_of(session.status(), found.uid) if session is not None else {}
+        return explain(found, registered, metadata, payload, queue)
+
+    def explain_object(self, uid: str, object_id: str) -> dict[str, object]:
+        """As `explain`, for an object that was published here some seconds ago. Raises UnknownUidError as well when it
+        is not known any more."""
+        parcel = recall(object_id, self.kept)
+        return self.explain(uid, parcel.head.metadata, bytes(parcel.payload))
 
     # -- leases and life ----------------------------------------------------------------------------------------
 
@@ -633,6 +611,8 @@ class Delegate:
                 drop()
             except JbiError as exc:
                 log.error("cleaning up behind a lease: %s", exc)
+        self._shelves.trim(self._clock())
+        self._forget_ghosts()
         return len(gone)
 
     def drain(self, timeout: float, *, closing: bool = False) -> int:
@@ -640,14 +620,21 @@ class Delegate:
 
         `closing` leaves nothing for later that would not survive."""
         with self._lock:
-            sessions = [s for s, _ in self._sessions.values()]
+            sessions = list(self._sessions.values())
         deadline = self._clock() + timeout
-        left = sum(s.drain(max(0.0, deadline - self._clock()) if s.connected else 0.0) for s in sessions)
+        left = self._newcomers.drain(timeout)
+        for session in sessions:
+            # One that has gone may never come back; one that has just come is about to connect.
+            most = math.inf if session.connected else 0.0 if session.has_come else self._config.pad.settle_seconds
+            left += session.drain(min(most, max(0.0, deadline - self._clock())))
         return left + self._mail.drain(max(0.0, deadline - self._clock()), closing=closing)
 
     def close(self) -> None:
         """End everything: registrations leave the lookup services, what still waits is lost (shutdown)."""
+        self.pipeline.stopping.set()
+        self._newcomers.stop()
         with self._lock:
+            self._stood.notify_all()
             connections, sessions = list(self._connections), list(self._sessions)
         for connection_id in connections:
             self._drop_connection(connection_id)
@@ -662,7 +649,7 @@ class Delegate:
     def _part(self) -> None:
         """Tell the subscribers that we stop: who has got everything is not to think that something may be lost."""
         with self._lock:
-            connected = [s for s, _ in self._sessions.values() if s.connected]
+            connected = [s for s in self._sessions.values() if s.connected]
         for session in connected:
             session.part()
         deadline = self._clock() + PART_SECONDS
@@ -672,18 +659,15 @@ class Delegate:
     def status(self) -> dict[str, object]:
         """Everything a status page shows, as plain data. The totals are of all that was ever here:
 
-        published = unmatched + what matched at least one subscription
+        published = unmatched - found_late + what matched at least one subscription, now or late
         matched = suppressed + delivered + lost + queued + in_flight, with direct subscriptions alone (for mail see
-        docs/mail.md) and but for a lost `sequence_gap`: whether that would have matched is not known
+        docs/mail.md) and but for a lost `sequence_gap` or `missed`: whether that would have matched is not known
         """
         with self._lock:
             registrations = list(self._registrations.values())
             subscriptions = list(self._subscriptions.values())
-            sessions = [s for s, _ in self._sessions.values()]
+            sessions = list(self._sessions.values())
             counted = [*subscriptions, *self._ending]  # a counter that goes back would be taken for a restart
-            lost = Counter(self._closed_lost)
-            for s in counted:
-                lost.update(s.lost)
             return {
                 "publishers": [
                     {"id": shown(c.connection_id), "name": c.name, "registrations": len(c.registrations)}
@@ -692,33 +676,59 @@ class Delegate:
                 "registrations": [r.status() for r in registrations],
                 "sessions": [s.status() for s in sessions],
                 "subscriptions": [s.status() for s in subscriptions],
-                "published": self._closed_published + sum(r.published for r in registrations),
-                "refused": self._closed_refused + sum(r.refused for r in registrations),
-                "unmatched": self._closed_unmatched + sum(r.unmatched for r in registrations),
-                "matched": self._closed_matched + sum(s.matched for s in counted),
-                "suppressed": self._closed_suppressed + sum(s.suppressed for s in counted),
-                "delivered": self._closed_delivered + sum(s.delivered for s in counted),
-                "mailed": self._closed_mailed + sum(s.mailed for s in counted),
-                "lost": dict(lost),
+                **self._account.totals(registrations, counted),
+                "found_late": self._shelves.found_late,
                 "leases": len(self._landlord),
                 "queued": sum(s.queued for s in sessions),
                 "in_flight": sum(s.in_flight for s in sessions),
                 "queued_bytes": self._budget.used,
+                "kept": {"objects": len(self._shelves), "bytes": self._shelves.size},
+                "catching_up": self._newcomers.count,
                 "mail": self._mail.status(),
             }
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _topic_for(self, entries: Entries) -> _Topic:
+    def _topic_for(self, entries: Entries) -> Topic:
         key = self._topic_keys.get(entries)
         if key is None:
             key = self._topic_keys[entries] = uuid4().hex
-            topic = self._topics[key] = _Topic(key, entries, MatchTable())
-            for subscription in self._waiting.find(entries):
-                topic.table.add(self._subscriptions[subscription])
+            self._topics[key] = Topic(key, entries)
             self._published.add(key, entries)
-        self._topics[key].registrations += 1
-        return self._topics[key]
+        topic = self._topics[key]
+        if topic.registrations == 0:
+            self._take_in_waiting(topic)
+        topic.registrations += 1
+        topic.shelf.young_until = math.inf  # until a lookup service tells of the new registration
+        return topic
+
+    def _take_in_waiting(self, topic: Topic) -> None:
+        """Those that have come before it. Who would cost too much beside the others is set aside, and told."""
+        for key in self._waiting.find(topic.entries):
+            subscription = self._subscriptions[key]
+            try:
+                topic.table.budget.check(subscription.charges, "all subscriptions to a registration")
+            except OversizeError as exc:
+                log.warning("subscription %s is set aside: %s", subscription.uid, exc)
+                session = self._sessions.get(subscription.owner)
+                if session is None or not session.lose(subscription, Cause.REFUSED, 0):
+                    subscription.lost[Cause.REFUSED] += 0
+            else:
+                topic.table.add(subscription)
+
+    def _forget_ghosts(self) -> None:
+        """Topics whose last registration has gone, and that nobody can come late for any more."""
+        with self._lock:
+            before = self._clock() - GHOST_SECONDS
+            for topic in list(self._ghosts):
+                over = len(self._ghosts) > GHOSTS_MOST
+                if topic.registrations or topic.key not in self._topics:  # it lives again, or did and was let go
+                    self._ghosts.remove(topic)
+                elif over or (not topic.shelf.kept and topic.shelf.gone.last < before):
+                    self._ghosts.remove(topic)
+                    self._shelves.drop(topic.shelf)
+                    self._published.remove(topic.key)
+                    del self._topics[topic.key], self._topic_keys[topic.entries]
 
     def _drop_connection(self, connection_id: str) -> None:
         with self._lock:
@@ -733,14 +743,12 @@ class Delegate:
             registrations = [r for r in registrations if self._registrations.get(r.uid) is r]
             for registration in registrations:
                 del self._registrations[registration.uid]
-                self._closed_published += registration.published
-                self._closed_unmatched += registration.unmatched
-                self._closed_refused += registration.refused
-                topic = registration.topic
-                topic.registrations -= 1
-                if topic.registrations == 0:
-                    del self._topics[topic.key], self._topic_keys[topic.entries]
-                    self._published.remove(topic.key)
+                self._account.close_registration(registration)
+                registration.topic.registrations -= 1
+                if registration.topic.registrations == 0:
+                    registration.topic.table = MatchTable()
+                    self._ghosts.append(registration.topic)
+            self._stood.notify_all()
             used = {r.gate.type for r in self._registrations.values()}
             idle = [t for t in {r.gate.type for r in registrations} if t not in used]
         if registrations:
@@ -756,10 +764,10 @@ class Delegate:
                 self._subscriptions[key].ended = cause
                 self._take_from_tables(self._subscriptions[key])
             self._sessions.pop(session_id, None)
-            self._unattached.pop(found[1] if found else "", None)
+            self._unattached.pop(found.lease_id if found else "", None)
         if found is None:
             return
-        found[0].close(cause)
+        found.close(cause)
         for key in keys:
             self._forget_subscription(key)
 
@@ -774,19 +782,23 @@ class Delegate:
                 self._landlord.drop(subscription.lease_id)
             self._waiting.remove(key)
             self._take_from_tables(subscription)
+            self._refund(subscription)
             session = self._sessions.get(key[0])
         if session is not None:
-            subscription.lost[Cause.CANCELLED] += session[0].remove(subscription)
+            subscription.lost[Cause.CANCELLED] += session.remove(subscription)
         subscription.lost[Cause.CANCELLED] += self._mail.cancel(subscription)
         with self._lock:
             self._ending.remove(subscription)
-            self._closed_lost.update(+subscription.lost)
-            self._closed_delivered += subscription.delivered
-            self._closed_mailed += subscription.mailed
-            self._closed_matched += subscription.matched
-            self._closed_suppressed += subscription.suppressed
+            self._account.close_subscription(subscription)
         if key[0] == "mail" and self._store is not None:
             self._store.forget(key[1])
+
+    def _refund(self, subscription: Subscription) -> None:
+        mine = self._costs.get(subscription.owner)
+        if mine is not None:
+            mine.remove(subscription.charges)
+            if not len(mine):
+                del self._costs[subscription.owner]
 
     def _take_from_tables(self, subscription: Subscription) -> None:
         """Out of the tables that it was put in: of a thousand registrations it matches a few."""
@@ -802,11 +814,13 @@ class Delegate:
             facts = {"subscription": subscription.uid, "cause": cause.value, "count": count}
             log.warning("subscription %s: %d mails lost (%s): %s", subscription.uid, count, cause, why, extra=facts)
         session = self._sessions.get(subscription.owner)
-        if session is not None and session[0].lose(subscription, cause, count):
+        if session is not None and session.lose(subscription, cause, count):
             return
         with self._lock:
-            stands = self._subscriptions.get((subscription.owner, subscription.uid)) is subscription
-            (subscription.lost if stands else self._closed_lost)[cause] += count
+            if self._subscriptions.get((subscription.owner, subscription.uid)) is subscription:
+                subscription.lost[cause] += count
+            else:
+                self._account.lose(cause, count)
 
 
 def _short(duration: float) -> float:

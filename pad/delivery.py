@@ -1,4 +1,4 @@
-"""Delivery to subscribers: one session a subscriber process, one bounded queue a subscription.
+"""Delivery to subscribers: one session a subscriber process, one outlet a subscription (see outlet.py).
 
 Rules:
 - Order is kept per subscription; ready subscriptions of a session take turns.
@@ -14,10 +14,9 @@ import socket
 import struct
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -26,6 +25,7 @@ from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
 from jbi_pubsub.core.wire.deflate import Compression, described
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
+from jbi_pubsub.pad.outlet import Arrears, Budget, Outlet, Waiting
 from jbi_pubsub.pad.subscription import Subscription, shown
 
 ITEM: Final = struct.Struct("!BI")
@@ -50,112 +50,6 @@ Delivery = tuple[Subscription, Parcel]
 """An object for a subscription."""
 
 
-class Waiting:
-    """An object that waits for one or several subscriptions of a session, each with a queue of its own."""
-
-    __slots__ = ("outlets", "parcel")
-
-    def __init__(self, parcel: Parcel) -> None:
-        self.parcel = parcel
-        self.outlets: list[_Outlet] = []
-        """Who might take it together with the first that does."""
-
-
-class DeliveryQueue(Protocol):
-    """What holds objects back for one subscription. QoS brings others than first-in first-out."""
-
-    def put(self, waiting: Waiting) -> None:
-        """Add; its cost is `waiting.parcel.size`, in bytes."""
-        ...
-
-    def head(self) -> Waiting:
-        """What `take` would remove."""
-        ...
-
-    def take(self) -> Waiting:
-        """Remove the next one."""
-        ...
-
-    def drop_oldest(self) -> Waiting:
-        """Remove what has waited longest."""
-        ...
-
-    def __len__(self) -> int: ...
-
-
-class FifoQueue(deque[Waiting]):
-    """First in, first out."""
-
-    put = deque[Waiting].append
-    take = drop_oldest = deque[Waiting].popleft
-
-    def head(self) -> Waiting:
-        """What `take` would remove."""
-        return self[0]
-
-
-SHARE: Final = 8
-"""One queue may hold an eighth of a delegate's memory; then its policy decides as if its bound were reached."""
-
-
-class Budget:
-    """Bytes that wait in all queues of a delegate, shared by its sessions. An object that waits in several queues
-    counts for each, although its bytes are shared: an upper bound. `_changed` covers all state."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.share = limit // SHARE
-        self.used = 0
-        self._changed = threading.Condition()
-
-    def add(self, size: int) -> None:
-        """So many bytes more wait (fewer, if negative)."""
-        with self._changed:
-            self.used += size
-            if size < 0:
-                self._changed.notify_all()
-
-    def wait_for_room(self, timeout: float) -> bool:
-        """Whether there is room, at last after `timeout` seconds."""
-        if self.used < self.limit:
-            return True
-        with self._changed:
-            return self._changed.wait_for(lambda: self.used < self.limit, timeout)
-
-
-@dataclass(slots=True)
-class _Outlet:
-    """What one subscription has waiting and under way."""
-
-    subscription: Subscription
-    queue: DeliveryQueue = field(default_factory=FifoQueue)
-    sent: int = 0
-    consumed: int = 0
-    waiting_bytes: int = 0
-    untold: Counter[str] = field(default_factory=Counter)
-    ready: bool = False
-    cutting: Iterator[memoryview] | None = None
-    """What is left of a large object that goes in chunks."""
-    next_chunk: memoryview | None = None
-
-    def is_next(self, waiting: Waiting) -> bool:
-        """Whether that object is what it would send next."""
-        return (
-            self.cutting is None
-            and not self.untold
-            and len(self.queue) > 0
-            and self.queue.head() is waiting
-            and self.sent - self.consumed < self.subscription.request.bound
-        )
-
-    def may_send(self) -> bool:
-        return (
-            self.cutting is not None
-            or bool(self.untold)
-            or (len(self.queue) > 0 and self.sent - self.consumed < self.subscription.request.bound)
-        )
-
-
 class SubscriberSession:
     """Everything that goes to one subscriber process. Any thread may offer; `_changed` covers all state."""
 
@@ -175,9 +69,14 @@ class SubscriberSession:
         self.session_id = session_id
         self.name = name
         self._clock = clock
+        self.opened = 0.0
+        """When, by the delegate's clock."""
+        self.lease_id = ""
+        self.has_come = False
+        """Whether there ever was a connection."""
         self._changed = threading.Condition()
-        self._outlets: dict[int, _Outlet] = {}
-        self._ready: deque[_Outlet] = deque()
+        self._outlets: dict[int, Outlet] = {}
+        self._ready: deque[Outlet] = deque()
         self._flying: deque[tuple[Subscription, ...]] = deque()
         """For each item under way whose delivery it completes."""
         self._closed = False
@@ -187,10 +86,35 @@ class SubscriberSession:
         """Bytes that the current `take` has taken out of queues."""
         self._sender = HubSender(hub, take=self._take, acked=self._acked, batch_bytes=chunk)
 
-    def add(self, subscription: Subscription) -> None:
-        """Open the subscription's outlet."""
+    def add(self, subscription: Subscription, *, held: bool = False) -> None:
+        """Open the subscription's outlet; `held`: nothing goes out before `catch_up`."""
         with self._changed:
-            self._outlets[subscription.number] = _Outlet(subscription)
+            self._outlets[subscription.number] = Outlet(subscription, held)
+
+    def catch_up(self, newcomers: Iterable[tuple[Subscription, Arrears, int]]) -> None:
+        """Let newcomers go: each gets its arrears, and is told first how many objects it has missed; then what has come
+        meanwhile. All in one step, so that what several of them get goes over the link once."""
+        with self._changed:
+            taken = 0
+            for subscription, arrears, missed in newcomers:
+                outlet = self._outlets.get(subscription.number)
+                if outlet is None:  # cancelled meanwhile: it is owed nothing any more
+                    continue
+                subscription.matched += len(arrears) + arrears.dropped
+                subscription.replayed += len(arrears)
+                taken += arrears.size
+                dropped = arrears.dropped
+                outlet.catch_up(arrears)
+                while len(outlet) > subscription.request.bound and subscription.request.policy == "drop_oldest":
+                    taken -= outlet.drop_oldest().parcel.size
+                    dropped += 1
+                for cause, count in ((Cause.MISSED, missed), (Cause.QUEUE_OVERFLOW, dropped)):
+                    if count:
+                        self._lose(outlet, cause, count)
+                self._make_ready(outlet)
+            self._budget.add(taken)
+            self._changed.notify_all()
+        self._sender.ready()
 
     def remove(self, subscription: Subscription) -> int:
         """Close the outlet; how many objects waited in it or were on their way."""
@@ -198,7 +122,7 @@ class SubscriberSession:
             outlet = self._outlets.pop(subscription.number, None)
             if outlet is None:
                 return 0
-            waiting = self._held(outlet) + sum(subscription in flying for flying in self._flying)
+            waiting = outlet.held_up + sum(subscription in flying for flying in self._flying)
             self._flying = deque(tuple(s for s in flying if s is not subscription) for flying in self._flying)
             self._empty(outlet)
             outlet.cutting = None
@@ -222,7 +146,7 @@ class SubscriberSession:
                 if outlet is None:
                     gone.append(subscription)  # cancelled since the match: after the cancel returned nothing may come
                     continue
-                if self._is_full(outlet):
+                if outlet.is_full(self._budget.share):
                     has_room, stands = self._make_room(outlet)
                     if not stands:
                         gone.append(subscription)
@@ -233,8 +157,7 @@ class SubscriberSession:
                 if waiting is None or waiting.parcel is not parcel:
                     waiting = Waiting(parcel)
                 waiting.outlets.append(outlet)
-                outlet.queue.put(waiting)
-                outlet.waiting_bytes += parcel.size
+                outlet.put(waiting)
                 taken += parcel.size
                 if not outlet.ready:
                     self._make_ready(outlet)
@@ -242,7 +165,7 @@ class SubscriberSession:
         self._sender.ready()
         return gone
 
-    def _make_room(self, outlet: _Outlet) -> tuple[bool, bool]:
+    def _make_room(self, outlet: Outlet) -> tuple[bool, bool]:
         """The queue is full: act by the policy. (whether there is room, whether the subscription still stands)"""
         request = outlet.subscription.request
         cause = Cause.QUEUE_OVERFLOW
@@ -259,8 +182,8 @@ class SubscriberSession:
             self._lose(outlet, cause)
             return False, True
         dropped = 0
-        while self._is_full(outlet):  # many small ones may have to go for a large one
-            self._account(outlet, -outlet.queue.drop_oldest().parcel.size)
+        while outlet.is_full(self._budget.share):  # many small ones may have to go for a large one
+            self._budget.add(-outlet.drop_oldest().parcel.size)
             dropped += 1
         self._lose(outlet, cause, dropped)
         return True, True
@@ -301,13 +224,14 @@ class SubscriberSession:
         self, sock: socket.socket, position: int, close: Callable[[], None], compression: Compression | None = None
     ) -> None:
         """Deliver over that connection from now on, which `close` closes; the subscriber is at `position`."""
+        self.has_come = True
         self._sender.attach(sock, position, ended=close, compression=compression)
 
     def part(self) -> None:
         """Tell the subscriber that nothing comes any more, and that what waits is lost (shutdown)."""
         with self._changed:
             for outlet in self._outlets.values():
-                held = self._held(outlet)
+                held = outlet.held_up
                 self._empty(outlet)
                 outlet.cutting = None
                 if held:
@@ -327,7 +251,7 @@ class SubscriberSession:
         with self._changed:
             self._closed = True
             for outlet in self._outlets.values():
-                outlet.subscription.lost[cause] += self._held(outlet)
+                outlet.subscription.lost[cause] += outlet.held_up
                 self._empty(outlet)
             for flying in self._flying:
                 for subscription in flying:
@@ -355,7 +279,7 @@ class SubscriberSession:
     def queued(self) -> int:
         """Objects that wait in all queues."""
         with self._changed:
-            return sum(len(outlet.queue) for outlet in self._outlets.values())
+            return sum(map(len, self._outlets.values()))
 
     @property
     def in_flight(self) -> int:
@@ -373,31 +297,17 @@ class SubscriberSession:
                 "connected": self.connected,
                 **described(self._sender.compression),
                 "in_flight": self.in_flight,
-                "queued": {o.subscription.uid: len(o.queue) for o in self._outlets.values()},
+                "queued": {o.subscription.uid: len(o) for o in self._outlets.values()},
             }
 
-    def _held(self, outlet: _Outlet) -> int:
-        """Objects that wait, and the large one of which some chunks have gone."""
-        return len(outlet.queue) + (outlet.cutting is not None)
-
-    def _empty(self, outlet: _Outlet) -> None:
-        while len(outlet.queue):
-            self._account(outlet, -outlet.queue.drop_oldest().parcel.size)
-
-    def _is_full(self, outlet: _Outlet) -> bool:
-        waiting = len(outlet.queue)
-        return waiting >= outlet.subscription.request.bound or (
-            waiting > 0 and outlet.waiting_bytes >= self._budget.share
-        )
-
-    def _account(self, outlet: _Outlet, size: int) -> None:
-        outlet.waiting_bytes += size
-        self._budget.add(size)
+    def _empty(self, outlet: Outlet) -> None:
+        while len(outlet):
+            self._budget.add(-outlet.drop_oldest().parcel.size)
 
     def _left(self) -> int:
-        return sum(map(self._held, self._outlets.values())) + sum(map(len, self._flying))
+        return sum(outlet.held_up for outlet in self._outlets.values()) + sum(map(len, self._flying))
 
-    def _next(self, outlet: _Outlet) -> Parts | None:
+    def _next(self, outlet: Outlet) -> Parts | None:
         number = outlet.subscription.number
         if outlet.cutting is not None:
             return self._next_chunk(outlet)
@@ -419,14 +329,12 @@ class SubscriberSession:
         self._flying.append((outlet.subscription,))
         return ITEM.pack(OBJECT, number), *parcel.parts
 
-    def _take_from(self, outlet: _Outlet) -> Waiting:
-        waiting = outlet.queue.take()
-        outlet.sent += 1
-        outlet.waiting_bytes -= waiting.parcel.size
+    def _take_from(self, outlet: Outlet) -> Waiting:
+        waiting = outlet.take()
         self._freed += waiting.parcel.size
         return waiting
 
-    def _shared(self, first: _Outlet, waiting: Waiting) -> Parts:
+    def _shared(self, first: Outlet, waiting: Waiting) -> Parts:
         """The object once for all subscriptions that are ready for it now; the others get it by itself."""
         together = [first.subscription]
         for outlet in waiting.outlets:
@@ -442,7 +350,7 @@ class SubscriberSession:
         numbers = struct.pack(f"!{len(together)}I", *(s.number for s in together))
         return ITEM.pack(SHARED, len(together)), numbers, *waiting.parcel.parts
 
-    def _next_chunk(self, outlet: _Outlet) -> Parts:
+    def _next_chunk(self, outlet: Outlet) -> Parts:
         assert outlet.cutting is not None
         assert outlet.next_chunk is not None
         chunk, outlet.next_chunk = outlet.next_chunk, next(outlet.cutting, None)
@@ -452,19 +360,19 @@ class SubscriberSession:
         self._flying.append((outlet.subscription,) if last else ())
         return ITEM.pack(LAST_CHUNK if last else CHUNK, outlet.subscription.number), chunk
 
-    def _make_ready(self, outlet: _Outlet) -> None:
+    def _make_ready(self, outlet: Outlet) -> None:
         if not outlet.ready and outlet.may_send():
             outlet.ready = True
             self._ready.append(outlet)
 
-    def _lose(self, outlet: _Outlet, cause: Cause, count: int = 1) -> None:
+    def _lose(self, outlet: Outlet, cause: Cause, count: int = 1) -> None:
         outlet.subscription.lost[cause] += count
         outlet.untold[cause] += count
         self._make_ready(outlet)
 
-    def _wait_for_room(self, outlet: _Outlet, seconds: float) -> bool:
+    def _wait_for_room(self, outlet: Outlet, seconds: float) -> bool:
         deadline = self._clock() + seconds
-        while self._is_full(outlet):
+        while outlet.is_full(self._budget.share):
             left = deadline - self._clock()
             if left <= 0 or self._closed or self._outlets.get(outlet.subscription.number) is not outlet:
                 return False

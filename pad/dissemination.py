@@ -4,21 +4,31 @@ Rules:
 - First level was decided at registration; here only predicates of subscriptions that matched it are asked
   (paper section 1). Metadata are parsed once; metadata equal to the ones before are not judged again.
 - A predicate or filter that fails for an object is false for it and disturbs nobody else.
-- A filter is computed once per distinct filter and object. An object is never encoded again: the bytes that came are
+- A filter is computed once per distinct text and object. An object is never encoded again: the bytes that came are
   what goes out, shared by all who get them; of a filtered one all but the payload. Metadata are never modified (paper
   section 2.3.2).
-- A payload that is not well-formed XML passes every filter unchanged (paper section 2.4(5)).
+- A payload that is not well-formed XML, or beyond the bounds of core/xml.py, passes every filter unchanged (paper
+  section 2.4(5)).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from jbi_pubsub.core.info_object import Parcel, TypeName
-from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
-from jbi_pubsub.core.xpath import PayloadFilter, PredicateIndex, Stencil, Texts, Traced
-from jbi_pubsub.lookup.entry import EntryRep, matches
+from jbi_pubsub.core.info_object import Parcel, SchemaBundle, TypeName
+from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
+from jbi_pubsub.core.xpath import (
+    MAX_COST_OF_REGISTRATION,
+    CostBudget,
+    PayloadFilter,
+    PredicateIndex,
+    Stencil,
+    Texts,
+    Traced,
+    select,
+)
+from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.subscription import Subscription
 
 
@@ -33,6 +43,11 @@ class InformationTypeGate(Protocol):
     @property
     def digest(self) -> str:
         """Digest of the schema and its marks."""
+        ...
+
+    @property
+    def bundle(self) -> SchemaBundle:
+        """The schema as its publisher gave it."""
         ...
 
     def validate(self, root: Element) -> None:
@@ -66,8 +81,13 @@ class MatchTable:
         """How many of the subscriptions have a predicate: without any the metadata need not be read."""
         self.filters = 0
         """How many of the subscriptions have a payload filter: without any payloads need not be parsed."""
+        self.budget = CostBudget(MAX_COST_OF_REGISTRATION)
+        """What all that is evaluated for an object costs."""
         self.version = 0
         """Changes with every subscription that comes or goes."""
+        self.settled = 0
+        """Position on the shelf (see shelf.py) up to which some of the subscriptions get objects from there, although
+        they are here; FAR while one is on its way in."""
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -75,6 +95,10 @@ class MatchTable:
     def subscriptions(self) -> list[Subscription]:
         """All of them."""
         return list(self._by_key.values())
+
+    def sessions(self) -> set[str]:
+        """The subscribers whose subscriptions they are."""
+        return {s.owner for s in self.subscriptions()}
 
     def add(self, subscription: Subscription) -> None:
         """Add a subscription that matched at the first level; twice counts once."""
@@ -88,6 +112,7 @@ class MatchTable:
             self._unconditional[self._next_key] = subscription
         self.predicates += subscription.predicate is not None
         self.filters += subscription.payload_filter is not None
+        self.budget.add(subscription.charges)
         self.version += 1
 
     def remove(self, subscription: Subscription) -> None:
@@ -99,14 +124,15 @@ class MatchTable:
             self._unconditional.pop(key, None)
             self.predicates -= subscription.predicate is not None
             self.filters -= subscription.payload_filter is not None
+            self.budget.remove(subscription.charges)
             self.version += 1
 
-    def match(self, document: Element | Traced | None) -> list[Subscription]:
-        """Those whose predicate is true; without `document` those that have none."""
+    def match(self, document: Element | Traced | None, size: int = 0) -> list[Subscription]:
+        """Those whose predicate is true; without `document` those that have none. `size`: its bytes, if known."""
         if document is None or not self.predicates:
             return list(self._unconditional.values())
         by_key = self._by_key
-        return [s for key in self._index.match(document) if (s := by_key.get(key)) is not None]
+        return [s for key in self._index.match(document, size) if (s := by_key.get(key)) is not None]
 
     def count_again(self) -> None:
         """The last answer of `match` was given once more."""
@@ -151,12 +177,12 @@ class Conformity:
     threads may use it: what they may overwrite for one another is only how soon a stencil is made.
     """
 
-    __slots__ = ("_entries", "_fitted", "_gate", "_parsed", "_patience", "_stencils", "_tried", "_validate")
+    __slots__ = ("_entries", "_fitted", "_gate", "_parsed", "_patience", "_stencils", "_tried", "validates")
 
     def __init__(self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], *, validate: bool) -> None:
         self._gate = gate
         self._entries = entries
-        self._validate = validate
+        self.validates = validate
         self._stencils: tuple[Stencil, ...] = ()
         self._patience = PATIENCE_FIRST
         self._tried = False
@@ -165,19 +191,30 @@ class Conformity:
 
     def check(self, metadata: bytes) -> Element | Traced:
         """The document, parsed if need be. Raises MetadataError, InvariantError or OversizeError."""
-        for stencil in self._stencils:
-            traced = stencil.trace(metadata)
-            if traced is not None:
-                self._fitted += 1
-                return traced
+        traced = self._traced(metadata)
+        if traced is not None:
+            self._fitted += 1
+            return traced
         root = parse_metadata(metadata)
-        if self._validate:
+        if self.validates:
             self._gate.validate(root)
         self._gate.check_invariants(root, self._entries)
         self._parsed += 1
         if self._parsed >= self._patience:
             self._learn(metadata, root)
         return root
+
+    def read(self, metadata: bytes) -> Element | Traced:
+        """The document of metadata that passed before."""
+        traced = self._traced(metadata)
+        return parse_metadata(metadata) if traced is None else traced
+
+    def _traced(self, metadata: bytes) -> Traced | None:
+        for stencil in self._stencils:
+            traced = stencil.trace(metadata)
+            if traced is not None:
+                return traced
+        return None
 
     def _learn(self, metadata: bytes, root: Element) -> None:
         """Make a stencil of a good document; wait longer for the next one if the last try was of little use."""
@@ -207,41 +244,45 @@ class Judgement:
         self._version = -1
         self._matched: list[Subscription] = []
 
-    def match(self, metadata: bytes) -> list[Subscription]:
-        """Check an object's metadata; the subscriptions whose predicate is true for them.
+    @property
+    def validates(self) -> bool:
+        """Whether the metadata have to be valid, beside having the registered invariants."""
+        return self._conformity.validates
 
-        Raises MetadataError, InvariantError or OversizeError.
-        """
+    def check(self, metadata: bytes) -> Element | Traced | None:
+        """The document, for `match`; None: the same as last time, and as good. Raises MetadataError, InvariantError or
+        OversizeError."""
+        return None if metadata == self._metadata else self._conformity.check(metadata)
+
+    def match(self, metadata: bytes, document: Element | Traced | None) -> list[Subscription]:
+        """The subscriptions whose predicate is true for metadata that were checked."""
         table = self._table
         version = table.version  # read first: what is added meanwhile makes the answer stale
-        document: Element | Traced | None
-        if metadata == self._metadata:
+        if document is None:
             if version == self._version:
                 table.count_again()
                 return self._matched
             document = parse_metadata(metadata) if table.predicates else None
-        else:
-            document = self._conformity.check(metadata)
-        matched = table.match(document)
+        matched = table.match(document, len(metadata))
         if len(metadata) <= REMEMBERED_BYTES:
             self._metadata, self._version, self._matched = metadata, version, matched
         return matched
 
+    def read(self, metadata: bytes) -> Element | Traced:
+        """The document of metadata that were good when they came. Any thread."""
+        return self._conformity.read(metadata)
+
 
 def disseminate(parcel: Parcel, matched: list[Subscription]) -> Disseminated:
     """Filter the object for those it matched."""
-    parsed = parse_payload(bytes(parcel.payload))
-    cuts: dict[PayloadFilter, tuple[int, Parcel]] = {}
+    cuts = _cuts(parcel, {s.payload_filter for s in matched if s.payload_filter is not None})
     selected: list[Selected] = []
     suppressed: list[Subscription] = []
     for subscription in matched:
         wanted = subscription.payload_filter
-        if wanted is None or parsed is None:
+        if wanted is None or cuts is None:
             selected.append(Selected(subscription, parcel, filtered=wanted is None))
             continue
-        if wanted not in cuts:
-            cut = wanted.apply(parsed)
-            cuts[wanted] = cut.count, parcel.with_payload(cut.payload)
         count, rest = cuts[wanted]
         if count == 0 and subscription.request.suppress_empty:
             suppressed.append(subscription)
@@ -250,50 +291,13 @@ def disseminate(parcel: Parcel, matched: list[Subscription]) -> Disseminated:
     return Disseminated(selected, suppressed)
 
 
-def explain(
-    subscription: Subscription, registered: Mapping[str, tuple[EntryRep, ...]], metadata: bytes, payload: bytes
-) -> dict[str, object]:
-    """Why an object would be delivered to a subscription, or not: each level by itself, as plain data.
-
-    `registered` are the entries of the registrations by uid. Raises MetadataError for metadata that don't parse.
-    """
-    root = parse_metadata(metadata)
-    predicate, wanted = subscription.predicate, subscription.payload_filter
-    parsed = parse_payload(payload) if wanted is not None else None
-    first = {uid: _misses(subscription.request.entries, entries) for uid, entries in registered.items()}
-    selected = wanted.apply(parsed).count if wanted is not None and parsed is not None else None
-    second = predicate.matches(root) if predicate is not None else True
-    return {
-        "subscription": subscription.uid,
-        "first_level": {uid: {"matches": not misses, "misses": misses} for uid, misses in first.items()},
-        "predicate": subscription.request.predicate,
-        "predicate_true": second,
-        "filter": subscription.request.payload_filter,
-        "payload_is_xml": parsed is not None if wanted is not None else None,
-        "selected": selected,
-        "suppressed": bool(selected == 0 and subscription.request.suppress_empty),
-        "delivered": second
-        and any(not misses for misses in first.values())
-        and not (selected == 0 and subscription.request.suppress_empty),
-    }
-
-
-def _misses(templates: tuple[EntryRep, ...], entries: tuple[EntryRep, ...]) -> list[str]:
-    """What of a template no entry has: "Class.field: wants x, has y"; [] if everything matches."""
-    return [
-        miss
-        for template in templates
-        if not any(matches(template, e) for e in entries)
-        for miss in _miss(template, entries)
-    ]
-
-
-def _miss(template: EntryRep, entries: tuple[EntryRep, ...]) -> list[str]:
-    same = [e for e in entries if template.cls.name in (name for name, _ in e.cls.lineage)]
-    if not same:
-        return [f"{template.cls.name}: the registration has no such entry"]
-    return [
-        f"{template.cls.name}.{name}: wants {wanted!r}, has {', '.join(repr(e.as_dict()[name]) for e in same)}"
-        for name, wanted in template.as_dict().items()
-        if wanted is not None and all(e.as_dict()[name] != wanted for e in same)
-    ] or [f"{template.cls.name}: no single entry has all the wanted values"]
+def _cuts(parcel: Parcel, filters: set[PayloadFilter]) -> dict[PayloadFilter, tuple[int, Parcel]] | None:
+    """What each filter selects: how many parts, and the object with them; None when the payload is no XML to filter."""
+    payload = bytes(parcel.payload)
+    parsed = parse_payload(payload)
+    if parsed is None:
+        return None
+    found = select(filters, parsed, len(payload))
+    del parsed
+    give_back(len(payload))
+    return {each: (cut.count, parcel.with_payload(cut.payload)) for each, cut in found.items()}

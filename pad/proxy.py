@@ -6,12 +6,14 @@ A subscriber gets `SubscriptionsProxy` through the lookup service; publisher cal
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from jbi_pubsub.core.errors import ErrorReport
+from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import RENEW_AT
 from jbi_pubsub.core.wire import ServiceRef
@@ -24,10 +26,14 @@ DELEGATE: Final = "delegate"
 SUBSCRIPTIONS: Final = "subscriptions"
 STATUS: Final = "status"
 JOIN_ADMIN: Final = "join_admin"
+TYPES: Final = "types"
 
-DELEGATE_METHODS: Final = ("connect", "renew", "disconnect", "register", "unregister", "open_publications")
+DELEGATE_METHODS: Final = (
+    "connect", "renew", "disconnect", "register", "unregister", "open_publications", "wait_for_subscriptions",
+)  # fmt: skip
 SUBSCRIPTIONS_METHODS: Final = (
     "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions", "explain",
+    "explain_object",
 )  # fmt: skip
 
 PUBLICATION: Final = struct.Struct("!BI")
@@ -46,6 +52,10 @@ takes seconds, and to begin again costs more of them."""
 
 SUBSCRIBE_AT_ONCE: Final = 100
 """Subscriptions in one call: 100 take a delegate some 20 ms, and a client with thousands some dozens of calls."""
+
+STANDING_SECONDS: Final = 0.5
+"""The longest that one call waits for subscriptions, as other calls of the connection wait behind it: who wants to wait
+longer asks again."""
 
 Refusals = tuple[tuple[str, ErrorReport], ...]
 """Note of a delegate's acknowledgements: (object id, why it was refused)."""
@@ -108,6 +118,11 @@ class DelegateProxy(_LeasedProxy):
         """Take a registration back."""
         self._client.call("unregister", None, connection_id, uid)
 
+    def wait_for_subscriptions(self, connection_id: str, uid: str, count: int, seconds: float) -> int:
+        """How many subscriptions a registration matches, as soon as there are `count`, or after `seconds`, at most
+        STANDING_SECONDS."""
+        return self._client.call("wait_for_subscriptions", int, connection_id, uid, count, seconds)
+
     def open_publications(self, connection_id: str) -> str:
         """A token for the data connection on which objects are published."""
         return self._client.call("open_publications", str, connection_id)
@@ -116,9 +131,13 @@ class DelegateProxy(_LeasedProxy):
 class SubscriptionsProxy(_LeasedProxy):
     """Calls of a subscribing application. Each raises the delegate's errors, WireError or WireTimeoutError."""
 
+    opened_at = 0.0
+    """When the answer came that the session is open (monotonic seconds): ties the delegate's clock to ours."""
+
     def open(self, name: str, duration: float) -> Opened:
         """Open a session for this process under a lease."""
         opened: Opened = self._client.call("open", Opened, name, duration)
+        self.opened_at = time.monotonic()
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
 
@@ -127,10 +146,13 @@ class SubscriptionsProxy(_LeasedProxy):
         self._client.call("close", None, session_id)
 
     def subscribe(
-        self, session_id: str, requests: Sequence[SubscriptionRequest], duration: float
+        self, session_id: str, requests: Sequence[SubscriptionRequest], duration: float, ages: Sequence[float]
     ) -> tuple[Subscribed, ...]:
-        """Register subscriptions, an answer for each; `duration` is for the leases of e-mail-only ones."""
-        return self._client.call("subscribe", tuple[Subscribed, ...], session_id, tuple(requests), duration)
+        """Register subscriptions, an answer for each; `duration` is for the leases of e-mail-only ones; `ages`: since
+        when each stands (see Delegate.subscribe)."""
+        return self._client.call(
+            "subscribe", tuple[Subscribed, ...], session_id, tuple(requests), duration, tuple(ages)
+        )
 
     def unsubscribe(self, right: str, uid: str) -> None:
         """Cancel it, by the session id, the lease id of an e-mail-only one, or "" as an administrator."""
@@ -144,6 +166,10 @@ class SubscriptionsProxy(_LeasedProxy):
         """Why an object would be delivered to the subscription, or not."""
         return self._client.call("explain", dict[str, Any], uid, metadata, payload)
 
+    def explain_object(self, uid: str, object_id: str) -> dict[str, Any]:
+        """The same for an object that was published there some seconds ago."""
+        return self._client.call("explain_object", dict[str, Any], uid, object_id)
+
     def mail_subscriptions(self) -> list[dict[str, Any]]:
         """The e-mail-only subscriptions that live there."""
         return self._client.call("mail_subscriptions", list[dict[str, Any]])
@@ -154,5 +180,14 @@ def fetch_status(ref: ServiceRef, security: Security, *, timeout: float) -> dict
     client = ControlClient(msgspec.structs.replace(ref, exported=STATUS, methods=()), security, timeout=timeout)
     try:
         return client.call("status", dict[str, Any])
+    finally:
+        client.close()
+
+
+def fetch_schema(ref: ServiceRef, security: Security, name: str, version: str, *, timeout: float) -> SchemaBundle:
+    """The schema of an information object type, from whoever publishes it. Raises UnknownUidError, WireError."""
+    client = ControlClient(msgspec.structs.replace(ref, exported=TYPES, methods=()), security, timeout=timeout)
+    try:
+        return client.call("get", SchemaBundle, name, version)
     finally:
         client.close()

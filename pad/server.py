@@ -23,6 +23,7 @@ import msgspec
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
+    ConfigurationError,
     ErrorReport,
     JbiError,
     LookupNotFoundError,
@@ -33,18 +34,19 @@ from jbi_pubsub.core.errors import (
     WireError,
     report,
 )
-from jbi_pubsub.core.guard import faults
-from jbi_pubsub.core.info_object import Cause, Parcel, Part, TypeName
+from jbi_pubsub.core.guard import faults, guarded
+from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, Tokens, listen, refuse, welcome
+from jbi_pubsub.core.wire.transport import UnixListener
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
-from jbi_pubsub.pad.delegate import Delegate, Registration, TypeRepository
+from jbi_pubsub.pad.delegate import Delegate, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.proxy import (
@@ -55,13 +57,16 @@ from jbi_pubsub.pad.proxy import (
     LAST_CHUNK,
     MAX_COMING,
     PUBLICATION,
+    STANDING_SECONDS,
     STATUS,
     SUBSCRIBE_AT_ONCE,
     SUBSCRIPTIONS,
     SUBSCRIPTIONS_METHODS,
+    TYPES,
     Opened,
     Subscribed,
 )
+from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.store import SubscriptionStore
 from jbi_pubsub.pad.subscription import (
     PAD_TYPE,
@@ -93,6 +98,8 @@ TOTALS: Final = (
     ("suppressed", "Objects of whose payload a filter selected nothing, not delivered"),
     ("delivered", "Objects delivered"),
     ("mailed", "Objects times recipients sent by mail"),
+    ("replayed", "Objects times subscriptions that came late and caught up with them"),
+    ("found_late", "Objects that matched no subscription when they came, and one afterwards"),
 )
 """The counters of a status that hold all there ever was, whoever has gone since, and what they mean."""
 
@@ -139,7 +146,9 @@ class DisseminationServer:
         self._compressed = Allowance(config.link.max_compressed)
         self._publications: dict[str, Receiver] = {}
         self._stopping = threading.Event()
-        exports: dict[str, object] = {SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self)}
+        exports: dict[str, object] = {
+            SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types)
+        }  # fmt: skip
         if characteristics:
             exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self)}
         self._control = ControlServer(exports)
@@ -159,7 +168,10 @@ class DisseminationServer:
             advertise=config.pad.advertise,
         )
         undo.callback(self._endpoint.stop)
-        self.community = JoinManager(config, name=self.name)
+        self._sockets = self._beside(config)
+        if self._sockets is not None:
+            undo.callback(self._sockets.stop)
+        self.community = JoinManager(config, name=self.name, joined=self._joined)
         undo.callback(self.community.close)
         files = undo.enter_context(ExitStack())
         store = mails = None
@@ -184,6 +196,16 @@ class DisseminationServer:
         metrics = config.metrics
         self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
 
+    def _beside(self, config: Config) -> UnixListener | None:
+        """A further way to us for clients on this host."""
+        if not config.pad.sockets:
+            return None
+        if config.tls.certificate:
+            raise ConfigurationError(
+                "[pad] sockets and [tls] don't go together", hint="Identities come from certificates, over TCP alone"
+            )
+        return UnixListener(Path(config.pad.sockets), self.server_id, adopt=self._endpoint.adopt)
+
     @property
     def address(self) -> str:
         """host:port to connect to."""
@@ -191,12 +213,15 @@ class DisseminationServer:
 
     def ref(self, exported_name: str, methods: tuple[str, ...]) -> ServiceRef:
         """A proxy for one of the exported objects."""
-        return ServiceRef(self.server_id, exported_name, (self.address,), methods, self._endpoint.certificate)
+        ways = (self.address,) if self._sockets is None else (self._sockets.endpoint, self.address)
+        return ServiceRef(self.server_id, exported_name, ways, methods, self._endpoint.certificate)
 
     def start(self) -> None:
         """Begin to serve; a delegate makes itself known."""
         self.delegate.start()
         self._endpoint.start()
+        if self._sockets is not None:
+            self._sockets.start()
         self._reaper.start()
         if self.characteristics:
             name, location = self.characteristics
@@ -209,12 +234,15 @@ class DisseminationServer:
         """Stop in order; how many objects could not be delivered within `drain` seconds."""
         if self.metrics is not None:
             self.metrics.stop()
+        self.delegate.wait_for_newcomers()
         self.community.close()
         self._stopping.set()
         for receiver in list(self._publications.values()):
             receiver.stop()
         left = self.delegate.drain(drain, closing=True)
         self.delegate.close()
+        if self._sockets is not None:
+            self._sockets.stop()
         self._endpoint.stop()
         self._reaper.join(5.0)
         return left
@@ -229,12 +257,12 @@ class DisseminationServer:
         if self._stopping.is_set():
             raise WireError(f"{self.name} is stopping")
 
-    def check_type(self, request: PublisherRequest) -> TypeName:
-        """The type. Exactly one schema per type, also across delegates. Raises EntryError, SchemaError,
-        TypeConflictError."""
+    def check_type(self, request: PublisherRequest, caller: str = "") -> TypeName:
+        """The type, opened for that caller. Exactly one schema per type, also across delegates. Raises EntryError,
+        SchemaError, TypeConflictError."""
         for described in request.entries:
             check_rep(described)
-        gate = self.delegate.open_type(request.schema)
+        gate = self.delegate.open_type(request.schema, caller)
         wanted = InformationType(name=gate.type.name, version=gate.type.version).rep()
         template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted,))
         try:
@@ -256,6 +284,10 @@ class DisseminationServer:
     def wait_announced(self, uid: str, timeout: float) -> None:
         """Wait until the lookup services hold a registration. Raises LookupNotFoundError after `timeout` seconds."""
         self.community.wait_joined(uid, timeout)
+
+    def _joined(self, service_id: str, told: int) -> None:
+        """A lookup service has an item of ours that it had not."""
+        self.delegate.announced(service_id, told)
 
     def issue_token(self, kind: str, uid: str) -> str:
         """For a data connection."""
@@ -292,6 +324,8 @@ class DisseminationServer:
         yield Sample("subscribers", "gauge", "Connected subscriber processes", len(status["sessions"]))
         yield Sample("subscriptions", "gauge", "Subscriptions", len(status["subscriptions"]))
         yield Sample("leases", "gauge", "Leases held here", status["leases"])
+        yield Sample("kept_bytes", "gauge", "Bytes kept for subscriptions that come late", status["kept"]["bytes"])
+        yield Sample("catching_up", "gauge", "Subscriptions that are catching up", status["catching_up"])
         yield Sample("queued_bytes", "gauge", "Bytes waiting in subscriber queues", status["queued_bytes"])
         for name, meaning in TOTALS:
             yield Sample(name, "counter", meaning, status[name])
@@ -385,34 +419,43 @@ class DisseminationServer:
                     refused += self._publish_one(registrations.get(number), parcel, deliveries)
                     waiting += 1
                 if waiting == DELIVER_EVERY or deliveries.size > DELIVER_BYTES:
-                    self.delegate.deliver(deliveries)
+                    self.delegate.pipeline.deliver(deliveries)
                     waiting = 0
         finally:  # what was taken is delivered, also when something behind it ends the connection
-            self.delegate.deliver(deliveries)
-        self.delegate.sync_mail()  # before the batch is acknowledged: then the publisher forgets it
+            self.delegate.pipeline.deliver(deliveries)
+        self.delegate.pipeline.sync()  # before the batch is acknowledged: then the publisher forgets it
 
     def _publish_one(
         self, registration: Registration | None, parcel: Parcel, deliveries: Deliveries
     ) -> list[tuple[str, ErrorReport]]:
         """What is to be reported of it."""
         object_id = parcel.head.object_id
-        try:
-            if registration is None:
-                raise UnknownUidError("publication for no registration of this publisher", object_id=object_id)
-            self.delegate.publish(registration, parcel, deliveries)
-        except JbiError as exc:
-            log.info("refused object %s: %s", object_id, exc, extra={"object": object_id})
-            return [(object_id, report(exc))]
-        return []
+        refusal: JbiError | None = JbiError("the delegate failed on this object", hint="Its log says how")
+        with guarded("judging an object"):
+            try:
+                if registration is None:
+                    raise UnknownUidError("publication for no registration of this publisher", object_id=object_id)
+                self.delegate.publish(registration, parcel, deliveries)
+                refusal = None
+            except JbiError as exc:
+                refusal = exc
+        if refusal is None:
+            return []
+        log.info("refused object %s: %s", object_id, refusal, extra={"object": object_id})
+        return [(object_id, report(refusal))]
 
     def _reap(self) -> None:
         while not self._stopping.wait(REAP_SECONDS):
-            if self.delegate.expire():
-                for connection_id in list(self._publications):
-                    try:
-                        self.delegate.connection(connection_id)
-                    except UnknownUidError:
-                        self.forget_publications(connection_id)
+            with guarded(f"{self.name} reaper"):
+                self._clean_up()
+
+    def _clean_up(self) -> None:
+        if self.delegate.expire():
+            for connection_id in list(self._publications):
+                try:
+                    self.delegate.connection(connection_id)
+                except UnknownUidError:
+                    self.forget_publications(connection_id)
 
 
 def _whole(item: memoryview, coming: dict[int, bytearray]) -> Part | None:
@@ -468,7 +511,7 @@ class _Delegate:
     def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
         self._server.refuse_when_stopping()
         self._server.delegate.connection(connection_id)
-        opened = self._server.check_type(request)
+        opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
         try:
             self._server.allow(caller, "publish", opened.name)
         except JbiError:
@@ -483,6 +526,12 @@ class _Delegate:
     @exported
     def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
         self._server.delegate.unregister_publisher(connection_id, uid)
+
+    @exported
+    def wait_for_subscriptions(self, caller: Caller, connection_id: str, uid: str, count: int, seconds: float) -> int:  # noqa: ARG002  # the id is the right
+        return self._server.delegate.wait_for_subscriptions(
+            connection_id, uid, count, min(max(0.0, seconds), STANDING_SECONDS)
+        )
 
     @exported
     def open_publications(self, caller: Caller, connection_id: str) -> str:  # noqa: ARG002  # the id is the right
@@ -515,17 +564,29 @@ class _Subscriptions:
 
     @exported
     def subscribe(
-        self, caller: Caller, session_id: str, requests: tuple[SubscriptionRequest, ...], duration: float
+        self,
+        caller: Caller,
+        session_id: str,
+        requests: tuple[msgspec.Raw, ...],
+        duration: float,
+        ages: tuple[float, ...],
     ) -> tuple[Subscribed, ...]:
+        """Each request is read by itself: one that makes no sense is refused, and none of the others."""
         self._server.refuse_when_stopping()
         if len(requests) > SUBSCRIBE_AT_ONCE:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
-        return tuple(self._subscribe(caller, session_id, request, duration) for request in requests)
+        if len(ages) != len(requests):
+            raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
+        return tuple(
+            self._subscribe(caller, session_id, request, duration, age)
+            for request, age in zip(requests, ages, strict=True)
+        )
 
-    def _subscribe(self, caller: Caller, session_id: str, request: SubscriptionRequest, duration: float) -> Subscribed:
+    def _subscribe(self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float) -> Subscribed:
         try:
+            request = _request(said)
             self._server.allow(caller, "subscribe", _type_wanted(request.entries))
-            return Subscribed(self._server.delegate.subscribe(session_id, request, duration))
+            return Subscribed(self._server.delegate.subscribe(session_id, request, duration, age))
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:
@@ -548,9 +609,30 @@ class _Subscriptions:
         return self._server.delegate.explain(uid, metadata, payload)
 
     @exported
+    def explain_object(self, caller: Caller, uid: str, object_id: str) -> dict[str, Any]:
+        self._server.allow(caller, "administer")  # it shows what is in an object that may not be the caller's
+        return self._server.delegate.explain_object(uid, object_id)
+
+    @exported
     def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
         self._server.allow(caller, "administer")
         return self._server.delegate.mail_subscriptions()
+
+
+class _Types:
+    """The information object types that are published here."""
+
+    def __init__(self, server: DisseminationServer, types: TypeRepository) -> None:
+        self._server = server
+        self._types = types
+
+    @exported
+    def get(self, caller: Caller, name: str, version: str) -> SchemaBundle:
+        self._server.allow(caller, "status", name)
+        found = self._types.find(TypeName(name, version))
+        if found is None:
+            raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here")
+        return found.bundle
 
 
 class _JoinAdmin:
@@ -598,6 +680,16 @@ def shortened(status: dict[str, Any], most: int = STATUS_ROWS) -> dict[str, Any]
         for s in cut["sessions"]
     ]
     return {**status, **cut, "counts": {name: len(status[name]) for name in lists}}
+
+
+_decode_request: Final = msgspec.msgpack.Decoder(SubscriptionRequest).decode
+
+
+def _request(said: msgspec.Raw) -> SubscriptionRequest:
+    try:
+        return _decode_request(said)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ProtocolError(f"bad subscription request: {exc}") from exc
 
 
 def _type_wanted(entries: tuple[EntryRep, ...]) -> str:

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, OversizeError
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
-from jbi_pubsub.core.xpath import PayloadFilter, Predicate, compile_filter, compile_predicate
+from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
 
 MAX_RECIPIENTS: Final = 100
@@ -130,6 +131,10 @@ def check_owner(kind: str, uid: str, secret: str) -> None:
         )
 
 
+FAR: Final = sys.maxsize
+"""A position that no object reaches: of a subscription that is on its way into the match tables."""
+
+
 @dataclass(eq=False, slots=True)
 class Subscription:
     """A subscription at a delegate, compiled. `owner` is the subscriber session's id, or the lease id of e-mail.
@@ -158,6 +163,10 @@ class Subscription:
     """Objects in the mail queue."""
     mail_suspended: dict[str, str] = field(default_factory=dict)
     """Recipients that get no mail any more, and the answer of the mail server that was the reason."""
+    place: int = 0
+    """Position at which it was in all match tables: what came up to then, it gets from the shelf, if at all."""
+    replayed: int = 0
+    """Objects that it caught up with; they count in the others, too."""
     lost: Counter[str] = field(default_factory=Counter)
     ended: Cause = Cause.CANCELLED
     """Why what still comes for it after its end is lost."""
@@ -167,9 +176,21 @@ class Subscription:
         """The subscriber's id for it."""
         return self.request.uid
 
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """What is evaluated for it: a predicate that the index does not take as a whole, a payload filter."""
+        predicate, wanted = self.predicate, self.payload_filter
+        charges: list[Charge] = []
+        if predicate is not None and predicate.evaluates:
+            charges.append((predicate.identity, predicate.cost))
+        if wanted is not None:
+            charges.append((wanted, wanted.cost))
+        return tuple(charges)
+
     def status(self) -> dict[str, object]:
         """Plain data for status pages."""
         request = self.request
+        evaluated = [each for each in (self.predicate, self.payload_filter) if each is not None]
         return {
             "uid": self.uid,
             "owner": shown(self.owner),
@@ -188,6 +209,9 @@ class Subscription:
             "mail_digest_seconds": self.digest_seconds,
             "suppressed": self.suppressed,
             "unfiltered": self.unfiltered,
+            "failed": sum(each.errors for each in evaluated),
+            "last_failure": next((each.last_error for each in evaluated if each.last_error), ""),
+            "replayed": self.replayed,
             "lost": dict(self.lost),
         }
 

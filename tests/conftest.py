@@ -1,4 +1,8 @@
-"""Fixtures: real servers on port 0 of loopback, in this process or as processes of their own; the paper's figures."""
+"""Fixtures: real servers on port 0 of loopback, in this process or as processes of their own; the paper's figures.
+
+Each run of the suite is a world of its own: a lookup group and an mDNS service type that nobody else has, and no
+setting from outside. What else runs on the host, another run too, is neither seen nor disturbed.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,10 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -19,11 +25,14 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, settings
 
 import jbi_pubsub
 from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.config import LeaseSection, LookupSection, MailSection, PadSection, QueueSection
+from jbi_pubsub.lookup.client import discovery
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.server import DisseminationServer
@@ -31,17 +40,61 @@ from jbi_pubsub.pad.server import DisseminationServer
 EXAMPLES = Path(__file__).parent.parent / "examples" / "data"
 T = TypeVar("T")
 
+WORLD: Final = uuid.uuid4().hex[:8]
+GROUP: Final = f"test-{WORLD}"
+"""The lookup group of this run. A port that one federation leaves may be taken by another run's, so that an address
+alone does not keep them apart."""
 
-def eventually(good: Callable[[], T], timeout: float = 10.0, *, what: object = "") -> T:
-    """Wait until `good()` is true, and return it; fail after `timeout` seconds with `what`, or what `what()` says."""
-    deadline = time.monotonic() + timeout
-    while True:
+settings.register_profile(
+    "suite", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("suite")  # the same examples each time, however busy the machine is
+
+
+@pytest.fixture(scope="session", autouse=True)
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Settings of this run alone: no JBI_* variable and no file of whoever runs the tests, no locators, no mDNS but
+    where a test asks for it, and there a service type of its own."""
+    file = tmp_path_factory.mktemp("world") / "jbi.toml"
+    file.write_text(f'[lookup]\ngroups = ["{GROUP}"]\nlocators = []\nmulticast = false\n')
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("JBI_")]:
+            patch.delenv(name)
+        patch.setenv("JBI_CONFIG", str(file))
+        patch.setenv("HOME", str(file.parent))
+        patch.setattr(discovery, "SERVICE_TYPE", f"_jbi-{WORLD}._tcp.local.")
+        yield GROUP
+
+
+STRANGERS: Final[list[str]] = []
+"""Who has asked the lookup service that anybody may run at the usual port."""
+
+
+def _note_strangers(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "socket.connect" and arguments[1] == ("127.0.0.1", LookupSection().port):
+        STRANGERS.append(f"{threading.current_thread().name} in {os.environ.get('PYTEST_CURRENT_TEST')}")
+
+
+sys.addaudithook(_note_strangers)
+
+
+@pytest.fixture(autouse=True)
+def _keeps_to_itself() -> Iterator[None]:
+    """Fails a test whose parties look for lookup services where it has started none."""
+    yield
+    asked, STRANGERS[:] = list(STRANGERS), []
+    assert asked == [], f"port {LookupSection().port} was asked: give the configuration of the test its own locators"
+
+
+def eventually(good: Callable[[], T], timeout: float = 30.0, *, what: object = "") -> T:
+    """Wait until `good()` is true, and return it; fail with `what`, or what `what()` says, after `timeout` seconds:
+    not of the clock, which goes on when others have the processors, but in turns of 10 ms."""
+    for _ in range(round(timeout * 100) + 1):
         value = good()
         if value:
             return value
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {timeout:g} s: {what() if callable(what) else what}")
         time.sleep(0.01)
+    pytest.fail(f"not within {timeout:g} s: {what() if callable(what) else what}")
 
 
 @dataclass(frozen=True)
@@ -119,8 +172,9 @@ class Federation:
 
 def test_config(**sections: Any) -> Config:
     """Loopback, no mDNS, any port, leases of seconds."""
+    alone = LookupSection(groups=(GROUP,), port=0, multicast=False, locators=(), timeout=20.0, probe=0.3)
     return Config(
-        lookup=sections.pop("lookup", LookupSection(port=0, multicast=False, locators=(), timeout=5.0, probe=0.3)),
+        lookup=sections.pop("lookup", alone),
         pad=sections.pop("pad", PadSection()),
         lease=sections.pop("lease", LeaseSection(publisher=2.0, subscriber=2.0, lookup=2.0)),
         queue=sections.pop("queue", QueueSection()),
@@ -129,6 +183,43 @@ def test_config(**sections: Any) -> Config:
 
 
 test_config.__test__ = False  # type: ignore[attr-defined]  # a helper, not a test
+
+
+class Heard:
+    """Whoever watches a lookup service, and notes which services come, change and leave."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def service_added(self, item: ServiceItem) -> None:
+        self.told.append(("added", item.service_id))
+
+    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the protocol's
+        self.told.append(("changed", new.service_id))
+
+    def service_removed(self, item: ServiceItem) -> None:
+        self.told.append(("removed", item.service_id))
+
+    @property
+    def added(self) -> list[str]:
+        """Those that have come, in order."""
+        return [service_id for what, service_id in self.told if what == "added"]
+
+    @property
+    def removed(self) -> list[str]:
+        """Those that have left, in order."""
+        return [service_id for what, service_id in self.told if what == "removed"]
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture(scope="session")
+def fixtures(pytestconfig: pytest.Config) -> Any:
+    """The helpers beside the fixtures, for those who need them outside a fixture of a test."""
+    return pytestconfig.pluginmanager.get_plugin(__file__)
 
 
 @pytest.fixture
@@ -244,7 +335,7 @@ class Process:
         """Its exit code, or the negative number of the signal that ended it; None while it runs."""
         return self._process.exitcode
 
-    def wait(self, timeout: float = 10.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         """The exit code; fails after `timeout` seconds."""
         self._process.join(timeout)
         if self._process.exitcode is None:
@@ -255,7 +346,7 @@ class Process:
         """All that it has said on stderr so far."""
         return os.pread(self._said.fileno(), os.fstat(self._said.fileno()).st_size, 0).decode()
 
-    def communicate(self, timeout: float = 10.0) -> tuple[str, str]:
+    def communicate(self, timeout: float = 60.0) -> tuple[str, str]:
         """The rest of stdout, and stderr, when it has ended; fails after `timeout` seconds."""
         rest: list[str] = []
         reading = threading.Thread(target=lambda: rest.append(self.stdout.read()))
@@ -283,7 +374,7 @@ class Process:
         """SIGKILL, SIGSTOP, SIGCONT, SIGTERM."""
         os.kill(self.pid, number)
 
-    def end(self, *, kill: bool = False, timeout: float = 10.0) -> int:
+    def end(self, *, kill: bool = False, timeout: float = 60.0) -> int:
         """SIGTERM, or SIGKILL, and the exit code."""
         if self._process.exitcode is None and not kill:
             with suppress(ProcessLookupError):  # it ends by itself

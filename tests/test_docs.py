@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import select
@@ -13,6 +14,10 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub import Config
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.pad.proxy import fetch_status
+
 TOP = Path(__file__).parent.parent
 
 
@@ -23,27 +28,29 @@ def program(name: str) -> str:
     return found.group(1)
 
 
+def watchers(address: str) -> int:
+    """Event registrations at a lookup service."""
+    status = fetch_status(ServiceRef("", "status", (address,)), Config().security(), timeout=5.0)
+    return int(status["event_registrations"])
+
+
 @pytest.mark.processes
-def test_the_readme_programs_exchange_an_object(start: Callable[..., Any]) -> None:
+def test_the_readme_programs_exchange_an_object(start: Callable[..., Any], eventually: Callable[..., Any]) -> None:
     # Given the servers that the README starts
     lookup = start("--no-multicast", "lookup", "--port", "0", "--json").fact()
     start("--no-multicast", "--locator", lookup["address"], "pad", "alpha", "rome", "--json").fact()
-    environment = {"JBI_LOOKUP_LOCATORS": lookup["address"], "JBI_LOOKUP_MULTICAST": "false"}
-    # When its subscriber runs, and its publisher runs until the subscriber has something to say
+    environment = {"JBI_CONFIG": os.environ["JBI_CONFIG"], "JBI_LOOKUP_LOCATORS": lookup["address"]}
+    # When its subscriber runs, and, as soon as it is known, its publisher, once
+    watching = watchers(lookup["address"])
     subscriber = subprocess.Popen(
         [sys.executable, "-u", "-c", program("subscriber")], cwd=TOP, env=environment, stdout=subprocess.PIPE, text=True
     )
     assert subscriber.stdout is not None
-    line = ""
     try:
-        for _ in range(20):
-            published = subprocess.run(
-                [sys.executable, "-c", program("publisher")], cwd=TOP, env=environment, check=False
-            )
-            assert published.returncode == 0
-            if select.select([subscriber.stdout], [], [], 0.5)[0]:
-                line = subscriber.stdout.readline()
-                break
+        eventually(lambda: watchers(lookup["address"]) >= watching + 2)  # for other lookup services, and for its type
+        published = subprocess.run([sys.executable, "-c", program("publisher")], cwd=TOP, env=environment, check=False)
+        assert published.returncode == 0
+        line = subscriber.stdout.readline() if select.select([subscriber.stdout], [], [], 10.0)[0] else ""
     finally:
         subscriber.kill()
         subscriber.wait()

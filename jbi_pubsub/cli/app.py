@@ -15,35 +15,35 @@ from typing import Final, NoReturn
 import click
 
 from jbi_pubsub import __version__
-from jbi_pubsub.core.errors import ConfigurationError, JbiError
 
-from .settings import Settings, json_text, pass_settings, printable
+from .near import NearNames
+from .show import as_json, printable
 
-__all__ = ["codegen_main", "jbi", "lookup_main", "main", "pad_main", "pass_settings", "study_main"]
+__all__ = ["codegen_main", "jbi", "lookup_main", "main", "pad_main", "study_main"]
 
 IDS = ("subscription", "object", "registration", "session", "cause", "count")
 """Attributes of log records that say what they are about."""
 
 HOMES: Final = {
-    "bench": "bench",
-    "codegen": "tools",
-    "completion": "tools",
-    "config": "settings",
-    "demo": "demonstration",
-    "explain": "clients",
-    "lookup": "servers",
-    "pad": "servers",
-    "publish": "clients",
-    "services": "clients",
-    "status": "status",
-    "study": "tools",
-    "subscribe": "clients",
-    "subscriptions": "clients",
+    "bench": ("bench", "Measure on this machine."),
+    "codegen": ("codegen", "Generate Entry classes from a metadata schema."),
+    "completion": ("tools", "Print the completion script of a shell."),
+    "config": ("settings", "Show the effective settings and where each comes from."),
+    "demo": ("demonstration", "Run a federation on this machine and check it."),
+    "explain": ("explain", "Say why a subscription would get an object, or not."),
+    "lookup": ("servers", "Run a lookup service, or administer one."),
+    "pad": ("servers", "Run a publisher-adapter delegate."),
+    "publish": ("clients", "Publish information objects from files."),
+    "services": ("clients", "List what is registered in the lookup services."),
+    "status": ("status", "Show what all servers are doing."),
+    "study": ("tools", "Bulk studies on Spark, as the lookup service matches."),
+    "subscribe": ("clients", "Subscribe, and show what arrives or have it mailed."),
+    "subscriptions": ("clients", "List e-mail subscriptions, or cancel one."),
 }
-"""The module of each command."""
+"""The module of each command, and what it does: the help of `jbi` imports none of them."""
 
 
-class Commands(click.Group):
+class Commands(NearNames):
     """Loads a command's module when the command is asked for: without the libraries that only others need, a lookup
     service starts in half the time."""
 
@@ -55,8 +55,13 @@ class Commands(click.Group):
         """The command of that name."""
         if cmd_name not in HOMES:
             return None
-        found: click.Command = getattr(import_module(f".{HOMES[cmd_name]}", __package__), cmd_name)
+        found: click.Command = getattr(import_module(f".{HOMES[cmd_name][0]}", __package__), cmd_name)
         return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's form
+        """The commands, without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, sentence) for name, (_, sentence) in HOMES.items()])
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -88,6 +93,8 @@ def jbi(
     Start servers:   jbi lookup      jbi pad alpha rome
     Look:            jbi services    jbi status
     """
+    from jbi_pubsub.core.errors import ConfigurationError  # here: `jbi --help` starts in half the time without these
+
     level = {0: logging.WARNING, 1: logging.INFO}.get(verbose, logging.DEBUG)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
@@ -100,6 +107,8 @@ def jbi(
         if not equals:
             raise ConfigurationError(f"--set {assignment}: no value", hint="For example --set lease.subscriber=5")
         flags[key] = value
+    from .settings import Settings  # here: `jbi --help` starts faster without
+
     own = {
         "lookup.locators": list(locators) or None,
         "lookup.groups": list(groups) or None,
@@ -137,7 +146,7 @@ class JsonFormatter(logging.Formatter):
         facts |= {key: getattr(record, key) for key in IDS if hasattr(record, key)}
         if record.exc_info:
             facts["exception"] = self.formatException(record.exc_info)
-        return json_text(facts)
+        return as_json(facts)
 
 
 def main() -> None:
@@ -188,11 +197,15 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as exc:
         exc.show()
         return exc.exit_code
-    except JbiError as exc:
-        click.echo(_lines(f"jbi: {exc}"), err=True)  # peers have a say in it
-        return 2 if isinstance(exc, ConfigurationError) else 1
     except BrokenPipeError:
         return 0  # the reader of our output has had enough
     except OSError as exc:
-        click.echo(f"jbi: {exc}", err=True)
+        click.echo(_lines(f"jbi: {exc}"), err=True)  # peers have a say in it
         return 1
+    except Exception as exc:
+        from jbi_pubsub.core.errors import ConfigurationError, JbiError  # here: `jbi --help` starts faster without
+
+        if not isinstance(exc, JbiError):
+            raise
+        click.echo(_lines(f"jbi: {exc}"), err=True)
+        return 2 if isinstance(exc, ConfigurationError) else 1

@@ -12,17 +12,22 @@ from rich.progress import Progress
 
 from jbi_pubsub.core.xpath import bench as match_bench
 
-from .settings import console, json_option, show_rows
+from .near import NearNames
+from .settings import json_option, try_file
+from .show import Column, console, show_table
+from .show import as_json as json_text
 
 
-@click.group()
+@click.group(cls=NearNames)
 def bench() -> None:
     """Measure on this machine."""
 
 
 @bench.command()
 @click.option("--large", is_flag=True, help="Also a million predicates: a few minutes and 1 GB.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows as JSON here.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), callback=try_file, help="Write the rows as JSON here."
+)
 @json_option
 def match(large: bool, out: Path | None, as_json: bool) -> None:
     """Match documents with 1,000, 10,000 and 100,000 predicates.
@@ -39,7 +44,10 @@ def match(large: bool, out: Path | None, as_json: bool) -> None:
     if out is not None:
         out.write_text(json.dumps(facts, indent=1))
     if as_json:
-        click.echo(json.dumps(facts))
+        click.echo(json_text(facts))
     else:
-        columns = tuple(facts[0])
-        show_rows(columns, ([row[c] for c in columns] for row in facts), title="content matching, us per document")
+        columns = [
+            Column(name, long=isinstance(value, str), right=not isinstance(value, str))
+            for name, value in facts[0].items()
+        ]
+        show_table(columns, (list(row.values()) for row in facts), title="content matching, us per document")

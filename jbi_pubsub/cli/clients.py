@@ -1,13 +1,13 @@
-"""`jbi publish`, `subscribe`, `subscriptions`, `services`, `explain`: applications for the command line."""
+"""`jbi publish`, `subscribe`, `subscriptions`, `services`: applications for the command line."""
 
 from __future__ import annotations
 
-import json
+import logging
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -29,8 +29,12 @@ from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, Subscript
 from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
+from jbi_pubsub.subscriber.adapter import matching_log
 
-from .settings import Settings, console, json_option, pass_settings, printable, show_json, show_rows
+from .near import NearNames, told
+from .settings import Settings, json_option, looking, pass_settings, try_folder
+from .show import Column, Table, console, printable, show_json, show_table
+from .show import as_json as json_text
 from .status import DISSEMINATORS, losses
 
 T = TypeVar("T")
@@ -50,12 +54,7 @@ existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Publish everything so often.")
 @click.option("--interval", type=click.FloatRange(0), default=0.0, help="Seconds between two rounds.")
 @click.option(
-    "--wait",
-    "wait",
-    type=click.FloatRange(0),
-    default=1.0,
-    show_default=True,
-    help="Seconds for subscribers to come first.",
+    "--subscribers", type=click.IntRange(0), default=0, help="Wait up to 10 s until so many subscriptions match."
 )
 @json_option
 @pass_settings
@@ -71,14 +70,18 @@ def publish(
     type_name: str,
     count: int,
     interval: float,
-    wait: float,
+    subscribers: int,
     as_json: bool,
 ) -> None:
     """Publish information objects from files.
 
+    With files of the source distribution:
+
     \b
-    jbi publish --delegate alpha rome --schema Intel_Imagery.xsd --metadata fig1.xml --payload image.jpg
-    jbi publish --peer --schema cap12.xsd --marks marks.json --metadata alert.xml --count 10 --interval 1
+    jbi publish --delegate alpha rome --schema examples/data/intel_imagery/Intel_Imagery.xsd \\
+        --metadata examples/data/intel_imagery/fig1.xml --payload examples/data/intel_imagery/image.png
+    jbi publish --peer --schema examples/data/cap/cap12.xsd --marks examples/data/cap/marks.json \\
+        --metadata examples/data/cap/canada.xml --count 10 --interval 1
     """
     if bool(delegate) == peer:
         raise ConfigurationError("give either --delegate NAME LOCATION or --peer")
@@ -94,11 +97,15 @@ def publish(
     with PublisherAdapter(config) if peer else PublisherAdapterLight(config) as adapter:
         if isinstance(adapter, PublisherAdapterLight):
             assert delegate is not None
-            at = adapter.connect_to_delegate(delegate[0] or None, delegate[1] or None)
+            wanted = ", ".join(part or "*" for part in delegate)
+            with looking(config, f"a lookup service and delegate ({wanted})"):
+                at = adapter.connect_to_delegate(delegate[0] or None, delegate[1] or None)
             registration = adapter.register_publisher(at, schema, first, **open_with)  # type: ignore[arg-type]  # two options of different types
         else:
-            registration = adapter.register_publisher(schema, first, **open_with)  # type: ignore[arg-type]  # as above
-        time.sleep(wait)
+            with looking(config):
+                registration = adapter.register_publisher(schema, first, **open_with)  # type: ignore[arg-type]  # as above
+        if subscribers:
+            adapter.wait_for_subscribers(registration, subscribers)
         with Progress(console=console(), transient=True, disable=not sys.stdout.isatty() or count == 1) as progress:
             for _ in progress.track(range(count), description="publishing"):
                 ids += [adapter.publish(registration, m, p) for m, p in files]
@@ -114,7 +121,7 @@ def publish(
 @click.option("--template", type=existing_file, help="Metadata document; its invariant values must be equal.")
 @click.option("--schema", type=existing_file, help="XML Schema of the template.")
 @click.option("--marks", type=existing_file, help="Marks file, for a schema without marks.")
-@click.option("--type", "type_name", default="", help="Information object type, without a template.")
+@click.option("--type", "type_name", default="", help="Information object type; the last part of its name will do.")
 @click.option("--predicate", default="", help="XPath over the metadata.")
 @click.option("--filter", "payload_filter", default="", help="XPath over an XML payload.")
 @click.option(
@@ -126,7 +133,10 @@ def publish(
 @click.option("--bound", type=click.IntRange(1), help="Objects that may wait.")
 @click.option("--count", type=click.IntRange(1), help="Stop after so many objects.")
 @click.option("--timeout", type=click.FloatRange(0), help="Stop when no object has come for so many seconds.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write metadata and payloads here.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), callback=try_folder,
+    help="Write metadata and payloads here.",
+)  # fmt: skip
 @json_option
 @pass_settings
 def subscribe(
@@ -154,33 +164,57 @@ def subscribe(
 
     \b
     jbi subscribe --type mil.af.rl.jbi.Intel_Imagery
-    jbi subscribe --template fig3.xml --schema Intel_Imagery.xsd --predicate "//lat > 33" --count 5
-    jbi subscribe --type alert --namespace c=urn:oasis:names:tc:emergency:cap:1.2 --email ops@example.org
+    jbi subscribe --type Intel_Imagery --predicate "//lat > 33" --count 5
+    jbi subscribe --template examples/data/intel_imagery/fig3-template.xml \\
+        --schema examples/data/intel_imagery/Intel_Imagery.xsd --filter "//descriptor[type='A10A']"
+    jbi subscribe --type alert --namespace c=urn:oasis:names:tc:emergency:cap:1.2 \\
+        --predicate "/c:alert/c:status = 'Actual'" --email ops@example.org --digest 3600
     """
     config = settings.load()
-    with SubscriberAdapter(config) as adapter:
-        uid = adapter.register_subscriber(
-            template,
-            schema=schema,
-            marks=marks,
-            type_name=type_name,
-            predicate=predicate,
-            payload_filter=payload_filter,
-            namespaces=_namespaces(namespaces),
-            recipients=recipients,
-            policy=policy,
-            bound=bound,
-            attributes={DIGEST_ATTRIBUTE: f"{digest:g}"} if digest else {},
-        )
+    with _matches_told(), SubscriberAdapter(config) as adapter:
+        with looking(config):
+            uid = adapter.register_subscriber(
+                template,
+                schema=schema,
+                marks=marks,
+                type_name=type_name,
+                predicate=predicate,
+                payload_filter=payload_filter,
+                namespaces=_namespaces(namespaces),
+                recipients=recipients,
+                policy=policy,
+                bound=bound,
+                attributes={DIGEST_ATTRIBUTE: f"{digest:g}"} if digest else {},
+            )
         if recipients:
             matched = adapter.wait_matched(uid, 1, 3.0)
             facts = {"subscription": uid, "delegates": matched, "lease": config.lease.mail}
             text = f"e-mail subscription {uid} at {matched} delegates, lease {config.lease.mail:g} s"
-            click.echo(json.dumps(facts) if as_json else text)
+            click.echo(json_text(facts) if as_json else text)
             return
         if not as_json and sys.stdout.isatty():
             console().print(f"[dim]subscription {uid}; Ctrl-C ends[/dim]")
         _show_objects(adapter, uid, count=count, timeout=timeout, out=out, as_json=as_json)
+
+
+@contextmanager
+def _matches_told() -> Iterator[None]:
+    """What the subscription matches, now and until something does, on stderr."""
+
+    class Said(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            click.echo(printable(record.getMessage()), err=True)
+
+    said, was = Said(), (matching_log.level, matching_log.propagate)
+    matching_log.addHandler(said)
+    matching_log.setLevel(logging.INFO)
+    matching_log.propagate = False
+    try:
+        yield
+    finally:
+        matching_log.removeHandler(said)
+        matching_log.setLevel(was[0])
+        matching_log.propagate = was[1]
 
 
 def _show_objects(
@@ -202,7 +236,7 @@ def _show_objects(
         seen += 1
         if out is not None:
             _write(out, obj)
-        click.echo(json.dumps(_facts(obj)) if as_json else _line(obj))
+        click.echo(json_text(_facts(obj)) if as_json else _line(obj))
         sys.stdout.flush()
     losses = adapter.losses(uid)
     if losses:
@@ -233,7 +267,7 @@ def _line(obj: InfoObject) -> str:
 
 
 def _write(folder: Path, obj: InfoObject) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)  # again: it may have been taken away
     (folder / f"{obj.object_id}.metadata.xml").write_bytes(obj.metadata)
     (folder / f"{obj.object_id}.payload").write_bytes(obj.payload)
 
@@ -285,25 +319,52 @@ def services(
     """
     wanted = [*(_Wanted("", dict([_pair(field)])) for field in fields), *map(_entry_wanted, entries)]
     template = ServiceTemplate(types=types)
-    with _community(settings.load()) as community:
+    config = settings.load()
+    with _community(config) as community:
         if watch:
-            _watch_services(community, template, wanted, as_json=as_json)
+            _watch_services(config, community, template, wanted, as_json=as_json)
             return
-        items = [item for item in community.lookup(template, EVERYTHING) if _has(item, wanted)]
+        with looking(config):
+            everything = community.lookup(template, EVERYTHING)
+        items = [item for item in everything if _has(item, wanted)]
+        if not items:
+            known = everything or community.lookup(ServiceTemplate(), EVERYTHING)
+            for line in _why_none(known, types if not everything else (), wanted):
+                click.echo(printable(f"jbi: {line}"), err=True)
     if as_json:
         show_json([_item_facts(item) for item in items])
     else:
-        show_rows(("service", "type", "address", "entries"), map(_item_row, items), title=f"{len(items)} services")
+        columns = (Column("service"), Column("type"), Column("address"), Column("entries", long=True))
+        show_table(columns, map(_item_row, items), title=f"{len(items)} services")
+
+
+def _why_none(known: Sequence[ServiceItem], types: Sequence[str], wanted: Sequence[_Wanted]) -> Iterator[str]:
+    """What was asked for that nobody has, and what is nearest to it."""
+    names = {name for item in known for name in item.types}
+    yield from (told("service type", name, names) for name in types if name not in names)
+    entries = [entry for item in known for entry in item.entries]
+    for one in wanted if not types else ():
+        having = [entry for entry in entries if one.is_class_of(entry)]
+        if not having:
+            yield told("entry class", one.name, (entry.cls.name for entry in entries))
+            continue
+        fields = {name for entry in having for name in entry.cls.fields}
+        for field, value in one.values.items():
+            if field not in fields:
+                yield told("field", field, fields)
+            elif not any(entry.as_dict().get(field) == value for entry in having):
+                values = (entry.as_dict().get(field) for entry in having)
+                yield told(f"{field} that is", value, (known for known in values if known is not None))
 
 
 def _watch_services(
-    community: JoinManager, template: ServiceTemplate, wanted: Sequence[_Wanted], *, as_json: bool
+    config: Config, community: JoinManager, template: ServiceTemplate, wanted: Sequence[_Wanted], *, as_json: bool
 ) -> None:
     def say(change: str, item: ServiceItem) -> None:
         if _has(item, wanted):
             at = time.strftime("%H:%M:%S")
             click.echo(
-                json.dumps({"change": change, **_item_facts(item)})
+                json_text({"change": change, **_item_facts(item)})
                 if as_json
                 else printable(f"{at}  {change:8}  " + "  ".join(_item_row(item)))
             )
@@ -320,7 +381,8 @@ def _watch_services(
             say("removed", item)
 
     cache = community.watch(template, Listener())
-    community.wait_watching(cache, 10.0)
+    with looking(config):
+        community.wait_watching(cache, config.lookup.timeout)
     while True:
         time.sleep(3600.0)
 
@@ -339,10 +401,13 @@ class _Wanted(NamedTuple):
     values: dict[str, str]
 
     def fits(self, entry: EntryRep) -> bool:
-        """The class by its whole name, or the last part of it."""
+        """Whether the entry is what is wanted."""
+        return self.is_class_of(entry) and self.values.items() <= entry.as_dict().items()
+
+    def is_class_of(self, entry: EntryRep) -> bool:
+        """By the class's whole name, or the last part of it."""
         names = [name for name, _ in entry.cls.lineage]
-        known = not self.name or any(self.name in (name, re.split(r"[.#]", name)[-1]) for name in names)
-        return known and self.values.items() <= entry.as_dict().items()
+        return not self.name or any(self.name in (name, re.split(r"[.#]", name)[-1]) for name in names)
 
 
 def _entry_wanted(text: str) -> _Wanted:
@@ -386,61 +451,7 @@ def _entry_text(entry: EntryRep) -> str:
     )
 
 
-@click.command()
-@click.argument("uid")
-@click.option("--metadata", type=existing_file, required=True, help="Metadata of the object.")
-@click.option("--payload", type=existing_file, help="Its payload.")
-@json_option
-@pass_settings
-def explain(settings: Settings, uid: str, metadata: Path, payload: Path | None, as_json: bool) -> None:
-    """Say why an object would be delivered to a subscription, or not.
-
-    \b
-    jbi explain subscription-... --metadata fig1.xml
-    """
-    document, body = metadata.read_bytes(), payload.read_bytes() if payload else b""
-    answers = _asked(_subscription_servers(settings.load()), lambda proxy: proxy.explain(uid, document, body))
-    found: list[dict[str, Any]] = [{"server": ", ".join(ref.endpoints), **facts} for ref, facts in answers]
-    if not found:
-        raise ConfigurationError(
-            f"no subscription {uid} at any delegate or peer publisher",
-            hint="It comes there with the first registration that its template matches, and goes with its subscriber",
-        )
-    if as_json:
-        show_json(found)
-        return
-    show_rows(
-        ("server", "registration", "first level", "predicate", "selected", "delivered"),
-        [row for facts in found for row in _explanation(facts)],
-        title=f"{metadata.name} for {uid}",
-    )
-    show_rows(
-        ("server", "template", "predicate", "filter", "recipients", "policy", "matched", "suppressed", "delivered",
-         "mailed", "lost"),
-        [
-            (facts["server"], "; ".join(terms["template"]), terms["predicate"], terms["filter"],
-             ", ".join(terms["recipients"]), f"{terms['policy']} {terms['bound']}", terms["matched"],
-             terms["suppressed"], terms["delivered"], terms["mailed"], losses(terms["lost"]))
-            for facts in found
-            for terms in (facts["terms"],)
-        ],
-        title="what it asks for, and what it got so far",
-    )  # fmt: skip
-
-
-def _explanation(facts: dict[str, Any]) -> list[tuple[object, ...]]:
-    """A row for each registration of a server."""
-    if not facts["first_level"]:
-        return [(facts["server"], "-", "nobody publishes here now", facts["predicate_true"], "-", False)]
-    return [
-        (facts["server"], registration.removeprefix("registration-")[:8], "; ".join(level["misses"]) or "matches",
-         facts["predicate_true"], "-" if facts["selected"] is None else facts["selected"],
-         bool(not level["misses"] and facts["predicate_true"] and not facts["suppressed"]))
-        for registration, level in facts["first_level"].items()
-    ]  # fmt: skip
-
-
-@click.group(invoke_without_command=True)
+@click.group(cls=NearNames, invoke_without_command=True)
 @json_option
 @pass_settings
 @click.pass_context
@@ -452,12 +463,12 @@ def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> 
 
     \b
     jbi subscriptions
-    jbi subscriptions cancel subscription-...
+    jbi subscriptions cancel 3f0c2a9be41d
     """
     if context.invoked_subcommand:
         return
     rows: dict[str, dict[str, Any]] = {}
-    for _, standing in _asked(_delegates(settings.load()), SubscriptionsProxy.mail_subscriptions):
+    for _, standing in asked(_delegates(settings.load()), SubscriptionsProxy.mail_subscriptions):
         for known in standing:
             row = rows.setdefault(known["uid"], {**known, "delegates": 0, "mailed": 0, "mail_waiting": 0, "lost": {}})
             row["delegates"] += 1
@@ -468,25 +479,48 @@ def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> 
     if as_json:
         show_json(list(rows.values()))
     else:
-        columns = ("subscription", "recipients", "template", "predicate", "filter", "delegates", "mailed", "waiting",
-                   "lost", "suspended")  # fmt: skip
-        show_rows(
-            columns,
-            (
-                (r["uid"], ", ".join(r["recipients"]), "; ".join(r["template"]), r["predicate"], r["filter"],
-                 r["delegates"], r["mailed"], r["mail_waiting"], sum(r["lost"].values()),
-                 "; ".join(f"{a}: {answer}" for a, answer in r["mail_suspended"].items()))
-                for r in rows.values()
-            ),
-        )  # fmt: skip
+        for columns, shown, title in _mail_tables(list(rows.values())):
+            show_table(columns, shown, title=title)
+
+
+_TERMS = (
+    Column("subscription", brief=True), Column("recipients", long=True), Column("template", long=True),
+    Column("predicate", long=True), Column("filter", long=True, spare=True),
+)  # fmt: skip
+_ACCOUNTS = (
+    Column("subscription", brief=True), Column("delegates", right=True), Column("mailed", right=True),
+    Column("waiting", right=True), Column("lost", long=True), Column("suspended", long=True),
+)  # fmt: skip
+
+
+def _mail_tables(subscriptions: Sequence[dict[str, Any]]) -> Iterator[Table]:
+    """What e-mail subscriptions ask for, and what became of it."""
+    terms = [
+        (s["uid"], ", ".join(s["recipients"]), "; ".join(s["template"]), s["predicate"], s["filter"])
+        for s in subscriptions
+    ]
+    yield Table(_TERMS, terms, f"{len(subscriptions)} e-mail subscription{'' if len(subscriptions) == 1 else 's'}")
+    if subscriptions:
+        accounts = [
+            (s["uid"], s["delegates"], f"{s['mailed']:,}", f"{s['mail_waiting']:,}", losses(s["lost"]),
+             "; ".join(f"{a}: {answer}" for a, answer in s["mail_suspended"].items()))
+            for s in subscriptions
+        ]  # fmt: skip
+        yield Table(_ACCOUNTS, accounts)
 
 
 @subscriptions.command()
 @click.argument("uid")
 @pass_settings
 def cancel(settings: Settings, uid: str) -> None:
-    """Cancel an e-mail subscription at every delegate."""
+    """Cancel an e-mail subscription at every delegate. The first characters of its id will do.
+
+    \b
+    jbi subscriptions cancel 3f0c2a9be41d
+    """
     config = settings.load()
+    listed = asked(_delegates(config, wait=config.lookup.timeout), SubscriptionsProxy.mail_subscriptions)
+    uid = _whole_id(uid, {known["uid"] for _, standing in listed for known in standing})
 
     def ended(proxy: SubscriptionsProxy) -> bool:
         stands = any(known["uid"] == uid for known in proxy.mail_subscriptions())
@@ -494,13 +528,21 @@ def cancel(settings: Settings, uid: str) -> None:
             proxy.unsubscribe("", uid)
         return stands
 
-    cancelled = sum(stood for _, stood in _asked(_delegates(config, wait=config.lookup.timeout), ended))
-    if not cancelled:
-        raise ConfigurationError(f"no e-mail subscription {uid} at any delegate", hint="See `jbi subscriptions`")
-    click.echo(f"cancelled at {cancelled} delegates")
+    cancelled = sum(stood for _, stood in asked(_delegates(config), ended))
+    click.echo(f"cancelled at {cancelled} delegate{'' if cancelled == 1 else 's'}")
 
 
-def _asked(
+def _whole_id(given: str, known: Collection[str]) -> str:
+    """The id that begins so, with or without its kind. Raises ConfigurationError when none does, or several."""
+    fits = sorted(uid for uid in known if given and (uid.startswith(given) or uid.partition("-")[2].startswith(given)))
+    if len(fits) == 1 or given in fits:
+        return fits[0] if len(fits) == 1 else given
+    if fits:
+        raise ConfigurationError(f"{len(fits)} e-mail subscriptions begin with {given}", hint="Give more of the id")
+    raise ConfigurationError(f"no e-mail subscription {given} at any delegate", hint="See `jbi subscriptions`")
+
+
+def asked(
     proxies: Iterable[SubscriptionsProxy], ask: Callable[[SubscriptionsProxy], T]
 ) -> Iterator[tuple[ServiceRef, T]]:
     """What each answers to `ask`. Of one that does not, people are told: it may have died, and is listed until its
@@ -520,16 +562,16 @@ def _asked(
 
 def _delegates(config: Config, *, wait: float = 0.0) -> Iterator[SubscriptionsProxy]:
     """`wait`: seconds for a first one to appear, when what is wanted is known to be with one."""
-    return _subscription_servers(config, ServiceTemplate(types=(PAD_TYPE,)), wait=wait)
+    return subscription_servers(config, ServiceTemplate(types=(PAD_TYPE,)), wait=wait)
 
 
-def _subscription_servers(
+def subscription_servers(
     config: Config,
     template: ServiceTemplate = ServiceTemplate(),  # noqa: B008  # a frozen value
     *,
     wait: float = 0.0,
 ) -> Iterator[SubscriptionsProxy]:
-    with _community(config) as community:
+    with _community(config) as community, looking(config):
         if wait:
             community.watch(template).wait(1, wait)
         items = community.lookup(template, EVERYTHING)

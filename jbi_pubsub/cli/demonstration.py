@@ -11,7 +11,7 @@ from rich.table import Table
 
 from jbi_pubsub.examples.demo import Demo, Row, play, publish, pump
 
-from .settings import console, show_json
+from .show import console, show_json
 
 
 @click.command()
@@ -25,7 +25,7 @@ def demo(keep: bool, as_json: bool) -> int:
 
     \b
     jbi demo
-    jbi demo --keep      then, in another terminal: jbi services, jbi status, jbi subscribe ...
+    jbi demo --keep      # then, in another terminal: jbi services, jbi status, jbi subscribe ...
     """
     screen = console()
     live = Live(console=screen, auto_refresh=False) if sys.stdout.isatty() and not as_json else None

@@ -26,10 +26,11 @@ from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.lookup.store import Store, boot_id
 
+from .near import NearNames
 from .settings import Settings, json_option, pass_settings
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=NearNames, invoke_without_command=True)
 @click.option("--host", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default 4160, 0 takes a free one.")
 @click.option("--state", type=click.Path(dir_okay=False), help="Keep registrations in this file over restarts.")
@@ -51,10 +52,10 @@ def lookup(
     """Run a lookup service, or administer one.
 
     \b
-    jbi lookup                          on 127.0.0.1:4160
-    jbi lookup --port 0 --state reg.db  any port, durable
-    jbi --group lab lookup --port 0     serves the group "lab"
-    jbi lookup admin groups set lab ""  other groups from now on
+    jbi lookup                          # on 127.0.0.1:4160
+    jbi lookup --port 0 --state reg.db  # any port, durable
+    jbi --group lab lookup --port 0     # serves the group "lab"
+    jbi lookup admin groups set lab ""  # other groups from now on
     """
     if context.invoked_subcommand:
         return
@@ -95,14 +96,15 @@ def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None)
         kept = store.recover(now, time.time(), boot=boot_id())
         registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port, log=store)
         registrar.restore(kept, now)
-        store.sync()  # a new one has written its own id down, so that it is the same after a restart
+        if kept.admin is None:
+            store.sync()  # a new one has written its own id down, so that it is the same after a restart
         return LookupServer(config, registrar, store=store, destroyed=destroyed)
     except JbiError:
         store.close()
         raise
 
 
-@lookup.group()
+@lookup.group(cls=NearNames)
 @click.option("--at", "address", metavar="HOST:PORT", help="Which one; default the configured locator.")
 @pass_settings
 @click.pass_context
@@ -110,7 +112,7 @@ def admin(context: click.Context, settings: Settings, address: str | None) -> No
     """Administer a running lookup service.
 
     \b
-    jbi lookup admin groups                                   what it serves
+    jbi lookup admin groups                                   # what it serves
     jbi --locator 10.0.0.7:4160 lookup admin locators add 10.0.0.8:4160
     jbi lookup admin --at 10.0.0.7:4160 port set 4161
     """
@@ -128,27 +130,30 @@ def _administered(locators: tuple[str, ...]) -> str:
     return locators[0]
 
 
+_none = click.option("--none", is_flag=True, help="With `set`: none at all.")
 _action = click.argument("action", type=click.Choice(("show", "set", "add", "remove")), default="show")
 
 
 @admin.command()
 @_action
 @click.argument("names", metavar="[NAME]...", nargs=-1)
+@_none
 @click.pass_context
-def groups(context: click.Context, action: str, names: tuple[str, ...]) -> None:
-    """Show or change the groups that it serves ("" is the public one, `set` without a name is none).
+def groups(context: click.Context, action: str, names: tuple[str, ...], none: bool) -> None:
+    """Show or change the groups that it serves ("" is the public one).
 
     \b
     jbi lookup admin groups
     jbi lookup admin groups add lab
     jbi lookup admin groups set lab ""
+    jbi lookup admin groups set --none         nobody finds it any more
     """
+    _check_set(names, action, "NAME", none)
     with _registrar(context) as proxy:
         match action:
             case "set":
                 found = proxy.set_groups(names)
             case "add" | "remove":
-                _check_some(names, action, "NAME")
                 found = proxy.change_groups(*((names, ()) if action == "add" else ((), names)))
             case _:
                 _check_none(names)
@@ -159,20 +164,21 @@ def groups(context: click.Context, action: str, names: tuple[str, ...]) -> None:
 @admin.command()
 @_action
 @click.argument("addresses", metavar="[HOST:PORT]...", nargs=-1)
+@_none
 @click.pass_context
-def locators(context: click.Context, action: str, addresses: tuple[str, ...]) -> None:
+def locators(context: click.Context, action: str, addresses: tuple[str, ...], none: bool) -> None:
     """Show or change the lookup services that it joins beside those that discovery finds.
 
     \b
     jbi lookup admin locators
     jbi lookup admin locators add other.example.org:4160
     """
+    _check_set(addresses, action, "HOST:PORT", none)
     with _registrar(context) as proxy:
         match action:
             case "set":
                 found = proxy.set_locators(addresses)
             case "add" | "remove":
-                _check_some(addresses, action, "HOST:PORT")
                 found = proxy.change_locators(*((addresses, ()) if action == "add" else ((), addresses)))
             case _:
                 _check_none(addresses)
@@ -198,9 +204,12 @@ def port(context: click.Context, action: str, number: int | None) -> None:
         click.echo(f"listens on port {found.port}")
 
 
-def _check_some(given: tuple[str, ...], action: str, what: str) -> None:
-    if not given:
-        raise click.UsageError(f"{action} what? Give a {what}")
+def _check_set(given: tuple[str, ...], action: str, what: str, none: bool) -> None:
+    """What is forgotten is not to take a lookup service out of everything."""
+    if none and (given or action != "set"):
+        raise click.UsageError("--none stands behind `set`, alone")
+    if action != "show" and not given and not none:
+        raise click.UsageError(f"{action} what? Give a {what}" + (", or --none" if action == "set" else ""))
 
 
 def _check_none(given: tuple[str, ...]) -> None:
@@ -264,8 +273,15 @@ def pad(
     jbi pad alpha rome
     jbi --set mail.host=mail.example.org pad bravo paris --port 4200
     """
+    for what, given in (("name", name), ("location", location)):
+        if not given.strip():
+            raise ConfigurationError(
+                f"a delegate needs a {what}, not {given!r}",
+                hint="Publishers find it by these two: jbi pad alpha rome",
+            )
     # here, as a lookup service starts faster without them
     from jbi_pubsub.codegen.repository import TypeRepository
+    from jbi_pubsub.core.xpath.predicate import languages
     from jbi_pubsub.pad.server import DisseminationServer
 
     config = settings.load(pad__host=host, pad__port=port, pad__state=state, metrics__port=metrics_port)
@@ -283,14 +299,27 @@ def pad(
             "address": server.address,
             "name": name,
             "location": location,
+            "languages": languages(),
             **_metrics(server.metrics),
         },
         f"delegate ({name}, {location}) {server.server_id[:8]} at {server.address}",
     )
     _wait(stop)
-    left = server.stop(drain)
-    if left:
-        click.echo(f"stopped with {left} objects undelivered", err=True)
+    mail = server.status()["mail"]
+    click.echo(_ended(server.stop(drain), mail, state=config.pad.state), nl=False, err=True)
+
+
+def _ended(left: int, mail: dict[str, Any], *, state: str) -> str:
+    """What a delegate leaves undone: lines, none when it is nothing. `mail` is its status before it stopped."""
+    unsent = min(left, mail["queued"] - mail["kept"])
+    told = [f"stopped with {left} objects undelivered, {unsent} of them mails"] if left else []
+    if mail["away"] and mail["queued"]:
+        told.append(f"the mail server {mail['server']} is away: {mail['away']}")
+    if unsent:
+        told.append("with --state FILE, mail of e-mail subscriptions is kept for the next start")
+    if mail["kept"]:
+        told.append(f"{mail['kept']} mails waited in {state}.mails, and go out after the next start")
+    return "".join(f"jbi: {line}\n" for line in told)
 
 
 def _announce(as_json: bool, facts: dict[str, Any], text: str) -> None:

@@ -1,22 +1,27 @@
-"""What all commands share: the effective configuration, and how results are shown."""
+"""What all commands share: the effective configuration, and places to write to that are tried before the work."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Final
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from jbi_pubsub.core.config import Config, Origins, default_file, entries, load
+from jbi_pubsub.core.errors import ConfigurationError
+
+from .show import Column, show_json, show_table
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
+
+
+SILENT_SECONDS: Final = 1.5
+"""Longest that a command says nothing while it looks for others: with a lookup service there it takes a tenth."""
 
 
 class Settings:
@@ -40,50 +45,51 @@ class Settings:
 pass_settings = click.make_pass_decorator(Settings)
 
 
-def console() -> Console:
-    """Colours and tables in a terminal, plain text when piped."""
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+@contextmanager
+def looking(config: Config, what: str = "a lookup service") -> Iterator[None]:
+    """Around a wait for others: when it takes longer than people expect, they are told where is looked."""
+
+    def say() -> None:
+        places = [*config.lookup.locators, *(["by mDNS"] if config.lookup.multicast else [])]
+        click.echo(
+            f"jbi: looking for {what} ({', '.join(places) or 'nowhere'}), {config.lookup.timeout:g} s at most", err=True
+        )
+
+    timer = threading.Timer(SILENT_SECONDS, say)
+    timer.name, timer.daemon = "jbi-looking", True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
-def show_rows(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """A table in a terminal, tab-separated lines when piped."""
-    if sys.stdout.isatty():
-        console().print(table(columns, rows, title=title))
-        return
-    click.echo("\t".join(columns))
-    for row in rows:
-        click.echo("\t".join(printable(cell) for cell in row))
+def try_folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:  # noqa: ARG001  # click's form
+    """A folder to write to, made and tried before the work. Raises ConfigurationError."""
+    if path is not None:
+        _tried(parameter, path, path)
+    return path
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> Table:
-    """A rich table of plain values."""
-    made = Table(title=title or None, title_justify="left")
-    for column in columns:
-        made.add_column(column, overflow="fold")
-    for row in rows:
-        made.add_row(*(Text(printable(cell)) for cell in row))
-    return made
+def try_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:  # noqa: ARG001  # click's form
+    """A file to write, whose folder is tried before the work. Raises ConfigurationError."""
+    if path is not None:
+        if path.exists() and not os.access(path, os.W_OK):
+            raise ConfigurationError(f"{parameter.opts[0]} {path}: not to be written by us")
+        _tried(parameter, path, path.parent)
+    return path
 
 
-def printable(value: object) -> str:
-    """Text from a peer without what a terminal would obey: control characters become spaces."""
-    return "".join(c if c.isprintable() else " " for c in str(value))
-
-
-def json_text(value: Any, *, indent: int | None = None) -> str:
-    """As JSON (RFC 8259), in which people read their own letters and a terminal obeys nothing: what is not printable
-    (control, bidirectional and zero-width characters) is escaped, as every reader of JSON takes it."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
-    return text if text.isprintable() else "".join(map(_escaped, text))
-
-
-def _escaped(character: str) -> str:
-    return character if character.isprintable() or character == "\n" else json.dumps(character)[1:-1]
-
-
-def show_json(value: Any) -> None:
-    """One JSON document."""
-    click.echo(json_text(value, indent=2 if sys.stdout.isatty() else None))
+def _tried(parameter: click.Parameter, path: Path, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as exc:
+        raise ConfigurationError(
+            f"{parameter.opts[0]} {path}: {exc.strerror or exc}", hint="Name a place that can be written"
+        ) from exc
 
 
 @click.command()
@@ -101,4 +107,4 @@ def config(settings: Settings, as_json: bool) -> None:
     if as_json:
         show_json({key: {"value": value, "origin": origin} for key, value, origin in rows})
     else:
-        show_rows(("setting", "value", "from"), rows)
+        show_table((Column("setting"), Column("value", long=True), Column("from", long=True)), rows)

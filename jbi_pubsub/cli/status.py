@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import repeat
 from typing import Any, Final
 
 import click
 import msgspec
-from rich.console import Group
 from rich.live import Live
+from rich.text import Text
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
@@ -24,7 +25,9 @@ from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.proxy import STATUS
 from jbi_pubsub.pad.subscription import PAD_TYPE, PUBLISHER_TYPE
 
-from .settings import Settings, console, json_option, json_text, pass_settings, show_json, show_rows, table
+from .settings import Settings, json_option, looking, pass_settings
+from .show import Column, Table, console, drawn, show_json, show_table
+from .show import as_json as json_text
 
 Facts = dict[str, Any]
 """The status of one server, as it tells it, with what is computed here."""
@@ -36,17 +39,29 @@ ANSWER_SECONDS: Final = 3.0
 ROWS_MOST: Final = 50
 """Subscriptions shown of one server to people; JSON has all that the server tells."""
 
-_LOOKUPS: Final = (
-    "lookup service", "address", "groups", "up s", "items", "listeners", "leases", "masks", "lookups", "changes",
-    "events", "events lost", "disk",
-)  # fmt: skip
 _SERVERS: Final = (
-    "kind", "name", "address", "up s", "registrations", "subscriptions", "published", "unmatched", "matched",
-    "suppressed", "delivered", "queued", "lost", "leases", "mails",
+    Column("kind"), Column("name", long=True), Column("address"), Column("up", right=True),
+    Column("regs", right=True), Column("subs", right=True), Column("leases", right=True, spare=True),
 )  # fmt: skip
+_LOOKUPS: Final = (
+    Column("lookup at", long=True), Column("items", right=True), Column("listeners", right=True, spare=True),
+    Column("lookups", right=True), Column("changes", right=True, spare=True), Column("events", right=True),
+    Column("lost", right=True), Column("disk", long=True),
+)  # fmt: skip
+_OBJECTS: Final = (
+    Column("objects at", long=True), Column("published", right=True), Column("unmatched", right=True, spare=True),
+    Column("matched", right=True), Column("suppressed", right=True, spare=True), Column("delivered", right=True),
+    Column("waiting", right=True), Column("sent", right=True, spare=True), Column("lost", right=True),
+)  # fmt: skip
+_LOSSES: Final = (Column("lost at", long=True), Column("cause"), Column("objects", right=True))
+_FAULTS: Final = (Column("fault at", long=True), Column("step", long=True), Column("times", right=True))
 _SUBSCRIPTIONS: Final = (
-    "subscription", "predicate", "filter", "policy", "matched", "suppressed", "delivered", "queued", "lost",
+    Column("subscription", brief=True), Column("predicate", long=True), Column("filter", long=True, spare=True),
+    Column("policy", spare=True), Column("matched", right=True), Column("suppressed", right=True, spare=True),
+    Column("delivered", right=True), Column("waiting", right=True), Column("lost", long=True),
 )  # fmt: skip
+_LOOKUP_RATES: Final = {"lookups": "lookups/s", "events": "events/s"}
+_OBJECT_RATES: Final = {"published": "in/s", "delivered": "out/s"}
 _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "events")
 """What rates are told of."""
 
@@ -71,11 +86,11 @@ def status(
     """Show what lookup services, delegates and peer publishers are doing.
 
     \b
-    jbi status                                  everything that is registered
-    jbi status 127.0.0.1:4160                   one server
-    jbi status --watch                          with rates: objects and events per second
-    jbi status --subscriptions 127.0.0.1:40123  queues and losses of each subscription
-    jbi status --watch --json --every 10        a line every ten seconds, for scripts
+    jbi status                                  # everything that is registered
+    jbi status 127.0.0.1:4160                   # one server
+    jbi status --watch                          # with rates: objects and events per second
+    jbi status --subscriptions 127.0.0.1:40123  # queues and losses of each subscription
+    jbi status --watch --json --every 10        # a line every ten seconds, for scripts
     """
     servers = Servers(settings.load(), addresses)
     try:
@@ -84,8 +99,7 @@ def status(
         elif as_json:
             show_json(servers.ask())
         else:
-            for columns, rows, title in tables(servers.ask(), subscriptions=subscriptions):
-                show_rows(columns, rows, title=title)
+            _show(tables(servers.ask(), subscriptions=subscriptions))
     finally:
         servers.close()
 
@@ -117,7 +131,8 @@ class Servers:
     def _refs(self) -> dict[str, ServiceRef]:
         if self._community is None:
             return self._fixed
-        items = self._community.lookup(ServiceTemplate(), EVERYTHING)
+        with looking(self._config):
+            items = self._community.lookup(ServiceTemplate(), EVERYTHING)
         refs = {session.registrar_id: session.ref for session in self._community.sessions()}
         ours = [item for item in items if DISSEMINATORS.intersection(item.types)]
         return refs | {item.proxy.service_id: item.proxy for item in ours}
@@ -153,76 +168,129 @@ def _rates(then: float, before: Facts, now: float, after: Facts) -> dict[str, fl
     }
 
 
-def tables(
-    found: Sequence[Facts], *, subscriptions: bool = False
-) -> Iterator[tuple[Sequence[str], list[Sequence[object]], str]]:
-    """What people are shown: columns, rows and title of each table."""
+def tables(found: Sequence[Facts], *, subscriptions: bool = False) -> Iterator[Table]:
+    """What people are shown."""
     lookups = [facts for facts in found if facts["kind"] == "lookup"]
-    servers = [facts for facts in found if facts["kind"] != "lookup"]
+    known = [facts for facts in found if facts["kind"] not in ("lookup", "unreachable")]
+    more = [name for name in ("mail", "kept") if any(name in facts for facts in known)]
+    columns = (*_SERVERS, *(Column(name, long=name == "mail", spare=name == "kept") for name in more))
+    yield Table(columns, [_server_row(facts, more) for facts in found])
     if lookups:
-        yield _LOOKUPS, [_lookup_row(facts) for facts in lookups], ""
-    if servers or not found:
-        yield _SERVERS, [_server_row(facts) for facts in servers], ""
+        yield _with_rates(_LOOKUPS, [_lookup_row(facts) for facts in lookups], lookups, _LOOKUP_RATES)
+    if known:
+        yield _with_rates(_OBJECTS, [_objects_row(facts) for facts in known], known, _OBJECT_RATES)
+    for columns, key in ((_LOSSES, "lost"), (_FAULTS, "faults")):
+        told = [
+            (_called(facts), what, f"{count:,}")
+            for facts in (*lookups, *known)
+            for what, count in sorted((facts.get(key) or {}).items())
+            if count
+        ]
+        if told:
+            yield Table(columns, told)
     if subscriptions:
-        for facts in servers:
-            if facts["kind"] != "unreachable":
-                yield _subscription_table(facts)
+        for facts in known:
+            yield _subscription_table(facts)
+
+
+def _with_rates(
+    columns: Sequence[Column], rows: list[Sequence[object]], found: Sequence[Facts], heads: Mapping[str, str]
+) -> Table:
+    """The table with rates, where there are any."""
+    if not any("rates" in facts for facts in found):
+        return Table(columns, rows)
+    rates = [[_rate(facts.get("rates", {}).get(name, 0.0)) for name in heads] for facts in found]
+    with_rates = (*columns, *(Column(head, right=True) for head in heads.values()))
+    return Table(with_rates, [(*row, *rate) for row, rate in zip(rows, rates, strict=True)])
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.1f}" if per_second < 100 else f"{per_second:,.0f}"
+
+
+def _called(facts: Facts) -> str:
+    """A server, for people."""
+    return f"{facts['name']}, {facts['location']}" if facts["kind"] == "delegate" else facts["address"]
 
 
 def _lookup_row(facts: Facts) -> Sequence[object]:
     store = facts["store"]
     disk = "-" if store is None else store["fault"] or "ok"
-    return (
-        facts["id"][:8], facts["address"], ", ".join(group or "(public)" for group in facts["groups"]),
-        facts["uptime"], facts["items"], facts["event_registrations"], facts["items"] + facts["event_registrations"],
-        facts["item_index"]["tables"] + facts["template_index"]["tables"], _counted(facts, "lookups"),
-        _counted(facts, "changes"), _counted(facts, "events"), facts["events_lost"], disk,
-    )  # fmt: skip
+    counted = ("items", "event_registrations", "lookups", "changes", "events", "events_lost")
+    return _called(facts), *(f"{facts[name]:,}" for name in counted), disk
 
 
-def _server_row(facts: Facts) -> Sequence[object]:
+def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
     if facts["kind"] == "unreachable":
-        return "unreachable", "", facts["address"], *[""] * (len(_SERVERS) - 3)
-    name = f"{facts['name']}, {facts['location']}" if facts["kind"] == "delegate" else ""
-    mail = facts["mail"]
-    return (
-        facts["kind"], name, facts["address"], facts["uptime"], facts["counts"]["registrations"],
-        facts["counts"]["subscriptions"], _counted(facts, "published"), _counted(facts, "unmatched"),
-        _counted(facts, "matched"), _counted(facts, "suppressed"), _counted(facts, "delivered"),
-        _waiting(facts["queued"], facts["in_flight"]), losses(facts["lost"]), facts["leases"],
-        mail["fault"] or mail["queued"],
-    )  # fmt: skip
+        return "unreachable", "", facts["address"], *[""] * (len(_SERVERS) - 3 + len(more))
+    if facts["kind"] == "lookup":
+        name = ", ".join(group or "(public)" for group in facts["groups"])
+        counts = ("", "", facts["items"] + facts["event_registrations"])
+    else:
+        name = _called(facts) if facts["kind"] == "delegate" else ""
+        counts = (facts["counts"]["registrations"], facts["counts"]["subscriptions"], facts["leases"])
+    shown = {"mail": _mail, "kept": _kept}
+    cells = (shown[name](facts[name]) if name in facts else "" for name in more)
+    return facts["kind"], name, facts["address"], _lasted(facts["uptime"]), *counts, *cells
 
 
-def _subscription_table(facts: Facts) -> tuple[Sequence[str], list[Sequence[object]], str]:
+def _mail(mail: Facts) -> str:
+    """How much waits, and what for."""
+    why = mail["fault"] or mail.get("away", "")
+    return f"{mail['queued']:,}: {why}" if why else f"{mail['queued']:,}"
+
+
+def _kept(kept: Facts) -> str:
+    """The size of what is on a delegate's shelf."""
+    return _sized(kept["bytes"])
+
+
+def _sized(count: float) -> str:
+    power = min(3, int(math.log10(count)) // 3) if count >= 1 else 0
+    return f"{count / 1000**power:.3g} {('B', 'KB', 'MB', 'GB')[power]}"
+
+
+def _lasted(seconds: float) -> str:
+    """A duration in its two largest units."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d{hours:02}h"
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+
+
+def _objects_row(facts: Facts) -> Sequence[object]:
+    counted = ("published", "unmatched", "matched", "suppressed", "delivered", "queued", "in_flight")
+    return _called(facts), *(f"{facts[name]:,}" for name in counted), f"{sum(facts['lost'].values()):,}"
+
+
+def _subscription_table(facts: Facts) -> Table:
     queued = {uid: waiting for session in facts["sessions"] for uid, waiting in session["queued"].items()}
     known = sorted(
         facts["subscriptions"], key=lambda s: queued.get(s["uid"], 0) + sum(s["lost"].values()), reverse=True
     )
     rows: list[Sequence[object]] = [
         (
-            s["uid"].removeprefix("subscription-")[:12], s["predicate"], s["filter"], f"{s['policy']} {s['bound']}",
+            s["uid"], s["predicate"], s["filter"], f"{s['policy']} {s['bound']}",
             s["matched"], s["suppressed"], s["delivered"], queued.get(s["uid"], 0), losses(s["lost"]),
         )
         for s in known[:ROWS_MOST]
     ]  # fmt: skip
     of = facts["counts"]["subscriptions"]
     shown = "" if len(rows) == of else f" (the first {len(rows)} of {of})"
-    return _SUBSCRIPTIONS, rows, f"subscriptions at {facts['address']}{shown}"
-
-
-def _counted(facts: Facts, name: str) -> str:
-    rate = facts.get("rates", {}).get(name)
-    return f"{facts[name]:,}" if rate is None else f"{facts[name]:,} ({rate:,}/s)"
-
-
-def _waiting(queued: int, in_flight: int) -> object:
-    return f"{queued:,} + {in_flight:,} sent" if in_flight else queued
+    return Table(_SUBSCRIPTIONS, rows, f"subscriptions at {facts['address']}{shown}")
 
 
 def losses(lost: dict[str, int]) -> str:
     """Losses by cause, for people."""
     return ", ".join(f"{cause} {count:,}" for cause, count in sorted(lost.items()) if count) or "0"
+
+
+def _show(made: Iterable[Table]) -> None:
+    for number, (columns, rows, title) in enumerate(made):
+        if number:
+            click.echo()
+        show_table(columns, rows, title=title)
 
 
 def _watch(servers: Servers, every: float, count: int | None, *, subscriptions: bool, as_json: bool) -> None:
@@ -235,11 +303,10 @@ def _watch(servers: Servers, every: float, count: int | None, *, subscriptions: 
             if as_json:
                 click.echo(json_text({"time": round(time.time(), 3), "servers": found}))
             elif screen is not None:
-                made = (table(c, rows, title=title) for c, rows, title in tables(found, subscriptions=subscriptions))
-                screen.update(Group(*made), refresh=True)
+                made = (drawn(each, width=screen.console.width) for each in tables(found, subscriptions=subscriptions))
+                screen.update(Text("\n\n".join(made)), refresh=True)
             else:
                 click.echo(time.strftime("%H:%M:%S"))
-                for columns, rows, title in tables(found, subscriptions=subscriptions):
-                    show_rows(columns, rows, title=title)
+                _show(tables(found, subscriptions=subscriptions))
             sys.stdout.flush()
             time.sleep(max(0.0, began + every - time.monotonic()))

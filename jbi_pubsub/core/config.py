@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
@@ -54,8 +54,8 @@ class LookupSection(_Section, frozen=True):
     """host:port of lookup services to ask beside discovery. A lookup service joins those that are set, no default."""
     multicast: bool = True
     """Announce and discover by mDNS."""
-    interfaces: tuple[str, ...] = ("127.0.0.1",)
-    """Addresses of the interfaces used for mDNS."""
+    interfaces: tuple[str, ...] = ()
+    """Names or addresses of interfaces for mDNS; without any loopback, and what `host` and [pad] `host` name."""
     timeout: Wait = 10.0
     """Seconds to wait for a lookup service, or for a delegate to be found."""
     probe: Term = 10.0
@@ -73,6 +73,9 @@ class PadSection(_Section, frozen=True):
     """0 takes a free port: delegates are found through the lookup service."""
     advertise: str = ""
     """Host name or address that others connect to, when it differs from `host`."""
+    sockets: str = ""
+    """Folder of Unix sockets: beside its port, a delegate or peer publisher listens on one of its own there, which
+    clients of the same user on the same host prefer; "" for none. Not with [tls]."""
     state: str = ""
     """File in which a delegate keeps its e-mail subscriptions over restarts, and beside it, in FILE.mails, the mail
     that has not been sent; "" keeps nothing."""
@@ -85,6 +88,14 @@ class PadSection(_Section, frozen=True):
     yet gives way."""
     max_subscriptions: Limit = 200_000
     """Subscriptions of one delegate; more are refused."""
+    keep_seconds: Wait = 10.0
+    """How long a new registration's objects are kept for subscriptions that stood before and come late; 0 keeps none,
+    and what is missed is told. Less than the 5 s after which a subscriber tries again costs objects in outages."""
+    keep_bytes: Limit = 64 << 20
+    """Bytes kept for them in all."""
+    settle_seconds: Wait = 2.0
+    """How long a publisher that fills that within moments waits, once, and how long a delegate or peer publisher that
+    stops waits for subscribers that were told of its new registrations."""
 
 
 class LeaseSection(_Section, frozen=True):
@@ -287,7 +298,9 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
     try:
         document = tomllib.loads(file.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
-        raise ConfigurationError(f"configuration file {file}: {exc}", hint="See docs/configuration.md") from exc
+        raise ConfigurationError(
+            f"configuration file {file}: {exc}", hint="It is TOML; `jbi config` lists every setting"
+        ) from exc
     for section, table in document.items():
         if not isinstance(table, dict):
             raise ConfigurationError(f"{file}: {section} stands outside a section", hint=_sections_hint())
@@ -325,7 +338,12 @@ def _convert(section: str, name: str, value: object, origin: str) -> Any:
     try:
         return msgspec.convert(value, field.type, strict=not isinstance(value, str))
     except msgspec.ValidationError as exc:
-        raise ConfigurationError(f"{section}.{name} = {value!r} ({origin}): {exc}", key=f"{section}.{name}") from exc
+        words = get_args(field.type) if get_origin(field.type) is Literal else ()
+        raise ConfigurationError(
+            f"{section}.{name} = {value!r} ({origin}): {exc}",
+            hint=f"It takes {', '.join(words[:-1])} or {words[-1]}" if words else "",
+            key=f"{section}.{name}",
+        ) from exc
 
 
 def _sections_hint() -> str:

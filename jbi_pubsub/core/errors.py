@@ -2,6 +2,7 @@
 
 JbiError
  +- ConfigurationError        (ValueError)       a setting that is unknown, malformed or unsafe
+ |   +- ArgumentError         (TypeError)        an argument of a call is of a type that the call does not take
  +- AdapterStateError         (RuntimeError)     an adapter used when it can't be: closed, forked, a second SA
  +- AccessDeniedError         (PermissionError)  the access hook refused the call
  +- PortInUseError            (OSError)          the address to listen on is taken
@@ -23,6 +24,7 @@ JbiError
  |   +- IncompatibleEntryError                   same entry class name, different fields
  +- StudyError                (RuntimeError)     a study can't run here, or its result failed its own check
  +- DemoError                 (RuntimeError)     the demo could not be played to its end
+ +- ChildError                (RuntimeError)     work in a child process ran into a limit
  +- WireError                 (ConnectionError)  the other side is gone, slow, or breaks the protocol
      +- ProtocolError                            the peer sent what the protocol does not allow
      +- WireTimeoutError      (TimeoutError)     the other side did not answer in time
@@ -62,6 +64,12 @@ class ConfigurationError(JbiError, ValueError):
     """A setting is unknown, malformed or unsafe."""
 
     code = "configuration"
+
+
+class ArgumentError(ConfigurationError, TypeError):
+    """An argument of a call is of a type that the call does not take; facts `call`, `argument`."""
+
+    code = "argument"
 
 
 class AdapterStateError(JbiError, RuntimeError):
@@ -217,6 +225,12 @@ class DemoError(JbiError, RuntimeError):
     """The demo could not be played to its end."""
 
     code = "demo"
+
+
+class ChildError(JbiError, RuntimeError):
+    """Work in a child process ran into a limit; fact `cause` says into which (`core/child.py`)."""
+
+    code = "child"
 
 
 class ErrorReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

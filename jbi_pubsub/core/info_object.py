@@ -89,6 +89,9 @@ class Cause(enum.StrEnum):
     LATE = "late"
     """Came from a delegate after later objects of its registration had come from the one that took over: order holds,
     so it is not delivered."""
+    MISSED = "missed"
+    """Came while the subscription stood, and was not kept any more when the delegate heard of the subscription. Whether
+    it would have matched the predicate is not known."""
     OVERSIZE = "oversize"
     """Larger than the delivery target takes."""
     MAIL_REFUSED = "mail_refused"
@@ -97,6 +100,8 @@ class Cause(enum.StrEnum):
     """The mail server could not be reached, or put us off, in all tries."""
     MAIL_SUSPENDED = "mail_suspended"
     """The recipient was refused for good so often that nothing is sent there, until the subscription is made again."""
+    REFUSED = "refused"
+    """A delegate or peer publisher has refused the subscription, and is asked again; how many objects is not known."""
     STORAGE = "storage"
     """The delegate's disk did not take what has to survive a restart."""
     SHUTDOWN = "shutdown"

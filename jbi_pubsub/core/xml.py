@@ -6,7 +6,10 @@ short), size and depth limits. lxml's own exceptions do not leave this module.
 
 from __future__ import annotations
 
+import codecs
+import ctypes
 import re
+import sys
 import threading
 from typing import Final
 
@@ -18,13 +21,21 @@ MAX_METADATA_BYTES: Final = 1 << 20
 """Metadata describe an object; 1 MiB is two hundred times the largest CAP alert seen. Protects parse time."""
 
 MAX_XML_PAYLOAD_BYTES: Final = 64 << 20
-"""Above this a payload is not parsed for filtering: a tree takes about ten times the bytes."""
+MAX_XML_PAYLOAD_NODES: Final = 2_000_000
+"""Above these a payload is not parsed for filtering. A tree takes its texts and some 130 bytes a node: 330 MB at most.
+Of the shortest elements, `<x/>`, 64 MiB would be 17 million."""
+
+GIVE_BACK_BYTES: Final = 1 << 20
+"""Memory of a tree from so large a payload is given back to the system at once (1 to 10 ms)."""
 
 MAX_DEPTH: Final = 200
 """Below libxml2's own 256, so that our message is the one that is seen."""
 
 SHORTEST_LEVEL: Final = 7
 """Bytes of a nested element at least, `<a></a>`: a document of n bytes is at most n / 7 levels deep."""
+
+SHORTEST_NODE: Final = 2
+"""Bytes of a node at least: `x<a/>` are two in five."""
 
 _PROLOG: Final = re.compile(rb"(?:(<\?xml\s[^?>]*\?>)|(?!<\?xml\s))\s*<(.)")
 _PLAIN: Final = re.compile(
@@ -33,6 +44,9 @@ _PLAIN: Final = re.compile(
 """Encodings in which the bytes of ASCII characters mean these and nothing else."""
 
 Element = etree._Element
+
+_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+"""glibc's; other C libraries have none, and some need none."""
 
 _own = threading.local()
 """One parser a thread: making one costs as much as parsing figure 1."""
@@ -82,11 +96,38 @@ def parse_payload(data: bytes) -> Element | None:
     """
     if len(data) > MAX_XML_PAYLOAD_BYTES or not looks_like_xml(data):
         return None
+    if len(data) > SHORTEST_NODE * MAX_XML_PAYLOAD_NODES and most_nodes(data) > MAX_XML_PAYLOAD_NODES:
+        return None
     try:
         root = etree.fromstring(data, _parser())
     except (etree.XMLSyntaxError, ValueError):
         return None  # not XML: the caller passes the payload on unchanged, nothing is lost
     return None if _refused(root, data) else root
+
+
+def most_nodes(data: bytes) -> int:
+    """A bound for the nodes of a document, told from its bytes: never fewer than there are (some 10 ms for a megabyte).
+
+    An element, comment, instruction or CDATA section has a `<` of its own; a text begins behind a `>` that is followed
+    by something else than `<`; an attribute has a `=` and two quotes. In UTF-16 and UTF-32 these bytes occur in other
+    characters as well, which counts too many; where they may mean anything, two bytes are a node.
+    """
+    mark = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
+    found = _PROLOG.match(data, mark)
+    is_wide = data[:2] in (codecs.BOM_UTF16_BE, codecs.BOM_UTF16_LE) or b"\0" in data[:4]
+    if not is_wide and (found is None or not _is_plain(found[1])):
+        return len(data) // SHORTEST_NODE
+    markup = data.count(b"<") - data.count(b"</")
+    texts = data.count(b">") - data.count(b"><")
+    attributes = min(data.count(b"="), (data.count(b'"') + data.count(b"'")) // 2)
+    return markup + texts + attributes
+
+
+def give_back(size: int) -> None:
+    """Give the memory of trees that are gone back to the system, if the payload had many bytes (`size`): the C library
+    keeps it for itself else, and after one large payload a delegate would have its size for good."""
+    if size >= GIVE_BACK_BYTES and _trim is not None:
+        _trim(0)
 
 
 def looks_like_xml(data: bytes) -> bool:

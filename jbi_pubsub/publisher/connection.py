@@ -32,6 +32,7 @@ from jbi_pubsub.core.errors import (
     WireError,
     rebuild,
 )
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire.deflate import described
@@ -335,6 +336,21 @@ class DelegateConnection:
             if self._refusals.pop(publication.uid, None) is not None and (lost := self._queue.drop(publication.number)):
                 log.warning("%s: %d objects of %s are lost: it was refused", self._name, lost, publication.uid)
 
+    def wait_for_subscriptions(self, publication: Publication, count: int, timeout: float) -> int:
+        """How many stand there, as soon as there are `count`, or after `timeout` seconds; 0: the delegate is away."""
+        deadline = time.monotonic() + timeout
+        standing = 0
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                proxy, opened = self._attached()
+                standing = proxy.wait_for_subscriptions(opened.uid, publication.uid, count, max(0.0, left))
+            except JbiError as exc:
+                log.debug("%s: subscriptions of %s are not known: %s", self._name, publication.uid, exc)
+                self._stopping.wait(min(BACKOFF_FIRST, max(0.0, left)))
+            if standing >= count or left <= 0 or self._stopping.is_set():
+                return standing
+
     def publish(self, publication: Publication, parcel: Parcel, timeout: float) -> None:
         """Queue an object. Raises BackPressureError, or WireError when the delegate has refused to take back its
         registration."""
@@ -484,22 +500,23 @@ class DelegateConnection:
         backoff = BACKOFF_FIRST
         while not self._stopping.is_set():
             began, taken = time.monotonic(), self._taken
-            try:
-                if self._gone:
-                    self._come_back()
-                self._send_on_a_line()
-            except (UnknownUidError, UnknownLeaseError) as exc:
-                log.info("%s: the delegate has forgotten us: %s", self._name, exc)
-                self._gone = True
-            except WireError as exc:
-                if self._stopping.is_set():
-                    return
-                log.debug("%s: data connection ended: %s", self._name, exc)
-                self._gone = self._gone or self._is_forgotten()
-            except (DelegateNotFoundError, LookupNotFoundError) as exc:
-                log.info("%s: waiting for the delegate: %s", self._name, exc)
-            except JbiError as exc:
-                log.error("%s: the delegate refuses us: %s", self._name, exc)
+            with guarded("publisher connection"):
+                try:
+                    if self._gone:
+                        self._come_back()
+                    self._send_on_a_line()
+                except (UnknownUidError, UnknownLeaseError) as exc:
+                    log.info("%s: the delegate has forgotten us: %s", self._name, exc)
+                    self._gone = True
+                except WireError as exc:
+                    if self._stopping.is_set():
+                        return
+                    log.debug("%s: data connection ended: %s", self._name, exc)
+                    self._gone = self._gone or self._is_forgotten()
+                except (DelegateNotFoundError, LookupNotFoundError) as exc:
+                    log.info("%s: waiting for the delegate: %s", self._name, exc)
+                except JbiError as exc:
+                    log.error("%s: the delegate refuses us: %s", self._name, exc)
             if self._taken > taken or time.monotonic() - began > BACKOFF_MOST:
                 backoff = BACKOFF_FIRST
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
@@ -551,10 +568,14 @@ class DelegateConnection:
     # -- acknowledgements ---------------------------------------------------------------------------------------
 
     def _acked(self, count: int, note: memoryview) -> None:
-        self._queue.acknowledged(count)
         self._taken += count
-        if not note:
-            return
+        try:
+            if note:
+                self._tell_refusals(note)
+        finally:
+            self._queue.acknowledged(count)  # behind that: who has flushed has been told
+
+    def _tell_refusals(self, note: memoryview) -> None:
         for object_id, error in _decoded(note):
             self.refusals += 1
             rebuilt = rebuild(error)

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any, Final, NewType, Self
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
+from jbi_pubsub.core.arguments import Document, Source, checked, content
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, WireError, unknown_uid
-from jbi_pubsub.core.info_object import DEFAULT_VERSION
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -25,11 +25,9 @@ from jbi_pubsub.pad.subscription import PAD_TYPE, PublisherAdapterDelegate
 
 from .connection import DelegateConnection
 from .publication import (
-    Document,
     Payload,
     Publication,
     RegistrationUid,
-    document_bytes,
     open_type,
     opened,
     payload_bytes,
@@ -54,11 +52,12 @@ class PublisherAdapterLight:
     `config` the configuration file and JBI_* variables count.
     """
 
+    @checked
     def __init__(
         self,
         config: Config | None = None,
         *,
-        name: str = "",
+        name: str | None = None,
         refused: Callable[[str, JbiError], None] | None = None,
     ) -> None:
         self._config = config or effective()
@@ -73,6 +72,7 @@ class PublisherAdapterLight:
         self._closed = False
         self._pid = os.getpid()
 
+    @checked
     def connect_to_delegate(
         self, name: str | None = None, location: str | None = None, *, timeout: float | None = None
     ) -> DelegateUid:
@@ -97,31 +97,33 @@ class PublisherAdapterLight:
             self._connections[uid] = connection
         return uid
 
+    @checked
     def register_publisher(
         self,
         delegate: DelegateUid,
-        schema: str | Path | bytes,
+        schema: Source,
         invariants: Document,
         *,
-        marks: str | Path | bytes | None = None,
-        type_name: str = "",
-        version: str = DEFAULT_VERSION,
+        marks: Source | None = None,
+        type_name: str | None = None,
+        version: str | None = None,
         validate: bool = True,
         locations: Mapping[str, Path] | None = None,
     ) -> RegistrationUid:
         """Register what will be published at a delegate; the id to publish with.
 
-        `schema` is the XML Schema of the metadata (a path, or the bytes of one document), `invariants` a document
-        with the elements that stay constant, `marks` a marks file for schemas that carry no marks, `type_name` the
-        type when neither a marker element nor the root's name is right. `validate` False skips validation of each
-        object; invariants are always checked. `locations` maps URLs or namespaces to local schema files.
+        `schema` is the XML Schema of the metadata (a path, or one document), `invariants` a document with the elements
+        that stay constant; of both a text that begins with `<` is the document itself, any other a path. `marks` is a
+        marks file for schemas that carry no marks, `type_name` the type when neither a marker element nor the root's
+        name is right. `validate` False skips validation of each object; invariants are always checked. `locations` maps
+        URLs or namespaces to local schema files.
 
-        Raises UnknownUidError, SchemaError, TypeConflictError, MetadataError, WireError.
+        Raises UnknownUidError, SchemaError, TypeConflictError, MetadataError, ArgumentError, WireError.
         """
         self._check_open()
         connection = self._connection(delegate)
         info_type = open_type(
-            self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations or {}
+            self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations
         )
         try:
             publication = opened(info_type, invariants, validate=validate)
@@ -133,6 +135,7 @@ class PublisherAdapterLight:
             self._publications[publication.uid] = (publication, connection)
         return publication.uid
 
+    @checked
     def publish(
         self,
         registration: RegistrationUid,
@@ -143,13 +146,14 @@ class PublisherAdapterLight:
     ) -> str:
         """Publish an object; its id. Checked here, then queued for the delegate; `flush` waits until it has it.
 
-        Waits up to `timeout` seconds (default [queue] publish_seconds) for room. Raises UnknownUidError,
+        `metadata` as a text is a path unless it begins with `<`; `payload` as a text is the payload itself. Waits up to
+        `timeout` seconds (default [queue] publish_seconds) for room. Raises UnknownUidError,
         MetadataError (path of the element), InvariantError, OversizeError, BackPressureError, WireError (the
         delegate refused to take the registration back after a failure).
         """
         self._check_open()
         publication, connection = self._publication(registration)
-        data, body = document_bytes(metadata, what="metadata"), payload_bytes(payload)
+        data, body = content(metadata, what="metadata"), payload_bytes(payload)
         publication.check(data)
         seconds = self._config.queue.publish_seconds if timeout is None else timeout
         with publication.lock:
@@ -161,6 +165,15 @@ class PublisherAdapterLight:
                 raise
         return parcel.head.object_id
 
+    @checked
+    def wait_for_subscribers(self, registration: RegistrationUid, count: int = 1, timeout: float = 10.0) -> int:
+        """How many subscriptions match the registration at its delegate, as soon as there are `count`, or after
+        `timeout` seconds; 0 while the delegate can't be asked. Nobody has to wait for that: who stands before an object
+        is published gets it. Raises UnknownUidError."""
+        publication, connection = self._publication(registration)
+        return connection.wait_for_subscriptions(publication, count, timeout)
+
+    @checked
     def flush(self, timeout: float = 10.0) -> None:
         """Wait until the delegates have taken all that was published before. Raises BackPressureError after `timeout`
         s."""
@@ -170,6 +183,7 @@ class PublisherAdapterLight:
         for connection in connections:
             connection.flush(max(0.0, deadline - time.monotonic()))
 
+    @checked
     def unregister_publisher(self, registration: RegistrationUid) -> None:
         """Undo register_publisher, after what was published has gone out. Raises UnknownUidError, WireError."""
         publication, connection = self._publication(registration)
@@ -179,6 +193,7 @@ class PublisherAdapterLight:
             self._publications.pop(registration, None)
         self._forget_if_idle(publication.info_type)
 
+    @checked
     def disconnect(self, delegate: DelegateUid) -> None:
         """Undo connect_to_delegate and all registrations there. Raises UnknownUidError."""
         connection = self._connection(delegate)
@@ -202,6 +217,7 @@ class PublisherAdapterLight:
                 },
             }
 
+    @checked
     def close(self, timeout: float = 5.0) -> None:
         """Disconnect from all delegates, handing over what is queued within `timeout` seconds. Safe to call twice."""
         if self._pid != os.getpid():

@@ -14,19 +14,17 @@ from types import TracebackType
 from typing import Any, Self
 
 from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.core.arguments import Document, Source, checked, content
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
-from jbi_pubsub.core.info_object import DEFAULT_VERSION
-from jbi_pubsub.pad.delegate import Registration
 from jbi_pubsub.pad.delivery import Deliveries
+from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.server import DisseminationServer
 
 from .publication import (
-    Document,
     Payload,
     Publication,
     RegistrationUid,
-    document_bytes,
     open_type,
     opened,
     payload_bytes,
@@ -36,6 +34,7 @@ from .publication import (
 class PublisherAdapter:
     """A peer publisher. Safe for several threads; objects of one registration keep the order of publish calls."""
 
+    @checked
     def __init__(self, config: Config | None = None) -> None:
         """Opens the port that subscribers connect to; without `config` the configuration file and variables count.
 
@@ -52,14 +51,15 @@ class PublisherAdapter:
         self._closed = False
         self._pid = os.getpid()
 
+    @checked
     def register_publisher(
         self,
-        schema: str | Path | bytes,
+        schema: Source,
         invariants: Document,
         *,
-        marks: str | Path | bytes | None = None,
-        type_name: str = "",
-        version: str = DEFAULT_VERSION,
+        marks: Source | None = None,
+        type_name: str | None = None,
+        version: str | None = None,
         validate: bool = True,
         locations: Mapping[str, Path] | None = None,
         timeout: float | None = None,
@@ -67,7 +67,7 @@ class PublisherAdapter:
         """Register what will be published; see PublisherAdapterLight.register_publisher."""
         self._check_open()
         info_type = open_type(
-            self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations or {}
+            self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations
         )
         try:
             publication = opened(info_type, invariants, validate=validate)
@@ -89,6 +89,7 @@ class PublisherAdapter:
             raise
         return publication.uid
 
+    @checked
     def publish(self, registration: RegistrationUid, metadata: Document, payload: Payload = None) -> str:
         """Publish an object; its id. It is in its subscribers' queues when this returns.
 
@@ -96,7 +97,7 @@ class PublisherAdapter:
         """
         self._check_open()
         publication, registered = self._find(registration)
-        data, body = document_bytes(metadata, what="metadata"), payload_bytes(payload)
+        data, body = content(metadata, what="metadata"), payload_bytes(payload)
         with publication.lock:
             parcel = publication.next_object(data, body)
             deliveries = Deliveries()
@@ -106,19 +107,31 @@ class PublisherAdapter:
                 publication.sequence -= 1
                 registered.sequence = publication.sequence
                 raise
-            self._server.delegate.deliver(deliveries)
+            self._server.delegate.pipeline.deliver(deliveries)
         return parcel.head.object_id
 
+    @checked
     def unregister_publisher(self, registration: RegistrationUid) -> None:
         """Undo register_publisher. Raises UnknownUidError."""
         self._find(registration)
         self._server.delegate.unregister_publisher(self._connection.connection_id, registration)
         del self._publications[registration]
 
+    @checked
     def subscriptions(self, registration: RegistrationUid) -> int:
         """How many subscriptions match the registration now. Raises UnknownUidError."""
         return len(self._find(registration)[1].topic.table)
 
+    @checked
+    def wait_for_subscribers(self, registration: RegistrationUid, count: int = 1, timeout: float = 10.0) -> int:
+        """How many subscriptions match the registration, as soon as there are `count`, or after `timeout` seconds.
+        Raises UnknownUidError."""
+        self._find(registration)
+        return self._server.delegate.wait_for_subscriptions(
+            self._connection.connection_id, registration, count, timeout
+        )
+
+    @checked
     def flush(self, timeout: float = 10.0) -> int:
         """Wait until subscribers have what was published; how many objects still wait after `timeout` seconds."""
         return self._server.delegate.drain(timeout)
@@ -127,6 +140,7 @@ class PublisherAdapter:
         """Everything about this publisher as plain data."""
         return self._server.status()
 
+    @checked
     def close(self, timeout: float = 5.0) -> None:
         """Leave: deliver what waits within `timeout` seconds, end all threads. Safe to call twice."""
         if not self._closed and self._pid == os.getpid():  # a forked child leaves its parent's alone

@@ -11,19 +11,17 @@ from typing import NewType
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.codegen.schema import read_bundle
-from jbi_pubsub.core.errors import MetadataError, OversizeError
+from jbi_pubsub.core.arguments import Document, Source, content, source
+from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, object_id_of, pack
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
-from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
+from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.dissemination import Conformity
 from jbi_pubsub.pad.subscription import PublisherRequest, owned_uid
 
 RegistrationUid = NewType("RegistrationUid", str)
 """Identifies a registration to publish, in all calls of the adapter that made it."""
-
-Document = bytes | str | Path | Element
-"""An XML document: its bytes, its text, a file that holds it, or an lxml element."""
 
 Payload = bytes | bytearray | memoryview | str | Path | Element | None
 """A payload: bytes as they are, text as UTF-8, a file's content, an lxml element as XML, None for no payload."""
@@ -74,26 +72,22 @@ class Publication:
 
 def open_type(
     types: TypeRepository,
-    schema: str | Path | bytes,
+    schema: Source,
     *,
-    marks: str | Path | bytes | None,
-    type_name: str,
-    version: str,
-    locations: Mapping[str, Path],
+    marks: Source | None,
+    type_name: str | None,
+    version: str | None,
+    locations: Mapping[str, Path] | None,
 ) -> InformationType:
     """The type of a schema. Raises SchemaError or TypeConflictError."""
-    bundle = read_bundle(schema, marks=marks, name=type_name, version=version or DEFAULT_VERSION, locations=locations)
+    bundle = read_bundle(
+        source(schema),
+        marks=None if marks is None else source(marks),
+        name=type_name or "",
+        version=version or DEFAULT_VERSION,
+        locations=locations or {},
+    )
     return types.open(bundle)
-
-
-def document_bytes(document: Document, *, what: str) -> bytes:
-    """The document's bytes. Raises MetadataError when its file can't be read."""
-    if isinstance(document, Path):
-        try:
-            return document.read_bytes()
-        except OSError as exc:
-            raise MetadataError(f"{what} {document}: {exc.strerror or exc}") from exc
-    return to_bytes(document)
 
 
 def payload_bytes(payload: Payload) -> bytes:
@@ -107,7 +101,7 @@ def payload_bytes(payload: Payload) -> bytes:
     elif isinstance(payload, bytes):
         data = payload
     else:
-        data = document_bytes(payload, what="payload")
+        data = content(payload, what="payload")
     if len(data) > MAX_ITEM_BYTES - (2 << 20):
         limit = MAX_ITEM_BYTES - (2 << 20)
         raise OversizeError(f"payload has {len(data)} bytes, the limit is {limit}", size=len(data), limit=limit)
@@ -116,6 +110,6 @@ def payload_bytes(payload: Payload) -> bytes:
 
 def opened(info_type: InformationType, invariants: Document, *, validate: bool) -> Publication:
     """A new registration with its invariant metadata (paper section 2.4(3)). Raises MetadataError."""
-    root = parse_metadata(document_bytes(invariants, what="invariant metadata"), what="invariant metadata")
+    root = parse_metadata(content(invariants, what="invariant metadata"), what="invariant metadata")
     entries = info_type.entries(root)
     return Publication(info_type, entries, validate)

@@ -6,10 +6,11 @@ and registers it with each. Each subscription has a queue of its own, or a liste
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from secrets import token_hex
@@ -21,12 +22,14 @@ import msgspec
 from jbi_pubsub.codegen.repository import InformationType as OpenType
 from jbi_pubsub.codegen.repository import TypeRepository, type_name
 from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.arguments import Document, Source, checked, content, path_of, source
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, AddressError, JbiError, MetadataError, unknown_uid
+from jbi_pubsub.core.errors import AdapterStateError, JbiError, MetadataError, unknown_uid
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.xml import Element, parse_metadata, to_bytes
+from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep
@@ -43,14 +46,18 @@ from jbi_pubsub.pad.subscription import (
 )
 
 from .listeners import ListenerPool
+from .published import Matching, Published, type_asked
 from .session import DelegateSession
-from .subscription import LocalSubscription, SubscriptionListener, SubscriptionUid
+from .subscription import LocalSubscription, SubscriptionListener, SubscriptionUid, Told
+from .waiting import Waiting
+
+matching_log = logging.getLogger("jbi_pubsub.subscriber.matching")
+"""What subscriptions match, for people: a line when one is made, and when that changes before something matches."""
 
 CLOSED_AT_ONCE: Final = 16
 """Sessions that are closed together: delegates that hang hold up no other's, short of so many."""
 
-XSI = "{http://www.w3.org/2001/XMLSchema-instance}"
-Document = bytes | str | Path | Element
+XSI: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
 
 
 class SubscriberAdapter:
@@ -64,7 +71,8 @@ class SubscriberAdapter:
     _open: ClassVar[tuple[int, SubscriberAdapter] | None] = None
     _open_lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, config: Config | None = None, *, name: str = "") -> None:
+    @checked
+    def __init__(self, config: Config | None = None, *, name: str | None = None) -> None:
         self._config = config or effective()
         self._name = name or f"subscriber-{os.getpid()}"
         self._pid = os.getpid()
@@ -82,30 +90,35 @@ class SubscriberAdapter:
         self._watches: dict[tuple[EntryRep, ...], _Watch] = {}
         self._by_uid: dict[str, _Watch] = {}
         self._sessions: dict[str, DelegateSession] = {}
+        self._told: dict[str, str] = {}
+        """Of subscriptions without a match: why, as it was told last."""
+        self._waiting = Waiting(self._look_again, name=self._name)
         self._closed = False
         try:
             self._community = JoinManager(self._config, name=self._name)
         except JbiError:
             SubscriberAdapter._open = None
             raise
+        self._published = Published(self._community, self._config)
         self._renewals = LeaseRenewalManager(self._name)
         self._listeners = ListenerPool(self._name)
 
+    @checked
     def register_subscriber(
         self,
         template: Document | None = None,
         *,
-        predicate: str = "",
-        payload_filter: str = "",
-        listener: SubscriptionListener | None = None,
-        recipients: Sequence[str] = (),
+        predicate: str | None = None,
+        payload_filter: str | None = None,
+        listener: SubscriptionListener | Callable[[SubscriptionUid, InfoObject], object] | None = None,
+        recipients: Sequence[str] | None = None,
         direct: bool | None = None,
-        schema: str | Path | bytes | None = None,
-        marks: str | Path | bytes | None = None,
-        type_name: str = "",
-        version: str = "",
+        schema: Source | None = None,
+        marks: Source | None = None,
+        type_name: str | None = None,
+        version: str | None = None,
         namespaces: Mapping[str, str] | None = None,
-        language: str = "xpath",
+        language: str | None = None,
         policy: Policy | None = None,
         bound: int | None = None,
         suppress_empty: bool = False,
@@ -117,54 +130,71 @@ class SubscriberAdapter:
 
         First level: `template` is a metadata document whose invariant elements, where they have a value, must be
         equal (paper figure 3); it needs its type's `schema` (and `marks` if the schema has none), or names one in
-        xsi:noNamespaceSchemaLocation. `type_name` and `version` select a type without a template.
+        xsi:noNamespaceSchemaLocation. `type_name` and `version` select a type without a template; of a name with a
+        namespace or dots the last part will do as long as no other type has it. What a predicate says of invariant
+        elements is matched at the first level as well: by `schema`, or by that of the type's publishers, if type and
+        version are named.
         Second level: `predicate` over the metadata, `payload_filter` over an XML payload (`suppress_empty`: nothing
         selected is not delivered); `namespaces` are the prefixes in both, `language` is of the predicate.
-        Delivery: to this subscription's queue, or to `listener`, or by e-mail to `recipients`; both with `direct`
-        True. `bound` and `policy` say what happens when too many objects wait (default [queue]).
+        Delivery: to this subscription's queue, or to `listener` (a SubscriptionListener, or a function that takes the
+        subscription's id and the object), or by e-mail to `recipients`; both with `direct` True. `bound` and `policy`
+        say what happens when too many objects wait (default [queue]).
 
-        Returns when the lookup services watch for it (at most `timeout` seconds) - matching publishers are then
-        registered with as they are found; see `wait_matched`. Raises PredicateError, AddressError, MetadataError,
-        SchemaError, ConfigurationError, LookupNotFoundError: no state is left then.
+        Returns when the lookup services watch for it (at most `timeout` seconds): from then on it stands, and gets what
+        is published, however long it takes to reach the publishers; what could not be kept for it until then is told as
+        lost (`missed`). See `wait_matched`, and `matching`, which is logged. Raises ArgumentError, PredicateError,
+        AddressError, MetadataError, SchemaError, ConfigurationError, LookupNotFoundError: no state is left then.
         """
         self._check_open()
-        if isinstance(recipients, str):  # a sequence, too: of letters
-            raise AddressError(f"recipients is a text, {recipients[:100]!r}", hint="Give a list of addresses")
-        entries, type_of_template = self._entries(
-            template, schema=schema, marks=marks, name=type_name, version=version,
-            predicate=predicate if language == "xpath" else "", namespaces=namespaces or {}, locations=locations or {},
-        )  # fmt: skip
+        seconds = self._config.lookup.timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        language, namespaces = language or "xpath", namespaces or {}
         secret = token_hex(16)
         request = SubscriptionRequest(
             owned_uid("subscription", secret),
-            entries,
-            predicate,
-            payload_filter,
-            tuple((namespaces or {}).items()),
+            (),
+            predicate or "",
+            payload_filter or "",
+            tuple(namespaces.items()),
             language,
             suppress_empty,
             not recipients if direct is None else direct,
-            tuple(recipients),
+            tuple(recipients or ()),
             self._config.queue.bound if bound is None else bound,
             policy or self._config.queue.policy,
             self._config.queue.block_seconds,
             tuple((attributes or {}).items()),
             secret if recipients else "",  # the others are their session's, and told to every peer that matches
         )
-        try:
-            compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is told
-        except JbiError:
-            self._forget_if_idle(type_of_template)
-            raise
-        subscription = LocalSubscription(request, listener, self._listeners)
+        compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is asked or told
+        if type_name:
+            self._await_lookup_service(seconds)
+        entries, type_of_template = self._entries(
+            template, schema=schema, marks=marks, name=type_name or "", version=version or "",
+            predicate=predicate if predicate and language == "xpath" else "", namespaces=namespaces,
+            locations=locations or {},
+        )  # fmt: skip
+        request = msgspec.structs.replace(request, entries=entries)
+        told = listener if listener is None or isinstance(listener, SubscriptionListener) else Told(listener)
+        subscription = LocalSubscription(request, told, self._listeners)
         watch = self._watch(subscription, type_of_template)
         try:
-            self._community.wait_watching(watch.cache, self._config.lookup.timeout if timeout is None else timeout)
+            self._community.wait_watching(watch.cache, max(0.0, deadline - time.monotonic()))
         except Exception:
             self._forget(subscription)
             raise
+        subscription.stand()
+        if not self._look_again(subscription.uid):
+            self._waiting.add(subscription.uid)
         return subscription.uid
 
+    @checked
+    def matching(self, subscription: SubscriptionUid) -> Matching:
+        """How many publisher registrations match now, and why none does: which types are published, which is nearest,
+        in which versions. As text it is one line. Raises UnknownUidError."""
+        return self._matching(self._find(subscription))
+
+    @checked
     def wait_matched(self, subscription: SubscriptionUid, count: int = 1, timeout: float = 10.0) -> int:
         """At how many delegates and peer publishers the subscription stands, as soon as there are `count`, or after
         `timeout` seconds. Raises UnknownUidError."""
@@ -177,28 +207,34 @@ class SubscriberAdapter:
                 return standing
             time.sleep(0.005)  # sessions make progress on their own threads
 
+    @checked
     def receive(self, subscription: SubscriptionUid, timeout: float = 10.0) -> InfoObject | None:
         """The next object, or None after `timeout` seconds. Raises UnknownUidError."""
         return self._find(subscription).take(timeout)
 
+    @checked
     def objects(self, subscription: SubscriptionUid, timeout: float = 10.0) -> Iterator[InfoObject]:
         """Objects as they come, until none has come for `timeout` seconds. Raises UnknownUidError."""
         local = self._find(subscription)
         while (obj := local.take(timeout)) is not None:
             yield obj
 
+    @checked
     def drain(self, subscription: SubscriptionUid) -> list[InfoObject]:
         """All objects that wait in the queue now. Raises UnknownUidError."""
         return self._find(subscription).drain()
 
+    @checked
     def queue_size(self, subscription: SubscriptionUid) -> int:
         """How many objects wait in the queue. Raises UnknownUidError."""
         return len(self._find(subscription))
 
+    @checked
     def losses(self, subscription: SubscriptionUid) -> dict[str, int]:
         """Objects lost so far by cause (a cause of unknown extent counts 1). Raises UnknownUidError."""
         return dict(self._find(subscription).lost)
 
+    @checked
     def cancel_subscription(self, subscription: SubscriptionUid) -> None:
         """Cancel it everywhere: no further object comes once this has returned. Raises UnknownUidError."""
         self._forget(self._find(subscription))
@@ -233,13 +269,14 @@ class SubscriberAdapter:
         if self._closed or self._pid != os.getpid():
             return
         self._closed = True
+        self._waiting.stop()
         with self._lock:
             sessions, subscriptions = list(self._sessions.values()), list(self._subscriptions.values())
         if sessions:
             with ThreadPoolExecutor(
                 min(len(sessions), CLOSED_AT_ONCE), thread_name_prefix=f"{self._name}-close"
             ) as pool:
-                list(pool.map(DelegateSession.close, sessions))  # each waits for an answer
+                list(pool.map(_close_session, sessions))  # each waits for an answer
         for subscription in subscriptions:
             subscription.close()
         self._listeners.stop()
@@ -258,8 +295,8 @@ class SubscriberAdapter:
         self,
         template: Document | None,
         *,
-        schema: str | Path | bytes | None,
-        marks: str | Path | bytes | None,
+        schema: Source | None,
+        marks: Source | None,
         name: str,
         version: str,
         predicate: str,
@@ -269,7 +306,7 @@ class SubscriberAdapter:
         """The templates of the first level, and the type whose schema was opened for them."""
         root = None
         if template is not None:
-            root = parse_metadata(_template_bytes(template), what="template")
+            root = parse_metadata(content(template, what="template"), what="template")
             schema = schema or _hinted_schema(root, template)
         if schema is None:
             if root is not None:
@@ -277,9 +314,14 @@ class SubscriberAdapter:
                     f"no schema is known for the template's type {type_name(root)}",
                     hint="Give schema=, or xsi:noNamespaceSchemaLocation with a file beside the template",
                 )
-            wanted = InformationType(name=name or None, version=version or None)
-            return (wanted.rep(),) if name or version else (), None
-        bundle = read_bundle(schema, marks=marks, name=name, version=version or DEFAULT_VERSION, locations=locations)
+            return self._entries_of_type(name, version, predicate, namespaces), None
+        bundle = read_bundle(
+            source(schema),
+            marks=None if marks is None else source(marks),
+            name=name,
+            version=version or DEFAULT_VERSION,
+            locations=locations,
+        )
         opened = self._types.open(bundle)
         typed = InformationType(name=opened.type.name, version=version or None).rep()
         try:
@@ -288,6 +330,69 @@ class SubscriberAdapter:
         except JbiError:
             self._forget_if_idle(opened.type)
             raise
+
+    def _entries_of_type(
+        self, called: str, version: str, predicate: str, namespaces: Mapping[str, str]
+    ) -> tuple[EntryRep, ...]:
+        """The templates of the first level for whoever knows a type by name at most."""
+        name = self._published.meant(called) if called else ""
+        typed = (InformationType(name=name or None, version=version or None).rep(),) if name or version else ()
+        # Not of any version: the invariants of one would keep later ones away, which the predicate may hold for.
+        opened = self._published.opened(name, version) if name and version and predicate else None
+        return typed if opened is None else (*typed, *_derived(opened, predicate, namespaces))
+
+    def _await_lookup_service(self, timeout: float) -> None:
+        """Raises LookupNotFoundError when none answers within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self._community.connected():
+            if time.monotonic() >= deadline:
+                self._community.lookup(ServiceTemplate(), 1, timeout=0.0, waited=timeout)
+                return
+            time.sleep(0.005)  # sessions make progress on their own threads
+
+    # -- what matches -------------------------------------------------------------------------------------------
+
+    def _matching(self, subscription: LocalSubscription) -> Matching:
+        with self._lock:
+            watch = self._by_uid.get(subscription.uid)
+        count = len(watch.cache.items()) if watch is not None else 0
+        return Matching(count, "" if count else self._published.why_none(subscription.request.entries))
+
+    def _look_again(self, uid: str) -> bool:
+        """Say whether something matches a subscription, or why nothing does, unless that was said; whether it need not
+        be looked at again."""
+        with self._lock:
+            subscription = self._subscriptions.get(uid)
+        if subscription is None:
+            return True
+        matching = self._matching(subscription)
+        asked = type_asked(subscription.request.entries)
+        if not matching.registrations and asked.name and not subscription.request.recipients:
+            name = self._published.meant(asked.name)
+            if name != asked.name:
+                self._call_by(subscription, name)
+                return False
+        with self._lock:
+            known, self._told[uid] = self._told.get(uid), str(matching)
+        if known != str(matching):
+            nothing = matching.registrations or not self._published.names()
+            level = logging.INFO if nothing else logging.WARNING
+            matching_log.log(level, "subscription %s %s", uid, matching, extra={"subscription": uid})
+        return bool(matching.registrations) or not asked.name
+
+    def _call_by(self, subscription: LocalSubscription, name: str) -> None:
+        """The type that it names by its local name is published now. It stands nowhere yet."""
+        request = subscription.request
+        entries = tuple(
+            InformationType(name=name, version=type_asked([e]).version).rep() if type_asked([e]).name else e
+            for e in request.entries
+        )
+        with self._lock:
+            if subscription.uid not in self._subscriptions:
+                return
+            self._unwatch(subscription)
+            subscription.request = msgspec.structs.replace(request, entries=entries)
+        self._watch(subscription, None)
 
     def _forget_if_idle(self, opened: TypeName | None) -> None:
         """A subscription has ended, or came to nothing: its schema must not stand in the way of another one."""
@@ -340,16 +445,21 @@ class SubscriberAdapter:
     def _forget(self, subscription: LocalSubscription) -> None:
         with self._lock:
             self._subscriptions.pop(subscription.uid, None)
-            watch = self._by_uid.pop(subscription.uid, None)
+            self._told.pop(subscription.uid, None)
             sessions = list(self._sessions.values())
-            if watch is not None and watch.remove(subscription):
-                del self._watches[watch.entries]
-                for cache in watch.caches():
-                    self._community.unwatch(cache)
-                self._forget_if_idle(watch.type)
+            self._unwatch(subscription)
         for session in sessions:
             session.unwant(subscription.uid)
         subscription.close()
+
+    def _unwatch(self, subscription: LocalSubscription) -> None:
+        """Under the lock."""
+        watch = self._by_uid.pop(subscription.uid, None)
+        if watch is not None and watch.remove(subscription):
+            del self._watches[watch.entries]
+            for cache in watch.caches():
+                self._community.unwatch(cache)
+            self._forget_if_idle(watch.type)
 
     def _find(self, subscription: SubscriptionUid) -> LocalSubscription:
         self._check_open()
@@ -366,6 +476,11 @@ class SubscriberAdapter:
             )
         if self._closed:
             raise AdapterStateError("this SubscriberAdapter is closed")
+
+
+def _close_session(session: DelegateSession) -> None:
+    with guarded("closing a session"):  # the others are to be closed, too
+        session.close()
 
 
 def _after_fork() -> None:
@@ -461,18 +576,10 @@ def _derived(opened: OpenType, predicate: str, namespaces: Mapping[str, str]) ->
     return opened.derive(predicate, namespaces) if predicate else ()
 
 
-def _template_bytes(template: Document) -> bytes:
-    if not isinstance(template, Path):
-        return to_bytes(template)
-    try:
-        return template.read_bytes()
-    except OSError as exc:
-        raise MetadataError(f"template {template}: {exc.strerror or exc}", hint="Check the path") from exc
-
-
 def _hinted_schema(root: Element, template: Document) -> Path | None:
     """The file named by xsi:noNamespaceSchemaLocation or xsi:schemaLocation, beside the template or in this folder."""
     hint = root.get(f"{XSI}noNamespaceSchemaLocation") or (root.get(f"{XSI}schemaLocation") or "").split(" ")[-1]
-    folders = [template.parent] if isinstance(template, Path) else []
+    file = path_of(template)
+    folders = [file.parent] if file is not None else []
     candidates = [folder / hint for folder in (*folders, Path.cwd())] if hint and "://" not in hint else []
     return next((path for path in candidates if path.is_file()), None)

@@ -15,6 +15,8 @@ import time
 from collections import deque
 from typing import Final, Protocol
 
+from jbi_pubsub.core.guard import guarded
+
 log = logging.getLogger("jbi_pubsub.subscriber")
 
 PATIENCE: Final = 0.005
@@ -91,7 +93,10 @@ class ListenerPool:
     def _work(self) -> None:
         client = self._first()
         while client is not None:
-            client = self._next(client, more=client.serve())
+            more = True  # if it fails half way, what waits for it still does
+            with guarded("listener"):
+                more = client.serve()
+            client = self._next(client, more=more)
 
     def _first(self) -> Client | None:
         with self._changed:

@@ -22,6 +22,7 @@ import msgspec
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     JbiError,
+    OversizeError,
     ProtocolError,
     UnknownLeaseError,
     UnknownUidError,
@@ -29,6 +30,7 @@ from jbi_pubsub.core.errors import (
     rebuild,
     report,
 )
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, decode
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import LeaseRenewalManager
@@ -36,7 +38,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, greet
-from jbi_pubsub.pad.delegate import Granted
+from jbi_pubsub.pad.delegate import NOT_BEFORE, Granted
 from jbi_pubsub.pad.delivery import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
 from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Opened, Subscribed, SubscriptionsProxy
 
@@ -132,6 +134,10 @@ class DelegateSession:
         """What the delegate has not confirmed the end of, with the right to it."""
         self._unsure: dict[str, LocalSubscription] = {}
         """What the delegate has not answered to: it may stand there or not."""
+        self._stood: set[str] = set()
+        """What has stood there before: it has got what was published then, or is told of the loss."""
+        self._untold: list[LocalSubscription] = []
+        """What stood there when the session was lost, until it is known whether the delegate is gone as well."""
         self._by_number: dict[int, _Standing] = {}
         self._highest = 0
         """Number of the latest subscription granted, whether it is still wanted or not: later ones have higher ones."""
@@ -237,28 +243,29 @@ class DelegateSession:
         backoff = BACKOFF_FIRST
         unreachable_since: float | None = None
         while not self._stopping.is_set():
-            try:
-                if self._is_needless():
-                    self._end(WireError("nothing is wanted there any more"))
-                    return
-                self._open_if_needed()
-                self._reconcile()
-                backoff, unreachable_since = BACKOFF_FIRST, None
-                self._wait_for_work()
-                continue
-            except (UnknownUidError, UnknownLeaseError) as exc:
-                self._lose_session(exc)
-            except _ReplacedError as exc:
-                self._end(exc)
-                return
-            except WireError as exc:
-                log.debug("%s: delegate %s is away: %s", self._name, self.ref.endpoints, exc)
-                unreachable_since = unreachable_since or time.monotonic()
-                if self._is_over(time.monotonic() - unreachable_since):
+            with guarded("subscriber session"):
+                try:
+                    if self._is_needless():
+                        self._end(WireError("nothing is wanted there any more"))
+                        return
+                    self._open_if_needed()
+                    self._reconcile()
+                    backoff, unreachable_since = BACKOFF_FIRST, None
+                    self._wait_for_work()
+                    continue
+                except (UnknownUidError, UnknownLeaseError) as exc:
+                    self._lose_session(exc)
+                except _ReplacedError as exc:
                     self._end(exc)
                     return
-            except JbiError as exc:
-                log.error("%s: delegate %s refuses the session: %s", self._name, self.ref.endpoints, exc)
+                except WireError as exc:
+                    log.debug("%s: delegate %s is away: %s", self._name, self.ref.endpoints, exc)
+                    unreachable_since = unreachable_since or time.monotonic()
+                    if self._is_over(time.monotonic() - unreachable_since):
+                        self._end(exc)
+                        return
+                except JbiError as exc:
+                    log.error("%s: delegate %s refuses the session: %s", self._name, self.ref.endpoints, exc)
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
             backoff = min(2 * backoff, BACKOFF_MOST)
 
@@ -281,6 +288,7 @@ class DelegateSession:
             self._opened, self._lost, self._parted = opened, False, False
             self._refused.clear()  # another session, another answer
             self._changed.notify_all()
+        self._tell_losses(Cause.SUBSCRIBER_DEAD, "the lease at the delegate ran out")
 
     def _reconcile(self) -> None:
         with self._changed:
@@ -302,16 +310,22 @@ class DelegateSession:
 
     def _subscribe(self, session_id: str, subscriptions: list[LocalSubscription]) -> None:
         requests = [s.request for s in subscriptions]
+        ages = [self._age(s, session_id) for s in subscriptions]
         try:
-            answers = self._proxy.subscribe(session_id, requests, self._config.lease.mail)
-        except ProtocolError as exc:
-            answers = tuple(
-                Subscribed(error=report(exc)) for _ in requests
-            )  # it does not understand us: no use to insist
+            answers = self._proxy.subscribe(session_id, requests, self._config.lease.mail, ages)
+        except (ProtocolError, OversizeError) as exc:
+            if len(subscriptions) > 1:  # one of them, or all together: the others are not to suffer for it
+                half = len(subscriptions) // 2
+                self._subscribe(session_id, subscriptions[:half])
+                self._subscribe(session_id, subscriptions[half:])
+                return
+            answers = (Subscribed(error=report(exc)),)
         except WireError:
             with self._changed:
                 self._unsure |= {s.uid: s for s in subscriptions}
             raise
+        if len(answers) != len(subscriptions):
+            answers = tuple(Subscribed(error=report(ProtocolError("not an answer for each"))) for _ in requests)
         for subscription, answer in zip(subscriptions, answers, strict=True):
             with self._changed:
                 self._unsure.pop(subscription.uid, None)
@@ -320,18 +334,31 @@ class DelegateSession:
             else:
                 self._refuse(subscription.uid, rebuild(answer.error) if answer.error else ProtocolError("no answer"))
 
+    def _age(self, subscription: LocalSubscription, session_id: str) -> float:
+        """How long it had stood when the session was opened; see Delegate.subscribe.
+
+        Two clocks are tied by the opening: the delegate knows when it did that, we know when its answer came. So an age
+        is too long by the way of that answer at most, and never too short."""
+        since = subscription.stand()
+        if subscription.uid in self._stood:
+            return NOT_BEFORE
+        return (self._proxy.opened_at if session_id else time.monotonic()) - since
+
     def _refuse(self, uid: str, why: JbiError) -> None:
-        level = logging.DEBUG if uid in self._refused_before else logging.ERROR
-        log.log(level, "%s: delegate %s refuses subscription %s: %s", self._name, self.ref.endpoints, uid, why)
+        """Told to the subscription the first time that it is refused here: said once is enough."""
         with self._changed:
-            if uid in self._wanted:
+            subscription = self._wanted.get(uid)
+            if subscription is not None:
                 self._refused[uid] = str(why)
                 self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
+        if subscription is not None and uid not in self._refused_before:
+            subscription.lose(Cause.REFUSED, 0, f"by {', '.join(self.ref.endpoints)}: {why}")
 
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
         uid = subscription.uid
         standing = _Standing(subscription, granted.number, granted.lease, self._report_credits)
         with self._changed:
+            self._stood.add(uid)
             self._highest = max(self._highest, granted.number)
             cancelled = uid not in self._wanted
             if not cancelled:
@@ -390,8 +417,16 @@ class DelegateSession:
         self._renewals.remove(self)
         if receiver is not None:
             receiver.stop()
-        for standing in direct if not self._parted else ():
-            standing.subscription.lose(Cause.DELEGATE_DEAD, 0, why.message)
+        if not self._parted:  # else it has told what was lost
+            with self._changed:
+                self._untold += [standing.subscription for standing in direct]
+
+    def _tell_losses(self, cause: Cause, why: str) -> None:
+        """What stood there when the session was lost may have lost something. Whose death it was is the cause."""
+        with self._changed:
+            untold, self._untold = self._untold, []
+        for subscription in untold:
+            subscription.lose(cause, 0, why)
 
     def _is_over(self, away: float) -> bool:
         """Nobody answers there, our lease has run out, and no lookup service lists the delegate."""
@@ -409,6 +444,9 @@ class DelegateSession:
 
     def _end(self, why: JbiError) -> None:
         self._lose_session(why)
+        with self._changed:  # objects for these were perhaps there, too
+            self._untold += [s for uid, s in self._wanted.items() if s.request.direct and uid not in self._stood]
+        self._tell_losses(Cause.DELEGATE_DEAD, why.message)
         self._stopping.set()
         self._renew_nothing()
         self._proxy.close()
@@ -434,14 +472,15 @@ class DelegateSession:
             if opened.uid != session_id or receiver is None:
                 session_id, receiver = opened.uid, Receiver(self._take, self._consumed)
             began, position = time.monotonic(), receiver.position
-            try:
-                self._receive(opened, receiver)
-            except (UnknownUidError, UnknownLeaseError) as exc:
-                self._lose_session(exc)
-            except JbiError as exc:
-                log.debug("%s: deliveries from %s ended: %s", self._name, self.ref.endpoints, exc)
-                if self._parted:
+            with guarded("delivery connection"):
+                try:
+                    self._receive(opened, receiver)
+                except (UnknownUidError, UnknownLeaseError) as exc:
                     self._lose_session(exc)
+                except JbiError as exc:
+                    log.debug("%s: deliveries from %s ended: %s", self._name, self.ref.endpoints, exc)
+                    if self._parted:
+                        self._lose_session(exc)
             useful = receiver.position > position or time.monotonic() - began > 1.0
             backoff = BACKOFF_FIRST if useful else min(2 * backoff, BACKOFF_MOST)
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Final, NewType, Protocol
+from typing import Final, NewType, Protocol, runtime_checkable
 
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
 from jbi_pubsub.pad.subscription import SubscriptionRequest
@@ -28,6 +28,7 @@ REGISTRATIONS_REMEMBERED: Final = 10_000
 """Publisher registrations whose last sequence number a subscription keeps to drop duplicates; the least recent go."""
 
 
+@runtime_checkable
 class SubscriptionListener(Protocol):
     """What an application is told (paper section 2.4(5)). Calls are serial per subscription, on a library thread.
 
@@ -40,6 +41,20 @@ class SubscriptionListener(Protocol):
 
     def lost(self, subscription: SubscriptionUid, notice: LossNotice) -> None:
         """Objects were lost: how many (0: not known) and why."""
+
+
+class Told:
+    """A function as a listener: called with each object. Losses are logged and counted (`losses`)."""
+
+    def __init__(self, function: Callable[[SubscriptionUid, InfoObject], object]) -> None:
+        self._function = function
+
+    def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
+        """An object arrived."""
+        self._function(subscription, obj)
+
+    def lost(self, subscription: SubscriptionUid, notice: LossNotice) -> None:
+        """Nothing to be done: it is in the log and in the account already."""
 
 
 Consumer = Callable[[int], None]
@@ -83,6 +98,7 @@ class LocalSubscription:
         self._notices: deque[LossNotice] = deque()
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._closed = False
+        self._since: float | None = None
         self.arrived = 0
         self.duplicates = 0
         self.listener_errors = 0
@@ -90,6 +106,14 @@ class LocalSubscription:
         self._listeners = listeners
         self._submitted = False
         self._served_by: threading.Thread | None = None
+
+    def stand(self) -> float:
+        """Since when it stands (monotonic seconds): its application has been told so, or a delegate is about to hear of
+        it, whichever is first. What is published from then on it is to get."""
+        with self._changed:
+            if self._since is None:
+                self._since = time.monotonic()
+            return self._since
 
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Objects have come; those seen before are dropped (same registration, not a later sequence number)."""

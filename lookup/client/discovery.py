@@ -1,4 +1,5 @@
-"""Finding lookup services: unicast locators, mDNS, and what lookup services know of each other. The only zeroconf.
+"""Finding lookup services: unicast locators, mDNS, and what lookup services know of each other. The only zeroconf, and
+the only ifaddr (which zeroconf brings).
 
 Rules (Jini Discovery and Join Specification DJ.2-DJ.3; measurements on zeroconf):
 - mDNS only suggests, and so do the items of other lookup services that a lookup service lists. A suggestion counts
@@ -6,6 +7,7 @@ Rules (Jini Discovery and Join Specification DJ.2-DJ.3; measurements on zeroconf
 - A locator is configured: it is probed for ever. A suggestion goes with its last source (a good-bye, an expired record
   or lease), or when probes have failed for longer than mDNS keeps a dead record; their number is bounded.
 - A killed process stays listed in mDNS for up to 19 minutes, so death is noticed by probes, never by mDNS.
+- Whatever a peer answers or announces is one failed probe, or a suggestion less; it never ends the search for others.
 - Groups are free strings, "" is public; None means all groups, () none. They travel in the TXT record and are
   confirmed by the probe.
 - Without multicast an announcement "succeeds" silently; the locators carry on alone.
@@ -21,13 +23,17 @@ import threading
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address
 from typing import Final
 
+import ifaddr
 import msgspec
 from zeroconf import Error as ZeroconfError
 from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
 
-from jbi_pubsub.core.errors import ConfigurationError, JbiError
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, check_endpoint, split_endpoint
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarInfo, RegistrarProxy
@@ -60,6 +66,12 @@ PTR records live 75 minutes at most, RFC 6762 section 10, zeroconf asks again at
 comes back meanwhile under the same name is not told of anew."""
 PROBE_SECONDS: Final = 3.0
 """Time for one probe. A lookup service that needs longer is probed again in the next round."""
+MAX_NAME: Final = 255
+"""Characters of a lookup service's id, and of a group, that is believed (RegistrarLimits, registrar.MAX_GROUP)."""
+MAX_GROUPS: Final = 64
+"""Groups of a lookup service that are believed: as many as it may serve (RegistrarLimits.groups)."""
+LOOPBACK: Final = "127.0.0.1"
+ANY: Final = ("0.0.0.0", "::")  # noqa: S104  # compared, not listened on
 
 
 class Announcement:
@@ -92,16 +104,17 @@ class Announcement:
             opened.close()
 
     def _announce(self) -> None:
-        try:
-            opened = Zeroconf(interfaces=self._interfaces, ip_version=IPVersion.V4Only)
-            self._zeroconf = opened
-            with self._lock:
-                if self._stopped:
-                    return
-            self._info = self._described()
-            opened.register_service(self._info, cooperating_responders=True)
-        except (ZeroconfError, OSError) as exc:
-            log.warning("no mDNS announcement on %s (%s): clients need a locator", self._interfaces, exc)
+        with guarded("lookup announcement"):
+            try:
+                opened = Zeroconf(interfaces=addresses_of(self._interfaces), ip_version=IPVersion.V4Only)
+                self._zeroconf = opened
+                with self._lock:
+                    if self._stopped:
+                        return
+                self._info = self._described()
+                opened.register_service(self._info, cooperating_responders=True)
+            except (ZeroconfError, OSError, ConfigurationError) as exc:
+                log.warning("no mDNS announcement on %s (%s): clients need a locator", shown(self._interfaces), exc)
 
     def _described(self) -> ServiceInfo:
         host, port = split_endpoint(self._address)
@@ -302,15 +315,13 @@ class LookupDiscovery:
         self._changed.notify_all()
 
     def _run(self) -> None:
-        if self._multicast:
-            self._browse()
+        with guarded("discovery"):
+            if self._multicast:
+                self._browse()
         while True:
-            with self._changed:
-                due = self._suggestions.due(time.monotonic(), self._known)
-                asked = [*self._locators, *due[:PROBES_A_ROUND]]
-                self._kicked = len(due) > PROBES_A_ROUND
-            for endpoint in dict.fromkeys(asked):
-                self._probe(endpoint)
+            with guarded("discovery"):
+                for endpoint in self._due():
+                    self._probe(endpoint)
             with self._changed:
                 if not self._stopping and not self._kicked:
                     self._changed.wait(self._interval)
@@ -318,31 +329,51 @@ class LookupDiscovery:
                 if self._stopping:
                     return
 
+    def _due(self) -> list[str]:
+        with self._changed:
+            due = self._suggestions.due(time.monotonic(), self._known)
+            self._kicked = len(due) > PROBES_A_ROUND
+            return list(dict.fromkeys([*self._locators, *due[:PROBES_A_ROUND]]))
+
     def _probe(self, endpoint: str) -> None:
         with self._changed:
             if self._stopping or endpoint in self._known:
                 return
         ref = ServiceRef("", EXPORTED, (endpoint,))
-        proxy = RegistrarProxy(ref, self._security, timeout=PROBE_SECONDS)
-        try:
-            info = proxy.describe()
-        except JbiError as exc:
-            log.debug("no lookup service at %s: %s", endpoint, exc)
+        info, problem = None, "its answer makes no sense"
+        with guarded("discovery probe"):
+            try:
+                info = self._describe(ref)
+            except JbiError as exc:
+                problem = exc.message
+        if info is None:
+            log.debug("no lookup service at %s: %s", endpoint, problem)
             with self._changed:
                 self._suggestions.failed(endpoint, time.monotonic())
-                self._note(endpoint, exc.message)
+                self._note(endpoint, problem)
             return
-        finally:
-            proxy.close()
         with self._changed:
             wanted = self._take(endpoint, info)
             self._note(endpoint, "" if wanted else f"it serves {shown_groups(info.groups)}")
         if info.service_id == self._own:
             return
-        if wanted:
-            self._discovered(msgspec.structs.replace(ref, service_id=info.service_id), info)
-        elif not self._serves(info.groups):
-            self._discarded(info.service_id)
+        with guarded("discovery"):
+            if wanted:
+                self._discovered(msgspec.structs.replace(ref, service_id=info.service_id), info)
+            elif not self._serves(info.groups):
+                self._discarded(info.service_id)
+
+    def _describe(self, ref: ServiceRef) -> RegistrarInfo:
+        """Who answers there. Raises JbiError when it is no lookup service."""
+        proxy = RegistrarProxy(ref, self._security, timeout=PROBE_SECONDS)
+        try:
+            info = proxy.describe()
+        finally:
+            proxy.close()
+        names = (info.service_id, *info.groups)
+        if not info.service_id or len(info.groups) > MAX_GROUPS or any(map(_is_odd, names)):
+            raise ProtocolError("what answers there has an id or groups that no lookup service has")
+        return info
 
     def _note(self, endpoint: str, problem: str) -> None:
         """Called under the lock."""
@@ -370,11 +401,11 @@ class LookupDiscovery:
 
     def _browse(self) -> None:
         try:
-            self._zeroconf = Zeroconf(interfaces=self._interfaces, ip_version=IPVersion.V4Only)
+            self._zeroconf = Zeroconf(interfaces=addresses_of(self._interfaces), ip_version=IPVersion.V4Only)
             listener = _Listener(self._announced, self._gone, lambda: self._stopping)
             self._browser = ServiceBrowser(self._zeroconf, SERVICE_TYPE, listener)
-        except (ZeroconfError, OSError) as exc:
-            log.warning("no mDNS on %s (%s): using the locators alone", self._interfaces, exc)
+        except (ZeroconfError, OSError, ConfigurationError) as exc:
+            log.warning("no mDNS on %s (%s): using the locators alone", shown(self._interfaces), exc)
 
     def _announced(self, info: ServiceInfo) -> None:
         groups = (info.properties or {}).get(GROUPS)  # not there: they are too many for the record, a probe will tell
@@ -387,26 +418,74 @@ class LookupDiscovery:
 
 
 class _Listener(ServiceListener):
+    """Called on zeroconf's thread. It asks for a second for each name, so once we are `ended` it has to hurry."""
+
     def __init__(
-        self, found: Callable[[ServiceInfo], None], gone: Callable[[str], None], is_over: Callable[[], bool]
+        self, found: Callable[[ServiceInfo], None], gone: Callable[[str], None], ended: Callable[[], bool]
     ) -> None:
-        """`is_over`: nobody is asked any more. Whoever ends the browser waits for all that it has heard of, and each
-        name that nobody stands behind takes its second."""
         self._found = found
         self._gone = gone
-        self._is_over = is_over
+        self._ended = ended
 
     def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
-        info = None if self._is_over() else zc.get_service_info(type_, name, timeout=1000)
-        if info is not None:
-            self._found(info)
+        with guarded("discovery by mDNS"):
+            info = None if self._ended() else zc.get_service_info(type_, name, timeout=1000)
+            if info is not None:
+                self._found(info)
 
     def update_service(self, zc: Zeroconf, type_: str, name: str) -> None:
         self.add_service(zc, type_, name)
 
     def remove_service(self, zc: Zeroconf, type_: str, name: str) -> None:  # noqa: ARG002  # the listener's form
         """Its good-bye, or its record has run out. That it is dead only a probe can tell."""
-        self._gone(name)
+        with guarded("discovery by mDNS"):
+            self._gone(name)
+
+
+def interfaces_of(config: Config) -> tuple[str, ...]:
+    """The interfaces for mDNS: the configured ones, else loopback and what this process listens on."""
+    if config.lookup.interfaces:
+        return config.lookup.interfaces
+    own = [str(ip.ip) for adapter in ifaddr.get_adapters() for ip in adapter.ips if ip.is_IPv4]
+    hosts = [config.lookup.host, config.pad.host]
+    reached = own if any(host in ANY for host in hosts) else [address for address in own if address in hosts]
+    return tuple(dict.fromkeys((LOOPBACK, *reached)))
+
+
+def addresses_of(interfaces: Sequence[str]) -> list[str]:
+    """IPv4 addresses of interfaces that are named by an address or, as the system does, by name ("eth0"). Those that
+    are not there are left out, and said. Raises ConfigurationError when none is there."""
+    known: dict[str, list[str]] = {}
+    for adapter in ifaddr.get_adapters():
+        addresses = [str(ip.ip) for ip in adapter.ips if ip.is_IPv4]
+        for name in (adapter.nice_name, *addresses):
+            known.setdefault(name, []).extend(addresses if name == adapter.nice_name else [name])
+    missing = [each for each in interfaces if not known.get(each) and not _is_loopback(each)]
+    there = [address for each in interfaces for address in known.get(each) or ([each] if _is_loopback(each) else [])]
+    if missing:
+        wrong = " or ".join(map(repr, missing))
+        problem = f"no interface with an IPv4 address is {wrong}; there are {', '.join(known)}"
+        if not there:
+            raise ConfigurationError(problem, hint="Set [lookup] interfaces to names or addresses of these")
+        log.warning("%s", problem)
+    return list(dict.fromkeys(there))
+
+
+def shown(interfaces: Sequence[str]) -> str:
+    """Interfaces as people read them."""
+    return ", ".join(interfaces)
+
+
+def _is_loopback(address: str) -> bool:
+    """All of 127.0.0.0/8 is there, whichever of it the system lists."""
+    try:
+        return IPv4Address(address).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_odd(name: str) -> bool:
+    return len(name) > MAX_NAME or not name.isprintable()
 
 
 def shown_groups(groups: Iterable[str] | None) -> str:
@@ -433,4 +512,4 @@ def _usable(endpoint: str) -> str:
         checked = check_endpoint(endpoint)
     except ConfigurationError:
         return ""
-    return "" if split_endpoint(checked)[0] in ("0.0.0.0", "::") else checked  # noqa: S104  # not to listen on
+    return "" if split_endpoint(checked)[0] in ANY else checked

@@ -8,6 +8,7 @@ import time
 from typing import Protocol
 
 from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 
 log = logging.getLogger("jbi_pubsub.lookup")
@@ -111,9 +112,14 @@ class LookupCache:
     def _tell(self, old: ServiceItem | None, new: ServiceItem | None) -> None:
         if self._listener is None or old == new:
             return
+        with guarded("lookup listener"):  # what it raises is no reason for the others to hear nothing
+            self._call(self._listener, old, new)
+
+    @staticmethod
+    def _call(listener: ServiceListener, old: ServiceItem | None, new: ServiceItem | None) -> None:
         if old is None and new is not None:
-            self._listener.service_added(new)
+            listener.service_added(new)
         elif new is None and old is not None:
-            self._listener.service_removed(old)
+            listener.service_removed(old)
         elif old is not None and new is not None:
-            self._listener.service_changed(old, new)
+            listener.service_changed(old, new)

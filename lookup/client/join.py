@@ -13,16 +13,23 @@ import hmac
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from secrets import token_hex
 
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import AccessDeniedError, LookupNotFoundError, UnknownUidError, WireError
+from jbi_pubsub.core.errors import (
+    AccessDeniedError,
+    AdapterStateError,
+    LookupNotFoundError,
+    UnknownUidError,
+    WireError,
+)
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.lookup.client.discovery import LookupDiscovery, shown_groups
+from jbi_pubsub.lookup.client.discovery import LookupDiscovery, interfaces_of, shown_groups
 from jbi_pubsub.lookup.client.finder import LookupCache, ServiceListener
 from jbi_pubsub.lookup.client.proxy import LOOKUP_TYPE, RegistrarInfo, RegistrarProxy
 from jbi_pubsub.lookup.client.session import STOP_SECONDS, RegistrarSession
@@ -36,14 +43,25 @@ log = logging.getLogger("jbi_pubsub.lookup")
 class JoinManager:
     """Our side of all lookup services of our groups. `_changed` covers the wanted items, caches and sessions."""
 
-    def __init__(self, config: Config, *, name: str, secret: str = "", own: str = "") -> None:
-        """`secret` is what the keys of joined items are made from: the same over restarts for a process that keeps its
-        service ids, else a new one. `own` is the id of the lookup service that this is for; it joins the others.
+    def __init__(
+        self,
+        config: Config,
+        *,
+        name: str,
+        secret: str = "",
+        own: str = "",
+        joined: Callable[[str, int], None] = lambda service_id, told: None,  # noqa: ARG005  # nobody wants to know
+    ) -> None:
+        """`joined(service id, told)` is called when a lookup service has taken an item that it had not, and has told so
+        many others of it. `secret` is what the keys of joined items are made from: the same over restarts for a process
+        that keeps its service ids, else a new one. `own` is the id of the lookup service that this is for; it joins the
+        others.
 
         Raises ConfigurationError.
         """
         self._config = config
         self._own = own
+        self._on_joined = joined
         self._secret = secret or token_hex(16)
         self._secrets: dict[str, str] = {}
         self._security = config.security()
@@ -63,7 +81,7 @@ class JoinManager:
             groups=None if ALL_GROUPS in config.lookup.groups else config.lookup.groups,
             locators=config.lookup.locators,
             multicast=config.lookup.multicast,
-            interfaces=config.lookup.interfaces,
+            interfaces=interfaces_of(config) if config.lookup.multicast else (),
             security=self._security,
             interval=min(config.lookup.probe, 1.0),
             discovered=self._discovered,
@@ -94,12 +112,19 @@ class JoinManager:
         The entry classes that it has now are its own: nobody else may add, change or remove entries of them. Nobody
         else can replace the item either, unless told `secret`: that of whoever the item is registered for, if it is
         to be taken over by another process; by default this process's own.
+
+        Raises AdapterStateError after `close`: it would be registered nowhere.
         """
         with self._changed:
+            if self._closed:
+                raise AdapterStateError(
+                    f"service {item.service_id} can't be registered: this process has left the lookup services",
+                    hint="Join before close()",
+                )
             self._secrets[item.service_id] = secret or self._secret
             self._items[item.service_id] = item
             self._controlled[item.service_id] = frozenset(name for e in item.entries for name, _ in e.cls.lineage)
-        self._push()
+        self._push({item.service_id: item})
 
     def lookup_attributes(self, service_id: str) -> tuple[EntryRep, ...]:
         """The entries that an item of ours is registered with (Jini's JoinAdmin). Raises UnknownUidError."""
@@ -108,7 +133,7 @@ class JoinManager:
     def add_lookup_attributes(self, service_id: str, entries: Sequence[EntryRep]) -> None:
         """An administrator adds entries, in every lookup service (Jini's JoinAdmin, LU.2.6).
 
-        Raises UnknownUidError, EntryError, and AccessDeniedError for service-controlled classes.
+        Raises UnknownUidError, EntryError (malformed), and AccessDeniedError for service-controlled classes.
         """
         item = self._item(service_id)
         self._check_control(service_id, entries)
@@ -130,7 +155,7 @@ class JoinManager:
                 self._items.pop(service_id, None)
                 self._controlled.pop(service_id, None)
                 self._secrets.pop(service_id, None)
-        self._push()
+        self._push(dict.fromkeys(service_ids))
 
     def heard_of(self, item: ServiceItem) -> None:
         """A lookup service is registered somewhere: it is asked, and joined if it is one of our groups."""
@@ -153,14 +178,14 @@ class JoinManager:
         cache = LookupCache(template, listener)
         with self._changed:
             self._caches[id(cache)] = cache
-        self._push()
+        self._push({})
         return cache
 
     def unwatch(self, cache: LookupCache) -> None:
         """Stop feeding the cache."""
         with self._changed:
             self._caches.pop(id(cache), None)
-        self._push()
+        self._push({})
 
     def wait_joined(self, service_id: str, timeout: float) -> int:
         """Number of lookup services that hold the item as it is now, as soon as all that are connected do.
@@ -234,7 +259,7 @@ class JoinManager:
     def _replace(self, item: ServiceItem) -> None:
         with self._changed:
             self._items[item.service_id] = item
-        self._push()
+        self._push({item.service_id: item})
 
     def _discovered(self, ref: ServiceRef, info: RegistrarInfo) -> None:
         endpoint = ref.endpoints[0]
@@ -250,15 +275,15 @@ class JoinManager:
             session = known or self._session(ref)
         if known is not None:
             known.reach(endpoint)
-        elif self._is_started(session):
-            self._push()
+        else:
+            self._start(session)
         for old in ended:
             self._end(old)
             self._hand_over(old, session)
         self._progress()
 
-    def _is_started(self, session: RegistrarSession) -> bool:
-        """Start it. If the system has no thread for it, the lookup service is found again with the next probe."""
+    def _start(self, session: RegistrarSession) -> None:
+        """If the system has no thread for it, the lookup service is found again with the next probe."""
         try:
             session.start()
         except RuntimeError as exc:
@@ -266,8 +291,6 @@ class JoinManager:
             with self._changed:
                 del self._sessions[session.registrar_id]
             self._discovery.lost(session.ref.endpoints)
-            return False
-        return True
 
     def _session(self, ref: ServiceRef) -> RegistrarSession:
         registrar_id = ref.service_id
@@ -280,8 +303,10 @@ class JoinManager:
             name=self._name,
             away=lambda: self._is_away(registrar_id),
             progress=self._progress,
+            joined=self._on_joined,
             key=lambda service_id: self._key(service_id, registrar_id),
         )
+        made.want(self._items, self._caches)
         self._sessions[registrar_id] = made
         return made
 
@@ -293,7 +318,12 @@ class JoinManager:
 
     def _end(self, session: RegistrarSession) -> None:
         """Its thread may be in a call, so it ends in the background."""
-        threading.Thread(target=session.stop, name=f"{self._name}-leave", daemon=True).start()
+
+        def stop() -> None:
+            with guarded("lookup leave"):
+                session.stop()
+
+        threading.Thread(target=stop, name=f"{self._name}-leave", daemon=True).start()
 
     def _discarded(self, registrar_id: str) -> None:
         """A lookup service is none of ours any more: what is held there is cancelled, what it lists counts no more."""
@@ -333,8 +363,9 @@ class JoinManager:
             with self._changed:
                 self._handing_over.discard(timer)
                 caches = list(self._caches.values())
-            for cache in caches:
-                cache.forget(old.registrar_id)
+            with guarded("lookup hand-over"):
+                for cache in caches:
+                    cache.forget(old.registrar_id)
 
         timer = threading.Timer(2 * self._config.lease.lookup, forget)
         timer.name, timer.daemon = f"{self._name}-forget-{new.registrar_id[:8]}", True
@@ -350,11 +381,12 @@ class JoinManager:
             self._news += 1
             self._changed.notify_all()
 
-    def _push(self) -> None:
+    def _push(self, changed: Mapping[str, ServiceItem | None]) -> None:
+        """Tell the sessions of items that changed (None: gone), and of the caches."""
         with self._changed:
             self._news += 1
             for session in self._sessions.values():
-                session.want(self._items, dict(self._caches))
+                session.want(changed, self._caches)
             self._changed.notify_all()
 
     def _wait(self, good: Callable[[RegistrarSession], bool], timeout: float, waited: float = 0.0) -> int:

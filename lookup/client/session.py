@@ -3,7 +3,8 @@
 Theory of operation: the session knows what is wanted (items to hold, caches to feed) and what it has there (leases,
 event registrations). Its one thread brings the second to the first, renews at 7/8 of the shortest term, and after
 each failure connects again with capped exponential backoff and jitter. Events come over a data connection of
-their own. Register first, then look up; older numbers are dropped; a gap leads to another lookup.
+their own. Register first, then look up; older numbers are dropped; a gap leads to another lookup. Of the items it
+looks at what has changed alone (`_news`): others may be many thousands.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 from uuid import uuid4
@@ -21,6 +22,7 @@ from uuid import uuid4
 import msgspec
 
 from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, rebuild
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
@@ -40,6 +42,8 @@ log = logging.getLogger("jbi_pubsub.lookup")
 RENEW_AT: Final = 7 / 8
 """Part of the shortest term after which all leases are renewed (Jini's LeaseRenewalManager: 1/8 before the end). If an
 outage costs them, everything is registered again and nothing is lost."""
+RENEW_LEAST: Final = 0.05
+"""Seconds between two renewals, however short the leases that a lookup service grants."""
 BACKOFF_FIRST: Final = 0.1
 BACKOFF_MOST: Final = 10.0
 """Seconds between two tries to reach a lookup service again; long enough not to crowd a 7,200 bps link."""
@@ -114,6 +118,7 @@ class RegistrarSession:
         name: str,
         away: Callable[[], None],
         progress: Callable[[], None] = lambda: None,
+        joined: Callable[[str, int], None] = lambda service_id, told: None,  # noqa: ARG005  # nobody wants to know
         compression: str = "none",
         key: Callable[[str], str] = lambda service_id: "",  # noqa: ARG005  # nobody's items
     ) -> None:
@@ -121,12 +126,14 @@ class RegistrarSession:
         events.
 
         `away` is called on each failure: another lookup service may answer there now; `progress` when what `holds`,
-        `watches` or `connected` say may have changed. `key` gives what an item (by
+        `watches` or `connected` say may have changed; `joined` when an item is registered that was not, with how many
+        others the lookup service has told of it. `key` gives what an item (by
         its service id) is registered with here, so that nobody else can replace it.
         """
         self._key = key
         self._away = away
         self._progress = progress
+        self._on_joined = joined
         self.ref = ref
         self.registrar_id = ref.service_id
         self._security = security
@@ -144,6 +151,8 @@ class RegistrarSession:
         """Leases of what is wanted no more, until the lookup service has confirmed their end."""
         self._refused: dict[str | int, _Refused] = {}
         """By service id, or key of the watch."""
+        self._news: dict[str, None] = {}
+        """Service ids of items that are wanted or not since they were last looked at."""
         self._dirty = True
         self._renew_by = math.inf  # monotonic seconds; only the session's thread has to do with it
         self._stopping = False
@@ -189,10 +198,16 @@ class RegistrarSession:
                 self.ref = msgspec.structs.replace(self.ref, endpoints=others)
             return not others
 
-    def want(self, items: dict[str, ServiceItem], watchers: dict[int, Watcher]) -> None:
-        """What is to be held from now on."""
+    def want(self, items: Mapping[str, ServiceItem | None], watchers: Mapping[int, Watcher]) -> None:
+        """Hold these items (None: no more) beside the others, and feed these watchers alone, from now on."""
         with self._changed:
-            self._items, self._watchers = dict(items), dict(watchers)
+            for service_id, item in items.items():
+                if item is None:
+                    self._items.pop(service_id, None)
+                else:
+                    self._items[service_id] = item
+            self._news |= dict.fromkeys(items)
+            self._watchers = dict(watchers)
             self._dirty = True
             self._changed.notify_all()
 
@@ -213,22 +228,25 @@ class RegistrarSession:
     def _run(self) -> None:
         backoff = BACKOFF_FIRST
         while not self._stopping:
-            try:
-                self._connect()
-                while self._work():
-                    backoff = BACKOFF_FIRST  # not before: whoever answers the first call may fail at the next, always
-            except JbiError as exc:
-                log.info("lookup service %s is away: %s", self.ref.endpoints, exc)
+            with guarded("lookup session"):
+                try:
+                    self._connect()
+                    while self._work():
+                        backoff = BACKOFF_FIRST  # not before: who answers the first call may fail at the next, always
+                except JbiError as exc:
+                    log.info("lookup service %s is away: %s", self.ref.endpoints, exc)
             if self.connected or self.away_since is None:
                 self.away_since = time.monotonic()
             self.connected = False
-            self._away()
+            with guarded("lookup session"):
+                self._away()
             self._progress()
             with self._changed:
                 if not self._stopping:
                     self._changed.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
             backoff = min(backoff * 2, BACKOFF_MOST)
-        self._leave()
+        with guarded("lookup session"):
+            self._leave()
 
     def _connect(self) -> None:
         if self._proxy.ref != self.ref:  # it answers elsewhere now
@@ -267,25 +285,25 @@ class RegistrarSession:
         return not self._stopping
 
     def _reconcile(self) -> None:
+        now = time.monotonic()
         with self._changed:
             self._dirty = False
-            items, watchers = dict(self._items), dict(self._watchers)
-            self._ending += [j.lease_id for sid, j in self._joined.items() if sid not in items]
+            watchers = dict(self._watchers)
             # A watcher that is gone may have left its key to another: keys are addresses.
             self._ending += [w.lease_id for key, w in self._watched.items() if watchers.get(key) is not w.watcher]
-            self._joined = {sid: j for sid, j in self._joined.items() if sid in items}
             self._watched = {key: w for key, w in self._watched.items() if watchers.get(key) is w.watcher}
+            again = [key for key, refused in self._refused.items() if isinstance(key, str) and refused.again <= now]
+            news = self._news | dict.fromkeys(again)
+            gone = [service_id for service_id in news if service_id in self._joined and service_id not in self._items]
+            self._ending += [self._joined.pop(service_id).lease_id for service_id in gone]
         self._refused = {
             key: refused
             for key, refused in self._refused.items()
-            if (items.get(key) if isinstance(key, str) else watchers.get(key)) is refused.wanted
+            if (self._items.get(key) if isinstance(key, str) else watchers.get(key)) is refused.wanted
         }
         self._cancel()
-        for service_id, item in items.items():
-            joined = self._joined.get(service_id)
-            if (joined is None or joined.item != item) and self._may_ask(service_id):
-                self._breathe()
-                self._join(item)
+        for service_id in news:
+            self._bring(service_id)
         for key, watcher in watchers.items():
             if key not in self._watched:
                 if self._may_ask(key):
@@ -293,6 +311,21 @@ class RegistrarSession:
                     self._watch(key, watcher)
             elif self._watched[key].resync:
                 self._resync(key, watcher)
+
+    def _bring(self, service_id: str) -> None:
+        """One item as it is wanted now. If that does not come to an end, it is news still."""
+        with self._changed:
+            self._news.pop(service_id, None)
+            item, joined = self._items.get(service_id), self._joined.get(service_id)
+        if item is None or (joined is not None and joined.item == item) or not self._may_ask(service_id):
+            return
+        try:
+            self._breathe()
+            self._join(item)
+        except JbiError:
+            with self._changed:
+                self._news[service_id] = None
+            raise
 
     def _join(self, item: ServiceItem) -> None:
         begun = time.monotonic()
@@ -304,7 +337,10 @@ class RegistrarSession:
             return
         self._refused.pop(item.service_id, None)
         with self._changed:
+            is_new = item.service_id not in self._joined
             self._joined[item.service_id] = _Joined(item, granted.lease_id)
+        if is_new:
+            self._on_joined(item.service_id, granted.told)
         self._progress()
         self._renew_within(granted.duration, begun)
 
@@ -317,7 +353,8 @@ class RegistrarSession:
             )
         except JbiError as exc:
             if self._refuse(key, watcher, exc):
-                watcher.refused(self.registrar_id, exc)
+                with guarded("lookup watcher"):
+                    watcher.refused(self.registrar_id, exc)
                 self._progress()
             return
         self._refused.pop(key, None)
@@ -365,9 +402,10 @@ class RegistrarSession:
         except JbiError as exc:  # the registrar's own: it would say the same again
             found.clear()
             why = exc
-        watcher.snapshot(self.registrar_id, tuple(found.values()))
-        if why is not None:
-            watcher.refused(self.registrar_id, why)
+        with guarded("lookup watcher"):
+            watcher.snapshot(self.registrar_id, tuple(found.values()))
+            if why is not None:
+                watcher.refused(self.registrar_id, why)
         while True:
             with self._changed:
                 held = watched.held
@@ -376,7 +414,7 @@ class RegistrarSession:
                 self._progress()
                 return
             for event in held.values():
-                watcher.changed(self.registrar_id, event.service_id, _matching(event))
+                self._tell(watcher, event)
 
     def _breathe(self) -> None:
         """Between two of many calls: leases must not run out over them, nor an end be kept waiting."""
@@ -396,7 +434,7 @@ class RegistrarSession:
     def _renew_within(self, term: float, granted: float) -> None:
         """A lease was granted, at the latest at that moment. It puts off no other, or those that come and go would end
         those that stay."""
-        self._renew_by = min(self._renew_by, granted + term * RENEW_AT)
+        self._renew_by = min(self._renew_by, granted + max(RENEW_LEAST, term * RENEW_AT))
 
     def _renew(self) -> None:
         with self._changed:
@@ -408,10 +446,11 @@ class RegistrarSession:
             results += self._proxy.renew([(lease, self._duration) for lease in part])
         took = time.monotonic() - begun
         terms = [result.duration for result in results if result.error is None]
-        self._renew_by = begun + max(0.0, min(terms, default=math.inf) * RENEW_AT - took)
+        self._renew_by = begun + max(RENEW_LEAST, min(terms, default=math.inf) * RENEW_AT - took)
         gone = {result.lease_id for result in results if result.error is not None}
         if gone:
             with self._changed:  # forgotten here, so the next round registers again
+                self._news |= dict.fromkeys(k for k, j in self._joined.items() if j.lease_id in gone)
                 self._joined = {k: j for k, j in self._joined.items() if j.lease_id not in gone}
                 self._watched = {k: w for k, w in self._watched.items() if w.lease_id not in gone}
                 self._dirty = True
@@ -459,16 +498,16 @@ class RegistrarSession:
         self._receiver, self._line, self._event_thread = receiver, line, None
 
         def read() -> None:
-            try:
-                receiver.run(line)
-            except WireError as exc:
-                log.debug("events from %s ended: %s", self.ref.endpoints, exc)
-            finally:
-                sock.close()
-                if self._receiver is receiver:
-                    self._events_lost.set()
-                    with self._changed:
-                        self._changed.notify_all()
+            with guarded("lookup events"):
+                try:
+                    receiver.run(line)
+                except WireError as exc:
+                    log.debug("events from %s ended: %s", self.ref.endpoints, exc)
+            sock.close()
+            if self._receiver is receiver:
+                self._events_lost.set()
+                with self._changed:
+                    self._changed.notify_all()
 
         thread = threading.Thread(target=read, name=f"{self._name}-events", daemon=True)
         try:
@@ -499,7 +538,7 @@ class RegistrarSession:
                     self._look_again()
                 else:
                     raise ProtocolError(f"event of kind {kind!r}")
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            except (msgspec.DecodeError, UnicodeError, RecursionError) as exc:
                 raise ProtocolError(f"bad event: {exc}") from exc
 
     def _look_again(self) -> None:
@@ -513,7 +552,8 @@ class RegistrarSession:
         with self._changed:
             watched = self._watched_for(diagnostic)
         if watched is not None:
-            watched.watcher.refused(self.registrar_id, rebuild(diagnostic.error))
+            with guarded("lookup watcher"):
+                watched.watcher.refused(self.registrar_id, rebuild(diagnostic.error))
 
     def _dispatch(self, event: ServiceEvent) -> None:
         with self._changed:
@@ -533,7 +573,11 @@ class RegistrarSession:
                 return
             is_wanted = self._watchers.get(id(watched.watcher)) is watched.watcher
         if is_wanted:
-            watched.watcher.changed(self.registrar_id, event.service_id, _matching(event))
+            self._tell(watched.watcher, event)
+
+    def _tell(self, watcher: Watcher, event: ServiceEvent) -> None:
+        with guarded("lookup watcher"):
+            watcher.changed(self.registrar_id, event.service_id, _matching(event))
 
     def _watched_for(self, event: ServiceEvent | EventDiagnostic) -> _Watched | None:
         """The watch that an event is for: its key was the handback. Looking for the event id would cost a step for each

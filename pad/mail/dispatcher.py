@@ -46,6 +46,9 @@ FAULT_SECONDS: Final = 1.0
 SYNC_SECONDS: Final = 10.0
 """Longest that a publisher waits for a disk that does not answer at all."""
 
+AWAY_SECONDS: Final = 1.0
+"""A mail server that has answered within so many seconds is not called away for one failure: it may be flapping."""
+
 QUIT_SECONDS: Final = 1.0
 """For the server's good-bye."""
 
@@ -91,6 +94,10 @@ class MailDispatcher:
         self._stopping = self._closing = self._written = False
         self._offered = self._durable = 0
         self._fault = ""
+        self._away = ""
+        """Why the mail server can't be reached, as long as it can't."""
+        self._answered = -math.inf
+        """When it answered last."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
         self._poked = False
@@ -201,7 +208,8 @@ class MailDispatcher:
             self._end_store(self._store, timeout)
 
     def status(self) -> dict[str, object]:
-        """Plain data. `queued` mails wait, `kept` of them on disk; `fault` is what is wrong with the disk."""
+        """Plain data. `queued` mails wait, `kept` of them on disk; `fault` is what is wrong with the disk,
+        `away` with the mail server."""
         with self._changed:
             return {
                 "queued": self._queue.waiting,
@@ -210,6 +218,7 @@ class MailDispatcher:
                 "under_way": self._queue.under_way,
                 "connections": self._connections.open,
                 "fault": self._fault,
+                "away": self._away,
                 "server": f"{self._settings.host}:{self._settings.port}",
             }
 
@@ -380,8 +389,26 @@ class MailDispatcher:
                 losses = self._queue.put_off(attempt, answer.unreachable, now)
             else:
                 losses = self._queue.settle(attempt, answer.refused, now, blamed=answer.blamed)
+            said = self._note(answer, now) if answer is not None else ""
             self._changed.notify_all()
+        if said:
+            log.warning("%s", said)
         self._tell(losses)
+
+    def _note(self, answer: _Answer, now: float) -> str:
+        """Under the lock: whether the mail server is away; what is to be said when that changes."""
+        before = self._away
+        if not answer.unreachable:
+            self._answered, self._away = now, ""
+        elif now - self._answered > AWAY_SECONDS:
+            self._away = answer.unreachable
+        server, waiting = f"{self._settings.host}:{self._settings.port}", self._queue.waiting
+        if self._away and not before:
+            end = "survive a stop" if self._store is not None else "are lost at a stop without [pad] state"
+            return f"the mail server {server} is away: {self._away}; {waiting} mails wait for it, and {end}"
+        if before and not self._away:
+            return f"the mail server {server} answers again; {waiting} mails wait"
+        return ""
 
     async def _try(self, attempt: Attempt) -> _Answer:
         with guarded("a try to send mail"):

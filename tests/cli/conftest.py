@@ -46,6 +46,7 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.fixture
-def flags(federation: Any) -> list[str]:
+def flags(federation: Any, world: str) -> list[str]:
     """The federation for the command line."""
-    return ["--no-multicast", "--locator", federation.lookups[0].address, "--set", "lookup.timeout=3"]
+    own = ["--no-multicast", "--group", world, "--locator", federation.lookups[0].address]
+    return [*own, "--set", "lookup.timeout=20"]

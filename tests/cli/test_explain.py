@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.cli import explain as cli
+
 FIGURE_1 = str(Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery" / "fig1.xml")
 
 
@@ -44,6 +46,68 @@ def test_an_explanation_shows_all_parts_of_the_subscription(
     [facts] = json.loads(said(*flags, "explain", explained[1], "--metadata", FIGURE_1, "--json").out)
     assert facts["delivered"] is True
     assert (facts["terms"]["policy"], facts["terms"]["bound"], facts["terms"]["matched"]) == ("drop_newest", 7, 0)
+
+
+def test_each_level_and_condition_stands_in_the_table(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]
+) -> None:
+    answer = said(*flags, "explain", explained[1], "--metadata", FIGURE_1)
+    rows = [line.split("\t") for line in answer.out.splitlines()]
+    assert ["yes", "//lat>33", "'33.34'"] in rows
+    assert ["predicate", "yes", "see below"] in rows
+    [first] = [row for row in rows if row[0] == "first"]
+    assert first[1] == "yes"
+    assert first[2].startswith("mil.af.rl.jbi.Intel_Imagery 1.0, ")
+
+
+def test_the_tables_fit_80_columns_and_hide_nothing(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]
+) -> None:
+    [facts] = json.loads(said(*flags, "explain", explained[1], "--metadata", FIGURE_1, "--json").out)
+    facts["conditions"].append({**facts["conditions"][0], "text": "/metadata/" + "ImageDescriptor/" * 9 + "lat>33"})
+    rows = [*cli._levels(facts), *cli._conditions(facts["conditions"]), *cli._terms(facts)]
+    lines = [line for row in rows for line in cli.folded(row)]
+    assert max(sum(map(len, map(str, line))) + 4 for line in lines) <= 80
+    # Expect all of a cell to be there, on several lines if need be
+    shown = "".join(str(cell) for column in range(3) for cell in (line[column] for line in lines)).replace(" ", "")
+    for cell in (cell for row in rows for cell in row):
+        assert str(cell).replace(" ", "") in shown
+
+
+def test_the_beginning_of_the_id_will_do(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]
+) -> None:
+    uid = explained[1]
+    answer = said(*flags, "explain", uid.removeprefix("subscription-")[:8], "--metadata", FIGURE_1)
+    assert answer.code == 0
+    assert uid in said(*flags, "explain", uid[:20], "--metadata", FIGURE_1, "--json").out
+
+
+def test_an_object_that_is_not_known_any_more_is_told(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any]
+) -> None:
+    answer = said(*flags, "explain", explained[1], "--object", "registration-1-7")
+    assert answer.code == 2
+    assert answer.is_one_line(), answer
+    assert "no object registration-1-7 that is still known" in answer.err
+
+
+def test_an_object_that_was_published_just_now_is_explained_by_its_id(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any], figures: Any
+) -> None:
+    publisher, uid = explained
+    registration = figures.register(publisher)
+    published = publisher.publish(registration, figures.figure_1)
+    publisher.flush()
+    answer = said(*flags, "explain", uid, "--object", published)
+    assert answer.code == 0
+    assert "yes\t//lat>33\t'33.34'" in answer.out
+
+
+def test_a_document_or_an_object_is_needed(flags: list[str], said: Callable[..., Any]) -> None:
+    for arguments in ((), ("--metadata", FIGURE_1, "--object", "x"), ("--object", "x", "--payload", FIGURE_1)):
+        answer = said(*flags, "explain", "subscription-x", *arguments)
+        assert (answer.code, "give either --metadata" in answer.err) == (2, True)
 
 
 def test_where_nobody_publishes_any_more_the_explanation_says_so(

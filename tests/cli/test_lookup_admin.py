@@ -71,9 +71,13 @@ def test_what_an_administrator_sets_is_shown_and_in_force_after_kill_9(
     process, again = lookup("--group", "start")
     assert (again["id"], again["address"], again["groups"]) == (ready["id"], moved, ["lab", ""])
     assert admin(moved, "locators").out == "joins localhost:2\n"
-    # and that `set` without a name is none
-    assert admin(moved, "groups", "set").out == "serves none\n"
-    assert admin(moved, "locators", "set").out == "joins nobody by address\n"
+    # and that `set` says so before it takes it out of everything
+    for what in ("groups", "locators"):
+        for arguments in ((what, "set"), (what, "add"), (what, "show", "--none"), (what, "set", "a:1", "--none")):
+            assert admin(moved, *arguments).code == 2
+    assert admin(moved, "groups").out == "serves lab, public\n"
+    assert admin(moved, "groups", "set", "--none").out == "serves none\n"
+    assert admin(moved, "locators", "set", "--none").out == "joins nobody by address\n"
     kill(process)
     assert lookup()[1]["groups"] == []
 

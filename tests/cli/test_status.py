@@ -6,6 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
+from jbi_pubsub.cli.show import drawn
 from jbi_pubsub.cli.status import Servers, tables
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -31,13 +34,11 @@ def _published(federation: Any, figures: Any) -> Any:
     return pad, publish, uid
 
 
-def _cells(found: list[dict[str, Any]], kind: str, **options: bool) -> dict[str, object]:
-    """The row of the first server of a kind, by column."""
-    for columns, rows, _ in tables(found, **options):
-        for row in rows:
-            if row[0] == kind:
-                return dict(zip(columns, row, strict=True))
-    raise AssertionError(kind)
+def _cells(found: list[dict[str, Any]], head: str, first: str = "") -> dict[str, object]:
+    """By column, the row that begins with `first` of the table whose first column has that head."""
+    table = next(table for table in tables(found) if table.columns[0].head == head)
+    row = next(row for row in table.rows if str(row[0]).startswith(first))
+    return dict(zip((column.head for column in table.columns), row, strict=True))
 
 
 def test_what_a_delegate_does_is_shown_with_rates_from_the_second_time_on(
@@ -47,54 +48,94 @@ def test_what_a_delegate_does_is_shown_with_rates_from_the_second_time_on(
     servers = Servers(federation.config, ())
     federation.stack.callback(servers.close)
     # Given a first look
-    first = _cells(servers.ask(), "delegate")
-    assert (first["name"], first["published"], first["lost"]) == ("alpha, rome", "0", "0")
+    first = servers.ask()
+    assert _cells(first, "kind", "delegate")["name"] == "alpha, rome"
+    row = _cells(first, "objects at")
+    assert (row["objects at"], row["published"], row["lost"]) == ("alpha, rome", "0", "0")
     # When ten objects follow the two that a subscription with room for two has not consumed yet
     publish(2)
     eventually(lambda: pad.status()["delivered"] == 2)
     publish(10)
     found = servers.ask()
     # Expect counts with rates, the two that wait, the losses by cause, and both leases
-    row = _cells(found, "delegate")
-    assert str(row["published"]).startswith("12 (")
-    assert str(row["published"]).endswith("/s)")
-    assert row["queued"] == 2
-    assert row["lost"] == "queue_overflow 8"
-    assert (row["unmatched"], row["matched"], row["suppressed"]) == ("0", "12", "0")
-    assert row["leases"] == 2
-    assert (row["registrations"], row["subscriptions"]) == (1, 1)
-    [rates] = [facts["rates"] for facts in found if facts["kind"] == "delegate"]
-    assert rates["published"] > 0
+    row = _cells(found, "objects at")
+    assert (row["published"], row["waiting"], row["lost"]) == ("12", "2", "8")
+    assert float(str(row["in/s"]).replace(",", "")) > 0
+    assert _cells(found, "lost at") == {"lost at": "alpha, rome", "cause": "queue_overflow", "objects": "8"}
+    assert (row["unmatched"], row["matched"], row["suppressed"], row["sent"]) == ("0", "12", "0", "0")
+    row = _cells(found, "kind", "delegate")
+    assert (row["leases"], row["regs"], row["subs"], row["mail"]) == (2, 1, 1, "0")
     # Expect the subscription with its own account
     details = list(tables(found, subscriptions=True))[-1]
-    assert details[1] == [
-        (uid.removeprefix("subscription-")[:12], "/metadata", "", "drop_newest 2", 12, 0, 2, 2, "queue_overflow 8")
-    ]
+    assert details.rows == [(uid, "/metadata", "", "drop_newest 2", 12, 0, 2, 2, "queue_overflow 8")]
     # Expect the lookup service in a table of its own
-    lookup = _cells(found, federation.lookups[0].info().service_id[:8])
-    assert lookup["items"] == 2
-    assert lookup["leases"] == 2 + lookup["listeners"]  # type: ignore[operator]  # an int
-    assert lookup["disk"] == "-"
+    lookup = _cells(found, "lookup at")
+    assert (lookup["items"], lookup["disk"]) == ("2", "-")
+    row = _cells(found, "kind", "lookup")
+    assert (row["name"], row["address"]) == (federation.config.lookup.groups[0], federation.lookups[0].address)
+    assert row["leases"] == 2 + int(str(lookup["listeners"]))
 
 
-def test_what_is_sent_and_not_acknowledged_is_shown_beside_what_waits() -> None:
-    # Expect each row to add up: matched = suppressed + delivered + queued + sent + lost
-    facts = {
-        "kind": "delegate", "name": "a", "location": "b", "address": "x:1", "uptime": 1.0, "leases": 2, "mail":
-        {"fault": "", "queued": 0}, "counts": {"registrations": 1, "subscriptions": 1}, "published": 9, "unmatched": 1,
-        "matched": 8, "suppressed": 1, "delivered": 2, "queued": 1, "in_flight": 3, "lost": {"queue_overflow": 1},
-    }  # fmt: skip
-    assert _cells([facts], "delegate")["queued"] == "1 + 3 sent"
+DELEGATE = {
+    "kind": "delegate", "name": "alpha", "location": "rome", "address": "127.0.0.1:40123", "uptime": 93_784.0,
+    "leases": 12, "mail": {"fault": "", "queued": 126}, "counts": {"registrations": 9_999, "subscriptions": 123_456},
+    "published": 1_234_567, "unmatched": 1_234_567, "matched": 2_345_678, "suppressed": 4_567, "delivered": 2_345_678,
+    "queued": 12_345, "in_flight": 1_234, "lost": {"queue_overflow": 1_204, "missed": 3},
+}  # fmt: skip
+LOOKUP = {
+    "kind": "lookup", "id": "0123456789abcdef", "address": "127.0.0.1:4160", "groups": ["", "lab"], "uptime": 3_784.0,
+    "items": 100_000, "event_registrations": 10_000, "lookups": 1_234_567, "changes": 1_234_567, "events": 1_234_567,
+    "events_lost": 12, "store": None,
+}  # fmt: skip
+NEWER = {"kept": {"objects": 120_000, "bytes": 268_435_456}, "faults": {"lease reaper": 2}}
+RATES = {"rates": {"published": 12_345.6, "delivered": 12_345.6, "lookups": 1_234.5, "events": 1_234.5}}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("more", [{}, NEWER, RATES, NEWER | RATES], ids=["once", "newer", "rates", "all"])
+def test_the_tables_fit_the_terminal(width: int, more: dict[str, Any]) -> None:
+    # Given a lookup service and a delegate with seven-digit counts, and one that does not answer
+    gone = {"kind": "unreachable", "name": "", "address": "127.0.0.1:40199", "error": "gone"}
+    found = [LOOKUP | more, DELEGATE | more, gone]
+    lines = "\n".join(drawn(table, width=width) for table in tables(found)).splitlines()
+    # Expect no line to be wider than the terminal, no row to be folded or cut, and the essential columns to be there
+    assert max(map(len, lines)) <= width
+    assert len([line for line in lines if "alpha, rome" in line]) == (5 if "faults" in more else 4)
+    assert not [line for line in lines if "…" in line]
+    heads = " ".join(lines)
+    for essential in ("published", "matched", "delivered", "waiting", "lost", "1,234,567", "missed", "queue_overflow"):
+        assert essential in heads
+    assert ": alpha, rome" not in heads, "one row for a server"
+    if width == 120 and not more:
+        assert "no room" not in heads
+    if "kept" in more:
+        assert width == 80 or "268 MB" in heads
+        assert "lease reaper" in heads
+
+
+def test_what_there_is_no_room_for_is_said() -> None:
+    # Given a table that is too wide
+    [table] = [t for t in tables([DELEGATE | RATES]) if t.columns[0].head == "objects at"]
+    # Expect the spare columns to be named
+    assert (
+        drawn(table, width=80).splitlines()[-1]
+        == "(no room for unmatched, suppressed, sent: see --json, or a wider terminal)"
+    )
+    # Expect one too wide for anything to be a line for each value
+    lines = drawn(table, width=40).splitlines()
+    assert "objects at: alpha, rome" in lines
+    assert max(map(len, lines)) <= 40
 
 
 def test_a_server_that_is_gone_is_shown_as_such(federation: Any, eventually: Callable[..., Any]) -> None:
     pad = federation.pad("alpha", "rome")
     servers = Servers(federation.config, ())
     federation.stack.callback(servers.close)
-    assert _cells(servers.ask(), "delegate")["address"] == pad.address
+    assert _cells(servers.ask(), "kind", "delegate")["address"] == pad.address
     # When its port is closed while the lookup service still lists it
     pad._endpoint.stop()
-    assert _cells(servers.ask(), "unreachable")["address"] == pad.address
+    row = _cells(servers.ask(), "kind", "unreach")
+    assert (row["kind"], row["address"]) == ("unreachable", pad.address)
 
 
 def test_services_of_other_kinds_are_not_asked(federation: Any) -> None:
@@ -121,5 +162,5 @@ def test_watching_says_so_again_and_again(federation: Any, figures: Any, said: C
     assert second["rates"]["published"] == 0.0
     # When somebody pipes it, expect plain tables, tab-separated
     plain = said("--no-multicast", "status", pad.address, "--watch", "--count", "2", "--every", "0.1").out
-    lines = [line.split("\t") for line in plain.splitlines() if line.startswith("delegate")]
-    assert [line[6] for line in lines] == ["3", "3 (0.0/s)"]
+    lines = [line.split("\t") for line in plain.splitlines() if line.startswith("alpha, rome\t3")]
+    assert [(line[1], line[9:]) for line in lines] == [("3", []), ("3", ["0.0", "0.0"])]

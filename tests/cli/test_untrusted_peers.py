@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 from collections.abc import Callable
@@ -12,11 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from jbi_pubsub.cli.app import JsonFormatter, TextFormatter, run
 from jbi_pubsub.cli.clients import _line, _write
-from jbi_pubsub.cli.settings import printable, show_json, show_rows, table
+from jbi_pubsub.cli.show import Column, Table, as_json, drawn, printable, show_json, show_rows
 from jbi_pubsub.core.errors import ProtocolError, WireError
 from jbi_pubsub.core.info_object import InfoObject, Parcel, Platform, TypeName, decode, encode
 from jbi_pubsub.core.wire import ServiceRef
@@ -115,10 +113,7 @@ def test_an_object_with_a_time_that_is_none_is_refused(published: float) -> None
 
 def _shown(cell: str) -> str:
     """The row of a table with one cell, as a terminal gets it, without the table's own borders and styles."""
-    file = io.StringIO()
-    made = table(("value",), [(cell,)])
-    Console(file=file, force_terminal=True, color_system=None, width=120).print(made)
-    return file.getvalue().splitlines()[3]
+    return drawn(Table([Column("value", long=True)], [(cell,)]), width=120).split("\n")[2]
 
 
 @pytest.mark.parametrize("text", SPITEFUL.values(), ids=SPITEFUL)
@@ -185,6 +180,13 @@ def test_what_a_peer_says_in_an_error_reaches_log_and_terminal_as_text(
 )
 def test_markup_of_a_peer_is_shown_as_it_is(text: str) -> None:
     assert text in _shown(text)
+
+
+@pytest.mark.parametrize("text", [*SPITEFUL.values(), "\x9b2J", "a\u202eb", "a\u200bb", "\x7f"])
+def test_json_says_what_is_there_and_nothing_that_a_terminal_would_obey(text: str) -> None:
+    said = as_json({"name": text})
+    assert said.isprintable()
+    assert json.loads(said) == {"name": text}
 
 
 def test_printable_text_stays_as_it_is() -> None:

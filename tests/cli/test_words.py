@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -13,7 +17,7 @@ from typing import Any
 import click
 import pytest
 
-from jbi_pubsub.cli.app import jbi
+from jbi_pubsub.cli.app import HOMES, jbi
 
 FILES = Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery"
 SCHEMA, FIGURE_1, FIGURE_3 = (str(FILES / name) for name in ("Intel_Imagery.xsd", "fig1.xml", "fig3-template.xml"))
@@ -56,6 +60,107 @@ def test_every_command_explains_itself(command: tuple[str, ...], option: str, sa
     assert answer.out.startswith(" ".join(("Usage: jbi", *command)))
     _usage, explanation, *_ = answer.out.split("\n\n")
     assert explanation.strip().endswith(".")
+
+
+def test_the_help_of_all_imports_no_command_and_says_what_they_say() -> None:
+    # Expect the help of `jbi` to be there without what its commands need
+    script = (
+        "import sys; from jbi_pubsub.cli.app import jbi\n"
+        "jbi.main(['--help'], standalone_mode=False)\n"
+        "assert not {'msgspec', 'rich', 'lxml', 'jbi_pubsub.core'} & set(sys.modules)"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    # and to have a whole sentence for each
+    for name, (_, sentence) in HOMES.items():
+        assert f"  {name}  " in shown
+        assert sentence in shown
+        assert jbi.get_command(ASKING, name) is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("lokup",), "'lookup'"), (("Status",), "'status'"), (("lookup", "admn"), "'admin'"),
+        (("subscriptions", "cancle"), "'cancel'"), (("bench", "mtach"), "'match'"),
+        (("status", "--wach"), "--watch"), (("subscribe", "--tpye", "x"), "--type"),
+        (("--set", "queue.policy=drop", "config"), "drop_oldest, drop_newest or block"),
+        (("subscribe", "--policy", "drop"), "'drop_oldest', 'drop_newest', 'block'"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_mistyped_name_is_answered_with_the_nearest(
+    arguments: tuple[str, ...], meant: str, said: Callable[..., Any]
+) -> None:
+    answer = said(*arguments)
+    assert answer.code == 2
+    assert meant in answer.err
+
+
+def test_nothing_near_is_not_guessed(said: Callable[..., Any]) -> None:
+    assert "Did you mean" not in said("xyzzy").err
+
+
+@pytest.mark.parametrize("arguments", [("", "rome"), ("alpha", ""), ("", ""), (" ", "rome")])
+def test_a_delegate_without_characteristics_does_not_start(
+    arguments: tuple[str, ...], said: Callable[..., Any]
+) -> None:
+    answer = said(*ALONE, "pad", *arguments)
+    assert answer.code == 2
+    assert answer.is_one_line(), answer
+    assert "jbi pad alpha rome" in answer.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("subscribe", "--type", "x", "--out", "file/out"), ("bench", "match", "--out", "file/out.json"),
+        ("study", "match", "--out", "file/out"), ("codegen", SCHEMA, "-o", "file/out.py"),
+    ],
+    ids=lambda a: a[0],
+)  # fmt: skip
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    arguments: tuple[str, ...], said: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given a file where a folder would have to be; Expect an error before anybody is asked or anything measured
+    (tmp_path / "file").write_text("")
+    answer = said(*ALONE, *arguments)
+    assert answer.code == 2
+    assert answer.is_one_line(), answer
+    assert "file/out" in answer.err
+
+
+def test_a_file_that_is_only_to_be_read_is_refused_before_the_work(
+    said: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rows.json").write_text("")
+    monkeypatch.setattr("os.access", lambda _, mode: mode != os.W_OK)  # whoever runs the tests may write everything
+    answer = said("bench", "match", "--out", "rows.json")
+    assert (answer.code, answer.is_one_line()) == (2, True)
+
+
+def examples() -> list[str]:
+    """The command lines in the help of all commands, but for `codegen` and `explain`, whose files are any."""
+    asked = (path for path in commands(jbi) if path[:1] not in (("codegen",), ("explain",)))
+    helps = [functools.reduce(lambda group, name: group.get_command(ASKING, name), path, jbi).help for path in asked]
+    lines = "\n".join(helps).replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if re.match(r"\s*([A-Z_]+=\S+ )?jbi ", line)]
+
+
+@pytest.mark.parametrize("example", examples())
+def test_the_examples_of_the_help_are_right_as_written(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a command line of the help, in the top folder of the source; Expect its options and files to exist
+    monkeypatch.chdir(FILES.parent.parent.parent)
+    _, *arguments = shlex.split(re.sub(r"^\w+=\S+ ", "", example), comments=True)
+    command: click.Command = jbi
+    while True:
+        context = command.make_context(command.name, list(arguments), parent=ASKING)
+        rest = [*context._protected_args, *context.args]
+        if not isinstance(command, click.Group) or not rest:
+            assert rest == []
+            break
+        _, found, arguments = command.resolve_command(context, rest)
+        assert found is not None
+        command = found
 
 
 def test_the_version(said: Callable[..., Any]) -> None:
@@ -209,6 +314,37 @@ def test_no_lookup_service(arguments: tuple[str, ...], said: Callable[..., Any])
     assert "lookup" in answer.err.lower()
 
 
+def test_who_waits_for_a_lookup_service_is_told_where_is_looked(
+    said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a command that has to wait longer than people expect; Expect it to say where it looks, before the error
+    monkeypatch.setattr("jbi_pubsub.cli.settings.SILENT_SECONDS", 0.05)
+    for arguments in (("services",), ("status",), ("subscribe", "--type", "x"), ("subscriptions",)):
+        first, *_, last = said(*ALONE, *arguments).err.splitlines()
+        assert first == "jbi: looking for a lookup service (127.0.0.1:1), 0.3 s at most"
+        assert "no lookup service" in last
+
+
+def test_services_that_do_not_exist_are_answered_with_what_there_is(
+    flags: list[str], federation: Any, figures: Any, said: Callable[..., Any]
+) -> None:
+    # Given a delegate with a registration
+    federation.pad("alpha", "rome")
+    figures.register(federation.light())
+    for arguments, hint in (
+        (("--type", "PublisherRegistraton"), "did you mean jbi.PublisherRegistration?"),
+        (("--entry", "RequiredMetadatEntry"), "Intel_Imagery#RequiredMetadataEntry?"),
+        (("--field", "publishr=418th"), "no field publishr; did you mean publisher?"),
+        (("--field", "publisher=418"), "no publisher that is 418; did you mean 418th?"),
+        (("--field", "publisher=xyz"), "no publisher that is xyz; there are: 418th"),
+    ):
+        # When one asks for what nobody has; Expect no service, and what was meant, or what there is
+        answer = said(*flags, "services", *arguments)
+        assert (answer.code, len(answer.out.splitlines())) == (0, 1)
+        assert hint in answer.err, arguments
+        assert json.loads(said(*flags, "services", *arguments, "--json").out) == []
+
+
 def test_no_such_delegate(flags: list[str], federation: Any, said: Callable[..., Any]) -> None:
     # Given another delegate
     federation.pad("alpha", "rome")
@@ -237,9 +373,7 @@ def test_invalid_metadata(
 ) -> None:
     federation.pad()
     (tmp_path / "bad.xml").write_bytes(figures.metadata(lat="north"))
-    answer = said(
-        *flags, "publish", "--delegate", "alpha", "rome", "--schema", SCHEMA, "--metadata", "bad.xml", "--wait", "0"
-    )
+    answer = said(*flags, "publish", "--delegate", "alpha", "rome", "--schema", SCHEMA, "--metadata", "bad.xml")
     # Expect the element and its value
     assert answer.code in (1, 2)
     assert answer.is_one_line(), answer
@@ -264,12 +398,39 @@ def test_a_bad_email_address(address: str, flags: list[str], said: Callable[...,
     assert answer.is_one_line(), answer
 
 
+def test_bad_input_is_refused_before_anybody_is_looked_for(said: Callable[..., Any]) -> None:
+    # Given nobody; Expect what is wrong, not that nobody is there
+    for wrong in (("--email", "nobody"), ("--predicate", "//a["), ("--filter", "//a[")):
+        answer = said(*ALONE, "subscribe", "--type", "x", *wrong)
+        assert answer.is_one_line(), answer
+        assert "lookup service" not in answer.err
+
+
 def test_cancelling_an_unknown_subscription(flags: list[str], federation: Any, said: Callable[..., Any]) -> None:
     federation.pad()
     answer = said(*flags, "subscriptions", "cancel", "subscription-unknown")
     assert answer.code in (1, 2)
     assert answer.is_one_line(), answer
     assert "subscription-unknown" in answer.err
+
+
+def test_an_email_subscription_is_cancelled_by_the_first_characters_of_its_id(
+    flags: list[str], federation: Any, said: Callable[..., Any]
+) -> None:
+    # Given two e-mail subscriptions
+    federation.pad()
+    made = [
+        json.loads(said(*flags, "subscribe", "--email", f"{who}@example.org", "--json").out)["subscription"]
+        for who in ("first", "second")
+    ]
+    # When one is cancelled as the list shows it; Expect the other to stay
+    brief = made[0].partition("-")[2][:12]
+    assert said(*flags, "subscriptions", "cancel", brief).out == "cancelled at 1 delegate\n"
+    assert [s["uid"] for s in json.loads(said(*flags, "subscriptions", "--json").out)] == made[1:]
+    # When the beginning is that of none, or of several; Expect an error
+    assert "no e-mail subscription" in said(*flags, "subscriptions", "cancel", brief).err
+    said(*flags, "subscribe", "--email", "third@example.org")
+    assert "2 e-mail subscriptions begin with" in said(*flags, "subscriptions", "cancel", "subscription-").err
 
 
 # -- codegen ------------------------------------------------------------------------------------------------------

@@ -14,8 +14,10 @@ from lxml import etree
 
 from jbi_pubsub.core.errors import MetadataError, UnknownUidError
 from jbi_pubsub.core.xml import parse_metadata
-from jbi_pubsub.core.xpath import PredicateIndex, bbox, compile_predicate, family, reading, recipe
-from jbi_pubsub.core.xpath.differential import NAMESPACES, compare, document, expression
+from jbi_pubsub.core.xpath import PredicateIndex, bbox, check, compile_predicate, family, reading, recipe
+from jbi_pubsub.core.xpath import index as index_module
+from jbi_pubsub.core.xpath.differential import NAMESPACES, compare, document, expression, is_taken
+from jbi_pubsub.core.xpath.remembered import Remembered
 
 
 def index_of(*expressions: str) -> PredicateIndex[int]:
@@ -151,7 +153,7 @@ class TestExplanation:
     @pytest.mark.parametrize(
         ("expression", "reason"),
         [
-            ("//a=1", "the axis descendant-or-self"),
+            ("//a=1", "the axis descendant"),
             ("/m/*/a", "a step to any name"),
             ("a|b", "the operator |"),
             ("a=b", "a comparison with something else than a constant"),
@@ -329,8 +331,35 @@ class TestExactness:
             index.add(key, compile_predicate(text))
         assert sorted(index.match(root)) == [0, 1, 3, 5, 6]
 
+    def test_a_condition_on_another_document_element_implies_nothing_about_this_one(self) -> None:
+        exactly(
+            (
+                "/m/*[/o/a=1]",
+                "/m/*[/*/a='1']",
+                "/m/*[/m/a='1']",
+                "*[/o/a='1']",
+                "/*/*[/*/a>0 and /*/a<2]",
+                "/m/*[/o/a]",
+                "/m/*[/m/a='1'] and /o/*[/*/a='1']",
+                "/m[/o/a='1']",
+                "/m/a[/o/a='1']",
+            ),
+            "<o><a>1</a></o>",
+            "<m><a>1</a></m>",
+            "<p><a>1</a></p>",
+            "<m a='1'/>",
+            "<m/>",
+        )
+
     def test_random_predicates_and_documents(self) -> None:
-        result = compare(100_000, seed=2004)
+        result = compare(20_000, seed=2004)
+        assert result.mismatches == ()
+        assert result.indexed > result.expressions // 2
+        assert result.true > result.compared // 10
+
+    @pytest.mark.slow
+    def test_many_random_predicates_and_documents(self) -> None:
+        result = compare(1_000_000, seed=2026)
         assert result.mismatches == ()
         assert result.indexed > result.expressions // 2
         assert result.true > result.compared // 10
@@ -343,7 +372,7 @@ class TestExactness:
         held: dict[int, Any] = {}
         for key, adding in enumerate(steps):
             if adding or not held:
-                text = expression(chance)
+                text = next(filter(is_taken, iter(lambda: expression(chance), None)))
                 index.add(key, compile_predicate(text, namespaces=NAMESPACES))
                 held[key] = etree.XPath(f"boolean({text})", namespaces=NAMESPACES)
             else:
@@ -387,6 +416,31 @@ class TestBounds:
         for key in range(len(texts)):
             index.remove(key)
         assert index.stats()["rows"] == 0
+
+    def test_what_is_remembered_of_shapes_is_bounded_in_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        # Given little room, and many shapes of predicates with checks that come and go
+        monkeypatch.setattr(check, "MAX_FUNCTIONS_BYTES", 20 * check.FUNCTION_BYTES)
+        monkeypatch.setattr(index_module, "MAX_PLANS_BYTES", 50_000)
+        index = index_of()
+        texts = [f"/m/a=1 and not(/m/b{i % 40}={i}) and not(/m/c{i % 7}=1)" for i in range(300)]
+        for key, text in enumerate(texts):
+            index.add(key, compile_predicate(text))
+        assert sorted(index.match(etree.fromstring("<m><a>1</a><b3>43</b3></m>"))) == [k for k in range(300) if k != 43]
+        assert index._recipes.size <= 50_000
+        assert index._checks._functions.size <= check.MAX_FUNCTIONS_BYTES
+        for key in range(len(texts)):
+            index.remove(key)
+        # Expect nothing to be kept for a row that is gone
+        assert set(index._checks.of) == {None}
+
+    def test_what_does_not_fit_is_forgotten_and_what_is_too_large_is_not_kept(self) -> None:
+        kept: Remembered[str, int] = Remembered(100)
+        assert kept.put("a", 1, 60) == 1
+        assert kept.get("a") == 1
+        assert kept.put("b", 2, 60) == 2
+        assert (kept.get("a"), kept.get("b"), len(kept), kept.size) == (None, 2, 1, 60)
+        assert kept.put("c", 3, 101) == 3
+        assert (len(kept), kept.size) == (0, 0)
 
     def test_numbers_of_rows_are_used_again(self) -> None:
         index = index_of("/m/a=1")

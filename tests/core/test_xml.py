@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import codecs
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jbi_pubsub.core import xml
 from jbi_pubsub.core.errors import MetadataError, OversizeError
-from jbi_pubsub.core.xml import MAX_DEPTH, parse_metadata, parse_payload, to_bytes
+from jbi_pubsub.core.xml import MAX_DEPTH, most_nodes, parse_metadata, parse_payload, to_bytes
 
 XXE = b'<!DOCTYPE a [<!ENTITY e SYSTEM "file:///etc/passwd">]><a>&e;</a>'
 LAUGHS = (
@@ -62,6 +65,61 @@ def test_depth_is_bounded_whatever_else_is_in_the_document(padding: str, encodin
 
 def test_a_document_with_many_elements_is_not_a_deep_one() -> None:
     assert len(parse_metadata(b"<a>" + b"<b><c/></b>" * 5_000 + b"</a>")) == 5_000
+
+
+PARTS = ("<a>", "</a>", "<b x='1>'/>", "<b y=\"='\" z='>>'/>", "x", ">", ">>", "&gt;", "<!-- > = <<a> -->", "<?p >?>",
+         "<![CDATA[<a>>]]>", " ", "<c/>", "=", "'", "\u3e3c", "\u3c3e", "é")  # fmt: skip
+
+
+@settings(derandomize=True, max_examples=400, deadline=None)
+@given(
+    st.lists(st.sampled_from(PARTS), max_size=9),
+    st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "utf-16-be", "utf-32", "iso-8859-1", "us-ascii", "cp037"]),
+)
+def test_a_document_has_no_more_nodes_than_its_bytes_show(parts: list[str], encoding: str) -> None:
+    declared = encoding.replace("-sig", "")
+    source = f'<?xml version="1.0" encoding="{declared}"?><r>{"".join(parts)}</r>'
+    data = source.encode(encoding, errors="xmlcharrefreplace")
+    root = parse_payload(data)
+    if root is not None:
+        assert root.xpath("count(//node()) + count(//@*)") <= most_nodes(data)
+
+
+def test_a_payload_with_too_many_nodes_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xml, "MAX_XML_PAYLOAD_NODES", 1000)
+    poison = b"<r>" + b"<x/>" * 1001 + b"</r>"
+    assert parse_payload(poison) is None
+    assert parse_payload(poison.decode().encode("utf-16")) is None
+    # but one that has as many bytes, and not as many nodes, is
+    assert parse_payload(b"<r>" + b"<x>1</x>" * 400 + b"t" * 4000 + b"</r>") is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", [b"<x/>", b"<x><y>1</y></x>", b"<x>" + b"t" * 900 + b"</x>", b'<x a="1" b="2"/>'])
+def test_memory_of_a_large_payload_is_bounded_and_given_back(part: bytes) -> None:
+    # Given as large a payload as may come, in a process of its own
+    script = f"""
+import resource
+from pathlib import Path
+from jbi_pubsub.core.xml import MAX_XML_PAYLOAD_BYTES, MAX_XML_PAYLOAD_NODES, give_back, most_nodes, parse_payload
+from jbi_pubsub.core.xpath import compile_filter, select
+def held():
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+room = min((MAX_XML_PAYLOAD_BYTES - 7) // {len(part)}, (MAX_XML_PAYLOAD_NODES - 1) // most_nodes({part!r}))
+payload = b"<r>" + {part!r} * room + b"</r>"
+before = held()
+root = parse_payload(payload)
+assert root is not None
+select([compile_filter("//y")], root, len(payload))
+del root
+give_back(len(payload))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before, held() - before)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    peak, left = map(int, done.stdout.split())
+    assert peak < 600 << 20
+    assert left < 32 << 20
 
 
 def test_size_is_bounded() -> None:

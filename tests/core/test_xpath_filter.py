@@ -131,13 +131,6 @@ def test_a_selection_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "more than 2000 bytes" in cut.last_error
 
 
-def test_an_evaluation_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_EVALUATION", 1000)
-    cut = compile_filter("//a[//b]")
-    assert cut.apply(etree.fromstring("<m>" + "<a/>" * 100 + "<b/></m>")).count == 0
-    assert cut.errors == 1
-
-
 def test_a_failing_evaluation_selects_nothing() -> None:
     cut = compile_filter("position()")
     assert cut.apply(etree.fromstring("<m/>")) == module.NOTHING

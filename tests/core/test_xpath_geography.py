@@ -109,7 +109,7 @@ def test_tiny_degrees_are_written_without_exponent() -> None:
 @pytest.mark.parametrize(
     "box",
     [(35, 65, 33, 70), (33, 65, 33, 70), (33, 65, 35, 65), (-91, 0, 0, 1), (0, 0, 1, 181), (float("nan"), 0, 1, 1),
-     (0, 180, 1, -180)],
+     (0, 180, 1, -180), ("33", 65, 35, 70), (None, 65, 35, 70)],
 )  # fmt: skip
 def test_nonsense_is_refused(box: tuple[float, float, float, float]) -> None:
     with pytest.raises(PredicateError):

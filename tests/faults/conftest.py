@@ -17,8 +17,8 @@ from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.lookup.client.join import JoinManager
 
 LEASE = 1.0
-GRACE = 2.0
-"""Reapers look twice a second; the rest is for a busy machine."""
+GRACE = 9.0
+"""Reapers look twice a second; the rest is for a busy machine. The default lease, of a minute, is far longer."""
 
 DATA = Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery"
 
@@ -120,6 +120,12 @@ class Field:
         """Other leases from now on."""
         self.config = msgspec.structs.replace(self.config, lease=msgspec.structs.replace(self.config.lease, **seconds))
 
+    def keep(self, seconds: float) -> None:
+        """How long delegates keep for those who come late, from now on."""
+        self.config = msgspec.structs.replace(
+            self.config, pad=msgspec.structs.replace(self.config.pad, keep_seconds=seconds)
+        )
+
     def flags(self) -> list[str]:
         """`config` for the command line."""
         flags = ["--no-multicast"]
@@ -128,6 +134,7 @@ class Field:
         for section in ("lease", "mail"):
             for key, value in msgspec.structs.asdict(getattr(self.config, section)).items():
                 flags += ["--set", f"{section}.{key}={value}"]
+        flags += ["--set", f"pad.keep_seconds={self.config.pad.keep_seconds}"]
         return [*flags, "--set", f"lookup.probe={self.config.lookup.probe}"]
 
     def jbi(self, *arguments: str) -> Any:

@@ -155,3 +155,46 @@ def test_a_lookup_service_that_finds_no_room_at_its_start_says_so_in_one_line(
     assert process.returncode not in (0, None)
     assert "free some space" in said
     assert "Traceback" not in said
+
+
+def test_a_lookup_service_is_restarted_on_a_full_disk_and_found_and_watched_there(
+    small_disk: Path, field: Any, start: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    # Given a lookup service with a delegate, and nothing left of its disk when it is stopped and started again
+    arguments = ("--no-multicast", "lookup", "--port", "0", "--metrics-port", "0", "--json")
+    arguments = (*arguments, "--state", str(small_disk / "state.db"))
+    first = Served(start(*arguments))
+    lease = first.registrar.register(noted("delegate"), 300.0).lease_id
+    first.registrar.close()
+    first.process.signal(signal.SIGTERM)
+    first.process.end()
+    fill(small_disk / "filler")
+    fill(small_disk / "rest")
+    again = Served(start(*arguments))
+
+    # Expect the same one, with what it had; it says what is wrong, and refuses new services
+    assert again.id == first.id
+    assert again.names() == {"delegate"}
+    eventually(lambda: again.metric("lookup_store_fault") == 1.0)
+    with pytest.raises(StorageError, match="full"):
+        again.registrar.register(noted("new"), 300.0)
+
+    # Expect that who comes now can watch, as a new publisher does to find its delegate
+    field.lookups(again.address)
+    community = field.community()
+    cache = community.watch(ServiceTemplate(types=("Service",)))
+    assert community.wait_watching(cache, 10.0) == 1
+    assert [item.service_id for item in cache.items()] == ["delegate"]
+    assert again.registrar.cancel([lease])[0].error is None
+    eventually(lambda: cache.items() == [])
+
+    # When room is made, expect it well again, and nothing of all that lost by a kill
+    (small_disk / "filler").unlink()
+    eventually(lambda: again.metric("lookup_store_fault") == 0.0)
+    again.registrar.register(noted("later"), 300.0)
+    again.registrar.close()
+    again.process.signal(signal.SIGKILL)
+    again.process.end()
+    last = Served(start(*arguments))
+    assert (last.id, last.names()) == (first.id, {"later"})
+    last.registrar.close()

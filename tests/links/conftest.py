@@ -18,7 +18,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -318,12 +317,6 @@ def _segments_received(sock: Any) -> int:
 # -- what the tests use -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="session")
-def fixtures(pytestconfig: pytest.Config) -> Any:
-    """The helpers beside the fixtures that all tests share."""
-    return pytestconfig.pluginmanager.get_plugin(str(Path(__file__).parent.parent / "conftest.py"))
-
-
 @pytest.fixture
 def new_link() -> Iterator[Callable[..., Link]]:
     """new_link("127.0.0.2", seed=7) is a link; closed at the end."""
@@ -355,6 +348,7 @@ class Scene:
         self.publisher: Any = None
         self.subscriber: SubscriberAdapter | None = None
         self.subscription: Any = None
+        self.leases(30.0)
 
     @property
     def config(self) -> Config:
@@ -369,7 +363,7 @@ class Scene:
         )
 
     def leases(self, seconds: float) -> None:
-        """All leases from now on."""
+        """All leases from now on; 30 s before, which nothing but an outage outlasts."""
         self._federation.config = msgspec.structs.replace(
             self.config, lease=LeaseSection(publisher=seconds, subscriber=seconds, lookup=seconds)
         )
@@ -405,7 +399,7 @@ class Scene:
             self.publisher.publish(self.registration, metadata or self._figures.figure_1, payload)
             self.published += 1
 
-    def receive(self, until: int, timeout: float = 15.0) -> list[InfoObject]:
+    def receive(self, until: int, timeout: float = 60.0) -> list[InfoObject]:
         """All that comes up to and with the object of that sequence number."""
         assert self.subscriber is not None
         found: list[InfoObject] = []
@@ -415,7 +409,7 @@ class Scene:
                 return found
         pytest.fail(f"object {until} did not come, but {[o.platform.sequence for o in found]}")
 
-    def sequences(self, until: int, timeout: float = 15.0) -> list[int]:
+    def sequences(self, until: int, timeout: float = 60.0) -> list[int]:
         """The sequence numbers of `receive`."""
         return [obj.platform.sequence for obj in self.receive(until, timeout)]
 
@@ -468,7 +462,7 @@ def balanced(
         balance = seen["unmatched"] + seen["suppressed"] + seen["delivered"] + seen["lost"] + seen["waiting"]
         return not flying and seen["published"] == balance
 
-    eventually(holds, 5.0, what=seen)
+    eventually(holds, what=seen)
     return seen
 
 

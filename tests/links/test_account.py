@@ -72,7 +72,7 @@ def test_what_was_on_its_way_to_a_killed_subscriber_is_lost_and_counted(
     kind: str, size: int, scene: Any, subscriber_process: Callable[..., Any]
 ) -> None:
     # Given a subscriber process that hangs after its first object, with more on the way to it
-    scene.leases(1.5)
+    scene.set("lease", subscriber=1.5)
     scene.open_publisher(kind)
     subscriber = subscriber_process(scene.config)
     scene.publish(b"first")
@@ -98,7 +98,6 @@ def test_what_was_on_its_way_to_a_killed_subscriber_is_lost_and_counted(
 @pytest.mark.parametrize(("bound", "size"), [(50, 100), (5, 1_500_000)], ids=["small", "in chunks"])
 def test_what_waits_for_a_subscription_that_is_cancelled_is_lost_and_counted(bound: int, size: int, scene: Any) -> None:
     # Given a subscription whose application takes nothing: so many are with it as the bound says, three more wait
-    scene.leases(30.0)
     scene.open("peer", bound=bound, policy="block")
     scene.publish(*[bytes(size)] * (bound + 3))
     scene.eventually(lambda: scene.account() and scene.node.status()["delivered"] == bound)
@@ -114,7 +113,6 @@ def test_what_waits_for_a_subscription_that_is_cancelled_is_lost_and_counted(bou
 
 def test_what_a_node_could_not_deliver_before_it_stopped_is_lost_and_counted(scene: Any) -> None:
     # Given a delegate with objects for a subscriber whose link hangs
-    scene.leases(30.0)
     scene.open()
     scene.publish(b"first")
     assert scene.sequences(1) == [1]
@@ -134,7 +132,6 @@ def test_what_a_node_could_not_deliver_before_it_stopped_is_lost_and_counted(sce
 
 def test_a_publisher_held_up_for_a_subscription_that_is_cancelled_goes_on_and_nothing_is_missing(scene: Any) -> None:
     # Given a subscription with room for one object that holds its publisher up, and an application that takes nothing
-    scene.leases(30.0)
     scene.set("queue", block_seconds=30.0)
     scene.open("peer", bound=1, policy="block")
 
@@ -142,10 +139,11 @@ def test_a_publisher_held_up_for_a_subscription_that_is_cancelled_goes_on_and_no
     publishing = threading.Thread(target=scene.publish, args=(b"delivered", b"waits", b"held up"))
     publishing.start()
     scene.eventually(lambda: scene.published == 2 and scene.node.status()["published"] == 3)
+    scene.eventually(lambda: scene.node.status()["delivered"] == 1)
     scene.subscriber.cancel_subscription(scene.subscription)
 
     # Expect that the publisher goes on at once, that all three are in the account, and that no memory is held
-    publishing.join(5.0)
+    publishing.join(20.0)
     assert not publishing.is_alive()
     assert scene.node.status()["lost"] == {"cancelled": 2}
     assert scene.account()["delivered"] == 1

@@ -27,10 +27,12 @@ from jbi_pubsub.core.errors import (
     StorageError,
     WireError,
 )
+from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.lookup import server as server_module
+from jbi_pubsub.lookup.client import discovery
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EXPORTED, LOOKUP_TYPE, LookupService, RegistrarProxy
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -182,9 +184,9 @@ def test_groups_are_set_added_and_removed_and_everybody_learns_of_it(
     lookup: Callable[..., Any], party: Callable[..., Any], proxy: Callable[..., Any], eventually: Callable[..., Any]
 ) -> None:
     # Given two lookup services of the public group, and a party of it that knows one by its locator
-    first = lookup()
-    second = lookup(locators=(first.address,))
-    member = party(locators=(first.address,))
+    first = lookup(groups=("",))
+    second = lookup(groups=("",), locators=(first.address,))
+    member = party(groups=("",), locators=(first.address,))
     cache = member.watch(LOOKUPS)
     eventually(lambda: member.connected() == 2)
     eventually(lambda: set(listed(first)) == addresses(first, second))
@@ -406,22 +408,28 @@ def test_many_leases_that_end_at_once_do_so_in_small_steps(
     assert max(ended) <= server_module.REAP_AT_ONCE <= 100
 
 
-def test_leases_end_and_the_lookup_service_stops_while_a_table_grows_without_end(
-    lookup: Callable[..., Any], eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["lookup-destroy", "lookup-old-port"])
+def test_an_end_that_raises_is_counted(
+    name: str, lookup: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
-    server = lookup()
-    growing = threading.Event()
+    # Given a lookup service whose owner, or whose old port, fails when it is to end
+    server, before = lookup(), faults().get(name, 0)
+    stopping = server._endpoint
 
-    def step() -> bool:
-        growing.set()
-        return True
+    def fail() -> None:
+        if name == "lookup-old-port":
+            type(stopping).stop(stopping)
+        raise RuntimeError("gone")
 
-    monkeypatch.setattr(server._registrar, "step", step)
-    assert growing.wait(10.0)
-    server.grant(lambda registrar, now: registrar.register(PRINTER, 0.1, now))
-    eventually(lambda: server.status()["expired"] == 1)
-    server.stop()
-    assert not server._reaper.is_alive()
+    monkeypatch.setattr(server, "_destroyed", fail)
+    monkeypatch.setattr(stopping, "stop", fail)
+    if name == "lookup-destroy":
+        server.destroy()
+    else:
+        server.set_port(0)
+    # Expect it to be counted
+    eventually(lambda: server.status()["faults"].get(name, 0) == before + 1)
+    monkeypatch.undo()
 
 
 # -- errors and rights ----------------------------------------------------------------------------------------------
@@ -489,6 +497,7 @@ OBSERVER = """
 import json, sys, time
 from zeroconf import ServiceBrowser, Zeroconf, IPVersion
 zeroconf = Zeroconf(interfaces=["127.0.0.1"], ip_version=IPVersion.V4Only)
+kind = sys.argv[1]
 class Observer:
     def add_service(self, zc, kind, name):
         info = zc.get_service_info(kind, name, timeout=3000)
@@ -498,7 +507,7 @@ class Observer:
     update_service = add_service
     def remove_service(self, zc, kind, name):
         print(json.dumps({"gone": name.partition(".")[0]}), flush=True)
-ServiceBrowser(zeroconf, "_jbi-lookup._tcp.local.", Observer())
+ServiceBrowser(zeroconf, kind, Observer())
 sys.stdin.readline()
 zeroconf.close()
 """
@@ -530,9 +539,8 @@ def test_an_independent_browser_sees_the_service_its_groups_its_changes_and_its_
     if not _multicast_reaches_loopback():
         pytest.skip("no multicast on loopback here")
     # Given a browser in a process of its own that knows the service type and nothing of us, and a party with mDNS only
-    with subprocess.Popen(
-        [sys.executable, "-c", OBSERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as observer:
+    command = [sys.executable, "-c", OBSERVER, discovery.SERVICE_TYPE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as observer:
         assert observer.stdout is not None
         assert observer.stdin is not None
         group = f"test-{uuid.uuid4().hex[:8]}"

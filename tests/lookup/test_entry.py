@@ -147,7 +147,11 @@ def test_values_have_one_canonical_text(value, text):
     assert canonical(value) == text
 
 
-@pytest.mark.parametrize("value", [Decimal("NaN"), Decimal("Infinity"), b"x", ["x"], object()], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [Decimal("NaN"), Decimal("Infinity"), b"x", ["x"], object()],
+    ids=["NaN", "Infinity", "bytes", "list", "object"],
+)
 def test_anything_else_is_no_value(value):
     with pytest.raises(EntryError, match="no entry value"):
         canonical(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from unittest import mock
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jbi_pubsub.core.errors import IncompatibleEntryError
-from jbi_pubsub.lookup import index as index_module
+from jbi_pubsub.lookup import posting as posting_module
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep, define, fits
 from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
 
@@ -49,17 +50,6 @@ def ask(index: EntryIndex[str], templates: tuple[EntryRep, ...]) -> list[str] | 
         return None
 
 
-def search(index: EntryIndex[str], templates: tuple[EntryRep, ...]) -> list[str] | str | None:
-    try:
-        found = index.search(templates)
-    except IncompatibleEntryError:
-        return None
-    if found is None:
-        return "not yet"
-    keys, unsure = found
-    return sorted(key for key in keys if index.fits(key, unsure))
-
-
 def expected(held: dict[str, tuple[EntryRep, ...]], templates: tuple[EntryRep, ...]) -> list[str] | None:
     lineages = {known for entries in held.values() for each in entries for known in each.cls.lineage}
     names = {name for name, _ in lineages}
@@ -73,30 +63,29 @@ STEPS = st.lists(
         st.tuples(st.just("add"), KEYS, ENTRIES),
         st.tuples(st.just("remove"), KEYS, st.just(())),
         st.tuples(st.just("find"), st.just(""), st.lists(reps(*CLASSES), max_size=3).map(tuple)),
-        st.tuples(st.just("search"), st.just(""), st.lists(reps(*CLASSES), max_size=3).map(tuple)),
-        st.tuples(st.just("grow"), st.just(""), st.just(())),
     ),
     max_size=60,
 )
-
-
-@settings(derandomize=True, deadline=None, max_examples=250)
-@given(
-    steps=STEPS,
-    eager=st.sampled_from([1, 4, 10_000]),
-    tables=st.sampled_from([1, 3, 256]),
-    small=st.sampled_from([0, 8]),
-    slices=st.sampled_from([0, 1, 1000]),
+SIZES = st.fixed_dictionaries(
+    {"SMALL": st.sampled_from([0, 8]), "CROWD": st.sampled_from([1, 3, 512]), "SHIFT": st.sampled_from([1, 12])}
 )
-def test_items_by_template_are_what_the_definition_says(steps, eager, tables, small, slices):
-    """Given any history of items, however few or many tables were built, are growing or were evicted, a lookup finds
-    what a scan does, or says that it can't yet."""
+
+
+def sized(sizes: dict[str, int]) -> mock._patch:
+    """Postings with other bounds: a few slots are many then."""
+    return mock.patch.multiple(posting_module, _OFFSET=(1 << sizes["SHIFT"]) - 1, **sizes)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(steps=STEPS, sizes=SIZES)
+def test_items_by_template_are_what_the_definition_says(steps, sizes):
+    """Given any history of items, with few or many slots in a posting, a lookup finds what a scan does; and an item
+    that gets other entries keeps its slot."""
     held: dict[str, tuple[EntryRep, ...]] = {}
     index: EntryIndex[str] = EntryIndex()
-    few = {"SCAN": 0, "LOOKS": 1, "EAGERNESS": eager, "MAX_TABLES": tables, "SMALL": small, "MAX_COMBINATIONS": 4}
-    few |= {"SLICE": slices, "PATIENCE": slices}
-    with mock.patch.multiple(index_module, **few):
+    with sized(sizes):
         for what, key, reps_given in steps:
+            slots = {key: slot for slot, key in index.find(()).ascending(0)}
             if what == "add":
                 index.add(key, reps_given)
                 held[key] = reps_given
@@ -105,86 +94,86 @@ def test_items_by_template_are_what_the_definition_says(steps, eager, tables, sm
                 del held[key]
             elif what == "find":
                 assert ask(index, reps_given) == expected(held, reps_given)
-                assert ask(index, reps_given) == expected(held, reps_given)  # the first may have built a table
-            elif what == "search":
-                while (found := search(index, reps_given)) == "not yet":
-                    assert index.status().growing
-                    index.grow(1)
-                assert found == expected(held, reps_given)
-            elif what == "grow":
-                growing = index.status().growing
-                assert index.grow(1) == bool(index.status().growing)
-                assert index.status().growing <= growing
-    assert len(index) == len(held)
-    for key in held:
-        index.remove(key)
-    assert index.status().tables == index.status().postings == 0, "nothing is left of items that are gone"
-    assert not index.grow()
+            now = {key: slot for slot, key in index.find(()).ascending(0)}
+            assert now.keys() == held.keys()
+            assert all(now[key] == slot for key, slot in slots.items() if key in now)
+        for key in held:
+            assert key in index.find(held[key])
+            index.remove(key)
+    assert len(index) == len(index.find(())) == 0
+    assert index._families == {}, "nothing is left of items that are gone"
 
 
-def test_a_table_over_several_parts_is_of_no_use_before_it_is_whole():
-    """Given a table that grows for two templates together, nobody gets what it has so far for all there is."""
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    sets=st.lists(st.sets(st.integers(0, 40)), min_size=1, max_size=4),
+    gone=st.sets(st.integers(0, 40)),
+    first=st.integers(0, 41),
+    sizes=SIZES,
+)
+def test_a_posting_is_a_set(sets, gone, first, sizes):
+    """However few or many slots it has, and whichever are taken out again."""
+    with sized(sizes):
+        made: list[posting_module.Posting] = []
+        for slots in sets:
+            posting: posting_module.Posting = ()
+            for slot in [*slots, *sorted(gone), *slots]:
+                posting = posting_module.with_slot(posting, (slot,), 41)
+            for slot in [*gone, *gone]:
+                posting = posting_module.without_slot(posting, slot)
+            made.append(posting)
+        left = [slots - gone for slots in sets]
+        assert [set(posting) for posting in made] == left
+        assert [len(posting) for posting in made] == [len(slots) for slots in left]
+        assert [[slot for slot in range(41) if slot in posting] for posting in made] == [sorted(each) for each in left]
+        both, any_of = posting_module.intersection(made), posting_module.union(made)
+        for got, wanted in ((both, set.intersection(*left)), (any_of, set().union(*left))):
+            assert (set(got), len(got)) == (wanted, len(wanted))
+            assert list(posting_module.ascending(got, first)) == sorted(slot for slot in wanted if slot >= first)
+
+
+def test_two_halves_with_nothing_in_common_are_not_walked_over():
+    """Given 20,000 items of which each half has a value of its own, asking for both looks at no single item."""
     index: EntryIndex[str] = EntryIndex()
-    for number in range(60):
-        index.add(f"k{number}", (entry(PRINTER, colour="red" if number % 2 else "blue"), entry(COMMENT, text="x")))
-        index.add(f"o{number}", (entry(PRINTER, colour="red"), entry(COMMENT, text="y")))
-    asked = (entry(PRINTER, colour="red"), entry(COMMENT, text="x"))
-    with mock.patch.multiple(index_module, SCAN=0, LOOKS=1, SLICE=0):
-        states = set()
-        while (found := index.search(asked)) is None:
-            index.grow(1)
-            states.add((index.status().tables, index.status().growing))
-        assert set(found[0]) == {f"k{number}" for number in range(1, 60, 2)}
-        assert (3, 1) in states
+    for number in range(20_000):
+        floor, building = ("even", "x") if number % 2 else ("x", "odd")
+        index.add(f"k{number}", (entry(PRINTER, floor=floor, building=building),))
+    steps = 0
+
+    class Counting(dict[int, int]):
+        def get(self, *key: int) -> int:
+            nonlocal steps
+            steps += 1
+            return super().get(*key)
+
+    for by_value in index._families[PRINTER.name][PRINTER.fingerprint].lanes[1].fields:
+        for posting in by_value.values():
+            posting.bits = Counting(posting.bits)
+    assert len(index.find((entry(PRINTER, floor="even", building="odd"),))) == 0
+    assert 0 < steps <= 20_000 / 2**posting_module.SHIFT + 1
 
 
-def test_a_table_that_nobody_waits_for_is_built_by_those_who_ask():
-    """Given a growing table that a lookup can do without, a few more lookups finish it."""
+def test_fields_of_two_entries_of_one_item_are_not_mixed_up():
+    """Given an item with two entries of a class, a template with the floor of one and the colour of the other does not
+    match; what comes behind a class of one field that claims the same ancestor does not either."""
     index: EntryIndex[str] = EntryIndex()
-    for number in range(5000):
-        index.add(f"k{number}", (entry(PRINTER, building=f"v{number % 20}", floor=f"f{number % 30}"),))
-    index.find((entry(PRINTER, building="v1"),))
-    asked = (entry(PRINTER, building="v1", floor="f1"),)
-    for _ in range(100):
-        found = index.search(asked)
-        assert found is None or len(found[0]) == 84
-    assert index.status().growing == 0
-    rented = index.status().rented
-    assert len(index.find(asked)) == 84
-    assert index.status().rented == rented
+    index.add("two", (entry(PRINTER, floor="1", colour="a"), entry(PRINTER, floor="2", colour="b")))
+    index.add("one", (entry(PRINTER, floor="2", colour="a"),))
+    assert list(index.find((entry(PRINTER, floor="2", colour="a"),))) == ["one"]
+    assert list(index.find((entry(PRINTER, floor="1"), entry(PRINTER, floor="2")))) == ["two"]
+    index.add("forged", (entry(FORGED, building="a"), entry(DEVICE, building="b", floor="c")))
+    assert list(index.find((entry(DEVICE, building="a", floor="c"),))) == []
+    assert list(index.find((entry(DEVICE, building="b", floor="c"),))) == ["forged"]
 
 
-def test_whoever_asks_first_is_told_to_wait_and_nobody_works_long_for_it():
-    """Given many items and no table, when a template is asked for, no call looks at more than a slice of them."""
+def test_an_item_with_many_entries_leaves_no_work_behind():
+    """Given an item with 200 entries of a class that has gone, a lookup looks at no lane of its any more."""
     index: EntryIndex[str] = EntryIndex()
-    looked = 0
-    fields = [f"v{number % 3}" for number in range(20)]
-
-    class Counting(str):
-        __slots__ = ()
-
-        def __hash__(self) -> int:  # of each entry's value, where it is put into a table
-            nonlocal looked
-            looked += 1
-            return super().__hash__()
-
-    for number in range(5000):
-        index.add(f"k{number}", (entry(PRINTER, building=Counting(fields[number % 20]), floor=str(number)),))
-    template = entry(PRINTER, building="v1", floor="7")
-    slices = 0
-    while True:
-        looked = 0
-        found = index.search((template,))
-        if found is not None:
-            break
-        assert looked == 0
-        index.grow()
-        assert looked <= 2 * index_module.SLICE  # looked for and put in
-        index.add(f"new-{slices}", (entry(PRINTER, building="v1", floor="7"),))
-        index.remove(f"k{slices}")
-        slices += 1
-    assert slices >= 5
-    assert set(found[0]) == {f"new-{number}" for number in range(slices)} | ({"k7"} if slices <= 7 else set())
+    index.add("many", tuple(entry(PRINTER, floor=str(n)) for n in range(200)))
+    index.add("one", (entry(PRINTER, floor="7", colour="a"),))
+    index.remove("many")
+    assert len(index._families[PRINTER.name][PRINTER.fingerprint].lanes) == 2
+    assert list(index.find((entry(PRINTER, floor="7"),))) == ["one"]
 
 
 @settings(derandomize=True, deadline=None, max_examples=250)
@@ -197,14 +186,13 @@ def test_whoever_asks_first_is_told_to_wait_and_nobody_works_long_for_it():
         ),
         max_size=60,
     ),
-    shapes=st.sampled_from([1, 2, 64]),
     small=st.sampled_from([0, 8]),
 )
-def test_templates_by_item_are_what_the_definition_says(steps, shapes, small):
-    """Given any history of templates, with tables for all shapes or for few, an item finds what a scan does, once."""
+def test_templates_by_item_are_what_the_definition_says(steps, small):
+    """Given any history of templates, an item finds what a scan does, each once."""
     held: dict[str, tuple[EntryRep, ...]] = {}
-    index: TemplateIndex[str] = TemplateIndex(max_shapes=shapes)
-    with mock.patch.multiple(index_module, SCAN=2, SMALL=small):
+    index: TemplateIndex[str] = TemplateIndex()
+    with mock.patch.object(posting_module, "SMALL", small):
         for what, key, reps_given in steps:
             if what == "add":
                 index.add(key, reps_given)
@@ -217,28 +205,7 @@ def test_templates_by_item_are_what_the_definition_says(steps, shapes, small):
                 assert sorted(index.find(reps_given)) == naive
     for key in held:
         index.remove(key)
-    assert (index.status().tables, index.status().postings, index.status().loose) == (0, 0, 0)
-
-
-def test_rare_masks_share_tables_and_a_frequent_one_takes_the_place_of_a_rare_one():
-    """Given room for one table, when many templates of another mask come, they get it, and all are still found."""
-    index: TemplateIndex[str] = TemplateIndex(max_shapes=1)
-    index.add("rare", (entry(PRINTER, building="a", colour="a"),))
-    for number in range(40):
-        index.add(f"often-{number}", (entry(PRINTER, floor=str(number), duplex="a"),))
-    status = index.status()
-    assert (status.tables, status.evicted, status.loose) == (1, 1, 1)
-    assert index.find((entry(PRINTER, building="a", colour="a", floor="7", duplex="a"),)) == ["often-7", "rare"]
-
-
-def test_what_shares_a_table_is_verified():
-    """Given room for one table, a loose template is found by one of its fields, but only if all of them hold."""
-    index: TemplateIndex[str] = TemplateIndex(max_shapes=1)
-    index.add("first", (entry(PRINTER, building="a"),))
-    index.add("loose", (entry(PRINTER, floor="b", colour="c"), entry(PRINTER, duplex="d")))
-    index.add("plain", (entry(PRINTER),))
-    assert index.find((entry(PRINTER, floor="b", colour="x", duplex="d"),)) == ["plain"]
-    assert sorted(index.find((entry(PRINTER, floor="b", colour="c", duplex="d"),))) == ["loose", "plain"]
+    assert (index._readers, index._root.forks, index._root.keys) == ({}, {}, ()), "nothing is left"
 
 
 def test_a_key_is_found_once_though_several_of_its_entries_match():
@@ -247,70 +214,14 @@ def test_a_key_is_found_once_though_several_of_its_entries_match():
     assert list(index.find((entry(PRINTER, floor="1"),))) == ["twice"]
 
 
-def test_a_table_that_becomes_free_goes_to_the_most_frequent_loose_shape():
-    index: TemplateIndex[str] = TemplateIndex(max_shapes=1)
-    index.add("first", (entry(PRINTER, building="a"),))
-    index.add("second", (entry(PRINTER, floor="b"),))
-    assert index.status().loose == 1
-    index.remove("first")
-    assert (index.status().tables, index.status().loose) == (1, 0)
-    assert index.find((entry(PRINTER, floor="b"),)) == ["second"]
-
-
-def test_the_cost_of_an_item_is_the_number_of_shapes_not_of_templates():
-    """Given 5,000 templates of one shape, an item looks at one projection, and verifies nothing."""
+def test_the_cost_of_an_item_is_the_number_of_masks_not_of_templates():
+    """Given 5,000 templates of one mask, an item takes one step, and a second one where the first leads."""
     index: TemplateIndex[str] = TemplateIndex()
     for number in range(5000):
         index.add(str(number), (entry(PRINTER, floor=str(number)), entry(COMMENT, text="x")))
-    assert (index.status().tables, index.status().loose) == (1, 0)
+    masks = index._root.forks
+    assert [(name, len(by_mask)) for (name, _), by_mask in masks.items()] == [("Printer", 1)]
     assert index.find((entry(PRINTER, floor="77"), entry(COMMENT, text="x"))) == ["77"]
-
-
-def test_a_mask_gets_a_table_when_it_has_cost_enough_and_the_least_used_one_goes():
-    """Given a budget for one table, when another mask is asked, it takes the place of the first one."""
-    index: EntryIndex[str] = EntryIndex(bytes_per_key=0, bytes_floor=0)
-    for number in range(100):
-        index.add(str(number), (entry(PRINTER, floor=str(number), building=str(number % 2)),))
-    by_floor, by_building = (entry(PRINTER, floor="7"),), (entry(PRINTER, building="1"),)
-    assert list(index.find(by_floor)) == ["7"]
-    assert index.status().tables == 1
-    for _ in range(20):
-        assert len(index.find(by_building)) == 50
-    assert (index.status().tables, index.status().built, index.status().evicted) == (1, 2, 1)
-
-
-def test_tables_that_are_used_alike_do_not_push_each_other_out():
-    """Given a budget for one table and two masks asked in turn, one has the table and the other does without."""
-    index: EntryIndex[str] = EntryIndex(bytes_per_key=0, bytes_floor=0)
-    for number in range(100):
-        index.add(str(number), (entry(PRINTER, floor=str(number), building=str(number % 2)),))
-    for _ in range(50):
-        assert list(index.find((entry(PRINTER, floor="7"),))) == ["7"]
-        assert len(index.find((entry(PRINTER, building="1"),))) == 50
-    assert index.status().built <= 2
-
-
-def test_a_lookup_without_a_table_looks_only_where_a_smaller_table_points():
-    """Given a table over the floor, a lookup by floor and colour verifies one candidate: that pays for no table."""
-    index: EntryIndex[str] = EntryIndex()
-    for number in range(1000):
-        index.add(str(number), (entry(PRINTER, floor=str(number), colour="a"),))
-    index.find((entry(PRINTER, floor="1"),))
-    assert list(index.find((entry(PRINTER, floor="7", colour="a"),))) == ["7"]
-    assert (index.status().tables, index.status().rented) == (1, 1)
-
-
-def test_two_templates_that_agree_on_nothing_get_a_table_of_their_own():
-    """Given half of the items with one type and half with the other, asking for both soon costs one step."""
-    index: EntryIndex[str] = EntryIndex()
-    for number in range(1000):
-        index.add(str(number), (entry(COMMENT, text="even" if number % 2 else "odd"),))
-    both = (entry(COMMENT, text="even"), entry(COMMENT, text="odd"))
-    for _ in range(20):
-        assert list(index.find(both)) == []
-    assert index.status().tables == 2, "one for the text, one for the pair"
-    index.add("both", both)
-    assert list(index.find(both)) == ["both"]
 
 
 def test_another_generation_of_a_class_is_an_error_not_an_empty_answer():
@@ -321,6 +232,31 @@ def test_another_generation_of_a_class_is_an_error_not_an_empty_answer():
     assert raised.value.facts["registered_fingerprint"] == PRINTER.fingerprint
     index.add("new", (entry(PRINTER_NEW, colour="a"),))
     assert list(index.find((entry(PRINTER_NEW, colour="a"),))) == ["new"], "generations live side by side"
+
+
+def test_registrations_of_many_shapes_stay_heard_whatever_leaves():
+    """Given templates of 64 masks of a class and one of another class with a type, when the ones that were there first
+    leave, those that came behind are still found, and can be taken out."""
+    index: TemplateIndex[str] = TemplateIndex()
+    wide = define("Wide", {f"f{number}": str for number in range(8)})
+    kind = define("\0type", {"name": str})
+    typed = EntryRep(kind, ("T",))
+    masks = [mask for count in (1, 2, 3) for mask in combinations(range(8), count)][:64]
+    index.add("other class", (typed, entry(COMMENT, text="b")))
+    for mask in masks:
+        index.add(str(mask), (typed, EntryRep(wide, tuple("no" if i in mask else None for i in range(8)))))
+    came = (typed, EntryRep(wide, ("1",) * 8))
+    anything = (typed, EntryRep(wide, (None,) * 8))
+    index.add("w1", anything)
+    index.remove("other class")
+    index.add("w2", anything)
+    assert sorted(index.find(came)) == ["w1", "w2"]
+    index.remove(str(masks[0]))
+    assert sorted(index.find(came)) == ["w1", "w2"]
+    for key in ("w1", "w2", *map(str, masks[1:])):
+        index.remove(key)
+    assert len(index) == 0
+    assert index.find(came) == []
 
 
 def test_an_item_with_very_many_equal_class_entries_is_matched_without_a_combination_each():

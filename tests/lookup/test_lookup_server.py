@@ -14,18 +14,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
     IncompatibleEntryError,
     LookupNotFoundError,
     OversizeError,
+    StorageError,
     WireError,
 )
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import ITEMS, Hello, Line, Receiver, greet
-from jbi_pubsub.lookup import index as index_module
 from jbi_pubsub.lookup import server as server_module
 from jbi_pubsub.lookup.client import join as join_module
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -33,7 +35,7 @@ from jbi_pubsub.lookup.client.proxy import EXPORTED, LOOKUP_TYPE, RegistrarProxy
 from jbi_pubsub.lookup.client.session import RegistrarSession
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceEvent, ServiceItem, ServiceTemplate
-from jbi_pubsub.lookup.registrar import Registrar
+from jbi_pubsub.lookup.registrar import Outcome, Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.lookup.store import Store
 
@@ -221,7 +223,7 @@ def test_who_leaves_keeps_no_thread_for_a_lookup_service_that_has_ended(
     first = federation.lookups[0]
     first.stop()
     place = msgspec.structs.replace(config.lookup, port=int(first.address.rpartition(":")[2]), locators=())
-    second = LookupServer(msgspec.structs.replace(config, lookup=place), Registrar())
+    second = LookupServer(msgspec.structs.replace(config, lookup=place), Registrar(groups=place.groups))
     second.start()
     federation.stack.callback(second.stop)
     eventually(lambda: [s.registrar_id for s in community.sessions()] == [second.info().service_id])
@@ -302,7 +304,8 @@ def test_groups_public_all_another_none(
     federation: Any, eventually: Callable[..., Any], groups: tuple[str, ...], sees: bool
 ) -> None:
     # Given a lookup service in the public group, and a client of other groups
-    section = msgspec.structs.replace(federation.config.lookup, groups=groups)
+    public = federation.lookup(groups=("",))
+    section = msgspec.structs.replace(federation.config.lookup, groups=groups, locators=(public.address,))
     community = JoinManager(msgspec.structs.replace(federation.config, lookup=section), name="test")
     federation.stack.callback(community.close)
     # Expect it to be found by the public group and by all groups only
@@ -365,33 +368,129 @@ def test_jbi_services_lists_what_takes_many_pages(
     assert len(json.loads(said)) == 600
 
 
-def test_others_are_served_while_a_mask_is_used_for_the_first_time(
+@pytest.fixture
+def durable(federation: Any, tmp_path: Path) -> LookupServer:
+    """A lookup service that keeps its state."""
+    store = Store(tmp_path / "durable.db")
+    registrar = Registrar(log=store)
+    now = time.monotonic()
+    registrar.restore(store.recover(now, time.time()), now)
+    server = LookupServer(federation.config, registrar, store=store)
+    server.start()
+    federation.stack.callback(server.stop)
+    return server
+
+
+@pytest.fixture
+def told(durable: LookupServer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the durable one does, in order: "durable", and the events that it gives to its channels."""
+    done: list[Any] = []
+    sync, offer = durable._store.sync, durable._offer
+
+    def syncing() -> None:
+        sync()
+        done.append("durable")
+
+    def offering(outcome: Any) -> None:
+        done.extend((event.service_id, event.transition, event.number) for _, event in outcome.events)
+        offer(outcome)
+
+    monkeypatch.setattr(durable._store, "sync", syncing)
+    monkeypatch.setattr(durable._outbox, "_say", offering)
+    everything = ServiceTemplate(types=("Printer",))
+    durable.change(lambda r, now: r.notify(everything, int(ALL_TRANSITIONS), 300.0, now, listener="listener"))
+    return done
+
+
+def of_events(told: list[Any]) -> list[Any]:
+    return [each for each in told if each != "durable"]
+
+
+def test_an_event_leaves_behind_the_commit_of_what_it_tells(durable: LookupServer, told: list[Any]) -> None:
+    # Given a listener at a durable lookup service, when a printer comes, changes and goes
+    told.clear()
+    granted = durable.grant(lambda registrar, now: registrar.register(printer(1), 300.0, now))
+    lease, red = granted.lease_id, printer(1).entries
+    durable.decide(lambda registrar, now: registrar.set_attributes("printer-1", lease, red, now))
+    durable.change(lambda registrar, now: registrar.cancel(lease, now))
+    # Expect that nothing of it was told before it was on the disk
+    events = [each for each in told if each == "durable" or each[0] == "printer-1"]
+    at = [n for n, each in enumerate(events) if each != "durable"]
+    assert [events[n][1:] for n in at] == [(2, 1), (4, 2), (1, 3)]
+    assert [events[n - 1] for n in at] == ["durable"] * 3
+
+
+def test_nobody_hears_of_a_service_that_the_disk_does_not_take(
+    durable: LookupServer, told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a durable lookup service with a printer, and a disk that is full for a while
+    kept = durable.grant(lambda registrar, now: registrar.register(printer(1), 300.0, now))
+    told.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(durable._store, "_commit", lambda _: (_ for _ in ()).throw(StorageError("full")))
+        with pytest.raises(StorageError):
+            durable.grant(lambda registrar, now: registrar.register(printer(2), 300.0, now))
+        # Expect nothing of what was taken back, but what has ended is told, as it is gone whatever the disk does
+        assert of_events(told) == []
+        durable.change(lambda registrar, now: registrar.cancel(kept.lease_id, now))
+    assert [event[:2] for event in of_events(told)] == [("printer-1", 1)]
+    # and that who listens sees from the next number that there was something, and looks again
+    assert of_events(told)[0][2] > 2
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.permutations(range(5)), st.sets(st.integers(0, 4)), st.sets(st.integers(0, 4)))
+def test_events_leave_in_the_order_of_the_decisions_whichever_is_durable_first(order, silent, taken_back):
+    """Given decisions that become durable in any order, some with nothing to say and some taken back, what is said is
+    in the order in which it was decided, and is said as soon as nothing before it is open."""
+    said: list[str] = []
+    outbox = server_module._Outbox(lambda outcome: said.extend(listener for listener, _ in outcome.events))
+    decided = [
+        outbox.add(Outcome(None, () if n in silent else ((f"{n}", ServiceEvent("e", n, "s", 2)),))) for n in range(5)
+    ]
+    for done, n in enumerate(order, 1):
+        outbox.settle(decided[n], holds=n not in taken_back)
+        open_ones = set(order[done:]) - silent
+        first = min(open_ones, default=5)
+        assert said == [f"{n}" for n in range(first) if n not in silent | taken_back]
+
+
+def test_the_reaper_goes_on_whatever_a_step_of_it_raises(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a lookup service whose expiry and whose look at idle channels fail for a while
+    monkeypatch.setattr(server_module, "REAP_MOST", 0.02)
+    lookup = federation.lookups[0]
+    before = lookup.status()["faults"].get("lookup reaper", 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(lookup._registrar, "expire", lambda *_: {}["gone"])
+        eventually(lambda: lookup.status()["faults"].get("lookup reaper", 0) >= before + 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(lookup, "_drop_idle_channels", lambda: {}["gone"])
+        eventually(lambda: lookup.status()["faults"]["lookup reaper"] >= before + 4)
+    # When it has passed, expect that leases end as ever
+    lookup.grant(lambda registrar, now: registrar.register(printer(1), 0.1, now))
+    eventually(lambda: lookup.status()["expired"] == 1)
+
+
+def test_what_a_channel_can_not_take_ends_no_call_and_holds_no_other_back(
     federation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given many services, and tables that are built one service at a time
+    # Given a lookup service that fails to hand one event over
     lookup = federation.lookups[0]
-    with lookup._lock:
-        for number in range(300):
-            lookup._registrar.register(printer(number, f"colour-{number % 3}"), 300.0, lookup._clock())
-    monkeypatch.setattr(index_module, "SLICE", 1)
-    monkeypatch.setattr(index_module, "PATIENCE", 1)
-    monkeypatch.setattr(index_module.EntryIndex.grow, "__defaults__", (1,))
-    own = [RegistrarProxy(ServiceRef("", EXPORTED, (lookup.address,)), Security()) for _ in range(2)]
-    # When one client asks by a mask for the first time, and another one asks by id all the while
-    found: list[int] = []
-    asking = threading.Thread(target=lambda: found.append(len(own[0].lookup(wanting("colour-1"), 1000).items)))
-    asking.start()
-    between = 0
-    while asking.is_alive():
-        between += len(own[1].lookup(ServiceTemplate("printer-1"), 1).items)
-        if lookup.status()["item_index"]["growing"]:
-            own[1].register(printer(301 + between, "colour-1"), 300.0)
-    asking.join()
-    for proxy in own:
-        proxy.close()
-    # Expect the answer of the first to be right, and the other to have been served in between
-    assert found[0] >= 100
-    assert between > 3
+    heard: list[str] = []
+
+    def say(outcome: Any) -> None:
+        heard.extend(event.service_id for _, event in outcome.events)
+        raise RuntimeError("first")
+
+    monkeypatch.setattr(lookup._outbox, "_say", say)
+    lookup.change(lambda r, now: r.notify(wanting(None), int(ALL_TRANSITIONS), 300.0, now, listener="listener"))
+    # Expect that the calls are answered, and the next event is told
+    for number in (1, 2):
+        lookup.grant(lambda registrar, now: registrar.register(printer(number), 300.0, now))  # noqa: B023
+    assert heard == ["printer-1", "printer-2"]
+    assert lookup.status()["faults"]["lookup events"] >= 2
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
@@ -446,7 +545,7 @@ def test_a_watch_that_follows_another_that_was_just_ended_is_a_new_one(federatio
     def watched(colour: str) -> list[str]:
         cache = community.watch(wanting(colour))
         community.wait_watching(cache, 5.0)
-        found = [item.service_id for item in cache.wait(1, 1.0)]
+        found = [item.service_id for item in cache.wait(1, 10.0)]
         community.unwatch(cache)
         return found
 
@@ -540,7 +639,7 @@ def test_a_lookup_service_that_another_one_stands_in_for_is_forgotten_by_all_wat
     port = int(first.address.rpartition(":")[2])
     first.stop()
     section = msgspec.structs.replace(federation.config.lookup, port=port, locators=())
-    second = LookupServer(msgspec.structs.replace(federation.config, lookup=section), Registrar())
+    second = LookupServer(msgspec.structs.replace(federation.config, lookup=section), Registrar(groups=section.groups))
     second.start()
     federation.stack.callback(second.stop)
     eventually(lambda: [s.registrar_id for s in community.sessions()] == [second.info().service_id])

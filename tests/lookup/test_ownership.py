@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from jbi_pubsub.core.errors import AccessDeniedError, UnknownLeaseError
@@ -148,24 +146,6 @@ def test_the_owner_is_known_after_a_restart_and_its_key_is_not_on_the_disk(tmp_p
         again.register(item(port=2), 60.0, NOW, key="theirs")
     again.register(item(port=3), 60.0, NOW, key="my very own key")
     assert shown(again) == ["127.0.0.1:3"]
-    store.close()
-
-
-def test_a_store_from_before_there_were_keys_is_read(tmp_path: Path):
-    path = tmp_path / "state.db"
-    store = Store(path)
-    registrar = Registrar(log=store)
-    registrar.restore(store.recover(NOW, time.time()), NOW)
-    registrar.register(item(), 600.0, NOW)
-    store.close()
-    with sqlite3.connect(path) as base:
-        [(body,)] = base.execute("SELECT body FROM kept").fetchall()
-        old = msgspec.msgpack.encode(msgspec.msgpack.decode(body)[:3])
-        base.execute("UPDATE kept SET body = ?", (old,))
-    base.close()
-    store = Store(path)
-    kept = store.recover(NOW, time.time())
-    assert [(each.item.service_id, each.seal) for each in kept.items] == [("printer-1", "")]
     store.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from unittest import mock
 
@@ -15,14 +16,14 @@ from jbi_pubsub.core.errors import EntryError, IncompatibleEntryError, JbiError,
 from jbi_pubsub.core.lease import FOREVER, FixedLeasePeriodPolicy
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.lookup import index as index_module
+from jbi_pubsub.lookup import posting as posting_module
 from jbi_pubsub.lookup import registrar as registrar_module
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.proxy import EVERYTHING, RegistrarProxy
 from jbi_pubsub.lookup.client.session import RegistrarSession, _Watched
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceMatches, ServiceTemplate
-from jbi_pubsub.lookup.registrar import PAGE_BYTES, Outcome, Registrar, RegistrarLimits, _Held, _Roll
+from jbi_pubsub.lookup.registrar import PAGE_BYTES, Outcome, Registrar, RegistrarLimits
 
 COLOUR = define("Colour", {"name": str, "note": str})
 COLOUR_NEW = define("Colour", {"name": str, "shade": str})
@@ -82,22 +83,22 @@ PAGES = st.lists(STEPS, max_size=12)
 LONGER = st.lists(STEPS, max_size=5).map(lambda parts: [step for part in parts for step in part])
 SIZES = {
     "page_bytes": st.sampled_from([256, 600]),
-    "page_sorted": st.sampled_from([0, 8192]),
     "page_steps": st.sampled_from([1, 3, 20_000]),
-    "block": st.sampled_from([1, 2, 4]),
+    "count_each": st.sampled_from([0, 1000]),
+    "crowd": st.sampled_from([1, 512]),
 }
 TEMPLATES = st.sampled_from([RED, ServiceTemplate(), ServiceTemplate(types=("Lamp",)), ServiceTemplate("s3")])
 
 
-def small(page_bytes: int, page_sorted: int, page_steps: int, block: int) -> mock._patch:
-    return mock.patch.multiple(
-        registrar_module, PAGE_BYTES=page_bytes, PAGE_SORTED=page_sorted, PAGE_STEPS=page_steps, BLOCK=block
-    )
+@contextmanager
+def small(page_bytes: int, page_steps: int = 20_000, count_each: int = 1000, crowd: int = 512) -> Iterator[None]:
+    sizes = {"PAGE_BYTES": page_bytes, "PAGE_STEPS": page_steps, "COUNT_EACH": count_each}
+    with mock.patch.multiple(registrar_module, **sizes), mock.patch.object(posting_module, "CROWD", crowd):
+        yield
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
 @given(
-    tables=st.sampled_from([0, 256]),
     before=LONGER,
     between=PAGES,
     template=TEMPLATES,
@@ -105,11 +106,11 @@ def small(page_bytes: int, page_sorted: int, page_steps: int, block: int) -> moc
     **SIZES,
 )
 def test_what_matches_all_the_while_is_in_the_pages_and_what_never_did_is_not(
-    tables, before, between, template, limit, **sizes
+    before, between, template, limit, **sizes
 ):
     """Given items, when they change between the pages, then each that matched all the while came, in a state that it
     had; none came that did not match at some time; and without changes each came once."""
-    with small(**sizes), mock.patch.multiple(index_module, SCAN=0, LOOKS=1, SLICE=1, PATIENCE=0, MAX_TABLES=tables):
+    with small(**sizes):
         lamps = Lamps()
         for name in NAMES:
             lamps.apply(("register", name, "red"))
@@ -142,25 +143,6 @@ def test_what_matches_all_the_while_is_in_the_pages_and_what_never_did_is_not(
         assert len(got) >= limit
     if not any(between):
         assert len({each.service_id for each in got}) == len(got) == min(limit, len(always))
-
-
-@settings(derandomize=True, deadline=None, max_examples=200)
-@given(
-    steps=st.lists(st.tuples(st.sampled_from("++-"), st.integers(0, 30)), max_size=40), block=st.sampled_from([1, 2, 5])
-)
-def test_the_roll_is_a_sorted_list(steps, block):
-    roll, plain = _Roll(), []
-    with mock.patch.object(registrar_module, "BLOCK", block):
-        for number, (what, at) in enumerate(steps, 1):
-            if what == "+":
-                plain.append(_Held(item("s"), "", "", number, 1))
-                roll.append(plain[-1])
-            elif plain:
-                roll.remove(plain.pop(at % len(plain)))
-            behind = [held.number for held in roll.after(at)]
-            assert behind == [held.number for held in plain if held.number > at]
-            assert [held.number for held in roll.after(0)] == [held.number for held in plain]
-        assert len(roll._blocks) <= 1 + 4 * len(plain) / block, "what is left of blocks is put together"
 
 
 class Wire(RegistrarProxy):
@@ -272,7 +254,7 @@ class TestPages:
         registrar.register(item("first"), 60.0, NOW)
         registrar.put_own(item("own"), NOW)
         registrar.register(item("last"), 60.0, NOW)
-        with small(page_bytes=1024, page_sorted=8192, page_steps=20_000, block=4):
+        with small(page_bytes=1024):
             registrar.put_own(item("own", note="x" * 2000), NOW)
             registrar.register(item("new"), 60.0, NOW)
             page = registrar.lookup_all(RED, NOW, 10)

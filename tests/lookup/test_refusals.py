@@ -33,7 +33,7 @@ from jbi_pubsub.lookup.server import LookupServer
 COLOUR = define("test.Colour", {"name": str})
 OTHER_COLOUR = define("test.Colour", {"name": str, "shade": str})
 MOST = 4
-CONFIG = Config(lookup=LookupSection(port=0, multicast=False, timeout=5.0, probe=0.3))
+CONFIG = Config(lookup=LookupSection(port=0, multicast=False, locators=(), timeout=5.0, probe=0.3))
 
 
 def item(name: str, *entries: EntryRep, service_id: str | None = None) -> ServiceItem:

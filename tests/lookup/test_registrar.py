@@ -18,6 +18,7 @@ from jbi_pubsub.core.errors import (
     StorageError,
     UnknownLeaseError,
 )
+from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.lease import ANY, FOREVER
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup import browse
@@ -29,6 +30,7 @@ DEVICE = define("Device", {"building": str})
 PRINTER = define("Printer", {"colour": str}, DEVICE)
 PRINTER_NEW = define("Printer", {"colour": str, "paper": str}, DEVICE)
 COMMENT = define("Comment", {"text": str})
+ANCIENT = EntryClass("A0", tuple(f"f{n}" for n in range(20)), tuple((f"A{n}", "0") for n in range(32)))
 NOW = 1000.0
 
 
@@ -483,7 +485,7 @@ class TestLimits:
             registrar.notify(template(), 7, 60.0, NOW, owner="a")
 
     def test_sizes_are_bounded(self):
-        registrar = make(limits=RegistrarLimits(item_bytes=2000, entries=2, types=2))
+        registrar = make(limits=RegistrarLimits(item_bytes=2000, entries=2, types=2, postings=500))
         got = registrar.register(item("p"), 60.0, NOW).result
         long, many = rep(COMMENT, text="x" * 2000), [rep(COMMENT, text=str(n)) for n in range(3)]
         for call in (
@@ -500,6 +502,8 @@ class TestLimits:
         ):
             with pytest.raises(OversizeError):
                 call()
+        with pytest.raises(OversizeError, match="each class of its lineage"):
+            registrar.register(item("q", EntryRep(ANCIENT, ("x",) * 20)), 60.0, NOW)
         assert registrar.lookup(template(), NOW).entries == ()
 
     def test_text_that_is_no_unicode_is_refused(self, registrar):
@@ -572,16 +576,40 @@ def test_on_a_full_disk_nothing_new_is_accepted_and_the_rest_goes_on():
     registrar._log = FullLog()
     for call in (
         lambda: registrar.register(item("q"), 60.0, NOW),
-        lambda: registrar.notify(template(), 7, 60.0, NOW),
         lambda: registrar.set_attributes(got.service_id, got.lease_id, (), NOW),
     ):
         with pytest.raises(StorageError):
             call()
+    registrar.notify(template(), 7, 60.0, NOW)  # its client makes it again where it is lost
     assert names(registrar, template()) == {"p"}
     assert registrar.renew(got.lease_id, 60.0, NOW).result.duration == 60.0
-    assert registrar.status().refused == 3
+    assert registrar.status().refused == 2
     registrar.cancel(got.lease_id, NOW)
     assert registrar.status().items == 0
+
+
+def test_what_can_not_be_taken_out_keeps_nothing_else_from_ending():
+    """Given an item and an event registration that fail when their leases have ended, all others end."""
+    registrar = make()
+    services = [registrar.register(item(name), 10.0, NOW).result.service_id for name in "abc"]
+    events = [registrar.notify(template(), 7, 10.0, NOW, listener=name).result.event_id for name in "abc"]
+    registrar.notify(template(), 7, 100.0, NOW, listener="watching")
+    before = faults().get("lookup expiry", 0)
+    failing = {"_withdraw": services[1], "_stop": events[0]}
+    for name, poisoned in failing.items():
+        whole = getattr(registrar, name)
+
+        def fail(key, *rest, whole=whole, poisoned=poisoned):
+            if key == poisoned:
+                raise KeyError(key)
+            return whole(key, *rest)
+
+        setattr(registrar, name, fail)
+    outcome = registrar.expire(NOW + 20.0)
+    assert sorted(event.service_id for _, event in outcome.events) == sorted({services[0], services[2]})
+    assert registrar.status().event_registrations == 2
+    assert faults()["lookup expiry"] == before + 2
+    assert names(registrar, template(), NOW + 20.0) == set()
 
 
 def test_an_item_shares_its_parts_with_others_like_it(registrar):

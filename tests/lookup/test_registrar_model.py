@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from jbi_pubsub.core.errors import IncompatibleEntryError, LeaseDeniedError, UnknownLeaseError
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.lookup import index as index_module
+from jbi_pubsub.lookup import posting as posting_module
 from jbi_pubsub.lookup.entry import EntryRep, define, fits
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import KeptState, Registrar, RegistrarLimits
@@ -71,7 +71,7 @@ class Model(RuleBasedStateMachine):
             new_id=lambda: f"id-{next(numbers):04}",
         )
         self.registrar = self.make(self.Log())
-        self.patch = mock.patch.multiple(index_module, SCAN=0, LOOKS=1, MAX_TABLES=4)
+        self.patch = mock.patch.object(posting_module, "CROWD", 1)
         self.patch.start()
 
     def teardown(self) -> None:
@@ -317,8 +317,8 @@ class Model(RuleBasedStateMachine):
     def nothing_is_left_over(self):
         status = self.registrar.status()
         assert (status.items, status.event_registrations) == (len(self.kept), len(self.wanted))
-        assert status.item_index.keys == len(self.kept)
-        assert status.template_index.keys == len(self.wanted)
+        assert len(self.registrar._index) == len(self.kept)
+        assert len(self.registrar._book._index) == len(self.wanted)
         assert status.owners == bool(self.kept or self.wanted)
 
 

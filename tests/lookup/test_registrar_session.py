@@ -5,10 +5,16 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from unittest import mock
 
+import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from jbi_pubsub.core.errors import JbiError, LeaseDeniedError, ProtocolError, WireTimeoutError
+from jbi_pubsub.core.errors import JbiError, LeaseDeniedError, ProtocolError, WireError, WireTimeoutError
+from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
@@ -168,7 +174,7 @@ def test_many_leases_are_renewed_and_cancelled_in_as_many_calls_as_the_link_asks
     # When they are renewed, and then none is wanted any more, over a link where each call takes its time
     desk.call_seconds = seconds
     session._renew()
-    session.want({}, {})
+    session.want(dict.fromkeys(printers(1000)), {})
     session._reconcile()
     # Expect all in calls of what such a link carries
     for name in ("renew", "cancel"):
@@ -211,7 +217,7 @@ def test_a_cancellation_that_nobody_answers_is_tried_again(desk: Desk, session: 
     session._reconcile()
     # When they are wanted no more, and the lookup service does not answer to that at first
     failing(desk, "cancel", WireTimeoutError("no answer"))
-    session.want({}, {})
+    session.want(dict.fromkeys(printers(3)), {})
     with pytest.raises(WireTimeoutError):
         session._reconcile()
     session._connect()
@@ -259,7 +265,7 @@ def test_refused_items_that_come_and_go_leave_nothing_behind(desk: Desk, session
     for number in range(100):
         session.want({"printer": printer(number)}, {})
         session._reconcile()
-    session.want({}, {})
+    session.want({"printer": None}, {})
     session._reconcile()
     # Expect nothing to be remembered of them
     assert not session._refused
@@ -275,6 +281,180 @@ def test_an_item_that_the_lookup_service_does_not_understand_holds_up_no_other(
     session._reconcile()
     # Expect the others to stand
     assert len(session._held()) == 3
+
+
+@settings(derandomize=True, deadline=None, max_examples=200)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("want"), st.integers(0, 4), st.integers(0, 2)),
+            st.tuples(st.just("leave"), st.integers(0, 4), st.just(0)),
+            st.tuples(st.just("fail"), st.sampled_from(["register", "cancel", "renew"]), st.integers(1, 2)),
+            st.tuples(st.just("refuse"), st.just("register"), st.integers(1, 2)),
+            st.tuples(st.just("round"), st.just(0), st.just(0)),
+            st.tuples(st.just("wait"), st.just(0), st.sampled_from([1, 100])),
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_fails_meanwhile_all_that_is_wanted_stands_in_the_end_and_nothing_else(steps):
+    """Given items that come, change and go in pieces, calls that fail or are refused, and leases that run out, when all
+    is well again the lookup service holds each item as it was last wanted."""
+    desk, wanted = Desk(), {}
+    with (
+        mock.patch.object(session_module, "RegistrarProxy", return_value=desk),
+        mock.patch.object(session_module, "time", desk),
+        mock.patch.object(RegistrarSession, "_open_events", lambda session: session._events_lost.clear()),
+    ):
+        session = a_session()
+        session._connect()
+
+        def round_() -> None:
+            try:
+                session._reconcile()
+                if session._renew_by <= desk.now:
+                    session._renew()
+            except WireError:
+                with suppress(WireError):
+                    session._connect()
+
+        for what, which, value in steps:
+            if what == "want":
+                item = msgspec.structs.replace(printer(which), entries=printer(value).entries)
+                wanted[item.service_id] = item
+                session.want({item.service_id: item}, {})
+            elif what == "leave":
+                wanted.pop(f"printer-{which}", None)
+                session.want({f"printer-{which}": None}, {})
+            elif what == "fail":
+                failing(desk, which, *[WireTimeoutError("no answer")] * value)
+            elif what == "refuse":
+                failing(desk, which, *[LeaseDeniedError("no room")] * value)
+            elif what == "wait":
+                desk.now += value
+            else:
+                round_()
+        desk.before.clear()
+        for seconds in (*[session_module.REFUSED_MOST] * 4, 0.0, 0.0):
+            desk.now += seconds
+            round_()
+        desk.registrar.expire(desk.now)
+        held = desk.registrar.lookup_all(ServiceTemplate(), desk.now, 100).items
+        assert {item.service_id: item for item in held} == wanted
+        assert all(session.holds(item) for item in wanted.values())
+        assert not session._refused
+
+
+def test_a_change_of_one_item_looks_at_no_other(desk: Desk, session: RegistrarSession) -> None:
+    # Given a thousand items that are held
+    session.want(printers(1000), {})
+    session._reconcile()
+    looked: list[str] = []
+    bring = session._bring
+    session._bring = lambda service_id: looked.append(service_id) or bring(service_id)
+    # When one of them changes, expect the round to be about that one
+    session.want({"printer-7": printer(7777)}, {})
+    session._reconcile()
+    assert looked == ["printer-7"]
+
+
+@pytest.mark.parametrize("granted", [0.0, 1e-300, -1.0, float("nan")])
+def test_a_lookup_service_that_grants_nothing_is_not_asked_without_end(
+    granted: float, desk: Desk, session: RegistrarSession
+) -> None:
+    session._renew_within(granted, desk.now)
+    assert session._renew_by >= desk.now + session_module.RENEW_LEAST
+    session.want(printers(1), {})
+    session._reconcile()
+    desk.renew = lambda leases: tuple(LeaseResult(lease_id, granted) for lease_id, _ in leases)
+    session._renew()
+    assert session._renew_by >= desk.now + session_module.RENEW_LEAST
+
+
+class Raising(LookupCache):
+    """A watcher that raises, whatever it is told."""
+
+    def snapshot(self, *_: object) -> None:
+        raise RuntimeError("snapshot")
+
+    def changed(self, *_: object) -> None:
+        raise RuntimeError("changed")
+
+    def refused(self, *_: object) -> None:
+        raise RuntimeError("refused")
+
+
+def test_a_watcher_that_raises_keeps_nobody_else_from_hearing(desk: Desk, session: RegistrarSession) -> None:
+    # Given one watcher that raises, and one behind it
+    bad, good = Raising(ServiceTemplate()), LookupCache(ServiceTemplate())
+    before = faults().get("lookup watcher", 0)
+    session.want({}, {id(bad): bad, id(good): good})
+    session._reconcile()
+    # When a service comes, events are lost and looked up again
+    outcome = desk.registrar.register(printer(1), TERM, desk.now)
+    for _, event in outcome.events:
+        session._dispatch(event)
+    session._look_again()
+    session._reconcile()
+    # Expect the other one to know of it, and the faults to be counted
+    assert [item.service_id for item in good.items()] == ["printer-1"]
+    assert session.watches(good)
+    assert faults()["lookup watcher"] >= before + 3
+
+
+def test_a_listener_that_raises_is_told_of_what_comes_next(desk: Desk, session: RegistrarSession) -> None:
+    # Given a listener that raises at each call
+    told: list[str] = []
+
+    class Listener:
+        def service_added(self, item: ServiceItem) -> None:
+            told.append(f"+{item.service_id}")
+            raise RuntimeError("added")
+
+        def service_changed(self, _: ServiceItem, new: ServiceItem) -> None:
+            told.append(f"!{new.service_id}")
+            raise RuntimeError("changed")
+
+        def service_removed(self, item: ServiceItem) -> None:
+            told.append(f"-{item.service_id}")
+            raise RuntimeError("removed")
+
+    cache = LookupCache(ServiceTemplate(), Listener())
+    # When two services are there, one changes and goes; expect that it is told of all
+    cache.snapshot("registrar", (printer(1), printer(2)))
+    cache.changed("registrar", "printer-1", msgspec.structs.replace(printer(1), entries=()))
+    cache.changed("registrar", "printer-1", None)
+    assert told == ["+printer-1", "+printer-2", "!printer-1", "-printer-1"]
+    assert [item.service_id for item in cache.items()] == ["printer-2"]
+
+
+@pytest.mark.parametrize("step", ["_connect", "_work", "_away", "_leave"])
+def test_the_thread_of_a_session_goes_on_whatever_a_step_of_it_raises(
+    step: str, desk: Desk, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    # Given a session one of whose steps fails in a way that nobody expects, three times (the last one once)
+    monkeypatch.setattr(session_module, "BACKOFF_FIRST", 0.001)
+    before = faults().get("lookup session", 0)
+    session = a_session()
+    whole, left = getattr(session, step), [None] * (1 if step == "_leave" else 3)
+
+    def fail() -> object:
+        if left:
+            left.pop()
+            raise KeyError("gone")
+        return whole()
+
+    monkeypatch.setattr(session, step, fail)
+    if step == "_away":
+        failing(desk, "describe", *[WireTimeoutError("no answer")] * 3)
+    session.want(printers(1), {})
+    session.start()
+    # Expect the item to be registered in the end, and the thread to end in order
+    eventually(lambda: session.holds(printer(0)))
+    session.stop()
+    assert not session._thread.is_alive()
+    assert not left
+    assert faults()["lookup session"] - before == (1 if step == "_leave" else 3)
 
 
 class _Waits(threading.Condition):

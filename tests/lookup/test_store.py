@@ -9,14 +9,18 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
+import msgspec
 import pytest
 
 from jbi_pubsub.core.errors import LeaseDeniedError, StorageError
 from jbi_pubsub.core.lease import FixedLeasePeriodPolicy
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup import store as store_module
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.events import NUMBER_JUMP
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -103,11 +107,16 @@ def test_what_was_cancelled_expired_or_destroyed_does_not_come_back(path):
     registrar, store = start(path, NOW, WALL + 1000.0)
     assert names(registrar) == {"stays"}
     registrar.destroy()
-    store.close()
-    registrar, store = start(path)
-    assert names(registrar) == set()
     with pytest.raises(LeaseDeniedError, match="destroyed"):
         registrar.register(item("late"), 10.0, NOW)
+    store.close()
+    again, store = start(path)
+    assert names(again) == set()
+    assert again.service_id != registrar.service_id, "what begins where one was destroyed is another one"
+    again.register(item("new"), 5000.0, NOW)
+    store.close()
+    third, store = start(path)
+    assert (third.service_id, names(third)) == (again.service_id, {"new"})
     store.close()
 
 
@@ -306,6 +315,45 @@ def test_a_full_disk_refuses_what_is_new_serves_on_and_says_so(path):
     store.close()
 
 
+def test_a_start_needs_no_room_on_the_disk_and_numbers_events_anew_each_time(path):
+    """Given a file that takes no more, two starts find what was kept, refuse what is new, and jump in the numbers."""
+    registrar, store = start(path)
+    kept = registrar.register(item("kept"), 5000.0, NOW).result
+    registrar.register(item("ended"), 10.0, NOW)
+    registrar.notify(ServiceTemplate(), 7, 9000.0, NOW)
+    store.close()
+
+    def start_full(later: float) -> tuple[Registrar, Store]:
+        full = mock.patch.object(Store, "_put_meta", side_effect=StorageError("the disk is full", hint="Free some"))
+        with full:
+            store = Store(path)
+            state = store.recover(NOW, WALL + later)
+        assert "full" in store.status().fault
+        registrar = Registrar(item_leases=POLICY, event_leases=POLICY, log=store)
+        registrar.restore(state, NOW)
+        return registrar, store
+
+    numbers = []
+    for later in (100.0, 200.0):
+        registrar, store = start_full(later)
+        assert names(registrar) == {"kept"}
+        with pytest.raises(StorageError, match="full"):
+            registrar.register(item("new"), 10.0, NOW)
+        numbers.append(registrar.cancel(kept.lease_id, NOW).events[0][1].number)
+        with mock.patch.object(Store, "_commit", side_effect=StorageError("the disk is full")), suppress(StorageError):
+            store.close()
+    assert numbers[1] - numbers[0] >= NUMBER_JUMP
+    registrar, store = start_full(300.0)
+    store.sync()  # there is room again
+    assert store.status().fault == ""
+    numbers.append(registrar.register(item("new"), 10.0, NOW).events[0][1].number)
+    store.close()
+    registrar, store = start(path)
+    numbers.append(registrar.register(item("newer"), 10.0, NOW).events[0][1].number)
+    assert all(after - before >= NUMBER_JUMP for before, after in pairwise(numbers))
+    store.close()
+
+
 def test_nothing_that_waits_is_lost_when_a_commit_fails(path):
     """Given a commit that fails, what is renewed or dropped meanwhile lands on top of what waited."""
     registrar, store = start(path)
@@ -370,45 +418,115 @@ def test_a_store_belongs_to_one_process_and_to_its_owner(path):
     store.close()
 
 
-@pytest.mark.parametrize("content", [b"no database" * 100, b"SQLite format 3\0" + b"\xff" * 4000])
-def test_a_damaged_file_is_said_to_be_damaged(path, content):
+def made_by(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as base:
+        for statement in statements:
+            base.execute(statement)
+        base.commit()
+
+
+def assert_refused_and_untouched(path: Path, why: str) -> None:
+    """The error says why and what to do; the file and its folder stay as they were."""
+    before, folder, changed = path.read_bytes(), sorted(path.parent.iterdir()), path.stat().st_mtime_ns
+    with pytest.raises(StorageError, match=why) as raised, closing(Store(path)) as store:
+        store.recover(NOW, WALL)
+    assert raised.value.hint
+    assert raised.value.facts["path"] == str(path)
+    assert path.read_bytes() == before
+    assert (sorted(path.parent.iterdir()), path.stat().st_mtime_ns) == (folder, changed)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"no database" * 100, b"SQLite format 3\0" + b"\xff" * 40])
+def test_what_is_no_store_is_refused_however_short_it_is(path, content):
     path.write_bytes(content)
-    with pytest.raises(StorageError, match=r"lookup\.db"):
-        Store(path)
+    assert_refused_and_untouched(path, "is no store of a lookup service")
 
 
-def test_a_file_of_another_kind_or_version_is_left_alone(path):
-    with sqlite3.connect(path) as base:
-        base.execute("PRAGMA user_version = 99")
-    base.close()
-    before = path.read_bytes()
-    with pytest.raises(StorageError, match="version 99"):
-        Store(path)
-    assert path.read_bytes()[60:64] == before[60:64]
-
-
-def test_a_file_with_the_tables_of_something_else_is_left_alone(path):
+@pytest.mark.parametrize("journal", ["DELETE", "WAL"])
+def test_a_file_with_the_tables_of_something_else_is_left_alone(path, journal):
     # Given the state of a delegate, or any other SQLite file
-    with sqlite3.connect(path) as base:
-        base.execute("CREATE TABLE mail (uid TEXT)")
-    base.close()
-    with pytest.raises(StorageError, match="something else"):
-        Store(path)
-    with sqlite3.connect(path) as base:
-        assert base.execute("SELECT name FROM sqlite_master").fetchall() == [("mail",)]
-    base.close()
+    made_by(path, f"PRAGMA journal_mode = {journal}", "PRAGMA user_version = 1", "CREATE TABLE mail (uid TEXT)")
+    assert_refused_and_untouched(path, "something else")
+
+
+def test_a_store_of_another_version_is_told_with_both_numbers(path):
+    _, store = start(path)
+    store.close()
+    made_by(path, "PRAGMA user_version = 99")
+    assert_refused_and_untouched(path, "of version 99 of the tables, and this program knows 2 alone")
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(StorageError, match="no file"):
+            Store(path)
+
+
+def test_a_new_file_is_there_whole_or_not_at_all(path, monkeypatch):
+    """Given a process that ends in the middle of making it, or just before it is moved, another one makes it."""
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "_SCHEMA", "BEGIN; CREATE TABLE half (a TEXT); SELECT * FROM nothing")
+        with pytest.raises(StorageError):
+            Store(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", mock.Mock(side_effect=OSError(30, "killed")))
+        with pytest.raises(StorageError, match="killed"):
+            Store(path)
+    assert not path.exists()
+    _, store = start(path)
+    store.close()
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+def test_no_flipped_bit_changes_what_is_read(path):
+    """Given a store with items, registrations and settings, when any bit of it is flipped, then the file is refused and
+    left as it is, or all is read as it was: nothing comes back as something else, and nothing is missing."""
+    registrar, store = start(path)
+    for number in range(6):
+        registrar.register(item(f"p{number}", "\u00e9" * 200, service_id=f"s{number}"), 5000.0, NOW, owner="me")
+    registrar.notify(ServiceTemplate(types=("Service",)), 7, 9000.0, NOW, handback="back", listener="to")
+    registrar.set_groups(("ops", ""))
+    store.close()
+
+    def content() -> object:
+        store = Store(path)
+        try:
+            state = store.recover(NOW, WALL)
+        finally:
+            store._base.close()
+        items = [(kept.item, kept.lease_id, kept.expires, kept.owner) for kept in state.items]
+        interests = [(msgspec.structs.replace(kept.interest, number=0), kept.expires) for kept in state.interests]
+        return state.admin, sorted(items, key=str), interests
+
+    whole = path.read_bytes()
+    before = content()
+    path.write_bytes(whole)
+    chosen, refused = random.Random(3), 0
+    # of each page the header and the places of its first cells (SQLite file format, section 1.6), and anything else
+    structure = [8 * byte for page in range(0, len(whole), 4096) for byte in range(page + 100 * (not page), page + 116)]
+    anything = [chosen.randrange(8 * len(whole)) for _ in range(300)]
+    for at in [*anything, *(8 * (place // 8) + chosen.randrange(8) for place in chosen.sample(structure, 200))]:
+        damaged = bytearray(whole)
+        damaged[at // 8] ^= 1 << at % 8
+        path.write_bytes(damaged)
+        try:
+            read = content()
+        except StorageError:
+            refused += 1
+            assert path.read_bytes() == damaged, "left as it is"
+            assert [each.name for each in path.parent.iterdir()] == [path.name]
+        else:
+            assert read == before
+    assert refused > 40
 
 
 def test_a_row_that_can_not_be_read_is_an_error_with_a_hint(path):
     _, store = start(path)
     store.close()
-    with sqlite3.connect(path) as base:
-        base.execute("INSERT INTO kept VALUES ('items', 'x', x'00', 9e18, 1.0, 1)")
-    base.close()
-    store = Store(path)
-    with pytest.raises(StorageError, match="Expected"):
-        store.recover(NOW, WALL)
-    store.close()
+    good = store_module._checksum(b"\x00", "items", "x", 1), store_module._checksum(b"", "items", "x", 9e18, 1.0)
+    made_by(path, f"INSERT INTO kept VALUES ('items', 'x', x'00', 1, {good[0]}, 9e18, 1.0, {good[1]})")
+    assert_refused_and_untouched(path, "damaged: Expected")
 
 
 def test_a_folder_that_does_not_exist_is_an_error_with_a_hint(tmp_path):

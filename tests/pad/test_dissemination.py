@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.core import xml
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, decode, pack
-from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.xml import Element, parse_metadata
+from jbi_pubsub.core.xpath import PayloadFilter
 from jbi_pubsub.pad.dissemination import REMEMBERED_BYTES, Judgement, MatchTable, disseminate
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
 
@@ -56,6 +58,11 @@ def judgement(gate: Gate, table: MatchTable) -> Judgement:
     return Judgement(gate, (), table, validate=True)
 
 
+def judged(judgement: Judgement, metadata: bytes) -> list[Subscription]:
+    """Checked and matched, as an object's metadata are."""
+    return judgement.match(metadata, judgement.check(metadata))
+
+
 def _uids(matched: list[Subscription]) -> list[str]:
     return sorted(s.uid for s in matched)
 
@@ -68,7 +75,7 @@ def test_metadata_equal_to_the_ones_before_are_not_judged_again(
     table.add(_subscription("south", "/m/lat < 40"))
     table.add(_subscription("all"))
     # When a source says the same three times, then something else, then the first again
-    said = [_uids(judgement.match(metadata)) for metadata in (KABUL, KABUL, bytes(bytearray(KABUL)), ROME, KABUL)]
+    said = [_uids(judged(judgement, metadata)) for metadata in (KABUL, KABUL, bytes(bytearray(KABUL)), ROME, KABUL)]
     # Expect the answers of five separate judgements, of which three were made
     assert said == [["all", "south"]] * 3 + [["all", "north"], ["all", "south"]]
     assert gate.asked == 3
@@ -79,7 +86,7 @@ def test_metadata_equal_to_the_ones_before_are_not_judged_again(
 
 def test_a_subscription_that_comes_or_goes_makes_the_answer_stale(judgement: Judgement, table: MatchTable) -> None:
     # Given metadata that were judged when nobody had subscribed
-    assert judgement.match(KABUL) == []
+    assert judged(judgement, KABUL) == []
     # When subscriptions come one by one, expect each to be asked from the next object on
     south, everything, north = (
         _subscription("south", "/m/lat < 40"),
@@ -87,28 +94,28 @@ def test_a_subscription_that_comes_or_goes_makes_the_answer_stale(judgement: Jud
         _subscription("north", "/m/lat > 40"),
     )
     table.add(everything)
-    assert _uids(judgement.match(KABUL)) == ["all"]
+    assert _uids(judged(judgement, KABUL)) == ["all"]
     table.add(south)
-    assert _uids(judgement.match(KABUL)) == ["all", "south"]
+    assert _uids(judged(judgement, KABUL)) == ["all", "south"]
     table.add(north)
-    assert _uids(judgement.match(KABUL)) == ["all", "south"]
+    assert _uids(judged(judgement, KABUL)) == ["all", "south"]
     # When they go, expect them to be gone
     table.remove(south)
-    assert _uids(judgement.match(KABUL)) == ["all"]
+    assert _uids(judged(judgement, KABUL)) == ["all"]
     table.remove(everything)
-    assert judgement.match(KABUL) == []
+    assert judged(judgement, KABUL) == []
 
 
 def test_metadata_that_were_refused_are_refused_again(judgement: Judgement, gate: Gate) -> None:
     for _ in range(2):
         with pytest.raises(MetadataError, match="no lat"):
-            judgement.match(b"<m/>")
+            judged(judgement, b"<m/>")
     assert gate.asked == 2
     # Expect what passed before a refusal to be judged by what was said last, not by the refused
-    assert judgement.match(KABUL) == []
+    assert judged(judgement, KABUL) == []
     with pytest.raises(MetadataError):
-        judgement.match(b"<m/>")
-    assert judgement.match(KABUL) == []
+        judged(judgement, b"<m/>")
+    assert judged(judgement, KABUL) == []
 
 
 def test_empty_metadata_are_refused_also_as_the_first_ones(judgement: Judgement) -> None:
@@ -116,8 +123,8 @@ def test_empty_metadata_are_refused_also_as_the_first_ones(judgement: Judgement)
     # When it publishes without any, expect a refusal; the same after an object that passed
     for _ in range(2):
         with pytest.raises(MetadataError):
-            judgement.match(b"")
-        judgement.match(KABUL)
+            judged(judgement, b"")
+        judged(judgement, KABUL)
 
 
 def test_large_metadata_are_not_kept_for_the_next_object(judgement: Judgement, gate: Gate, table: MatchTable) -> None:
@@ -126,10 +133,10 @@ def test_large_metadata_are_not_kept_for_the_next_object(judgement: Judgement, g
     kept = KABUL.replace(b"</m>", b" " * (REMEMBERED_BYTES - len(KABUL)) + b"</m>")
     large = kept.replace(b"</m>", b" </m>")
     # When each comes twice, expect the same answers, and the larger to be judged each time
-    assert [_uids(judgement.match(metadata)) for metadata in (kept, kept, large, large)] == [["south"]] * 4
+    assert [_uids(judged(judgement, metadata)) for metadata in (kept, kept, large, large)] == [["south"]] * 4
     assert gate.asked == 3
     # Expect what was kept before to hold still
-    assert _uids(judgement.match(kept)) == ["south"]
+    assert _uids(judged(judgement, kept)) == ["south"]
     assert gate.asked == 3
 
 
@@ -169,3 +176,68 @@ def test_what_a_filter_takes_away_is_not_kept() -> None:
     # Expect its parts to hold no more memory than its size says, which is what counts for queues
     held = sum(len(part.obj if isinstance(part, memoryview) else part) for part in selected.parcel.parts)
     assert held == selected.parcel.size < 1000
+
+
+PAYLOAD = b"<r><x>1</x><y/></r>"
+
+
+def _parcel(payload: bytes) -> Parcel:
+    return pack(Head("object1", "registration-1", 1, 1.0, "t", "1.0", KABUL, len(payload)), payload)
+
+
+def test_filters_of_equal_text_are_computed_once_for_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given subscriptions whose filters have one text, and one with another
+    matched = [_subscription(f"s{n}", payload_filter="//x") for n in range(50)]
+    matched.append(_subscription("other", payload_filter="//y"))
+    computed: list[str] = []
+    apply = PayloadFilter._apply
+    monkeypatch.setattr(PayloadFilter, "_apply", lambda f, root: (computed.append(f.expression), apply(f, root))[1])
+    # When an object is disseminated, expect each text once, and one payload for all who share it
+    found = disseminate(_parcel(PAYLOAD), matched)
+    assert sorted(computed) == ["//x", "//y"]
+    assert len({id(selected.parcel.payload) for selected in found.selected}) == 2
+
+
+def test_a_payload_beyond_the_bounds_passes_unchanged_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xml, "MAX_XML_PAYLOAD_NODES", 100)
+    poison = b"<r>" + b"<x/>" * 200 + b"</r>"
+    [selected] = disseminate(_parcel(poison), [_subscription("s", payload_filter="//y", suppress_empty=True)]).selected
+    assert bytes(selected.parcel.payload) == poison
+    assert not selected.filtered
+
+
+def test_a_filter_that_fails_selects_nothing_and_disturbs_no_other() -> None:
+    matched = [_subscription(str(n), payload_filter=text) for n, text in enumerate(("position()", "position()", "//x"))]
+    counts = [bytes(s.parcel.payload).count(b"<x>") for s in disseminate(_parcel(PAYLOAD), matched).selected]
+    assert counts == [0, 0, 1]
+    # Expect each of those who have it to be told
+    assert [subscription.status()["failed"] for subscription in matched] == [1, 1, 0]
+    assert "position" in str(matched[1].status()["last_failure"])
+
+
+def test_a_predicate_that_fails_is_told_to_all_who_have_it(table: MatchTable) -> None:
+    both = [_subscription(name, "position()=1") for name in ("one", "other")]
+    for subscription in both:
+        table.add(subscription)
+    assert table.match(parse_metadata(KABUL)) == []
+    assert [subscription.status()["failed"] for subscription in both] == [1, 1]
+
+
+@pytest.mark.slow
+def test_a_payload_of_eleven_million_elements_stops_nobody(federation: Any, figures: Any) -> None:
+    # Given a subscription with a filter, and a payload with more nodes than libxml2 can have in a set
+    pad = federation.pad()
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(figures.figure_3, schema=figures.schema, payload_filter="//y")
+    assert subscriber.wait_matched(uid) == 1
+    poison = b"<r>" + b"<x/>" * 11_000_000 + b"</r>"
+    # When it is published between two others
+    for payload in (b"<r/>", poison, b"<r/>"):
+        publisher.publish(registration, figures.figure_1, payload)
+    # Expect all three, the large one as it was, and counted
+    received = [subscriber.receive(uid, 30.0) for _ in range(3)]
+    assert [len(obj.payload) if obj else None for obj in received][1] == len(poison)
+    assert all(obj is not None and b"selection" in bytes(obj.payload[:99]) for obj in received[::2])
+    assert pad.delegate.status()["subscriptions"][0]["unfiltered"] == 1

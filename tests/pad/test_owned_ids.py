@@ -46,7 +46,7 @@ class Party:
 
     def subscribe(self, request: SubscriptionRequest, session: str = "") -> Any:
         """The grant. Raises what the delegate says."""
-        (answer,) = self.subscribing.subscribe(session, [request], 60.0)
+        (answer,) = self.subscribing.subscribe(session, [request], 60.0, [0.0])
         if answer.error is not None:
             raise rebuild(answer.error)
         return answer.granted

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.pad import delivery
-from jbi_pubsub.pad.delivery import CHUNK_BYTES, ITEM, LOSS, OBJECT, SHARED, Budget, SubscriberSession
+from jbi_pubsub.pad.delivery import CHUNK_BYTES, ITEM, LOSS, OBJECT, SHARED, SubscriberSession
+from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
 
 

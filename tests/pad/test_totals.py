@@ -16,8 +16,9 @@ from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delegate import Delegate, Registration
+from jbi_pubsub.pad.delegate import Delegate
 from jbi_pubsub.pad.delivery import Deliveries
+from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.subscription import PublisherRequest, Subscription, SubscriptionRequest, owned_uid
 
 
@@ -93,7 +94,7 @@ class World:
         deliveries = Deliveries()
         self.delegate.publish(self.registration, Parcel.received(b"".join(pack(head, payload).parts)), deliveries)
         if offer:
-            self.delegate.deliver(deliveries)
+            self.delegate.pipeline.deliver(deliveries)
         return deliveries
 
     def subscribe(self, *requests: SubscriptionRequest) -> str:
@@ -250,7 +251,7 @@ def test_what_matched_as_the_session_ended_is_lost_for_the_same_reason(cause: Ca
     session = world.subscribe(DIRECT)
     deliveries = world.publish(1, offer=False)
     world.delegate._drop_session(session, cause)
-    world.delegate.deliver(deliveries)
+    world.delegate.pipeline.deliver(deliveries)
     assert world.totals() == (1, {cause: 1})
 
 

@@ -50,7 +50,8 @@ from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.stream import FRAME, HELLO, ITEMS, MAX_FRAME_BYTES, Hello, Line, greet
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.pad.delegate import UNATTACHED_SECONDS
-from jbi_pubsub.pad.delivery import SHARE, Budget, SubscriberSession
+from jbi_pubsub.pad.delivery import SubscriberSession
+from jbi_pubsub.pad.outlet import SHARE, Budget
 from jbi_pubsub.pad.proxy import DELEGATE, SUBSCRIPTIONS, DelegateProxy, SubscriptionsProxy, fetch_status
 from jbi_pubsub.pad.server import DisseminationServer
 from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest, compile_subscription, owned_uid
@@ -90,7 +91,7 @@ class Peer:
 
     def subscribe(self, session: str, request: SubscriptionRequest) -> Any:
         """The grant. Raises what the delegate says."""
-        (answer,) = self.subscribing.subscribe(session, [request], 60.0)
+        (answer,) = self.subscribing.subscribe(session, [request], 60.0, [0.0])
         if answer.error is not None:
             raise rebuild(answer.error)
         return answer.granted

@@ -521,8 +521,8 @@ from jbi_pubsub.core.config import load
 from jbi_pubsub.core.errors import AdapterStateError
 
 warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of any fork in a process with threads
-flags = {{"lookup.multicast": False, "lookup.locators": [{locator!r}], "lookup.port": 0}}
-config = load(file=None, environment={{}}, flags=flags)[0]
+flags = {{"lookup.locators": [{locator!r}], "lookup.port": 0}}
+config = load(file=Path(os.environ["JBI_CONFIG"]), environment={{}}, flags=flags)[0]
 schema, figure = Path({schema!r}), Path({schema!r}).with_name("fig1.xml")
 
 def tell(**facts):

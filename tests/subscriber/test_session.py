@@ -61,8 +61,8 @@ def test_a_refused_subscription_holds_up_no_other_delivery(
     (session,) = subscriber._sessions.values()
     began = time.monotonic()
     session._take([memoryview(ITEM.pack(OBJECT, 1000)) for _ in range(3)])
-    # Expect them to be passed over at once
-    assert time.monotonic() - began < 1.0
+    # Expect them to be passed over at once, not when the refused one is asked for again, a minute later
+    assert time.monotonic() - began < 30.0
     # Expect the standing one to get its objects
     publish()
     assert subscriber.receive(uid, 5.0).platform.sequence == 1

@@ -9,7 +9,6 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -48,12 +47,6 @@ def figure_4_filter() -> str:
 def selection() -> str:
     """Qualified name of the element that wraps what a filter has selected."""
     return SELECTION
-
-
-@pytest.fixture(scope="session")
-def fixtures(pytestconfig: pytest.Config) -> Any:
-    """The helpers beside the fixtures that all tests share."""
-    return pytestconfig.pluginmanager.get_plugin(str(Path(__file__).parent.parent / "conftest.py"))
 
 
 class Listener:

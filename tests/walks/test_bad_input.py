@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,17 +12,34 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub import JbiError
+from jbi_pubsub import JbiError, PublisherAdapter, PublisherAdapterLight, SubscriberAdapter
+from jbi_pubsub.core.arguments import rules_of
 from jbi_pubsub.core.errors import (
     AddressError,
+    ArgumentError,
     ConfigurationError,
     LookupNotFoundError,
     MetadataError,
+    OversizeError,
     PredicateError,
     SchemaError,
 )
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SubscriptionsProxy
+from jbi_pubsub.pad.subscription import SubscriptionRequest
 
 IMAGERY = "mil.af.rl.jbi.Intel_Imagery"
+
+CALLS = [
+    call
+    for adapter in (PublisherAdapter, PublisherAdapterLight, SubscriberAdapter)
+    for name, call in vars(adapter).items()
+    if inspect.isfunction(call)
+    and (name == "__init__" or name[0] != "_")
+    and len(inspect.signature(call).parameters) > 1
+]
+"""What applications call with arguments."""
 
 
 @pytest.fixture
@@ -90,7 +109,7 @@ def test_what_is_not_exactly_one_address_is_refused(unharmed: Any, recipient: st
 
 
 def test_a_text_instead_of_a_list_of_addresses_is_refused(unharmed: Any) -> None:
-    with pytest.raises(AddressError, match="a list of addresses"):
+    with pytest.raises(ConfigurationError, match=r"recipients .*'good@example\.org'.* a list or tuple of text"):
         unharmed.subscribe(recipients="good@example.org")
 
 
@@ -145,14 +164,126 @@ def test_a_type_that_nobody_publishes_is_no_error(walk: Any) -> None:
     assert walk.subscriber.wait_matched(uid, timeout=0.0) == 0
 
 
-def test_a_subscriber_without_a_lookup_service_is_told_where_was_looked(federation: Any) -> None:
+def test_a_subscriber_without_a_lookup_service_is_told_where_was_looked(federation: Any, world: str) -> None:
     # Given an adapter whose only lookup service is not there
     lookup = msgspec.structs.replace(federation.config.lookup, locators=("127.0.0.1:9",))
     subscriber = federation.subscriber(msgspec.structs.replace(federation.config, lookup=lookup))
     # When it subscribes; Expect an error with the address and what came of it, and no subscription
-    with pytest.raises(LookupNotFoundError, match=r"of the public group .* 0\.3 s; asked: 127.0.0.1:9 \(.*refused"):
+    where = rf"of the group {world} .* 0\.3 s; asked: 127.0.0.1:9 \(.*refused"
+    with pytest.raises(LookupNotFoundError, match=where):
         subscriber.register_subscriber(type_name=IMAGERY, timeout=0.3)
     assert subscriber.status()["subscriptions"] == {}
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("template", 42), ("predicate", 5), ("payload_filter", b"//a"), ("listener", object()), ("listener", 3),
+        ("recipients", [1]), ("recipients", "a@example.org"), ("direct", "yes"), ("schema", 7), ("marks", {}),
+        ("type_name", b"x"), ("version", 2), ("namespaces", ["a"]), ("namespaces", {"a": 1}), ("language", 1),
+        ("policy", "drop"), ("bound", "5"), ("bound", True), ("suppress_empty", None), ("locations", {"a": "b"}),
+        ("attributes", {"a": 1}), ("timeout", "5"), ("timeout", float("nan")), ("timeout", float("inf")),
+        ("predicate", "//a[. = '\ud800']"), ("attributes", {"a": "\ud800"}),
+    ],
+)  # fmt: skip
+def test_an_argument_of_the_wrong_type_is_refused_where_the_call_is_made(
+    unharmed: Any, argument: str, value: object
+) -> None:
+    # When a subscriber gives an argument of another type than the call takes
+    with pytest.raises(ArgumentError) as caught:
+        unharmed.subscribe(matched=0, **{argument: value})
+    # Expect an error that names the call, the argument, what came and what is taken; of a builtin family as well
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.facts == {"call": "SubscriberAdapter.register_subscriber", "argument": argument}
+    assert f"{argument} is {value!r}, of type {type(value).__name__}. It takes " in str(caught.value)
+
+
+def test_none_means_none(walk: Any) -> None:
+    # Given a subscription that says None to everything that is an option
+    options = dict.fromkeys(
+        ("template", "predicate", "payload_filter", "listener", "recipients", "direct", "schema", "marks", "type_name",
+         "version", "namespaces", "language", "policy", "bound", "locations", "attributes", "timeout")
+    )  # fmt: skip
+    walk.register()
+    uid = walk.subscriber.register_subscriber(**options)
+    # Expect it to stand and to get everything, as without them
+    assert walk.subscriber.wait_matched(uid) == 1
+    walk.publish(payload=b"all")
+    assert walk.subscriber.receive(uid).payload == b"all"
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__qualname__)
+def test_the_arguments_of_every_public_call_are_checked(call: Any) -> None:
+    # Expect each call of the three adapters that takes arguments to check them, by annotations that are understood
+    assert hasattr(call, "__wrapped__")
+    assert all(rule.text for rule in rules_of(call.__wrapped__).values())
+
+
+class Deaf:
+    def lost(self, subscription: str, notice: object) -> None: ...
+
+
+class Mute:
+    def arrived(self, subscription: str, obj: object) -> None: ...
+
+
+class Forgetful(Mute, Deaf):
+    def arrived(self, obj: object) -> None: ...  # type: ignore[override]  # the mistake
+
+
+@pytest.mark.parametrize(
+    "listener",
+    [Deaf(), Mute(), Forgetful(), Mute, threading.Event().set, len, re.sub],
+    ids=["no arrived", "no lost", "arrived of one", "class", "of none", "of one", "of three"],
+)
+def test_a_listener_in_which_every_object_would_be_lost_is_refused(unharmed: Any, listener: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"arrived\(subscription, obj\).* a function that takes"):
+        unharmed.subscribe(matched=0, listener=listener)
+
+
+def test_a_function_is_a_listener(walk: Any, eventually: Callable[..., Any]) -> None:
+    # Given a function as listener
+    told: list[tuple[str, bytes]] = []
+    uid = walk.subscribe(listener=lambda subscription, obj: told.append((subscription, obj.payload)))
+    # When something is published; Expect it to be called with it
+    walk.publish(payload=b"heard")
+    assert eventually(lambda: told) == [(uid, b"heard")]
+    assert walk.subscriber.losses(uid) == {}
+
+
+def test_one_refused_subscription_refuses_no_other_of_its_batch(walk: Any) -> None:
+    # Given three subscriptions in one call to the delegate, one of which can't be read
+    walk.register()
+    good = walk.subscriber.register_subscriber(type_name=IMAGERY)
+    assert walk.subscriber.wait_matched(good) == 1
+    [address] = {session["address"] for session in walk.subscriber.status()["sessions"]}
+    proxy = SubscriptionsProxy(ServiceRef("", SUBSCRIPTIONS, (address,)), Security(), timeout=5.0)
+    session = proxy.open("test", 5.0)
+    requests = [SubscriptionRequest(f"subscription-{n}", predicate=p) for n, p in enumerate(("a", None, "b"))]  # type: ignore[arg-type]  # the mistake
+    # When it is made; Expect the two others to stand
+    answers = proxy.subscribe(session.uid, requests, 5.0, [0.0] * 3)
+    proxy.close_session(session.uid)
+    proxy.close()
+    assert [answer.granted is not None for answer in answers] == [True, False, True]
+    assert "predicate" in answers[1].error.message
+
+
+def test_a_batch_that_is_refused_as_a_whole_is_asked_for_in_parts(walk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a delegate that refuses each call with a certain subscription in it
+    walk.register()
+    asked, subscribe = [], SubscriptionsProxy.subscribe
+
+    def refusing(proxy: Any, session: str, requests: Any, duration: float, ages: Any) -> Any:
+        asked.append(len(requests))
+        if any(request.predicate == "bad" for request in requests):
+            raise OversizeError("too much")
+        return subscribe(proxy, session, requests, duration, ages)
+
+    monkeypatch.setattr(SubscriptionsProxy, "subscribe", refusing)
+    # When it is one of seven; Expect the six others to stand
+    uids = [walk.subscriber.register_subscriber(predicate="bad" if n == 3 else "*") for n in range(7)]
+    assert [walk.subscriber.wait_matched(uid) for n, uid in enumerate(uids) if n != 3] == [1] * 6
+    assert walk.subscriber.wait_matched(uids[3], timeout=0.0) == 0
 
 
 # -- publishers -----------------------------------------------------------------------------------------------------
@@ -218,6 +349,73 @@ def test_a_schema_file_that_is_not_there_is_refused(unharmed: Any, tmp_path: Any
     for act in (unharmed.register, unharmed.subscribe):
         with pytest.raises(SchemaError, match=r"missing\.xsd"):
             act(schema=tmp_path / "missing.xsd")
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("schema", 7), ("invariants", None), ("marks", 7), ("type_name", 7), ("version", 2), ("validate", "no"),
+        ("locations", ["a"]),
+    ],
+)  # fmt: skip
+def test_a_registration_with_an_argument_of_the_wrong_type_is_refused(
+    unharmed: Any, argument: str, value: object
+) -> None:
+    given = {"schema": unharmed.figures.schema, "invariants": unharmed.figures.figure_1, argument: value}
+    first = () if unharmed.kind == "peer" else (unharmed.publishing.at,)
+    with pytest.raises(ArgumentError, match=f"register_publisher: {argument} is "):
+        unharmed.publishing.adapter.register_publisher(*first, **given)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("registration", 5), ("registration", []), ("metadata", None), ("metadata", 5),
+                            ("payload", 5), ("payload", ["a"]), ("payload", "\ud800")]
+)  # fmt: skip
+def test_an_object_of_the_wrong_type_is_refused(unharmed: Any, argument: str, value: object) -> None:
+    given = {"registration": unharmed.registration, "metadata": unharmed.figures.figure_1, argument: value}
+    with pytest.raises(ArgumentError, match=f"publish: {argument} is "):
+        unharmed.publishing.adapter.publish(**given)
+
+
+@pytest.mark.parametrize("adapter", [PublisherAdapter, PublisherAdapterLight, SubscriberAdapter])
+def test_an_adapter_with_something_else_than_a_configuration_is_refused(adapter: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"{adapter.__name__}: config is 'jbi.toml', of type str. It takes Config"):
+        adapter("jbi.toml")
+
+
+# -- texts and paths ------------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_begins_as_xml_is_a_document_and_any_other_a_path(walk: Any, tmp_path: Path) -> None:
+    # Given schema, invariants, template and metadata, each as a text and as the path of a file in a text
+    figures = walk.figures
+    files = {"schema": figures.schema.read_bytes(), "invariants": figures.figure_1, "template": figures.figure_3}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    as_path = {name: str(tmp_path / name) for name in files}
+    as_text = {name: "\ufeff\n " * (name != "schema") + data.decode() for name, data in files.items()}
+    # When they are used in all places
+    for given, payload in ((as_path, b"path"), (as_text, b"text")):
+        registration = walk.register(given["invariants"], given["schema"])
+        uid = walk.subscriber.register_subscriber(given["template"], schema=given["schema"])
+        assert walk.subscriber.wait_matched(uid) == 1
+        walk.publishing.publish(registration, given["invariants"], payload)
+        # Expect the same of both
+        obj = walk.subscriber.receive(uid)
+        assert (obj.payload, b"<publisher>418th</publisher>" in obj.metadata) == (payload, True)
+
+
+def test_a_text_that_is_neither_xml_nor_a_file_is_told_both(unharmed: Any) -> None:
+    # When a text is meant as XML but is not, or as a path that is wrong
+    for act in (
+        lambda: unharmed.subscribe("metadata.xml"),
+        lambda: unharmed.register("metadata.xml"),
+        lambda: unharmed.publish("metadata.xml"),
+        lambda: unharmed.publish("a\0b"),
+    ):
+        # Expect the error to say what a text is taken for
+        with pytest.raises(MetadataError, match="A text is a path unless it begins with <"):
+            act()
 
 
 def test_every_error_can_be_caught_by_the_family_and_says_more_than_its_class(unharmed: Any) -> None:

@@ -190,17 +190,18 @@ def test_one_application_uses_several_delegates_addressed_by_id(federation: Any,
 
 
 def test_no_matching_delegate_is_an_error_in_time_that_says_what_exists(federation: Any) -> None:
-    # Given two delegates
+    # Given two delegates, and a publisher that waits for a minute where it is told nothing else
     federation.pad("alpha", "rome")
     federation.pad("bravo", "paris")
-    light = federation.light()
+    patient = msgspec.structs.replace(federation.config.lookup, timeout=60.0)
+    light = federation.light(msgspec.structs.replace(federation.config, lookup=patient))
     light.connect_to_delegate("alpha", "rome")
     # When another one is asked for
     began = time.monotonic()
     with pytest.raises(DelegateNotFoundError) as caught:
         light.connect_to_delegate("charlie", "oslo", timeout=0.7)
-    # Expect an error after the timeout, not much later, with what was looked for and what exists
-    assert 0.7 <= time.monotonic() - began <= 1.7
+    # Expect an error after the timeout, not a minute later, with what was looked for and what exists
+    assert 0.7 <= time.monotonic() - began < 30.0
     for word in ("charlie", "oslo", "alpha", "rome", "bravo", "paris"):
         assert word in str(caught.value)
 
@@ -231,9 +232,9 @@ def test_the_timeout_for_a_delegate_is_configurable(federation: Any) -> None:
     light = federation.light(config)
     # When one is asked for; Expect the error after that time
     began = time.monotonic()
-    with pytest.raises(DelegateNotFoundError):
+    with pytest.raises(DelegateNotFoundError, match=r"within 0\.5 s"):
         light.connect_to_delegate("alpha", "rome")
-    assert 0.5 <= time.monotonic() - began <= 1.5
+    assert time.monotonic() - began >= 0.5
 
 
 def test_a_delegate_that_starts_within_the_timeout_is_found(federation: Any) -> None:
@@ -403,14 +404,14 @@ def test_lease_times_are_configurable_at_start_up(
     eventually: Callable[..., Any],
     lease: str,
 ) -> None:
-    # Given two processes that differ in one setting: a lease of 0.5 s and one of 2 s
+    # Given two processes that differ in one setting: a lease of a second and one of an hour
     light = federation.light()
     pad = federation.pad()
     if lease == "subscriber":
         light.register_publisher(light.connect_to_delegate("alpha"), figures.schema, figures.figure_1)
     prefix = f"SCHEMA, INVARIANTS = {str(figures.schema)!r}, {figures.figure_1!r}\n"
     processes = []
-    for seconds in ("2", "0.5"):
+    for seconds in ("3600", "1"):
         process_settings(**{f"lease_{lease}": seconds})
         if lease == "lookup":
             processes.append(start("pad", f"pad of {seconds}", "oslo", "--port", "0", "--json"))
@@ -431,13 +432,10 @@ def test_lease_times_are_configurable_at_start_up(
     for process in processes:
         process.signal(signal.SIGKILL)
     killed = time.monotonic()
-    # Expect that the one is gone within its short lease, the other later, within its own
-    eventually(lambda: count() == 1, 2.0, what="short lease expired")
-    first = time.monotonic() - killed
-    eventually(lambda: count() == 0, 5.0, what="long lease expired")
-    second = time.monotonic() - killed
-    assert first < 1.5
-    assert first + 0.3 < second < 3.0
+    # Expect that the one is gone when its short lease is over, long before the default of a minute, and not the other
+    eventually(lambda: count() == 1, 20.0, what="short lease expired")
+    assert time.monotonic() - killed < 30.0
+    assert count() == 1
 
 
 def test_a_killed_delegate_leaves_the_lookup_service_with_its_registrations(
@@ -466,12 +464,13 @@ def test_a_killed_delegate_leaves_the_lookup_service_with_its_registrations(
 def test_a_publisher_with_nothing_to_hand_over_leaves_at_once_without_a_lookup_service(
     federation: Any, figures: Any
 ) -> None:
-    # Given a publisher at a delegate, nothing queued, and a lookup service that has gone
+    # Given a publisher at a delegate, nothing queued, and a lookup service that has gone, which it has a minute to find
     federation.pad()
-    light = federation.light()
+    patient = msgspec.structs.replace(federation.config.lookup, timeout=60.0)
+    light = federation.light(msgspec.structs.replace(federation.config, lookup=patient))
     light.register_publisher(light.connect_to_delegate("alpha"), figures.schema, figures.figure_1)
     federation.lookups[0].stop()
-    # When it closes with half a second to hand over what is queued; Expect that it takes not much longer
+    # When it closes with half a second to hand over what is queued; Expect that it takes no minute
     began = time.monotonic()
     light.close(timeout=0.5)
-    assert time.monotonic() - began < 2.0
+    assert time.monotonic() - began < 30.0

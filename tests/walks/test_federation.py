@@ -13,7 +13,7 @@ from lxml import etree
 
 from jbi_pubsub import RegistrationUid
 from jbi_pubsub.lookup.client.join import JoinManager
-from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.item import ServiceTemplate
 
 IMAGERY = "mil.af.rl.jbi.Intel_Imagery"
 REGISTRATIONS = ServiceTemplate(types=("jbi.PublisherRegistration",))
@@ -107,34 +107,19 @@ def test_a_subscriber_may_come_before_its_publisher(walk: Any) -> None:
     assert subscriber.receive(uid).payload == b"image"
 
 
-class _Watcher:
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-
-    def service_added(self, item: ServiceItem) -> None:
-        self.told.append(("added", item.service_id))
-
-    def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:  # noqa: ARG002  # the protocol's
-        self.told.append(("changed", new.service_id))
-
-    def service_removed(self, item: ServiceItem) -> None:
-        self.told.append(("removed", item.service_id))
-
-
 def test_members_are_told_when_a_registration_comes_and_when_it_is_cancelled(
-    own_walk: Any, eventually: Callable[..., Any]
+    own_walk: Any, heard: Any, eventually: Callable[..., Any]
 ) -> None:
     # Given a member of the community that watches for publishers
-    watcher = _Watcher()
     community = JoinManager(own_walk.federation.config, name="watcher")
     try:
-        community.watch(REGISTRATIONS, watcher)
+        community.watch(REGISTRATIONS, heard)
         # When a publisher registers and cancels the registration
         uid = own_walk.register()
-        eventually(lambda: watcher.told == [("added", uid)], what="told that it has come")
+        eventually(lambda: heard.told == [("added", uid)], what="told that it has come")
         own_walk.publishing.adapter.unregister_publisher(uid)
         # Expect an event for each
-        eventually(lambda: watcher.told == [("added", uid), ("removed", uid)], what="told that it has gone")
+        eventually(lambda: heard.told == [("added", uid), ("removed", uid)], what="told that it has gone")
     finally:
         community.close()
 
@@ -159,6 +144,7 @@ def test_clients_of_one_group_never_see_services_of_another(
     # When a client of group A subscribes, and both publish
     subscriber = federation.subscriber(config("A"))
     uid = subscriber.register_subscriber(figures.figure_3, schema=figures.schema)
+    assert subscriber.wait_matched(uid) == 1
     assert subscriber.wait_matched(uid, 2, timeout=0.5) == 1
     for group in "BA":
         lights[group].publish(registrations[group], figures.figure_1, group.encode())
@@ -221,6 +207,7 @@ def test_a_registration_seen_through_two_lookup_services_delivers_once(
     registration = light.register_publisher(light.connect_to_delegate("alpha"), figures.schema, figures.figure_1)
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(figures.figure_3, schema=figures.schema)
+    assert subscriber.wait_matched(uid) == 1
     assert subscriber.wait_matched(uid, 2, timeout=0.5) == 1
     # When objects are published; Expect each once
     for number in range(20):

@@ -120,14 +120,14 @@ def test_receive_waits_for_its_timeout_and_no_longer_than_for_the_object(walk: A
     uid = walk.subscribe()
     began = time.monotonic()
     assert walk.subscriber.receive(uid, 0.3) is None
-    assert 0.29 <= time.monotonic() - began < 1.0
+    assert time.monotonic() - began >= 0.29
     assert walk.subscriber.receive(uid, 0.0) is None
-    # When an object comes while somebody waits; Expect it at once
+    # When an object comes while somebody waits; Expect it long before the timeout
     timer = threading.Timer(0.1, walk.publish, kwargs={"payload": b"image"})
     timer.start()
     began = time.monotonic()
-    assert walk.subscriber.receive(uid, 30.0).payload == b"image"
-    assert time.monotonic() - began < 5.0
+    assert walk.subscriber.receive(uid, 60.0).payload == b"image"
+    assert time.monotonic() - began < 30.0
     timer.join()
 
 
@@ -422,8 +422,8 @@ def test_whoever_waits_for_an_object_learns_that_the_subscription_is_cancelled(w
     threading.Timer(0.1, walk.subscriber.cancel_subscription, [uid]).start()
     # When the subscription is cancelled; Expect that the wait ends long before its timeout
     began = time.monotonic()
-    assert walk.subscriber.receive(uid, 30.0) is None
-    assert time.monotonic() - began < 5.0
+    assert walk.subscriber.receive(uid, 60.0) is None
+    assert time.monotonic() - began < 30.0
 
 
 def test_closing_the_adapter_takes_all_its_subscriptions_back(walk: Any, eventually: Callable[..., Any]) -> None:

@@ -22,7 +22,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def test_a_frame_may_take_longer_than_the_timeout_while_the_peer_takes_some_of_it() -> None:
-    # Given a peer that takes a few kilobytes, then rests for half of the sender's timeout
+    # Given a peer that takes a few kilobytes, then rests for a fifth of the sender's timeout
     ours, theirs = pair()
     got = bytearray()
 
@@ -35,13 +35,13 @@ def test_a_frame_may_take_longer_than_the_timeout_while_the_peer_takes_some_of_i
     peer.start()
     # When a frame is sent to it that needs several timeouts in all
     began = time.monotonic()
-    Line(ours).send(ITEMS, [b"x" * 60_000], timeout=0.2)
+    Line(ours).send(ITEMS, [b"x" * 60_000], timeout=0.5)
     took = time.monotonic() - began
     ours.close()
     peer.join()
     theirs.close()
     # Expect it whole
-    assert took > 0.2
+    assert took > 0.5
     assert len(got) == 60_000 + 5
 
 

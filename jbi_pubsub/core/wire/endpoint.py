@@ -40,6 +40,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import guarded
 
+from . import transport
 from .ref import PROTOCOL, ServiceRef
 from .tls import TlsIdentity, check_server, explained, is_no_tls, peer_name
 
@@ -185,6 +186,8 @@ def dial(ref: ServiceRef, plane: bytes, security: Security, timeout: float, *, w
     failure = WireError(f"{ref.exported} has no endpoint")
     for endpoint in ref.endpoints[:MAX_ENDPOINTS]:
         try:
+            if not transport.is_tcp(endpoint):
+                return _dial_otherwise(endpoint, plane, security, timeout)
             return _dial(endpoint, plane, security, ref.certificate, timeout, window)
         except WireError as exc:
             failure = exc
@@ -242,6 +245,19 @@ def _connect(host: str, port: int, timeout: float, window: int) -> socket.socket
         else:
             return sock
     raise failure
+
+
+def _dial_otherwise(endpoint: str, plane: bytes, security: Security, timeout: float) -> socket.socket:
+    """By another transport than TCP."""
+    if security.tls:
+        raise WireError(f"{endpoint}: with [tls] only TCP is used: nothing else shows certificates", endpoint=endpoint)
+    sock = transport.connect(endpoint, timeout)
+    try:
+        sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, plane))
+    except OSError as exc:
+        sock.close()
+        raise WireError(f"{endpoint}: {exc}", endpoint=endpoint) from exc
+    return sock
 
 
 def recv_exactly(sock: socket.socket, count: int, timeout: float) -> bytearray:
@@ -366,6 +382,14 @@ class Endpoint:
     def connections(self) -> int:
         """How many connections are open."""
         return len(self._open)
+
+    def adopt(self, sock: socket.socket, address: str) -> None:
+        """Serve a connection that came by another transport (transport.py); `address` is what it is called, and what
+        stands before a colon the peer whose place it takes."""
+        with contextlib.ExitStack() as undo:
+            undo.callback(sock.close)
+            self._admit(sock, address.partition(":")[0], address)
+            undo.pop_all()
 
     def _accept_all(self) -> None:
         while not self._stopping:
@@ -563,6 +587,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _tune(sock: socket.socket, idle: int) -> None:
+    if sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return  # no TCP: another transport looks after itself
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", idle), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 10_000)):

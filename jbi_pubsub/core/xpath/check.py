@@ -11,12 +11,19 @@ import msgspec
 from . import fragment
 from .predicate import Predicate
 from .reading import ABSENT_NUMBER, Many, Values
+from .remembered import Remembered
 
 _SPACES: Final = re.compile("[ \t\r\n]+")
 """White space of XPath 1.0 (production 39), and no other."""
 
-MAX_ENTRIES: Final = 4096
-"""Checks remembered for sharing; then all are forgotten, and rows to come share among themselves."""
+MAX_ENTRIES_BYTES: Final = 4 << 20
+MAX_FUNCTIONS_BYTES: Final = 8 << 20
+"""Memory of the checks and functions remembered for sharing; what is forgotten rows to come share among themselves."""
+
+FUNCTION_BYTES: Final = 4 << 10
+ENTRY_BYTES: Final = 300
+CONDITION_BYTES: Final = 300
+"""What they take, about, and what each condition or constant adds (measured)."""
 
 Constants = tuple[Any, ...]
 Holds = Callable[[Values, Constants], bool]
@@ -71,24 +78,28 @@ class Checks:
 
     def __init__(self) -> None:
         self.of: list[Any] = []
-        self._entries: dict[tuple[Holds, Constants], tuple[Holds, Constants, Check]] = {}
-        self._functions: dict[tuple[Any, ...], tuple[Holds, Check]] = {}
+        self._entries: Remembered[tuple[Holds, Constants], tuple[Holds, Constants, Check]]
+        self._entries = Remembered(MAX_ENTRIES_BYTES)
+        self._functions: Remembered[tuple[Any, ...], tuple[Holds, Check]] = Remembered(MAX_FUNCTIONS_BYTES)
 
     def prepared(self, check: Check) -> tuple[Holds, Check]:
         """The function for a shape of check, made once."""
         shape = (check.conditions, check.scopes, check.opaque)
         known = self._functions.get(shape)
         if known is None:
-            known = self._functions[shape] = check.single(), check
+            size = FUNCTION_BYTES + CONDITION_BYTES * len(check.conditions)
+            known = self._functions.put(shape, (check.single(), check), size)
         return known
 
     def entry(self, holds: Holds, constants: Constants, check: Check) -> tuple[Holds, Constants, Check]:
         """What to keep for a row."""
         if check.opaque or check.scopes:
             return holds, constants, check  # holds the predicate itself: no other row has an equal one
-        if len(self._entries) >= MAX_ENTRIES:
-            self._entries.clear()
-        return self._entries.setdefault((holds, constants), (holds, constants, check))
+        known = self._entries.get((holds, constants))
+        if known is None:
+            size = ENTRY_BYTES + CONDITION_BYTES * len(constants) + sum(len(c) for c in constants if isinstance(c, str))
+            known = self._entries.put((holds, constants), (holds, constants, check), size)
+        return known
 
     def holds_for_many(self, row: int, values: Values, many: Many) -> bool:
         """The check of `row`, if it has one, for a document in which paths occur several times."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -25,11 +25,10 @@ MAX_NESTING: Final = 40
 """Parentheses, brackets and signs within each other. libxml2 stops at 5000; here a level costs eight Python frames."""
 
 MAX_JOINED: Final = 8
-"""Arguments of concat() that are no constants, in a whole expression: each may be as long as the document."""
+"""Arguments of concat() that are no constants, in a whole expression: each may be as long as the document. Bounds
+memory; time is bounded by cost.py."""
 
-MAX_COST: Final = 4
-"""Highest accepted degree of the running time in the number of nodes of a document; see `cost`."""
-
+_BLANKS: Final = " \t\r\n"
 _NAME: Final = r"[^\W\d][\w.\-\u00b7]*"
 _TOKEN: Final = re.compile(
     r"((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]*)?)"  # number
@@ -85,7 +84,6 @@ AXES: Final = frozenset(
         "self",
     ]
 )
-_CHEAP_AXES: Final = frozenset(["child", "attribute", "self", "namespace"])
 _NODE_TYPES: Final = frozenset(["comment", "text", "processing-instruction", "node"])
 
 FUNCTIONS: Final[Mapping[str, tuple[int, int]]] = {
@@ -189,7 +187,7 @@ Expression = Literal | Number | Negate | Chain | Call | Path | Filter
 CONSTANTS: Final = (Literal, Number)
 PATHS: Final = (Path, Filter)
 
-_SELF: Final = Step("self", "node()")
+SELF: Final = Step("self", "node()")
 _PARENT: Final = Step("parent", "node()")
 _ANY_DEPTH: Final = Step("descendant-or-self", "node()")
 
@@ -230,14 +228,21 @@ def check_namespaces(namespaces: Mapping[str, str], expression: str, argument: s
             )
 
 
-def parse(expression: str, namespaces: Mapping[str, str], argument: str) -> tuple[Expression, list[str], int]:
-    """The tree of `expression`, its literals and numbers as written, and its `cost`.
+class Parsed(msgspec.Struct, frozen=True, eq=False):
+    """The tree of an expression; its literals and numbers as written, left to right; what stands between these in the
+    text that lxml is to evaluate, if that is not the expression as written; `text_of` a part of the tree as written."""
 
-    Raises PredicateError with the position (in characters, from 0) of the fault.
-    """
+    tree: Expression
+    holes: list[str]
+    between: tuple[str, ...]
+    text_of: Callable[[Expression], str]
+
+
+def parse(expression: str, namespaces: Mapping[str, str], argument: str) -> Parsed:
+    """Raises PredicateError with the position (in characters, from 0) of the fault."""
     parser = _Parser(expression, namespaces, argument)
     tree = parser.tree()
-    return tree, parser.holes, parser.checked_cost(tree)
+    return Parsed(tree, parser.holes, parser.between(), parser.text_of)
 
 
 class _Parser:
@@ -248,6 +253,9 @@ class _Parser:
         self.holes: list[str] = []
         self._depth = 0
         self._joined = 0
+        self._spans: dict[int, tuple[int, int]] = {}
+        self._shortened: list[int] = []
+        self._hole_places: list[int] = []
         self._at = 0
         self._kinds: list[str] = []
         self._lexemes: list[str] = []
@@ -260,15 +268,25 @@ class _Parser:
             raise self._fault("unexpected " + repr(self._lexemes[self._at]))
         return tree
 
-    def checked_cost(self, tree: Expression) -> int:
-        degree = cost(tree)
-        if degree > MAX_COST:
-            raise self._fault(
-                f"may take time with power {degree} of the document's size, the limit is {MAX_COST}",
-                hint="Replace // and the axes ancestor, following, preceding by paths of child steps",
-                place=0,
-            )
-        return degree
+    def between(self) -> tuple[str, ...]:
+        """What stands between the holes when `//name[...]` is written as `/descendant::name[...]`, wherever no
+        condition may be a position: libxml2 then visits elements alone, and finds them in document order, with nothing
+        to sort. () if there is no such place."""
+        if not self._shortened:
+            return ()
+        lexemes = ["*" if lexeme == "multiply" else lexeme for lexeme in self._lexemes]
+        for divider in self._shortened:
+            lexemes[divider] = "/descendant::"
+            if lexemes[divider + 1 : divider + 3] == ["child", "::"]:
+                lexemes[divider + 1 : divider + 3] = ["", ""]
+        ends = [*self._hole_places, len(lexemes)]
+        begins = [0, *(place + 1 for place in self._hole_places)]
+        return tuple(" ".join(["", *lexemes[a:b], ""]) for a, b in zip(begins, ends, strict=True))
+
+    def text_of(self, part: Expression) -> str:
+        """A part of the tree, as it was written."""
+        begin, end = self._spans[id(part)]
+        return self._text[self._position(begin) : self._position(end)].rstrip(_BLANKS)
 
     def _scan(self) -> None:
         """Cut the text into tokens. Operators become kind "operator" by the rule of section 3.7."""
@@ -302,6 +320,7 @@ class _Parser:
         powers.append(0)
 
     def _expression(self, power: int) -> Expression:
+        begin = self._at
         left = self._unary()
         powers = self._powers
         while True:
@@ -314,25 +333,30 @@ class _Parser:
                 operators.append(self._lexemes[self._at])
                 self._at += 1
                 operands.append(self._expression(strength + 1))
-            left = Chain(tuple(operators), tuple(operands))
-            if strength == _UNION_POWER and any(isinstance(o, (Literal, Number, Negate, Chain)) for o in operands):
+            left = self._spanned(begin, Chain(tuple(operators), tuple(operands)))
+            if strength == _UNION_POWER and not all(map(selects, operands)):
                 raise self._fault("a union joins node-sets only")
 
+    def _spanned(self, begin: int, part: Expression) -> Expression:
+        self._spans[id(part)] = begin, self._at
+        return part
+
     def _unary(self) -> Expression:
-        if self._kinds[self._at] != "operator" or self._lexemes[self._at] != "-":
-            return self._path()
+        begin = self._at
+        if self._kinds[begin] != "operator" or self._lexemes[begin] != "-":
+            return self._spanned(begin, self._path())
         self._at += 1
         self._enter()
         operand = self._unary() if self._lexemes[self._at] == "-" else self._expression(_UNION_POWER)
         self._depth -= 1
-        return Negate(operand)
+        return self._spanned(begin, Negate(operand))
 
     def _path(self) -> Expression:
         kind, lexeme = self._kinds[self._at], self._lexemes[self._at]
         if kind == "symbol" and lexeme in ("/", "//"):
             self._at += 1
             if lexeme == "//":
-                return Path("/", (_ANY_DEPTH, *self._steps()))
+                return Path("/", self._steps(from_any_depth=True))
             return Path("/", self._steps() if self._step_begins() else ())
         if self._primary_begins(kind, lexeme):
             return self._filter_path()
@@ -354,9 +378,8 @@ class _Parser:
         if self._kinds[self._at] != "symbol" or self._lexemes[self._at] not in ("/", "//"):
             return primary
         self._must_select(primary)
-        any_depth = (_ANY_DEPTH,) if self._lexemes[self._at] == "//" else ()
         self._at += 1
-        return Path(primary, (*any_depth, *self._steps()))
+        return Path(primary, self._steps(from_any_depth=self._lexemes[self._at - 1] == "//"))
 
     def _must_select(self, primary: Expression) -> None:
         if not selects(primary):
@@ -366,11 +389,9 @@ class _Parser:
         kind, lexeme = self._kinds[self._at], self._lexemes[self._at]
         self._at += 1
         if kind == "number":
-            self.holes.append(lexeme)
-            return Number(lexeme, len(self.holes) - 1)
+            return Number(lexeme, self._hole(lexeme))
         if kind == "literal":
-            self.holes.append(lexeme)
-            return Literal(lexeme[1:-1], len(self.holes) - 1)
+            return Literal(lexeme[1:-1], self._hole(lexeme))
         if lexeme == "$":
             raise self._fault("there are no variables here", hint="Write the value itself", place=self._at - 1)
         if lexeme == "(":
@@ -380,6 +401,12 @@ class _Parser:
             self._take(")")
             return inner
         return self._call(lexeme)
+
+    def _hole(self, lexeme: str) -> int:
+        """The number of the hole that the token just taken makes."""
+        self.holes.append(lexeme)
+        self._hole_places.append(self._at - 1)
+        return len(self.holes) - 1
 
     def _call(self, name: str) -> Call:
         place = self._at - 1
@@ -409,14 +436,21 @@ class _Parser:
                 raise self._fault(f"joins more than {MAX_JOINED} texts of the document", place=place)
         return Call(name, tuple(arguments))
 
-    def _steps(self) -> tuple[Step, ...]:
-        steps = [self._step()]
+    def _steps(self, *, from_any_depth: bool = False) -> tuple[Step, ...]:
+        """Steps divided by / and //; `from_any_depth`: a // stands before the first."""
+        steps = list(self._step_at_any_depth()) if from_any_depth else [self._step()]
         while self._kinds[self._at] == "symbol" and self._lexemes[self._at] in ("/", "//"):
-            if self._lexemes[self._at] == "//":
-                steps.append(_ANY_DEPTH)
             self._at += 1
-            steps.append(self._step())
+            steps += self._step_at_any_depth() if self._lexemes[self._at - 1] == "//" else (self._step(),)
         return tuple(steps)
+
+    def _step_at_any_depth(self) -> tuple[Step, ...]:
+        divider = self._at - 1
+        step = self._step()
+        if step.axis != "child" or not all(map(_is_no_position, step.predicates)):
+            return _ANY_DEPTH, step
+        self._shortened.append(divider)
+        return (Step("descendant", step.test, step.predicates),)
 
     def _step_begins(self) -> bool:
         return self._kinds[self._at] == "name" or (
@@ -429,7 +463,7 @@ class _Parser:
             raise self._fault("an operand is missing" if kind == "end" else f"unexpected {lexeme!r}")
         if lexeme in (".", ".."):
             self._at += 1
-            return _SELF if lexeme == "." else _PARENT
+            return SELF if lexeme == "." else _PARENT
         axis = "child"
         if lexeme == "@":
             axis = "attribute"
@@ -466,8 +500,8 @@ class _Parser:
         target = ""
         if name == "processing-instruction" and self._kinds[self._at] == "literal":
             target = self._lexemes[self._at]
-            self.holes.append(target)
             self._at += 1
+            self._hole(target)
         self._take(")")
         return f"{name}({target})"
 
@@ -527,60 +561,27 @@ def is_boolean(expression: Expression) -> bool:
     return isinstance(expression, Call) and expression.name in BOOLEAN_FUNCTIONS
 
 
-def cost(expression: Expression) -> int:
-    """The degree d such that evaluation takes about n**d at most, for a document of n nodes.
+def _is_no_position(predicate: Expression) -> bool:
+    """Whether a condition of a step is the same whatever position the node has: no number, and it asks for none."""
+    return (selects(predicate) or is_boolean(predicate) or isinstance(predicate, Literal)) and not asks_position(
+        predicate
+    )
 
-    Child steps visit every node once (0 more). One more for each further step that may visit a node again, for each
-    comparison or union of two node-sets, and for what is evaluated once per node and reads beyond its children.
-    """
+
+def asks_position(expression: Expression) -> bool:
+    """Whether position() or last() occur, about the expression's own context node or about one inside."""
     if isinstance(expression, Path):
-        return _cost_of_path(expression)
-    if isinstance(expression, CONSTANTS):
-        return 0
-    if isinstance(expression, Negate):
-        return cost(expression.operand)
-    if isinstance(expression, Call):
-        return max((cost(a) for a in expression.arguments), default=0) + (expression.name in ("translate", "id"))
-    if isinstance(expression, Filter):
-        return max(cost(expression.primary), _cost_inside(expression.predicates) + 1)
-    degrees = [cost(o) for o in expression.operands]
-    if expression.operators[0] in ("and", "or") or sum(map(selects, expression.operands)) < 2:
-        return max(degrees)
-    return sum(sorted(degrees)[-2:])  # each node of one set is compared with each of the other, in a union as well
-
-
-def _cost_of_path(path: Path) -> int:
-    start = 0 if isinstance(path.start, str) else cost(path.start)
-    degree = max(start, 1)
-    wide = start > 0
-    for step in path.steps:
-        if step.axis not in _CHEAP_AXES:
-            degree += wide  # the first wide step visits each node once, a further one again for each of them
-            wide = True
-        if step.predicates:
-            degree += _cost_inside(step.predicates)
-    return degree
-
-
-def _cost_inside(predicates: tuple[Expression, ...]) -> int:
-    """What evaluating `predicates` for each node adds: nothing for constants and for plain steps downwards."""
-    return max(0 if _reads_little(p) else cost(p) for p in predicates)
-
-
-def _reads_little(expression: Expression) -> bool:
-    if isinstance(expression, Path):
-        return expression.start == "" and all(
-            s.axis in _CHEAP_AXES and all(_reads_little(p) for p in s.predicates) for s in expression.steps
-        )
+        inside = any(asks_position(p) for step in expression.steps for p in step.predicates)
+        return inside or (not isinstance(expression.start, str) and asks_position(expression.start))
     if isinstance(expression, Chain):
-        if sum(selects(o) for o in expression.operands) > 1 and expression.operators[0] not in ("and", "or"):
-            return False
-        return all(_reads_little(o) for o in expression.operands)
+        return any(map(asks_position, expression.operands))
     if isinstance(expression, Call):
-        return all(_reads_little(a) for a in expression.arguments)
+        return expression.name in ("position", "last") or any(map(asks_position, expression.arguments))
     if isinstance(expression, Negate):
-        return _reads_little(expression.operand)
-    return isinstance(expression, CONSTANTS)
+        return asks_position(expression.operand)
+    if isinstance(expression, Filter):
+        return asks_position(expression.primary) or any(map(asks_position, expression.predicates))
+    return False
 
 
 def around(expression: str, position: int) -> str:

@@ -8,6 +8,11 @@ Rules:
 - For any other document, and where a conjunct holds an `OPAQUE` condition, the conjunct's other conditions that are
   not negated still follow from the expression: they may choose candidates, and lxml has the last word.
 - Constants are parameters, so that one plan serves every expression of the same shape.
+
+What has to be proven of a condition that is left out because others imply it: they name the same nodes whatever the
+document is. Names compare as whole paths, from the document element's own name on ("" there says nothing about it): a
+condition on a path below another document element, or below one of any name, implies nothing about this one. Two
+places leave something out: `_finished` here, and `_implied` in recipe.py.
 """
 
 from __future__ import annotations
@@ -38,6 +43,9 @@ from .number import number
 
 MAX_CONJUNCTS: Final = 16
 """Conjuncts of a plan; a wider part of an expression becomes opaque. Each conjunct costs a row of the index."""
+
+CONDITION_BYTES: Final = 350
+"""Of a condition with its path, and as much again in the recipe that is made of it (measured)."""
 
 Where = tuple[str, ...]
 """A plain path: the document element's name ("" for any name), child names, perhaps "@name" at the end."""
@@ -107,6 +115,16 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
 
     conjuncts: tuple[Conjunct, ...]
     parameters: tuple[Parameter, ...]
+
+    @property
+    def is_opaque(self) -> bool:
+        """Whether lxml has a part in it: not only where several nodes are at one path."""
+        return any(c.test == OPAQUE for conjunct in self.conjuncts for c in conjunct)
+
+    @property
+    def size(self) -> int:
+        """Memory in bytes, about."""
+        return CONDITION_BYTES * (1 + sum(map(len, self.conjuncts)) + len(self.parameters))
 
     def constants(self, holes: list[str]) -> tuple[str | float, ...] | None:
         """The values of the parameters, from the literals as written; None when a value does not fit the plan.
@@ -396,15 +414,20 @@ def _both(parts: list[_Disjunction]) -> _Disjunction:
 
 
 def _finished(conjunct: Conjunct) -> Conjunct:
-    """Each condition once, and without HAS_CHILDREN: where another condition does not imply it, lxml has to look."""
+    """Each condition once, and without HAS_CHILDREN.
+
+    There is one document element: a condition that needs a child element of it, whatever its name, implies that it has
+    children, and what is left of HAS_CHILDREN is its name. Without such a condition lxml has to look.
+    """
     conjunct = tuple(dict.fromkeys(conjunct))
-    if all(c.test != HAS_CHILDREN for c in conjunct):
+    asked = {c.where for c in conjunct if c.test == HAS_CHILDREN}
+    if not asked:
         return conjunct
-    implied = any(
-        c.test in _REQUIRES_NODE and not c.negated and len(c.where) > 1 and c.where[1][0] != "@" for c in conjunct
-    )
     rest = tuple(c for c in conjunct if c.test != HAS_CHILDREN)
-    return rest if implied else (*rest, *_opaque("a step to any name"))
+    if not any(c.test in _REQUIRES_NODE and not c.negated and len(c.where) > 1 and c.where[1][0] != "@" for c in rest):
+        return (*rest, *_opaque("a step to any name"))
+    named = (Condition(EXISTS, where) for where in sorted(asked) if where != ("",))
+    return tuple(dict.fromkeys((*rest, *named)))
 
 
 def _is_constant(expression: Expression) -> bool:

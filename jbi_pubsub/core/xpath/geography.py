@@ -90,9 +90,9 @@ def _either(sectors: list[str]) -> str:
 
 
 def _check(name: str, degrees: float, limit: float) -> None:
-    if not -limit <= degrees <= limit:
+    if not isinstance(degrees, int | float) or not -limit <= degrees <= limit:
         raise PredicateError(
-            f"{name} is {degrees} degrees, the limits are -{limit:g} and {limit:g}",
+            f"{name} is {degrees!r} degrees, the limits are -{limit:g} and {limit:g}",
             hint="Give signed decimal degrees, north and east positive",
             argument=name,
             expression="",

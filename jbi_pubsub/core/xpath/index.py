@@ -9,30 +9,32 @@ What it answers is what lxml answers for each predicate alone, bit for bit; the 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
-from lxml import etree
 
 from jbi_pubsub.core.errors import MetadataError, UnknownUidError
 from jbi_pubsub.core.xml import Element, path_of
 
 from .check import Checks
+from .cost import MAX_SECONDS, MAX_SECONDS_OF_OBJECT, Extent, exact_extent, rough_extent, size_of
 from .expression import XML_NAMESPACE
 from .family import Family, Probe, row_of
 from .fragment import Condition, Plan
-from .predicate import FOREIGN_ERRORS, MAX_THREADS, Predicate, count_nodes
+from .predicate import FOREIGN_ERRORS, MAX_THREADS, Predicate
 from .reading import EMPTY, Layout, Many, Paths, Values
 from .recipe import Cookbook, Recipe, Row, choose
+from .remembered import Remembered
 from .stencil import Traced
 
 K = TypeVar("K", bound=Hashable)
 
-MAX_PLANS: Final = 4096
-"""Plans whose recipes are remembered; then all are forgotten, and made anew when needed."""
+MAX_PLANS_BYTES: Final = 16 << 20
+"""Memory of the plans whose recipes are remembered."""
 
 _GONE: Final = object()
 """Owner of a row that was removed while a document was being matched."""
@@ -60,11 +62,14 @@ class _State(msgspec.Struct, frozen=True, eq=False):
 class _Visit:
     """One document being matched: what lxml found out about it, and what that cost."""
 
-    __slots__ = ("_decided", "_document", "errors", "evaluations", "nodes")
+    __slots__ = ("_decided", "_document", "_extent", "_is_exact", "_size", "_spent", "errors", "evaluations")
 
-    def __init__(self, document: Element | Traced) -> None:
+    def __init__(self, document: Element | Traced, size: int) -> None:
         self._document = document
-        self.nodes = 0
+        self._size = size
+        self._extent: Extent | None = None
+        self._is_exact = False
+        self._spent = 0.0
         self.evaluations = 0
         self.errors = 0
         self._decided: dict[int, bool] = {}
@@ -80,23 +85,80 @@ class _Visit:
         document = self._document
         return document.read(layout) if isinstance(document, Traced) else layout.read(document)
 
+    @property
+    def extent(self) -> Extent:
+        """The document's extent; a rough one, by its bytes alone, until somebody needs to know it better."""
+        if self._extent is None:
+            document = self._document
+            if not self._size:
+                self._size = document.size if isinstance(document, Traced) else size_of(document)
+            self._extent = rough_extent(self._size)
+        return self._extent
+
+    def measured(self) -> Extent:
+        """The document's extent as it is."""
+        if not self._is_exact:
+            self._extent = exact_extent(self.root, self.extent.size)
+            self._is_exact = True
+        return self.extent
+
     def verifies(self, predicate: Predicate) -> bool:
         """Whether lxml finds `predicate` true; asked once per predicate."""
         known = self._decided.get(id(predicate))
         if known is None:
-            known = self._decided[id(predicate)] = self.evaluate(predicate)
+            known = self._decided[id(predicate)] = self._evaluated(predicate)
         return known
 
-    def evaluate(self, predicate: Predicate) -> bool:
-        """Let lxml decide, and count."""
-        if predicate.degree > 1 and not self.nodes:
-            self.nodes = count_nodes(self.root)
-        self.evaluations += 1
-        answer = predicate.decide(self.root, self.nodes)
-        if answer is None:
-            self.errors += 1
+    def _evaluated(self, predicate: Predicate) -> bool:
+        seconds = predicate.seconds(self.extent)
+        if seconds > MAX_SECONDS or self._spent + seconds > MAX_SECONDS_OF_OBJECT:
+            seconds = predicate.seconds(self.measured())
+        self._spent += seconds
+        if seconds > MAX_SECONDS or self._spent > MAX_SECONDS_OF_OBJECT:
+            self.refused(predicate)
             return False
-        return answer
+        self.evaluations += 1
+        answer = predicate.evaluate(self.root)
+        self.errors += answer is None
+        return answer is True
+
+    def refused(self, predicate: Predicate) -> None:
+        """It may take too long, by itself or with those before it: false, and counted."""
+        predicate.failed(predicate.too_costly())
+        self.errors += 1
+
+
+class _Evaluators:
+    """One thread's compiled copies of the predicates that lxml decides, as they were at one version of the index."""
+
+    def __init__(self, version: int, shared: list[_Shared]) -> None:
+        self.version = version
+        self.pairs = [(each.predicate.evaluator(), each) for each in shared]
+        self._refused: dict[Extent, frozenset[int]] = {}
+
+    def refused(self, visit: _Visit) -> frozenset[int]:
+        """The places of those that the document is too large for: one may take too long, or they all together; the
+        cheapest come first."""
+        found = self._refused_at(visit.extent)
+        return self._refused_at(visit.measured()) if found else found
+
+    def _refused_at(self, extent: Extent) -> frozenset[int]:
+        known = self._refused.get(extent)
+        if known is None:
+            if len(self._refused) >= MAX_EXTENTS:
+                self._refused = {}
+            costs = sorted((pair[1].predicate.seconds(extent), place) for place, pair in enumerate(self.pairs))
+            sums = itertools.accumulate(seconds for seconds, _ in costs)
+            known = self._refused[extent] = frozenset(
+                place
+                for (seconds, place), spent in zip(costs, sums, strict=True)
+                if seconds > MAX_SECONDS or spent > MAX_SECONDS_OF_OBJECT
+            )
+        return known
+
+
+MAX_EXTENTS: Final = 64
+"""Extents of documents for which it is remembered what they are too large for; extents are rounded."""
 
 
 class PredicateIndex(Generic[K]):
@@ -114,12 +176,12 @@ class PredicateIndex(Generic[K]):
         self._owners: list[Any] = []
         self._crowds = 0
         self._version = 0
-        self._compiled: dict[int, tuple[int, list[tuple[etree.XPath, _Shared]], list[_Shared]]] = {}
+        self._compiled: dict[int, _Evaluators] = {}
         self._shared: dict[tuple[Any, ...], _Shared] = {}
         self._checks = Checks()
         self._paths = Paths()
         self._cookbook = Cookbook(self._paths, self._checks)
-        self._recipes: dict[Plan, tuple[Recipe, ...] | None] = {}
+        self._recipes: Remembered[Plan, tuple[Recipe, ...] | None] = Remembered(MAX_PLANS_BYTES)
         self._state = _State(EMPTY, (), ())
         self._free: list[int] = []
         self._limbo: deque[tuple[int, int]] = deque()
@@ -165,7 +227,7 @@ class PredicateIndex(Generic[K]):
         if isinstance(place, _Shared):
             del place.keys[key]
             if not place.keys:
-                del self._shared[_identity(place.predicate)]
+                del self._shared[place.predicate.identity]
                 self._version += 1
         elif isinstance(place, list):
             for one in place:
@@ -173,17 +235,18 @@ class PredicateIndex(Generic[K]):
         else:
             self._displace(key, *place)
 
-    def match(self, document: Element | Traced) -> list[K]:
+    def match(self, document: Element | Traced, size: int = 0) -> list[K]:
         """The keys whose predicate is true for the document, given by its document element or traced, each once.
 
-        Raises MetadataError when it is an element inside a document.
+        `size` are its bytes, if the caller knows them: then they need not be counted. Raises MetadataError when it is
+        an element inside a document.
         """
         if not isinstance(document, Traced) and document.getparent() is not None:
             raise MetadataError(f"{path_of(document)} is not the document element", hint="Match whole documents")
         thread = threading.get_ident()
         self._active[thread] = self._epoch  # rows freed from now on keep their numbers until this match is over
         try:
-            visit = _Visit(document)
+            visit = _Visit(document, size)
             found = self._owners_of(self._rows_for(visit))
             if self._shared:
                 self._evaluate_shared(thread, visit, found)
@@ -264,12 +327,10 @@ class PredicateIndex(Generic[K]):
         """The rows for a predicate; new families and paths are published before any row is added to them."""
         plan = predicate.plan
         if plan in self._recipes:
-            recipes = self._recipes[plan]
+            recipes = self._recipes.get(plan)
         else:
-            if len(self._recipes) >= MAX_PLANS:
-                self._recipes.clear()
             families, paths = len(self._cookbook.families), len(self._paths)
-            recipes = self._recipes[plan] = self._cookbook.recipes(plan)
+            recipes = self._recipes.put(plan, self._cookbook.recipes(plan), 2 * plan.size)
             if (families, paths) != (len(self._cookbook.families), len(self._paths)):
                 self._publish()
         if recipes is None:
@@ -317,13 +378,21 @@ class PredicateIndex(Generic[K]):
         self._owners[row] = _GONE
         self._limbo.append((self._epoch, row))
         self._epoch += 1
+        self._reclaim()
+
+    def _reclaim(self) -> None:
+        """Take back the numbers of removed rows that no reader can still hold, and forget their checks."""
+        if not self._limbo:
+            return
+        oldest = min(list(self._active.values()), default=self._epoch)
+        while self._limbo and self._limbo[0][0] < oldest:
+            row = self._limbo.popleft()[1]
+            self._checks.of[row] = None
+            self._free.append(row)
 
     def _new_row(self, key: K, check: Any) -> int:
-        """A number for a row: one that no reader can still hold, or a new one."""
-        if not self._free and self._limbo:
-            oldest = min(list(self._active.values()), default=self._epoch)
-            while self._limbo and self._limbo[0][0] < oldest:
-                self._free.append(self._limbo.popleft()[1])
+        """A number for a row: one that was taken back, or a new one."""
+        self._reclaim()
         if self._free:
             row = self._free.pop()
             self._checks.of[row] = check
@@ -334,9 +403,9 @@ class PredicateIndex(Generic[K]):
         return len(self._owners) - 1
 
     def _share(self, key: K, predicate: Predicate) -> None:
-        shared = self._shared.get(_identity(predicate))
+        shared = self._shared.get(predicate.identity)
         if shared is None:
-            self._shared[_identity(predicate)] = shared = _Shared(predicate, {})
+            self._shared[predicate.identity] = shared = _Shared(predicate, {})
             self._version += 1
         shared.keys[key] = None
         self._placed[key] = shared
@@ -373,38 +442,32 @@ class PredicateIndex(Generic[K]):
 
     def _evaluate_shared(self, thread: int, visit: _Visit, found: list[K]) -> None:
         """Let lxml evaluate what no row stands for."""
+        evaluators = self._evaluators(thread)
+        refused = evaluators.refused(visit)
+        pairs = evaluators.pairs
+        for place in refused:
+            visit.refused(pairs[place][1].predicate)
+        if refused:
+            pairs = [pair for place, pair in enumerate(pairs) if place not in refused]
         root = visit.root
-        plain, others = self._evaluators(thread)
-        for compiled, shared in plain:
+        for evaluator, shared in pairs:
             try:
-                if compiled(root):
+                if evaluator(root):
                     found.extend(list(shared.keys))
             except FOREIGN_ERRORS as exc:
                 shared.predicate.failed(exc)
                 visit.errors += 1
-        visit.evaluations += len(plain)
-        for shared in others:
-            if visit.evaluate(shared.predicate):
-                found.extend(list(shared.keys))
+        visit.evaluations += len(pairs)
 
-    def _evaluators(self, thread: int) -> tuple[list[tuple[etree.XPath, _Shared]], list[_Shared]]:
-        """This thread's compiled copies, and the predicates that need more than that; kept while none changes."""
+    def _evaluators(self, thread: int) -> _Evaluators:
+        """This thread's compiled copies, kept while no predicate comes or goes."""
         known = self._compiled.get(thread)
-        if known is not None and known[0] == self._version:
-            return known[1], known[2]
-        if len(self._compiled) >= MAX_THREADS:
-            self._compiled.clear()
-        version = self._version
-        plain: list[tuple[etree.XPath, _Shared]] = []
-        others: list[_Shared] = []
-        for shared in list(self._shared.values()):
-            compiled = shared.predicate.compiled()
-            if compiled is None:
-                others.append(shared)
-            else:
-                plain.append((compiled, shared))
-        self._compiled[thread] = version, plain, others
-        return plain, others
+        if known is None or known.version != self._version:
+            if len(self._compiled) >= MAX_THREADS:
+                self._compiled.clear()
+            version = self._version  # read first: what is added meanwhile makes the copies stale
+            known = self._compiled[thread] = _Evaluators(version, list(self._shared.values()))
+        return known
 
     def _count(self, thread: int, visit: _Visit) -> None:
         self.count_again()
@@ -421,10 +484,6 @@ def _searched(families: tuple[tuple[Family, Probe], ...], values: Values, many: 
         else:
             probe(values, rows)
     return rows
-
-
-def _identity(predicate: Predicate) -> tuple[Any, ...]:
-    return predicate.expression, predicate.namespaces, predicate.language
 
 
 def _told(condition: Condition, predicate: Predicate) -> str:

@@ -11,7 +11,8 @@ Rules:
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from typing import Final
 from xml.sax.saxutils import escape  # writes text, parses nothing
 
@@ -20,18 +21,25 @@ from lxml import etree
 
 from jbi_pubsub.core.xml import MAX_XML_PAYLOAD_BYTES, Element
 
+from .cost import (
+    MAX_SECONDS_OF_BYTE,
+    MAX_SECONDS_OF_FILTER,
+    MAX_SECONDS_OF_FILTERS,
+    REFERENCE,
+    Cost,
+    Extent,
+    exact_extent,
+    rough_extent,
+    size_of,
+)
 from .expression import check_text
-from .predicate import MAX_THREADS, NO_NAMESPACES, Shape, analysed, compiled_xpath, count_nodes
+from .predicate import FOREIGN_ERRORS, MAX_THREADS, NO_NAMESPACES, analysed, compiled_xpath, longest
 
 SELECTION_NAMESPACE: Final = "urn:jbi-pubsub:selection:1"
 """Namespace of the elements around what a filter selected."""
 
 MAX_SELECTION_BYTES: Final = MAX_XML_PAYLOAD_BYTES
 """A selection of nested nodes repeats them; it may not grow beyond what a payload may be."""
-
-MAX_EVALUATION: Final = 200_000_000
-"""Node visits one filtering may need, estimated as nodes ** degree: ten times a predicate's bound, because payloads are
-larger and each distinct filter runs once per publication. A filter with a union may see 14,000 nodes."""
 
 _OPEN: Final = f'<jbi:selection xmlns:jbi="{SELECTION_NAMESPACE}">'.encode()
 _CLOSE: Final = b"</jbi:selection>"
@@ -55,27 +63,58 @@ NOTHING: Final = Selection(_OPEN + _CLOSE, 0)
 class PayloadFilter:
     """A filter over payloads. Immutable but for its error counter; any thread may use it.
 
-    `errors` counts the evaluations that failed, `last_error` says why the last one did.
+    Filters with equal text and namespaces are equal, and those from `compile_filter` are one object: what one of them
+    selects from a payload, the others do. `errors` counts the evaluations that failed, `last_error` says why the last
+    one did.
     """
 
-    def __init__(self, expression: str, namespaces: tuple[tuple[str, str], ...], shape: Shape) -> None:
+    def __init__(
+        self, expression: str, namespaces: tuple[tuple[str, str], ...], evaluated: str, cost: Cost, literal: int
+    ) -> None:
+        """`evaluated` is what lxml evaluates for it, `literal` the length of its longest literal as the cost takes
+        it."""
         self.expression: Final = expression
         self.namespaces: Final = namespaces
         self.errors = 0
         self.last_error = ""
-        self._degree: Final = shape.degree
+        self._evaluated: Final = evaluated
+        self._cost: Final = cost
+        self._literal: Final = literal
         self._evaluators: dict[int, etree.XPath] = {}
         self._tally: Final = threading.Lock()
 
-    def apply(self, payload: Element) -> Selection:
-        """The parts of the document with document element `payload` that the filter selects."""
-        if self._degree > 1 and count_nodes(payload) ** self._degree > MAX_EVALUATION:
-            return self._failed(f"may need more than {MAX_EVALUATION} node visits on this payload")
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PayloadFilter):
+            return NotImplemented
+        return (self.expression, self.namespaces) == (other.expression, other.namespaces)
+
+    def __hash__(self) -> int:
+        return hash((self.expression, self.namespaces))
+
+    @property
+    def cost(self) -> float:
+        """What one evaluation takes at most, in seconds on a document of cost.py's REFERENCE."""
+        return self.seconds(REFERENCE)
+
+    def seconds(self, extent: Extent) -> float:
+        """What one evaluation takes at most on a payload of that extent."""
+        return self._cost.seconds(extent, self._literal)
+
+    def copy(self) -> PayloadFilter:
+        """The same, with no errors counted, and none to be counted for others."""
+        return PayloadFilter(self.expression, self.namespaces, self._evaluated, self._cost, self._literal)
+
+    def apply(self, payload: Element, size: int = 0) -> Selection:
+        """The parts of the document with document element `payload` that the filter selects. `size`: its bytes, if
+        they are known."""
+        return select([self], payload, size)[self]
+
+    def _apply(self, payload: Element) -> Selection:
         try:
             result = self._compiled()(payload)
-        except (etree.XPathError, ValueError) as exc:
-            return self._failed(str(exc))
-        return self._written(result if isinstance(result, list) else [result])
+            return self._written(result if isinstance(result, list) else [result])
+        except FOREIGN_ERRORS as exc:
+            return self._failed(str(exc) or type(exc).__name__)
 
     def _written(self, parts: list[Selected]) -> Selection:
         pieces, size = [_OPEN], 0
@@ -92,7 +131,7 @@ class PayloadFilter:
         if found is None:
             if len(self._evaluators) >= MAX_THREADS:
                 self._evaluators = {}
-            found = self._evaluators[threading.get_ident()] = compiled_xpath(self.expression, dict(self.namespaces))
+            found = self._evaluators[threading.get_ident()] = compiled_xpath(self._evaluated, dict(self.namespaces))
         return found
 
     def _failed(self, reason: str) -> Selection:
@@ -107,8 +146,43 @@ def compile_filter(
 ) -> PayloadFilter:
     """The filter that `expression` stands for. Raises PredicateError as compile_predicate does."""
     check_text(expression, argument)
-    shape, _ = analysed(expression, namespaces, argument)
-    return PayloadFilter(expression, tuple(sorted(namespaces.items())), shape)
+    shape, holes = analysed(expression, namespaces, argument, is_filter=True)
+    evaluated = shape.evaluated(expression, holes)
+    wanted = PayloadFilter(expression, tuple(sorted(namespaces.items())), evaluated, shape.cost, longest(holes))
+    with _interning:
+        return _known.setdefault((wanted.expression, wanted.namespaces), wanted)
+
+
+_interning: Final = threading.Lock()
+_known: weakref.WeakValueDictionary[tuple[str, tuple[tuple[str, str], ...]], PayloadFilter]
+_known = weakref.WeakValueDictionary()
+"""The filters in use."""
+
+
+def select(filters: Iterable[PayloadFilter], payload: Element, size: int = 0) -> dict[PayloadFilter, Selection]:
+    """What each of the filters selects from the document with document element `payload`; equal ones are one.
+
+    The cheapest come first; one that may take too long, by itself or with those before it, selects nothing. `size`:
+    the payload's bytes, if they are known.
+    """
+    size = size or size_of(payload)
+    distinct = set(filters)
+    extra = size * MAX_SECONDS_OF_BYTE
+    extent = rough_extent(size)
+    if sum(each.seconds(extent) for each in distinct) > MAX_SECONDS_OF_FILTER:
+        extent = exact_extent(payload, size)
+    found: dict[PayloadFilter, Selection] = {}
+    spent = 0.0
+    for each in sorted(distinct, key=lambda one: one.seconds(extent)):
+        seconds = each.seconds(extent)
+        spent += seconds
+        if seconds > MAX_SECONDS_OF_FILTER + extra:
+            found[each] = each._failed(f"may take more than {MAX_SECONDS_OF_FILTER + extra:.2g} s on this payload")
+        elif spent > MAX_SECONDS_OF_FILTERS + extra:
+            found[each] = each._failed("the filters of this payload may take too long together")
+        else:
+            found[each] = each._apply(payload)
+    return found
 
 
 def _piece(part: Selected) -> bytes:

@@ -12,31 +12,45 @@ Rules:
 
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from lxml import etree
 
+from jbi_pubsub.core import plugins
 from jbi_pubsub.core.errors import JbiError, OversizeError, PredicateError
 from jbi_pubsub.core.xml import Element
 
 from . import fragment
-from .expression import around, check_namespaces, check_text, is_boolean, parse
+from .cost import (
+    MAX_COST,
+    MAX_SECONDS,
+    REFERENCE,
+    Cost,
+    Extent,
+    Sum,
+    costliest,
+    exact_extent,
+    rough_extent,
+    size_of,
+    terms_of,
+)
+from .expression import Parsed, around, asks_position, check_namespaces, check_text, is_boolean, parse, selects
 from .fragment import Plan
+from .remembered import Remembered
 
 NO_NAMESPACES: Final[Mapping[str, str]] = {}
 
 XPATH: Final = "xpath"
 """Name of the default language."""
 
-MAX_EVALUATION: Final = 20_000_000
-"""Node visits one evaluation may need, estimated as nodes ** degree. The worst found at the bound took 1.3 s, with
-three nested // and elements nested 190 deep. A predicate quadratic in the document may see 4,400 nodes."""
-
-MAX_SHAPES: Final = 4096
-"""Shapes of expressions remembered; a shape is an expression without its literals. Then all are forgotten."""
+MAX_SHAPES_BYTES: Final = 32 << 20
+"""Memory of the shapes of expressions remembered; a shape is an expression without its literals. Some 10,000 usual."""
 
 MAX_THREADS: Final = 64
 """Threads whose compiled copy of a predicate is kept; then all copies are dropped and compiled anew."""
@@ -44,7 +58,6 @@ MAX_THREADS: Final = 64
 Evaluator = Callable[[Element], bool]
 Compiler = Callable[[str, Mapping[str, str]], Evaluator]
 
-_COUNT_NODES: Final = "count(//node()) + count(//@*)"
 FOREIGN_ERRORS: Final = (
     JbiError,
     etree.LxmlError,
@@ -53,8 +66,10 @@ FOREIGN_ERRORS: Final = (
     LookupError,
     TypeError,
     RecursionError,
+    MemoryError,
 )
-"""What an evaluator may raise about a document; anything else is a fault of the program and is not hidden."""
+"""What an evaluator may raise about a document (MemoryError is libxml2's word for sets beyond its own limit); anything
+else is a fault of the program and is not hidden."""
 
 _tally: Final = threading.Lock()
 
@@ -62,28 +77,41 @@ _tally: Final = threading.Lock()
 class Shape(msgspec.Struct, frozen=True, eq=False):
     """What expressions have in common that differ in their literals only.
 
-    `degree` is their cost (expression.py), `boolean` whether their value is a boolean as it stands.
+    `frame` is the text around what lxml evaluates to make a boolean of it, `between` what stands there between the
+    literals (expression.py; () if that is the expression as written), `cost` a bound for its time.
     """
 
     plan: Plan
-    degree: int
-    boolean: bool = False
+    cost: Cost
+    frame: tuple[str, str] = ("boolean(", ")")
+    between: tuple[str, ...] = ()
+
+    def evaluated(self, expression: str, holes: list[str]) -> str:
+        """What lxml is to evaluate for an expression of this shape, without the frame. `holes`: its literals."""
+        if not self.between:
+            return expression
+        return "".join(itertools.chain(*zip(self.between, [*holes, ""], strict=True)))
+
+
+Identity = tuple[str, tuple[tuple[str, str], ...], str]
+"""Expression, namespaces and language."""
 
 
 class Predicate:
     """A condition over metadata. Immutable but for its error counter; any thread may use it.
 
     `expression`, `namespaces` (prefix and URI, sorted) and `language` are as given. `errors` counts the evaluations
-    that failed, `last_error` says why the last one did. lxml locks a compiled expression while it is evaluated, so
-    each thread compiles its own copy on first use (3 us).
+    that failed, `last_error` says why the last one did. Equal predicates that lxml evaluates are one object. It locks a
+    compiled expression while it is evaluated, so each thread compiles its own copy on first use (3 us).
     """
 
     __slots__ = (
-        "_boolean",
+        "__weakref__",
         "_evaluators",
+        "_longest",
+        "_shape",
         "_shared",
         "constants",
-        "degree",
         "errors",
         "expression",
         "language",
@@ -99,46 +127,80 @@ class Predicate:
         language: str,
         shape: Shape,
         constants: tuple[str | float, ...],
-        shared: Evaluator | None,
+        holes: list[str],
+        shared: Evaluator | None = None,
     ) -> None:
         self.expression: Final = expression
         self.namespaces: Final = namespaces
         self.language: Final = language
         self.plan: Final = shape.plan
-        self.degree: Final = shape.degree
-        self._boolean: Final = shape.boolean
         self.constants: Final = constants
         self.errors = 0
         self.last_error = ""
+        self._shape: Final = shape
+        self._longest: Final = longest(holes)
         self._shared = shared
         self._evaluators: dict[int, etree.XPath] | None = None
 
     def __repr__(self) -> str:
         return f"<Predicate {self.expression!r}>"
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether lxml has a part in every decision, if not for the documents that other conditions rule out. Else it
+        looks only where one condition is about one of several nodes at a path."""
+        return self.plan.is_opaque
+
+    @property
+    def identity(self) -> Identity:
+        """What makes it equal to others: equal ones are evaluated once."""
+        return self.expression, self.namespaces, self.language
+
+    @property
+    def cost(self) -> float:
+        """What one evaluation takes at most, in seconds on a document of cost.py's REFERENCE."""
+        return self.seconds(REFERENCE)
+
+    def seconds(self, extent: Extent) -> float:
+        """What one evaluation takes at most on a document of that extent."""
+        return self._shape.cost.seconds(extent, self._longest)
+
+    def copy(self) -> Predicate:
+        """The same, with no errors counted, and none to be counted for others."""
+        holes = ["x" * self._longest]
+        return Predicate(
+            self.expression, self.namespaces, self.language, self._shape, self.constants, holes, self._shared
+        )
+
     def matches(self, root: Element) -> bool:
         """Whether the predicate is true for the document whose document element is `root`."""
-        return self.decide(root) is True
+        return self.decide(root, size_of(root)) is True
 
-    def decide(self, root: Element, nodes: int = 0) -> bool | None:
-        """As `matches`, but None when the evaluation failed. `nodes` is count_nodes(root) if known, else 0."""
+    def decide(self, root: Element, size: int) -> bool | None:
+        """As `matches`, but None when the evaluation failed. `size`: bytes of the document."""
+        extent = rough_extent(size)
+        if self.seconds(extent) > MAX_SECONDS and self.seconds(exact_extent(root, size)) > MAX_SECONDS:
+            self.failed(self.too_costly())
+            return None
+        return self.evaluate(root)
+
+    def evaluate(self, root: Element) -> bool | None:
+        """Whether it is true, whatever that costs; None when the evaluation failed."""
         try:
-            if self._shared is not None:
-                return bool(self._shared(root))
-            if self.degree > 1 and (nodes or count_nodes(root)) ** self.degree > MAX_EVALUATION:
-                raise OversizeError(f"may need more than {MAX_EVALUATION} node visits on this document")
-            evaluators = self._evaluators
-            compiled = evaluators.get(threading.get_ident()) if evaluators is not None else None
-            return bool((compiled or self._compile())(root))
+            return bool(self.evaluator()(root))
         except FOREIGN_ERRORS as exc:
             self.failed(exc)
             return None
 
-    def compiled(self) -> etree.XPath | None:
-        """This thread's compiled copy, if nothing but its evaluation is needed to decide; else None."""
-        if self._shared is not None or self.degree > 1:
-            return None
+    def evaluator(self) -> Evaluator:
+        """This thread's compiled copy; what it raises is one of FOREIGN_ERRORS."""
+        if self._shared is not None:
+            return self._shared
         return (self._evaluators or {}).get(threading.get_ident()) or self._compile()
+
+    def too_costly(self) -> OversizeError:
+        """Why it was not evaluated."""
+        return OversizeError(f"may take more than {MAX_SECONDS:g} s on this document", limit=MAX_SECONDS)
 
     def failed(self, reason: Exception) -> None:
         """Count an evaluation that failed, and keep why."""
@@ -147,18 +209,18 @@ class Predicate:
             self.last_error = str(reason) or type(reason).__name__
 
     def _compile(self) -> etree.XPath:
-        compiled = compiled_xpath(
-            self.expression if self._boolean else f"boolean({self.expression})", dict(self.namespaces)
-        )
+        before, behind = self._shape.frame
+        evaluated = self._shape.evaluated(self.expression, fragment.skeleton(self.expression)[1])
+        compiled = compiled_xpath(before + evaluated + behind, dict(self.namespaces))
         if self._evaluators is None or len(self._evaluators) >= MAX_THREADS:
             self._evaluators = {}
         self._evaluators[threading.get_ident()] = compiled
         return compiled
 
 
-def count_nodes(root: Element) -> int:
-    """Nodes of the document, attributes included."""
-    return int(root.xpath(_COUNT_NODES, smart_strings=False))
+def longest(holes: list[str]) -> int:
+    """The length of the longest literal, rounded up to a power of two."""
+    return 1 << (max(16, max(map(len, holes), default=0)) - 1).bit_length()
 
 
 def compiled_xpath(expression: str, namespaces: Mapping[str, str]) -> etree.XPath:
@@ -166,7 +228,7 @@ def compiled_xpath(expression: str, namespaces: Mapping[str, str]) -> etree.XPat
     return etree.XPath(expression, namespaces=dict(namespaces) or None, regexp=False, smart_strings=False)
 
 
-_shapes: dict[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], Shape] = {}
+_shapes: Remembered[tuple[tuple[str, ...], tuple[tuple[str, str], ...]], Shape] = Remembered(MAX_SHAPES_BYTES)
 _languages: dict[str, Compiler] = {}
 
 
@@ -175,11 +237,18 @@ def register_language(name: str, compiler: Compiler) -> None:
 
     `compiler(expression, namespaces)` returns a function from the document element to bool, or raises ValueError (or
     one of our errors) for an expression it refuses. The function is shared by threads. Raises PredicateError for
-    "xpath", which can't be replaced.
+    "xpath", which can't be replaced. Known in this process alone: to have it in delegates as well, install a plug-in
+    `language.NAME` with them (core/plugins.py).
     """
     if name == XPATH or not name:
         raise PredicateError(f"the language name {name!r} is taken", hint="Choose another name", argument="name")
     _languages[name] = compiler
+
+
+def languages() -> tuple[str, ...]:
+    """The predicate languages known here: XPath, those registered, those of installed plug-ins, which are loaded."""
+    installed = (name for name in plugins.names("language") if plugins.find("language", name) is not None)
+    return tuple(sorted({XPATH, *_languages, *installed}))
 
 
 def compile_predicate(
@@ -202,30 +271,47 @@ def compile_predicate(
     cut, holes = fragment.skeleton(expression)
     shape = _shapes.get((cut, bound)) if expression.isascii() else None
     if shape is None:
-        shape, seen = analysed(expression, namespaces, argument)
-        if seen == holes and expression.isascii():
-            if len(_shapes) >= MAX_SHAPES:
-                _shapes.clear()
-            _shapes[cut, bound] = shape
-        holes = seen
+        shape, seen = analysed(expression, namespaces, argument, is_filter=False)
+        if seen != holes:  # the literals can't be told from the text alone: it stands for itself
+            shape, holes = msgspec.structs.replace(shape, between=()), seen
+        elif expression.isascii():
+            with _tally:
+                _shapes.put((cut, bound), shape, shape.plan.size + 3 * len(expression) + SHAPE_BYTES)
     constants = shape.plan.constants(holes)
     if constants is None:
-        shape, constants = Shape(_IRREGULAR, shape.degree, shape.boolean), ()
-    return Predicate(expression, bound, XPATH, shape, constants, None)
+        shape, constants = msgspec.structs.replace(shape, plan=_IRREGULAR), ()
+    predicate = Predicate(expression, bound, XPATH, shape, constants, holes)
+    if not predicate.evaluates:
+        return predicate
+    if predicate.cost > MAX_COST:  # by its literals: its shape alone was not too costly
+        raise _costly(expression, argument, parse(expression, namespaces, argument), predicate.cost)
+    with _tally:
+        return _evaluated.setdefault(predicate.identity, predicate)
 
+
+_evaluated: weakref.WeakValueDictionary[Identity, Predicate] = weakref.WeakValueDictionary()
+"""The predicates in use that lxml evaluates, so that equal ones are one."""
+
+
+SHAPE_BYTES: Final = 3 << 10
+"""Of a shape besides its text and plan (measured: terms of the cost and what they came to, keys, the struct)."""
 
 _IRREGULAR: Final = fragment.opaque_plan("a constant that is no finite number, or an empty text")
-_FOREIGN: Final = Shape(fragment.opaque_plan("another language"), 0)
+_FOREIGN: Final = Shape(fragment.opaque_plan("another language"), Cost(lambda: {(0, 0, 0, 0, 0): 100_000.0}))
+"""Nobody knows what a foreign evaluator takes: 0.1 ms is what a budget is charged for one."""
 
 
-def analysed(expression: str, namespaces: Mapping[str, str], argument: str) -> tuple[Shape, list[str]]:
+def analysed(
+    expression: str, namespaces: Mapping[str, str], argument: str, *, is_filter: bool
+) -> tuple[Shape, list[str]]:
     """The shape of an XPath expression, and its literals as written; what is no XPath raises PredicateError.
 
     lxml compiles it as well: it is the reference, and refuses the little that the grammar here lets through.
     """
     if namespaces:
         check_namespaces(namespaces, expression, argument)
-    tree, holes, degree = parse(expression, namespaces, argument)
+    parsed = parse(expression, namespaces, argument)
+    tree = parsed.tree
     try:
         compiled_xpath(expression, namespaces)
     except (etree.XPathError, ValueError) as exc:
@@ -237,15 +323,58 @@ def analysed(expression: str, namespaces: Mapping[str, str], argument: str) -> t
             expression=expression,
             position=position,
         ) from exc
-    return Shape(fragment.analyse(tree), degree, is_boolean(tree)), holes
+    plan = fragment.analyse(tree)
+    if is_filter or plan.is_opaque:
+        terms = terms_of(tree, is_sorted=is_filter)
+        cost = Cost(lambda: terms)
+        seconds = cost.seconds(REFERENCE, longest(parsed.holes))
+        if seconds > MAX_COST:
+            raise _costly(expression, argument, parsed, seconds)
+    else:
+        cost = Cost(functools.partial(_terms_again, expression, dict(namespaces)))
+    if is_filter or is_boolean(tree):
+        frame = ("", "")
+    elif selects(tree) and not asks_position(tree):
+        frame = _FIRST_IS_ENOUGH
+    else:
+        frame = ("boolean(", ")")
+    return Shape(plan, cost, frame, parsed.between), parsed.holes
+
+
+def _terms_again(expression: str, namespaces: Mapping[str, str]) -> Sum:
+    """The cost of what the index takes, which is evaluated only where several nodes are at one path."""
+    return terms_of(parse(expression, namespaces, "predicate").tree, is_sorted=False)
+
+
+_FIRST_IS_ENOUGH: Final = ("boolean(self::node()[", "])")
+"""Whether a set has nodes: in a condition libxml2 ends with the first, and sorts nothing."""
+
+
+def _costly(expression: str, argument: str, parsed: Parsed, seconds: float) -> PredicateError:
+    part = parsed.text_of(costliest(parsed.tree, longest(parsed.holes)))
+    position = max(expression.find(part), 0)
+    shown = part if len(part) <= MAX_SHOWN else part[:MAX_SHOWN] + "..."
+    return PredicateError(
+        f"{argument}: may take {seconds * 1000:.0f} ms on a document of {REFERENCE.size} bytes, the limit is "
+        f"{MAX_COST * 1000:.0f} ms; most of it {shown} at position {position}",
+        hint="Name paths by child steps instead of // within conditions, or make several subscriptions of it",
+        argument=argument,
+        expression=expression,
+        position=position,
+        cost=seconds,
+    )
+
+
+MAX_SHOWN: Final = 100
+"""Characters of a part of an expression in a message."""
 
 
 def _foreign(expression: str, bound: tuple[tuple[str, str], ...], language: str, argument: str) -> Predicate:
-    compiler = _languages.get(language)
+    compiler = _languages.get(language) or cast("Compiler | None", plugins.find("language", language))
     if compiler is None:
         raise PredicateError(
             f"{argument}: unknown predicate language {language!r}",
-            hint=f"Known: {', '.join(sorted([XPATH, *_languages]))}",
+            hint=f"Known: {', '.join(languages())}",
             argument=argument,
             expression=expression,
             position=0,
@@ -258,4 +387,4 @@ def _foreign(expression: str, bound: tuple[tuple[str, str], ...], language: str,
         raise PredicateError(
             f"{argument}: {exc}", hint=f"Language {language}", argument=argument, expression=expression, position=0
         ) from exc
-    return Predicate(expression, bound, language, _FOREIGN, (), evaluator)
+    return Predicate(expression, bound, language, _FOREIGN, (), [], evaluator)

@@ -141,6 +141,11 @@ class Traced:
             self._root = parse_metadata(self._found.string)
         return self._root
 
+    @property
+    def size(self) -> int:
+        """Bytes of the document."""
+        return len(self._found.string)
+
     def read(self, layout: Layout) -> tuple[Values, Many]:
         """As `layout.read(root)`."""
         filling = self._stencil.filling(layout)

@@ -1,0 +1,159 @@
+"""`jbi explain`: why an object would be delivered to a subscription, or not."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.pad.proxy import SubscriptionsProxy
+
+from .clients import asked, existing_file, subscription_servers
+from .settings import Settings, json_option, pass_settings
+from .show import Column, printable, show_json, show_table
+from .status import losses
+
+Row = tuple[object, ...]
+
+WIDTHS: Final = (9, 36, 28)
+WIDTHS_OF_TWO: Final = (12, 3, 58)
+"""Of the columns of a table whose middle one has conditions, or words of three letters: 80 with the spaces between."""
+
+MAX_VALUE: Final = 40
+"""Characters of a value in the table; all of it is in --json."""
+
+
+@click.command()
+@click.argument("uid")
+@click.option("--metadata", type=existing_file, help="Metadata of the object.")
+@click.option("--payload", type=existing_file, help="Its payload.")
+@click.option("--object", "object_id", default="", help="Or the id of an object published some seconds ago.")
+@json_option
+@pass_settings
+def explain(
+    settings: Settings, uid: str, metadata: Path | None, payload: Path | None, object_id: str, as_json: bool
+) -> None:
+    """Say why an object would be delivered to a subscription, or not.
+
+    The beginning of the subscription's id will do. Shown are, for each server that has it: whether the document is one
+    of the registered type with the registered invariants, whether the template matches, each condition of the predicate
+    with the values found, what the filter selects, and what waits for the subscriber.
+
+    \b
+    jbi explain subscription-... --metadata fig1.xml
+    jbi explain 3f8a --object 5d1c...-17
+    """
+    if bool(metadata) == bool(object_id) or (payload and object_id):
+        raise ConfigurationError("give either --metadata, with or without --payload, or --object")
+    document = metadata.read_bytes() if metadata else b""
+    body = payload.read_bytes() if payload else b""
+
+    def ask(proxy: SubscriptionsProxy) -> dict[str, Any]:
+        return proxy.explain_object(uid, object_id) if object_id else proxy.explain(uid, document, body)
+
+    answers = asked(subscription_servers(settings.load()), ask)
+    found: list[dict[str, Any]] = [{"server": ", ".join(ref.endpoints), **facts} for ref, facts in answers]
+    if not found:
+        known = f", or no object {object_id} that is still known," if object_id else ""
+        raise ConfigurationError(
+            f"no subscription {uid}{known} at any delegate or peer publisher",
+            hint="It comes there with the first registration that its template matches, and goes with its subscriber",
+        )
+    names = sorted({facts["subscription"] for facts in found})
+    if len(names) > 1:
+        raise ConfigurationError(f"several subscriptions begin with {uid!r}: {', '.join(names)}")
+    if as_json:
+        show_json(found)
+        return
+    for facts in found:
+        _show(facts, object_id or (metadata.name if metadata else ""))
+
+
+def _show(facts: dict[str, Any], what: str) -> None:
+    """One server's answer."""
+    verdict = "is delivered" if facts["delivered"] else "is not delivered"
+    _show_folded(("level", "", "because"), _levels(facts), title=f"{facts['server']}: {what} {verdict}")
+    if facts["conditions"]:
+        _show_folded(("holds", "condition", "found"), _conditions(facts["conditions"]), title="the predicate")
+    _show_folded(("term", "", "of the subscription"), _terms(facts), title=facts["subscription"])
+
+
+def _show_folded(heads: Sequence[str], rows: Iterable[Row], *, title: str) -> None:
+    """A table in which all can be read: in a terminal a cell that is too wide goes on in the next line."""
+    shown = list(rows)
+    if sys.stdout.isatty():
+        shown = [line for row in shown for line in folded(row)]
+    show_table([Column(head) for head in heads], shown, title=title)
+
+
+def folded(row: Row) -> Iterator[Row]:
+    """The lines of a row, the first of its three columns WIDTHS[0] characters wide, and so on."""
+    wide = WIDTHS if len(str(row[1])) > WIDTHS_OF_TWO[1] else WIDTHS_OF_TWO
+    cells = [textwrap.wrap(printable(cell), width) or [""] for cell, width in zip(row, wide, strict=True)]
+    for line in itertools.zip_longest(*cells, fillvalue=""):
+        yield tuple(line)
+
+
+def _levels(facts: dict[str, Any]) -> Iterator[Row]:
+    if not facts["first_level"]:
+        yield "first", "no", "nobody publishes here now"
+    for registration, level in facts["first_level"].items():
+        why = [f"the document: {level['document']}"] if level["document"] != "fits" else []
+        why += [f"the template: {miss}" for miss in level["misses"]]
+        name = f"{level['type']} {level['version']}, {registration.removeprefix('registration-')[:8]}"
+        yield "first", _said(level["matches"]), f"{name}: {'; '.join(why) or 'matches'}"
+    if facts["predicate"]:
+        yield "predicate", _said(facts["predicate_true"]), facts["predicate_failure"] or "see below"
+    if facts["filter"]:
+        selects = "not XML, or too large: passes unchanged" if facts["selected"] is None else facts["selected"]
+        suppressed = ", and the subscription asks for no empty ones" if facts["suppressed"] else ""
+        yield "filter", _said(not facts["suppressed"]), facts["filter_failure"] or f"selects {selects}{suppressed}"
+    queue = facts["queue"]
+    if queue:
+        connected = "connected" if queue["connected"] else "not connected now"
+        yield (
+            "queue",
+            _said(queue["connected"]),
+            f"{connected}, {queue['queued']} wait, {queue['in_flight']} on the way",
+        )
+
+
+def _conditions(conditions: list[dict[str, Any]]) -> Iterator[Row]:
+    for condition in conditions:
+        said = {"and": "all of: ", "or": "one of: ", "not": "not: "}.get(condition["joint"], "")
+        text = "  " * condition["level"] + said + condition["text"]
+        yield _said(condition["holds"]), text, "; ".join(map(_found, condition["found"]))
+
+
+def _found(found: dict[str, Any]) -> str:
+    if not found["count"]:
+        return "nothing"
+    values = [" ".join(value.split()) for value in found["values"]]
+    shown = ", ".join(repr(value if len(value) <= MAX_VALUE else value[:MAX_VALUE] + "...") for value in values)
+    more = found["count"] - len(values)
+    return f"{shown} and {more} more" if more else shown
+
+
+def _terms(facts: dict[str, Any]) -> Iterator[Row]:
+    terms = facts["terms"]
+    told = {
+        "template": "; ".join(terms["template"]),
+        "predicate": terms["predicate"],
+        "filter": terms["filter"],
+        "recipients": ", ".join(terms["recipients"]),
+        "policy": f"{terms['policy']} {terms['bound']}",
+        **{name: terms[name] for name in ("matched", "suppressed", "unfiltered", "failed", "delivered", "mailed")},
+        "lost": losses(terms["lost"]),
+        "last failure": terms["last_failure"],
+    }
+    yield from ((name, "", value) for name, value in told.items() if value != "")
+
+
+def _said(holds: bool | None) -> str:
+    return "failed" if holds is None else "yes" if holds else "no"

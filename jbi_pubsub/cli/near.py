@@ -1,0 +1,45 @@
+"""Near names: whoever mistypes one is told which there are."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+import click
+
+SHOWN = 5
+"""Names that a message lists."""
+
+
+class NearNames(click.Group):
+    """A group that answers an unknown command with the nearest."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """click's, with "Did you mean"."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            near = nearest(args[0], self.list_commands(ctx)) if args else ""
+            if not near:
+                raise
+            raise click.UsageError(f"{exc.message} Did you mean {near!r}?", ctx) from exc
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """The name that was meant, or "". Names with dots, # or a namespace are compared by their last part as well."""
+    by_form = {form.casefold(): name for name in known for form in (re.split(r"[.#}]", name)[-1], name)}
+    found = difflib.get_close_matches(given.casefold(), by_form, n=1, cutoff=0.5)
+    return by_form[found[0]] if found else ""
+
+
+def told(kind: str, given: str, known: Iterable[str]) -> str:
+    """That there is no such name, and what there is."""
+    names = sorted(set(known))
+    near = nearest(given, names)
+    if near:
+        return f"no {kind} {given}; did you mean {near}?"
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"no {kind} {given}; there are: {', '.join(names[:SHOWN]) or 'none'}{more}"

@@ -1,0 +1,200 @@
+"""What is published now, as the lookup services know it: what a subscription can match, and why it does not.
+
+Rules:
+- Nothing here decides what is delivered: a name that nobody publishes today may be published tomorrow.
+- A type may be called by its local name (`alert` for `{urn:oasis:names:tc:emergency:cap:1.2}alert`) as long as one type
+  alone has it.
+- The schema of a type comes from whoever publishes it, and counts only if all who publish it name the same one: a
+  stranger must not narrow a subscription with a schema of its own making.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from jbi_pubsub.codegen.opening import OPENER
+from jbi_pubsub.codegen.repository import InformationType
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.proxy import RegistrarProxy
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.pad.proxy import fetch_schema
+from jbi_pubsub.pad.subscription import PUBLISHER_TYPE
+from jbi_pubsub.pad.subscription import InformationType as Described
+
+log = logging.getLogger("jbi_pubsub.subscriber")
+
+ASK_SECONDS: Final = 2.0
+"""For one lookup service or delegate to answer: a subscription must not hang because one of them does."""
+FRESH_SECONDS: Final = 1.0
+"""How long an answer is used again: an application may subscribe a thousand times in a row."""
+NAMES_SHOWN: Final = 5
+"""Types that a message lists; nobody reads more."""
+TYPES_KEPT: Final = 32
+"""Types whose schema is kept open: an application has a few."""
+ASKED: Final = 3
+"""Publishers that are asked for a schema, before it is done without."""
+
+T = TypeVar("T")
+
+
+class Matching(msgspec.Struct, frozen=True):
+    """How a subscription stands: how many registrations match it now, and when none does, `why` as far as known."""
+
+    registrations: int
+    why: str = ""
+
+    def __str__(self) -> str:
+        if not self.registrations:
+            return f"none so far: {self.why}"
+        return f"matches {self.registrations} registration{'s' if self.registrations > 1 else ''} now"
+
+
+class Published:
+    """Asks the lookup services. Safe for several threads. What does not answer in time counts as not there."""
+
+    def __init__(self, community: JoinManager, config: Config) -> None:
+        self._community = community
+        self._security = config.security()
+        self._lock = threading.Lock()
+        self._answers: dict[object, tuple[float, object]] = {}
+        self._types: dict[str, InformationType] = {}
+        """By the digests of their schemas."""
+        self._cache = config.type_cache()
+
+    def meant(self, name: str) -> str:
+        """The type that is called `name`: itself, or the only one with that local name."""
+        if self._is_published(name):
+            return name
+        having = with_local_name(name, self.names())
+        return having[0] if len(having) == 1 else name
+
+    def opened(self, name: str, version: str) -> InformationType | None:
+        """The type as all publish it who do; None when their schemas differ, or none of them gives it. `version` "" is
+        any."""
+        wanted = Described(name=name, version=version or None)
+        digests, versions = self._values(wanted, "schema"), self._values(wanted, "version")
+        if len(digests) != 1 or len(versions) != 1:
+            return None
+        if (known := self._types.get(digests[0])) is None:
+            asked = self._found(wanted, ASKED)
+            known = next(filter(None, (self._fetched(item, name, versions[0], digests[0]) for item in asked)), None)
+        if known is not None:
+            self._types = dict([*self._types.items(), (digests[0], known)][-TYPES_KEPT:])
+        return known
+
+    def _fetched(self, item: ServiceItem, name: str, version: str, digest: str) -> InformationType | None:
+        try:
+            bundle = fetch_schema(item.proxy, self._security, name, version, timeout=ASK_SECONDS)
+            opened = InformationType(OPENER.open(bundle, cache_dir=self._cache), bundle)
+        except JbiError as exc:
+            log.warning("%s gives no schema of %s: %s", ", ".join(item.proxy.endpoints), name, exc)
+            return None
+        return opened if opened.digest == digest and opened.type == TypeName(name, version) else None
+
+    def names(self) -> Sequence[str]:
+        """Of all types."""
+        return self._values(Described(), "name")
+
+    def versions(self, name: str) -> Sequence[str]:
+        """Of one type."""
+        return self._values(Described(name=name), "version")
+
+    def why_none(self, entries: Sequence[EntryRep]) -> str:
+        """Why nothing matches a template, as far as the type it names says."""
+        asked = type_asked(entries)
+        name, version, names = asked.name or "", asked.version or "", self.names()
+        if not names:
+            return "nothing is published now"
+        if not name:
+            return "no registration has the values of the template"
+        if name in names:
+            versions = self.versions(name)
+            if version and version not in versions:
+                return f"{name} is published in version {_listed(versions)}, not {version}"
+            how = "without the values of the template" if len(entries) > 1 else "not to be found"
+            return f"{name} is published, but {how}"
+        having = with_local_name(name, names)
+        if having:
+            return f"{name} may be one of several types: {_listed(having)}; name one in full"
+        return f"nobody publishes {name}; there are {_listed(nearest(name, names))}"
+
+    def _is_published(self, name: str) -> bool:
+        return bool(self._found(Described(name=name), 1))
+
+    def _found(self, wanted: Described, limit: int) -> Sequence[ServiceItem]:
+        template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted.rep(),))
+        return self._once((wanted, limit), lambda: self._asked(lambda proxy: proxy.lookup(template, limit).items))
+
+    def _values(self, wanted: Described, field: str) -> Sequence[str]:
+        template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted.rep(),))
+        values = self._once((wanted, field), lambda: self._asked(lambda proxy: proxy.field_values(template, 0, field)))
+        return sorted({value for value in values if value is not None})
+
+    def _asked(self, ask: Callable[[RegistrarProxy], Iterable[T]]) -> list[T]:
+        """What all lookup services that answer have answered."""
+        found: list[T] = []
+        for session in self._community.sessions():
+            if not session.connected:
+                continue
+            proxy = RegistrarProxy(session.ref, self._security, timeout=ASK_SECONDS)
+            try:
+                found += ask(proxy)
+            except JbiError as exc:
+                log.debug("lookup service %s does not say what is published: %s", session.ref.endpoints, exc)
+            finally:
+                proxy.close()
+        return found
+
+    def _once(self, question: object, ask: Callable[[], list[T]]) -> list[T]:
+        now = time.monotonic()
+        with self._lock:
+            self._answers = {key: kept for key, kept in self._answers.items() if now - kept[0] < FRESH_SECONDS}
+            known = self._answers.get(question)
+        if known is None:
+            known = (now, ask())
+            with self._lock:
+                self._answers[question] = known
+        return known[1]  # type: ignore[return-value]  # a question has answers of one type
+
+
+def type_asked(entries: Sequence[EntryRep]) -> Described:
+    """Of a template; all fields None when it names none."""
+    rep = next((rep for rep in entries if rep.cls.name == Described.entry_name), None)
+    return Described() if rep is None else Described.from_rep(rep)
+
+
+def local_name(name: str) -> str:
+    """Of a type: what stands behind its namespace, or behind the last dot."""
+    return re.split(r"[}.]", name)[-1]
+
+
+def with_local_name(name: str, names: Iterable[str]) -> list[str]:
+    """The types that `name` may stand for."""
+    return [known for known in names if local_name(known) == name]
+
+
+def nearest(name: str, names: Sequence[str]) -> list[str]:
+    """The names in order of likeness, letter case and namespace apart."""
+
+    def likeness(known: str) -> float:
+        pairs = ((name, known), (local_name(name), local_name(known)))
+        return max(difflib.SequenceMatcher(None, a.casefold(), b.casefold()).ratio() for a, b in pairs)
+
+    return sorted(names, key=likeness, reverse=True)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more

@@ -1,0 +1,188 @@
+"""Why an object would be delivered to a subscription, or not: each level by itself, as plain data. Pure.
+
+Rules:
+- First the document: whether it is what a registration publishes, of its type and with its invariants. What is not
+  never reaches the first level, whatever the template says.
+- Then the template, each condition of the predicate with the values found, the filter, the queue.
+- What is asked here leaves no trace in counters, and disturbs no matching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from jbi_pubsub.core.errors import ConfigurationError, MetadataError, UnknownUidError
+from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
+from jbi_pubsub.core.xpath import examine
+from jbi_pubsub.lookup.entry import EntryRep, matches
+from jbi_pubsub.pad.dissemination import InformationTypeGate
+from jbi_pubsub.pad.subscription import Subscription
+
+MAX_CANDIDATES: Final = 10
+"""Ids listed when the beginning of one fits several."""
+
+
+class Standing(NamedTuple):
+    """A registration as it stands: its type, the entries that templates are held against (the type's is the first),
+    and whether its metadata are validated."""
+
+    gate: InformationTypeGate
+    entries: tuple[EntryRep, ...]
+    validates: bool
+
+
+def explain(
+    subscription: Subscription,
+    registered: Mapping[str, Standing],
+    metadata: bytes,
+    payload: bytes,
+    queue: Mapping[str, object],
+) -> dict[str, Any]:
+    """Why an object with `metadata` and `payload` would be delivered to a subscription, or not.
+
+    `registered` are the registrations by uid; `queue` is shown as it is. Raises MetadataError for metadata that don't
+    parse, OversizeError.
+    """
+    request = subscription.request
+    root = parse_metadata(metadata)
+    first = {uid: _first_level(request.entries, standing, root) for uid, standing in registered.items()}
+    second = _second_level(subscription, root, len(metadata))
+    cut = _filtered(subscription, payload)
+    suppressed = bool(cut["selected"] == 0 and request.suppress_empty)
+    return {
+        "subscription": subscription.uid,
+        "first_level": first,
+        **second,
+        **cut,
+        "suppressed": suppressed,
+        "delivered": bool(
+            second["predicate_true"] and any(level["matches"] for level in first.values()) and not suppressed
+        ),
+        "queue": dict(queue),
+        "terms": subscription.status(),
+    }
+
+
+def find_subscription(wanted: str, known: Iterable[str]) -> str:
+    """The id that `wanted` is, or is the beginning of, with or without the kind before it.
+
+    Raises UnknownUidError when none is, ConfigurationError with the candidates when several are.
+    """
+    candidates = set(known)
+    if wanted in candidates:
+        return wanted
+    fitting = sorted(uid for uid in candidates if wanted and (uid.startswith(wanted) or _bare(uid).startswith(wanted)))
+    if not fitting:
+        raise UnknownUidError(f"no subscription {wanted} here", uid=wanted)
+    if len(fitting) > 1:
+        shown = ", ".join(fitting[:MAX_CANDIDATES]) + (", ..." if len(fitting) > MAX_CANDIDATES else "")
+        raise ConfigurationError(
+            f"{len(fitting)} subscriptions begin with {wanted!r}: {shown}", hint="Write more of the id", uid=wanted
+        )
+    return fitting[0]
+
+
+def recall(object_id: str, kept: Callable[[str], Parcel | None]) -> Parcel:
+    """The object of that id, while `kept` still has it. Raises UnknownUidError."""
+    parcel = kept(object_id)
+    if parcel is None:
+        raise UnknownUidError(
+            f"no object {object_id} is known here any more",
+            hint="An object is known for some seconds after it was published; explain its document instead",
+            uid=object_id,
+        )
+    return parcel
+
+
+def queue_of(session: Mapping[str, Any], uid: str) -> dict[str, object]:
+    """Of the status of a subscriber session what concerns one subscription of it."""
+    return {
+        "connected": session["connected"],
+        "queued": session["queued"].get(uid, 0),
+        "in_flight": session["in_flight"],
+    }
+
+
+def _bare(uid: str) -> str:
+    return uid.removeprefix("subscription-")
+
+
+def _first_level(templates: tuple[EntryRep, ...], standing: Standing, root: Element) -> dict[str, object]:
+    """Whether the document could be published by a registration, and whether the template matches that."""
+    type_name = standing.gate.type
+    why = _misfit(standing, root)
+    misses = _misses(templates, standing.entries)
+    return {
+        "type": type_name.name,
+        "version": type_name.version,
+        "matches": not why and not misses,
+        "document": why or "fits",
+        "misses": misses,
+    }
+
+
+def _misfit(standing: Standing, root: Element) -> str:
+    """Why the document is none that the registration may publish; "" if it is one."""
+    gate = standing.gate
+    try:
+        if standing.validates:
+            gate.validate(root)
+        gate.check_invariants(root, standing.entries[1:])
+    except MetadataError as exc:
+        return exc.message
+    return ""
+
+
+def _second_level(subscription: Subscription, root: Element, size: int) -> dict[str, object]:
+    if subscription.predicate is None:
+        return {"predicate": "", "predicate_true": True, "predicate_failure": "", "conditions": []}
+    predicate = subscription.predicate.copy()
+    holds = predicate.decide(root, size)
+    return {
+        "predicate": predicate.expression,
+        "predicate_true": holds is True,
+        "predicate_failure": predicate.last_error,
+        "conditions": msgspec.to_builtins(examine(predicate, root, size)),
+    }
+
+
+def _filtered(subscription: Subscription, payload: bytes) -> dict[str, object]:
+    if subscription.payload_filter is None:
+        return {"filter": "", "filter_failure": "", "payload_is_xml": None, "selected": None}
+    wanted = subscription.payload_filter.copy()
+    parsed = parse_payload(payload)
+    selected = wanted.apply(parsed, len(payload)).count if parsed is not None else None
+    is_xml = parsed is not None
+    del parsed
+    give_back(len(payload))
+    return {
+        "filter": wanted.expression,
+        "filter_failure": wanted.last_error,
+        "payload_is_xml": is_xml,
+        "selected": selected,
+    }
+
+
+def _misses(templates: tuple[EntryRep, ...], entries: tuple[EntryRep, ...]) -> list[str]:
+    """What of a template no entry has: "Class.field: wants x, has y"; [] if everything matches."""
+    return [
+        miss
+        for template in templates
+        if not any(matches(template, e) for e in entries)
+        for miss in _miss(template, entries)
+    ]
+
+
+def _miss(template: EntryRep, entries: tuple[EntryRep, ...]) -> list[str]:
+    same = [e for e in entries if template.cls.name in (name for name, _ in e.cls.lineage)]
+    if not same:
+        return [f"{template.cls.name}: the registration has no such entry"]
+    return [
+        f"{template.cls.name}.{name}: wants {wanted!r}, has {', '.join(repr(e.as_dict()[name]) for e in same)}"
+        for name, wanted in template.as_dict().items()
+        if wanted is not None and all(e.as_dict()[name] != wanted for e in same)
+    ] or [f"{template.cls.name}: no single entry has all the wanted values"]

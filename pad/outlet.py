@@ -1,0 +1,200 @@
+"""What waits for one subscription: its queue, and before that what a newcomer catches up with.
+
+Rules:
+- An outlet is *held* while its subscription's catching up is prepared: what comes live waits in the queue, under its
+  bound, and nothing goes out. Then it has a *source*, of what came before: that goes out first, then the queue.
+- Source and queue together hold the subscription's `bound`; a newcomer's under `drop_newest` or `block` may hold that
+  much each.
+- Nothing comes from the source that comes through the queue as well: who fills them sees to it (see shelf.py).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest
+
+
+class Waiting:
+    """An object that waits for one or several subscriptions of a session, each with an outlet of its own."""
+
+    __slots__ = ("outlets", "parcel")
+
+    def __init__(self, parcel: Parcel) -> None:
+        self.parcel = parcel
+        self.outlets: list[Outlet] = []
+        """Who might take it together with the first that does."""
+
+
+class DeliveryQueue(Protocol):
+    """What holds objects back for one subscription. QoS brings others than first-in first-out."""
+
+    def put(self, waiting: Waiting) -> None:
+        """Add; its cost is `waiting.parcel.size`, in bytes."""
+        ...
+
+    def head(self) -> Waiting:
+        """What `take` would remove."""
+        ...
+
+    def take(self) -> Waiting:
+        """Remove the next one."""
+        ...
+
+    def drop_oldest(self) -> Waiting:
+        """Remove what has waited longest."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class FifoQueue(deque[Waiting]):
+    """First in, first out."""
+
+    put = deque[Waiting].append
+    take = drop_oldest = deque[Waiting].popleft
+
+    def head(self) -> Waiting:
+        """What `take` would remove."""
+        return self[0]
+
+
+SHARE: Final = 8
+"""One queue may hold an eighth of a delegate's memory; then its policy decides as if its bound were reached."""
+
+
+class Budget:
+    """Bytes that wait in all queues of a delegate, shared by its sessions. An object that waits in several queues
+    counts for each, although its bytes are shared: an upper bound. `_changed` covers all state."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.share = limit // SHARE
+        self.used = 0
+        self._changed = threading.Condition()
+
+    def add(self, size: int) -> None:
+        """So many bytes more wait (fewer, if negative)."""
+        with self._changed:
+            self.used += size
+            if size < 0:
+                self._changed.notify_all()
+
+    def wait_for_room(self, timeout: float) -> bool:
+        """Whether there is room, at last after `timeout` seconds."""
+        if self.used < self.limit:
+            return True
+        with self._changed:
+            return self._changed.wait_for(lambda: self.used < self.limit, timeout)
+
+
+class Arrears(FifoQueue):
+    """A source that lies ready: what a newcomer catches up with, oldest first, at most `bound` objects and as many
+    bytes as one queue may hold; beyond that the policy says whether the oldest or the newest is `dropped`."""
+
+    def __init__(self, request: SubscriptionRequest, share: int) -> None:
+        super().__init__()
+        self._bound = request.bound
+        self._share = share
+        self._is_oldest_dropped = request.policy == "drop_oldest"
+        self.size = 0
+        """In bytes."""
+        self.dropped = 0
+
+    def owe(self, waiting: Waiting) -> None:
+        """One more, newer than those before."""
+        if self._is_full():
+            self.dropped += 1
+            if not self._is_oldest_dropped:
+                return
+            self.size -= self.popleft().parcel.size
+        self.append(waiting)
+        self.size += waiting.parcel.size
+
+    def _is_full(self) -> bool:
+        return len(self) >= self._bound or (len(self) > 0 and self.size >= self._share)
+
+
+@dataclass(slots=True, eq=False)
+class Outlet:
+    """What one subscription has waiting and under way. Its session's lock covers it."""
+
+    subscription: Subscription
+    held: bool = False
+    """A newcomer whose source is being made ready: nothing goes out."""
+    source: DeliveryQueue | None = None
+    """Goes out before the queue; None once it is empty."""
+    queue: DeliveryQueue = field(default_factory=FifoQueue)
+    sent: int = 0
+    consumed: int = 0
+    waiting_bytes: int = 0
+    untold: Counter[str] = field(default_factory=Counter)
+    ready: bool = False
+    cutting: Iterator[memoryview] | None = None
+    """What is left of a large object that goes in chunks."""
+    next_chunk: memoryview | None = None
+
+    def __len__(self) -> int:
+        """Objects that wait."""
+        return len(self.queue) if self.source is None else len(self.source) + len(self.queue)
+
+    @property
+    def held_up(self) -> int:
+        """Objects that wait, and the large one of which some chunks have gone."""
+        return len(self) + (self.cutting is not None)
+
+    def is_full(self, share: int) -> bool:
+        """Whether the policy has to decide about the next object: its bound is reached, or `share` bytes wait."""
+        waiting = len(self)
+        return waiting >= self.subscription.request.bound or (waiting > 0 and self.waiting_bytes >= share)
+
+    def put(self, waiting: Waiting) -> None:
+        """One more waits."""
+        self.queue.put(waiting)
+        self.waiting_bytes += waiting.parcel.size
+
+    def catch_up(self, arrears: Arrears) -> None:
+        """From now on they go out, then what has come meanwhile."""
+        for waiting in arrears:
+            waiting.outlets.append(self)
+        self.held = False
+        self.source = arrears or None
+        self.waiting_bytes += arrears.size
+
+    def take(self) -> Waiting:
+        """The next one, to be sent."""
+        self.sent += 1
+        return self._removed((self.source or self.queue).take())
+
+    def drop_oldest(self) -> Waiting:
+        """The one that has waited longest, to be lost."""
+        return self._removed((self.source or self.queue).drop_oldest())
+
+    def _removed(self, waiting: Waiting) -> Waiting:
+        if not self.source:
+            self.source = None
+        self.waiting_bytes -= waiting.parcel.size
+        return waiting
+
+    def has_credit(self) -> bool:
+        """Whether something waits that the subscriber has room for."""
+        return len(self) > 0 and self.sent - self.consumed < self.subscription.request.bound
+
+    def is_next(self, waiting: Waiting) -> bool:
+        """Whether that object is what it would send next."""
+        return (
+            not self.held
+            and self.cutting is None
+            and not self.untold
+            and self.has_credit()
+            and (self.source or self.queue).head() is waiting
+        )
+
+    def may_send(self) -> bool:
+        """Whether something can go out now."""
+        return not self.held and (self.cutting is not None or bool(self.untold) or self.has_credit())

@@ -1,0 +1,191 @@
+"""The way of one object through a delegate or peer publisher: admit, check, keep, match, cut, outlet.
+
+`admit` may wait and refuse: all back-pressure is there. `judge` decides what becomes of the object, and never waits.
+What it comes to is gathered in Deliveries: the caller has them `deliver`ed, once for a batch, and then `sync`ed before
+it acknowledges the batch. One thread at a time for one registration, which keeps its order.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event
+from typing import Final
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import BackPressureError, MetadataError, OversizeError
+from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, Platform, TypeName
+from jbi_pubsub.pad.account import Account
+from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
+from jbi_pubsub.pad.dissemination import Disseminated, disseminate
+from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
+from jbi_pubsub.pad.outlet import Budget
+from jbi_pubsub.pad.registration import Registration
+from jbi_pubsub.pad.stages import Stages
+from jbi_pubsub.pad.subscription import Subscription
+
+log = logging.getLogger("jbi_pubsub.pad")
+
+GAP_MOST: Final = 1_000_000
+"""Objects that a publisher may claim to have lost between two: 20 s of the fastest. A number beyond is no gap but a
+lie, and whoever tells it once could tell all subscribers of 2^53 lost objects."""
+
+NO_OBJECT: Final = InfoObject("", TypeName(""), b"", b"", Platform(0.0, "", 0, 0, 0))
+"""Before the first one."""
+
+
+class Pipeline:
+    """See the module. Methods are safe from several threads, each registration's from one at a time."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        stages: Stages,
+        budget: Budget,
+        sessions: Mapping[str, SubscriberSession],
+        mail: MailDispatcher,
+        account: Account,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`sessions` by id: they come and go meanwhile; `account` takes what comes for those who have gone."""
+        self._config = config
+        self._shelves = stages.shelves
+        self._room = (self._wait_for_budget, self._let_newcomers_come, *stages.room)
+        self._budget = budget
+        self._sessions = sessions
+        self._mail = mail
+        self._account = account
+        self._clock = clock
+        self._unpacked: tuple[Head | None, InfoObject] = (None, NO_OBJECT)
+        self.stopping = Event()
+
+    def admit(self, registration: Registration, parcel: Parcel) -> bool:
+        """Take the next object in, as soon as there is room. False: it was seen before, and is passed over.
+
+        Raises BackPressureError when there is no room in time, MetadataError for one that is not the registration's.
+        """
+        head = parcel.head
+        gap = head.sequence - registration.sequence - 1
+        if gap < 0:
+            return False
+        try:
+            for wait in self._room:
+                wait(registration, parcel)
+            if registration.sequence:  # the first one may be any: an earlier delegate had those before it
+                self._tell_of_gap(registration, gap)
+            registration.sequence = head.sequence
+            registration.check_head(head)
+        except (BackPressureError, MetadataError):
+            registration.refused += 1
+            raise
+        return True
+
+    def judge(self, registration: Registration, parcel: Parcel, deliveries: Deliveries) -> int:
+        """Decide what becomes of an object that was admitted; how many subscriptions it matches.
+
+        Raises MetadataError, InvariantError or OversizeError: nothing is delivered then.
+        """
+        judgement, topic, metadata = registration.judgement, registration.topic, parcel.head.metadata
+        try:
+            document = judgement.check(metadata)
+        except (MetadataError, OversizeError):
+            registration.refused += 1
+            raise
+        registration.published += 1
+        kept = self._shelves.keep(topic.shelf, parcel, judgement, self._clock())
+        matched = judgement.match(metadata, document)
+        if kept.position <= topic.table.settled:  # somebody came just now: he gets from the shelf what came before him
+            matched = [s for s in matched if s.place < kept.position]
+        if not matched:
+            registration.unmatched += 1
+            self._shelves.unmatched(kept)
+        else:
+            self.hand_out(parcel, matched, deliveries, filters=topic.table.filters > 0)
+        return len(matched)
+
+    def deliver(self, deliveries: Deliveries) -> None:
+        """What `judge` has gathered goes to the subscribers' queues, and out."""
+        gone = deliveries.offer()
+        if gone:  # cancelled, or their session over, since the match: those have accounted for what they held
+            self._came_to_nothing(gone)
+
+    def sync(self) -> None:
+        """Return when the mail of all objects published before is on disk, where it is kept."""
+        self._mail.sync()
+
+    def hand_out(self, parcel: Parcel, matched: list[Subscription], deliveries: Deliveries, *, filters: bool) -> None:
+        """An object for those whom it matched, through their filters, if any has one."""
+        if filters and any(s.payload_filter is not None for s in matched):
+            self._deliver_filtered(disseminate(parcel, matched), parcel, deliveries)
+        else:
+            for subscription in matched:
+                self._deliver(subscription, parcel, parcel, deliveries)
+
+    def _wait_for_budget(self, _registration: Registration, _parcel: Parcel) -> None:
+        if not self._budget.wait_for_room(self._config.queue.block_seconds):
+            raise BackPressureError(
+                f"the delegate's queues hold {self._budget.used} bytes, the limit is {self._budget.limit}",
+                hint="Subscribers are too slow; see `jbi status`, or raise [pad] max_queued_bytes",
+            )
+
+    def _let_newcomers_come(self, registration: Registration, parcel: Parcel) -> None:
+        """A publisher that fills the shelves within moments waits once: who is on the way here gets its first objects,
+        too."""
+        if registration.has_settled:
+            return
+        settle = self._config.pad.settle_seconds
+        if self._shelves.is_crowded(registration.topic.shelf, parcel.size, self._clock(), settle):
+            registration.has_settled = True
+            self.stopping.wait(settle)
+
+    def _tell_of_gap(self, registration: Registration, count: int) -> None:
+        if count == 0:
+            return
+        if count > GAP_MOST:
+            raise MetadataError(
+                f"the object's number leaves out {count} of registration {registration.uid}, more than {GAP_MOST}",
+                hint="Number the objects of a registration one after the other",
+            )
+        log.warning("registration %s: %d objects never came", registration.uid, count)
+        for subscription in registration.topic.table.subscriptions():
+            session = self._sessions.get(subscription.owner)
+            if session is not None:
+                session.lose(subscription, Cause.SEQUENCE_GAP, count)
+
+    def _deliver_filtered(self, result: Disseminated, published: Parcel, deliveries: Deliveries) -> None:
+        for subscription in result.suppressed:
+            subscription.matched += 1
+            subscription.suppressed += 1
+        for selected in result.selected:
+            selected.subscription.unfiltered += not selected.filtered
+            self._deliver(selected.subscription, selected.parcel, published, deliveries)
+
+    def _deliver(self, subscription: Subscription, parcel: Parcel, published: Parcel, deliveries: Deliveries) -> None:
+        """`parcel` is what the subscription's filter has left of `published`."""
+        request = subscription.request
+        if request.direct:
+            session = self._sessions.get(subscription.owner)
+            if session is not None:
+                deliveries.add(session, subscription, parcel)
+            else:
+                self._came_to_nothing((subscription,))
+        if request.recipients:
+            self.mail_out(subscription, parcel, published)
+
+    def mail_out(self, subscription: Subscription, parcel: Parcel, published: Parcel) -> None:
+        """An object for the subscription's recipients; `parcel` is what its filter has left of `published`."""
+        request = subscription.request
+        head, obj = self._unpacked
+        if head is not published.head:  # mails of one object share what is made of it
+            obj = published.unpacked()
+            self._unpacked = published.head, obj
+        payload = obj.payload if parcel is published else bytes(parcel.payload)
+        if not self._mail.offer(subscription, obj, payload):  # cancelled since the match
+            lost = {str(subscription.ended): len(request.recipients)}
+            self._account.add(matched=int(not request.direct), lost=lost)
+
+    def _came_to_nothing(self, gone: Sequence[Subscription]) -> None:
+        for subscription in gone:
+            self._account.add(matched=1, lost={str(subscription.ended): 1})

@@ -1,0 +1,69 @@
+"""A publisher registration at a delegate, and the topic that it shares with others of equal entries."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from jbi_pubsub.core.errors import MetadataError
+from jbi_pubsub.core.info_object import Head, object_id_of
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
+from jbi_pubsub.pad.shelf import Shelf
+
+Entries = tuple[EntryRep, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Topic:
+    """All registrations with equal entries share one match table and one shelf. It outlives the last of them for as
+    long as somebody may come late for what they have published."""
+
+    key: str
+    entries: Entries
+    table: MatchTable = field(default_factory=MatchTable)
+    shelf: Shelf = field(default_factory=Shelf)
+    registrations: int = 0
+    announced: float = -math.inf
+    """When a lookup service began to tell of one of them (delegate's clock), and how many it has told."""
+    told: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Registration:
+    """A publisher registration at a delegate. `sequence` is that of the last object taken."""
+
+    uid: str
+    number: int
+    connection: str = field(repr=False)
+    gate: InformationTypeGate
+    topic: Topic
+    judgement: Judgement
+    sequence: int = 0
+    published: int = 0
+    refused: int = 0
+    unmatched: int = 0
+    has_settled: bool = False
+    """Its publisher has waited once for those who come late."""
+
+    def check_head(self, head: Head) -> None:
+        """Raises MetadataError for an object of another registration or type, or with another's id: mail servers and
+        readers drop what has the id of a mail that they had."""
+        known = self.gate.type
+        if head.registration != self.uid or head.type_name != known.name or head.type_version != known.version:
+            raise MetadataError(f"object {head.object_id} is not of registration {self.uid}")
+        if head.object_id != object_id_of(self.uid, head.sequence):
+            raise MetadataError(f"object id {head.object_id} is not that of number {head.sequence} of {self.uid}")
+
+    def status(self) -> dict[str, object]:
+        """Plain data."""
+        return {
+            "uid": self.uid,
+            "type": str(self.gate.type),
+            "published": self.published,
+            "refused": self.refused,
+            "unmatched": self.unmatched,
+            "subscriptions": len(self.topic.table),
+            "kept": len(self.topic.shelf.kept),
+            **self.topic.table.stats(),
+        }

@@ -1,0 +1,246 @@
+"""What a delegate keeps of what it has published, for seconds: who comes late catches up with it.
+
+A subscription that stood before an object was published is to get it, whenever the delegate hears of the subscription:
+at a new registration, after a restart, at a fail-over, from a lookup service that comes late. So each object gets a
+position, one counter a delegate, and lies on the shelf of its topic; a newcomer gets from there what came since it
+stood, up to the position at which it was put into the match tables, and everything later through them: nothing twice,
+nothing between. What has gone by then is counted, and told as `missed`.
+
+Rules:
+- A shelf is *young* until all who wait for its topic had `keep_seconds` to come: from each registration that joins the
+  topic, and from its announcement by each lookup service. As long as none has announced it, it stays young. Otherwise
+  it holds the last second alone, for those who subscribe and publish in one breath.
+- All shelves together hold `keep_bytes`; beyond that the largest gives up its oldest: a flood of one type costs no
+  other its first objects.
+- Positions are given and shelves changed under one lock, held for a microsecond; the rest is done without it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.xpath import Traced
+
+OVERHEAD: Final = 1_000
+"""Bytes that a kept object takes beside its own."""
+OLD_SECONDS: Final = 1.0
+OLD_BYTES: Final = 1 << 20
+"""What a shelf that is not young holds: the way from `register_subscriber` to the delegate takes some ten ms."""
+SPANS: Final = 64
+"""Spans of time in which the objects that have gone are counted; the older, the longer."""
+SPAN_SECONDS: Final = 0.25
+"""Length of the latest one: a newcomer that came within it is told of up to so much too many."""
+
+
+class Reader(Protocol):
+    """Reads again what was good when it came."""
+
+    def read(self, metadata: bytes) -> Element | Traced:
+        """The document of metadata that have been checked."""
+        ...
+
+
+class Kept:
+    """An object on the shelf."""
+
+    __slots__ = ("found", "parcel", "position", "reader", "time", "unmatched")
+
+    def __init__(self, position: int, time: float, parcel: Parcel, reader: Reader) -> None:
+        self.position = position
+        self.time = time
+        self.parcel = parcel
+        self.reader = reader
+        self.unmatched = False
+        """It matched nobody when it came."""
+        self.found = False
+        """Somebody who came later got it."""
+
+
+class Gone:
+    """How many objects have left a shelf, by when they came."""
+
+    def __init__(self) -> None:
+        self._spans: deque[list[float]] = deque()  # [when the first of them came, when the last, how many]
+
+    def __bool__(self) -> bool:
+        return bool(self._spans)
+
+    @property
+    def last(self) -> float:
+        """When the last of them came."""
+        return self._spans[-1][1] if self._spans else -math.inf
+
+    def add(self, time: float) -> None:
+        """One that came then; no earlier than those before."""
+        if self._spans and time - self._spans[-1][0] < SPAN_SECONDS:
+            self._spans[-1][1] = time
+            self._spans[-1][2] += 1
+            return
+        self._spans.append([time, time, 1])
+        if len(self._spans) > SPANS:
+            self._merge()
+
+    def since(self, time: float) -> int:
+        """How many came at or after `time`; of a span that began before it a part, by its length."""
+        count = 0.0
+        for first, last, number in self._spans:
+            if first >= time:
+                count += number
+            elif last >= time:
+                count += math.ceil(number * (last - time) / (last - first)) if last > first else number
+        return int(count)
+
+    def _merge(self) -> None:
+        """Each two of the older half become one."""
+        spans = list(self._spans)
+        older = [
+            [a[0], b[1], a[2] + b[2]] for a, b in zip(spans[: SPANS // 2 : 2], spans[1 : SPANS // 2 : 2], strict=True)
+        ]
+        self._spans = deque([*older, *spans[SPANS // 2 :]])
+
+
+@dataclass(eq=False, slots=True)
+class Shelf:
+    """Of one topic. The lock of the Shelves covers it."""
+
+    kept: deque[Kept] = field(default_factory=deque)
+    size: int = 0
+    """Bytes, with the overhead."""
+    gone: Gone = field(default_factory=Gone)
+    total: int = 0
+    """All that ever lay here."""
+    young_until: float = math.inf
+    """By the delegate's clock; infinite while no lookup service has told of a registration."""
+
+    def _pop(self) -> int:
+        """The oldest goes; its bytes."""
+        kept = self.kept.popleft()
+        self.gone.add(kept.time)
+        size = kept.parcel.size + OVERHEAD
+        self.size -= size
+        return size
+
+
+class Shelves:
+    """All shelves of a delegate, with its one counter of positions. Any thread."""
+
+    def __init__(self, seconds: float, limit: int) -> None:
+        """`seconds` for a young shelf, `limit` bytes for all of them; 0 seconds keeps nothing."""
+        self._seconds = seconds
+        self._limit = limit if seconds > 0 else 0
+        self._lock = threading.Lock()
+        self._filled: set[Shelf] = set()
+        self._largest = Shelf()
+        self.position = 0
+        """Of the last object kept."""
+        self.size = 0
+        """Bytes on all shelves."""
+        self.found_late = 0
+        """Objects that matched nobody when they came, and somebody later."""
+
+    def announced(self, shelf: Shelf, now: float) -> None:
+        """A lookup service tells of a registration of the topic: who waits for it comes now."""
+        with self._lock:
+            shelf.young_until = now + self._seconds
+
+    def keep(self, shelf: Shelf, parcel: Parcel, reader: Reader, now: float) -> Kept:
+        """Give an object its position, and put it on the shelf."""
+        with self._lock:
+            self.position = position = self.position + 1
+            kept = Kept(position, now, parcel, reader)
+            if not shelf.kept:
+                self._filled.add(shelf)
+            shelf.kept.append(kept)
+            shelf.total += 1
+            size = parcel.size + OVERHEAD
+            shelf.size += size
+            self.size += size
+            if shelf.size > OLD_BYTES and now >= shelf.young_until:
+                self._trim(shelf, -math.inf, OLD_BYTES // 2)  # to the half: not one for each that comes
+            if shelf.size > self._largest.size:
+                self._largest = shelf
+            if self.size > self._limit:
+                self._give_up()
+        return kept
+
+    def is_crowded(self, shelf: Shelf, size: int, now: float, settle: float) -> bool:
+        """Whether an object of `size` bytes takes the place of one that lies there for less than `settle` seconds."""
+        with self._lock:
+            has_room = self.size + size + OVERHEAD <= self._limit
+            if has_room or shelf is not self._largest or not shelf.kept or now >= shelf.young_until:
+                return False
+            return now - shelf.kept[0].time < settle
+
+    def unmatched(self, kept: Kept) -> None:
+        """It matched nobody when it came."""
+        with self._lock:
+            kept.unmatched = True
+            self.found_late += kept.found
+
+    def found(self, kept: Kept) -> None:
+        """Somebody got it who came later."""
+        with self._lock:
+            self.found_late += kept.unmatched and not kept.found
+            kept.found = True
+
+    def mark(self, shelves: Sequence[Shelf]) -> tuple[int, list[int]]:
+        """The place of a newcomer that is in the match tables now: the last position, and how many lay on each of the
+        shelves up to there."""
+        with self._lock:
+            return self.position, [shelf.total for shelf in shelves]
+
+    def look(self, shelf: Shelf, newcomers: Sequence[tuple[float, int]]) -> tuple[list[Kept], list[int]]:
+        """All that lies there, oldest first, and for each newcomer, (since when it stands, its mark here), how many it
+        has missed: gone, not before it stood, and not behind its mark, as those came to it live."""
+        with self._lock:
+            gone = shelf.total - len(shelf.kept)
+            missed = [max(0, shelf.gone.since(since) - max(0, gone - mark)) for since, mark in newcomers]
+            return list(shelf.kept), missed
+
+    def owes(self, shelf: Shelf, since: float) -> bool:
+        """Whether something that came since then lies there, or has gone."""
+        with self._lock:
+            return bool(shelf.kept and shelf.kept[-1].time >= since) or shelf.gone.last >= since
+
+    def find(self, object_id: str) -> Parcel | None:
+        """An object that still lies on a shelf."""
+        with self._lock:
+            parcels = [kept.parcel for shelf in self._filled for kept in shelf.kept]
+        return next((parcel for parcel in parcels if parcel.head.object_id == object_id), None)
+
+    def trim(self, now: float) -> None:
+        """What has lain long enough goes. Now and then."""
+        with self._lock:
+            for shelf in [s for s in self._filled if not math.isinf(s.young_until)]:
+                is_young = now < shelf.young_until
+                seconds = self._seconds if is_young else min(OLD_SECONDS, self._seconds)
+                self._trim(shelf, now - seconds, self._limit if is_young else OLD_BYTES)
+
+    def drop(self, shelf: Shelf) -> None:
+        """Its topic is gone: so is what lies there."""
+        with self._lock:
+            self._trim(shelf, math.inf, 0)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(len(shelf.kept) for shelf in self._filled)
+
+    def _trim(self, shelf: Shelf, before: float, most: int) -> None:
+        """What came before `before` goes, and as much more as is over `most` bytes."""
+        while shelf.kept and (shelf.kept[0].time < before or shelf.size > most):
+            self.size -= shelf._pop()
+        if not shelf.kept:
+            self._filled.discard(shelf)
+
+    def _give_up(self) -> None:
+        while self.size > self._limit and self._filled:
+            if not self._largest.kept:
+                self._largest = max(self._filled, key=lambda shelf: shelf.size)
+            self._trim(self._largest, -math.inf, max(0, self._largest.size - (self.size - self._limit)))

@@ -1,0 +1,170 @@
+"""Who stood before an object was published gets it, with real parties: late, frozen, in another order than is usual."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub import PublisherAdapter
+from jbi_pubsub.core.info_object import Cause
+
+pytestmark = pytest.mark.processes
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+
+STANDS = """
+class Listener:
+    def arrived(self, uid, obj):
+        tell(sequence=obj.platform.sequence)
+    def lost(self, uid, notice):
+        tell(lost=notice.cause, count=notice.count)
+
+with SubscriberAdapter(config) as adapter:
+    adapter.register_subscriber(type_name=TYPE, listener=Listener())
+    tell(stands=True)
+    told()
+"""
+
+
+@pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["delegate", "peer"])
+def test_subscribe_and_publish_in_one_breath(rounds: int, kind: str, federation: Any, figures: Any) -> None:
+    # Given a registration that stands, with objects that were taken before anybody subscribed
+    if kind == "delegate":
+        federation.pad()
+        publisher = federation.light()
+        registration = figures.register(publisher)
+    else:
+        publisher = federation.peer()
+        registration = publisher.register_publisher(figures.schema, figures.figure_1)
+    subscriber = federation.subscriber()
+    for _ in range(rounds):
+        publisher.publish(registration, figures.figure_1, b"before")
+        publisher.flush()
+        # When a subscription is registered and the next line publishes
+        uid = subscriber.register_subscriber(type_name=TYPE)
+        publisher.publish(registration, figures.figure_1, b"after")
+        # Expect that one, and only that one
+        assert subscriber.receive(uid).payload == b"after"
+        publisher.flush()
+        assert subscriber.drain(uid) == []
+        assert subscriber.losses(uid) == {}
+        subscriber.cancel_subscription(uid)
+
+
+@pytest.mark.parametrize("keep", [10.0, 0.5])
+def test_a_subscriber_that_is_frozen_while_it_is_told_catches_up_and_nobody_waits_for_it(
+    keep: float, field: Any, figures: Any
+) -> None:
+    # Given a delegate that keeps for so many seconds, and two subscribers without a publisher; one is frozen
+    field.leases(publisher=60.0, subscriber=60.0, lookup=60.0)
+    field.keep(keep)
+    field.pad()
+    frozen, other = field.script(STANDS), field.script(STANDS)
+    frozen.signal(signal.SIGSTOP)
+    # When a publisher registers and publishes
+    publisher = field.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    registration = publisher.register_publisher(at, figures.schema, figures.figure_1)
+    for _ in range(5):
+        publisher.publish(registration, figures.figure_1)
+    # Expect the other one to have them while the first one is frozen
+    assert [other.fact() for _ in range(5)] == [{"sequence": n} for n in range(1, 6)]
+    # And the first one when it lives again, or to be told how many it has missed
+    threading.Event().wait(2.5 if keep < 1.0 else 0.5)  # frozen for longer than the delegate keeps
+    frozen.signal(signal.SIGCONT)
+    if keep < 1.0:
+        assert frozen.fact() == {"lost": Cause.MISSED, "count": 5}
+    else:
+        assert [frozen.fact() for _ in range(5)] == [{"sequence": n} for n in range(1, 6)]
+
+
+def test_a_lookup_service_that_comes_late_brings_what_was_published_before(
+    federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a peer publisher that knows one lookup service, a subscriber that knows another, and five objects
+    peer = federation.peer()
+    registration = peer.register_publisher(figures.schema, figures.figure_1)
+    first, second = federation.lookups[0], federation.lookup()
+    section = msgspec.structs.replace(federation.config.lookup, locators=(second.address,))
+    subscriber = federation.subscriber(msgspec.structs.replace(federation.config, lookup=section))
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    assert first.address != second.address
+    for _ in range(5):
+        peer.publish(registration, figures.figure_1)
+    assert len(subscriber.drain(uid)) == 0
+    # When the publisher hears of the second one
+    peer._server.community.look_in(federation.config.lookup.groups, [first.address, second.address])
+    # Expect them at the subscriber, in order
+    eventually(lambda: subscriber.queue_size(uid) == 5)
+    assert [obj.platform.sequence for obj in subscriber.drain(uid)] == [1, 2, 3, 4, 5]
+    assert subscriber.losses(uid) == {}
+
+
+def test_many_registrations_at_once_lose_no_first_object(federation: Any, figures: Any) -> None:
+    # Given a subscriber, and publishers that register and publish at once, one after the other and each but once
+    federation.pad()
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    sent = []
+    for number in range(50):
+        registration = publisher.register_publisher(at, figures.schema, figures.metadata(publisher=f"{number}th"))
+        sent.append(publisher.publish(registration, figures.metadata(publisher=f"{number}th")))
+    # Expect each first object
+    got = [subscriber.receive(uid).object_id for _ in range(50)]
+    assert sorted(got) == sorted(sent)
+
+
+def test_waiting_for_subscribers_ends_when_they_have_come(publishing: Any, federation: Any, figures: Any) -> None:
+    # Given a registration that nobody has subscribed to
+    registration = publishing.register(figures.figure_1, figures.schema)
+    assert publishing.adapter.wait_for_subscribers(registration, timeout=0.2) == 0
+    # When two subscribe meanwhile
+    subscriber = federation.subscriber()
+
+    def subscribe() -> None:
+        for _ in range(2):
+            subscriber.register_subscriber(type_name=TYPE)
+
+    thread = threading.Thread(target=subscribe)
+    thread.start()
+    # Expect to be told as soon as they are there
+    assert publishing.adapter.wait_for_subscribers(registration, 2, timeout=10.0) == 2
+    thread.join()
+
+
+def test_a_peer_publisher_that_closes_at_once_leaves_its_objects_with_those_who_were_told(
+    federation: Any, figures: Any
+) -> None:
+    # Given a subscriber that stands
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    # When a peer registers, publishes and closes in one breath
+    for _ in range(3):
+        with PublisherAdapter(federation.config) as peer:
+            registration = peer.register_publisher(figures.schema, figures.figure_1)
+            for _ in range(5):
+                peer.publish(registration, figures.figure_1)
+        # Expect all of it
+        assert [subscriber.receive(uid).platform.sequence for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert subscriber.losses(uid) == {}
+
+
+def test_a_publisher_that_nobody_was_told_of_waits_for_nobody(federation: Any, figures: Any) -> None:
+    # Given nobody who subscribes to it, and somebody who subscribes to something else
+    federation.subscriber().register_subscriber(type_name="something else")
+    peer = PublisherAdapter(federation.config)
+    registration = peer.register_publisher(figures.schema, figures.figure_1)
+    peer.publish(registration, figures.figure_1)
+    # When it closes; Expect that it asks for no time
+    waited: list[float] = []
+    peer._server.delegate._stood.wait = waited.append  # type: ignore[assignment,method-assign]
+    peer.close()
+    assert waited == []

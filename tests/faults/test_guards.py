@@ -1,0 +1,100 @@
+"""A fault that nobody expected, in any loop of a delegate, publisher or subscriber: counted, and the loop goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.core.guard import faults
+from jbi_pubsub.pad.delegate import Delegate
+from jbi_pubsub.pad.dissemination import Judgement
+from jbi_pubsub.pad.shelf import Shelves
+from jbi_pubsub.publisher.connection import DelegateConnection
+from jbi_pubsub.subscriber.session import DelegateSession
+from jbi_pubsub.subscriber.subscription import LocalSubscription
+
+
+class UnexpectedError(Exception):
+    """What no code expects."""
+
+
+class Listener:
+    """Keeps the numbers of what arrives."""
+
+    def __init__(self, got: list[int]) -> None:
+        self._got = got
+
+    def arrived(self, _uid: str, obj: Any) -> None:
+        self._got.append(obj.platform.sequence)
+
+    def lost(self, _uid: str, _notice: Any) -> None: ...
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], list[str]]:
+    """failing(cls, method): the next call of the method fails; the list then has an entry."""
+
+    def inject(cls: type, method: str) -> list[str]:
+        done: list[str] = []
+        proper = getattr(cls, method)
+
+        def fails_once(*args: Any, **options: Any) -> Any:
+            if not done:
+                done.append(method)
+                raise UnexpectedError(method)
+            return proper(*args, **options)
+
+        monkeypatch.setattr(cls, method, fails_once)
+        return done
+
+    return inject
+
+
+@pytest.mark.parametrize(
+    ("cls", "method", "where"),
+    [
+        (Delegate, "expire", "pad-alpha-rome reaper"),
+        (Judgement, "check", "judging an object"),
+        (Shelves, "look", "catching up of subscriptions"),
+        (DelegateSession, "_reconcile", "subscriber session"),
+        (DelegateSession, "_receive", "delivery connection"),
+        (DelegateSession, "_take", "stream of a receiver"),
+        (DelegateConnection, "_send_on_a_line", "publisher connection"),
+        (LocalSubscription, "serve", "listener"),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
+)
+def test_a_fault_in_a_loop_is_counted_and_the_loop_goes_on(
+    cls: type,
+    method: str,
+    where: str,
+    failing: Callable[[type, str], list[str]],
+    federation: Any,
+    figures: Any,
+    eventually: Callable[..., Any],
+) -> None:
+    # Given a delegate, and a fault that waits in one loop
+    before = faults().get(where, 0)
+    done = failing(cls, method)
+    pad = federation.pad()
+    publisher, subscriber = federation.light(), federation.subscriber()
+    got: list[int] = []
+    subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", listener=Listener(got))
+    registration = figures.register(publisher)
+    # When objects are published until the loop has met its fault
+    count = 0
+
+    def publish() -> bool:
+        nonlocal count
+        publisher.publish(registration, figures.figure_1)
+        count += 1
+        return bool(done)
+
+    eventually(publish)
+    publisher.publish(registration, figures.figure_1)
+    # Expect that what is published comes all the same, and that the fault shows
+    eventually(lambda: got and got[-1] == count + 1, what=lambda: (count, got))
+    eventually(lambda: faults().get(where) == before + 1, what=faults)
+    assert pad.status()["faults"][where] == before + 1

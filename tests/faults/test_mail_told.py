@@ -1,0 +1,108 @@
+"""A mail server that is away is said to whoever runs the delegate: when that begins and ends, and when it stops."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from aiosmtpd.controller import Controller
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+
+
+@pytest.fixture
+def federation(federation: Any) -> Any:
+    """The federation, whose mail server has a port where nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mail = msgspec.structs.replace(federation.config.mail, port=port, timeout=0.5, retries=1000)
+    federation.config = msgspec.structs.replace(federation.config, mail=mail)
+    return federation
+
+
+class Taking:
+    """A mail server that takes everything."""
+
+    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:  # noqa: ARG002, N802  # aiosmtpd's
+        return "250 OK"
+
+
+@pytest.fixture
+def stderr_of_a_delegate(federation: Any, figures: Any, start: Callable[..., Any]) -> Callable[..., tuple[Any, int]]:
+    """stderr_of_a_delegate(option, ...): a delegate's process with three mails for a server that is away."""
+
+    def begin(*options: str) -> tuple[Any, int]:
+        port = federation.config.mail.port
+        flags = ("--no-multicast", "--locator", federation.lookups[0].address)
+        mail = ("--set", f"mail.port={port}", "--set", "mail.timeout=0.2", "--set", "mail.retry_seconds=0.05")
+        pad = start(*flags, *mail, "pad", "alpha", "rome", "--drain", "0.3", *options, "--json")
+        pad.fact()
+        subscriber, publisher = federation.subscriber(), federation.light()
+        registration = figures.register(publisher)
+        uid = subscriber.register_subscriber(type_name=TYPE, recipients=("duty@example.org",))
+        assert subscriber.wait_matched(uid) == 1
+        for _ in range(3):
+            publisher.publish(registration, figures.figure_1)
+        publisher.flush()
+        return pad, port
+
+    return begin
+
+
+@pytest.mark.processes
+def test_a_mail_server_that_is_away_is_said_when_it_begins_and_when_the_delegate_stops(
+    stderr_of_a_delegate: Callable[..., tuple[Any, int]], eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate that keeps no mail; When the mail server is away; Expect that to be said, once
+    pad, port = stderr_of_a_delegate()
+    begins = f"the mail server 127.0.0.1:{port} is away: "
+    eventually(lambda: begins in pad.stderr(), what=pad.stderr)
+    assert "are lost at a stop without [pad] state" in pad.stderr()
+    # When it is stopped; Expect how many mails are lost, why, and what would have kept them
+    before = pad.stderr()
+    pad.signal(signal.SIGINT)
+    assert pad.wait() == 0
+    said = pad.stderr().removeprefix(before)
+    assert pad.stderr().count("wait for it, and") == 1
+    assert "jbi: stopped with 3 objects undelivered, 3 of them mails" in said
+    assert f"jbi: {begins}" in said
+    assert "--state FILE" in said
+
+
+@pytest.mark.processes
+def test_mail_that_is_kept_is_said_when_the_delegate_stops(
+    stderr_of_a_delegate: Callable[..., tuple[Any, int]], eventually: Callable[..., Any], tmp_path: Any
+) -> None:
+    # Given a delegate that keeps its mail; When it is stopped; Expect it to say how much waits, and where
+    pad, _ = stderr_of_a_delegate("--state", str(tmp_path / "state.db"))
+    eventually(lambda: "and survive a stop" in pad.stderr(), what=pad.stderr)
+    pad.signal(signal.SIGINT)
+    assert pad.wait() == 0
+    assert f"jbi: 3 mails waited in {tmp_path / 'state.db'}.mails, and go out after the next start" in pad.stderr()
+    assert "undelivered" not in pad.stderr()
+
+
+def test_a_mail_server_that_comes_back_is_said(
+    publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given mail that waits for a server that is away
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, recipients=("duty@example.org",))
+    registration = publishing.register(figures.figure_1, figures.schema)
+    assert subscriber.wait_matched(uid) == 1
+    publishing.publish(registration, figures.figure_1)
+    eventually(lambda: publishing.status()["mail"]["away"])
+    # When it is there; Expect the mail to go out, and both to be said
+    controller = Controller(Taking(), hostname="127.0.0.1", port=federation.config.mail.port)
+    controller.start()
+    eventually(lambda: publishing.status()["mailed"] == 1)
+    eventually(lambda: publishing.status()["mail"]["away"] == "")
+    controller.stop()
+    said = [r.getMessage() for r in caplog.records if r.name == "jbi_pubsub.mail" and "mail server" in r.getMessage()]
+    assert ["is away: " in line for line in said] == [True, False]
+    assert said[1].endswith("answers again; 0 mails wait")

@@ -1,0 +1,440 @@
+"""Discovery goes on, whatever a peer answers, announces or is called; and mDNS uses the interfaces that people mean."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import ifaddr
+import msgspec
+import pytest
+from rpyc.core import brine, consts
+
+from jbi_pubsub.core.config import Config, LeaseSection, LookupSection, PadSection
+from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, EntryError
+from jbi_pubsub.core.guard import faults
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import PREAMBLE, Security
+from jbi_pubsub.lookup.client import discovery as discovery_module
+from jbi_pubsub.lookup.client import join as join_module
+from jbi_pubsub.lookup.client.discovery import (
+    Announcement,
+    LookupDiscovery,
+    _Listener,
+    addresses_of,
+    interfaces_of,
+)
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.proxy import LOOKUP_TYPE, RegistrarInfo
+from jbi_pubsub.lookup.client.session import RegistrarSession
+from jbi_pubsub.lookup.entry import EntryClass, EntryRep
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+
+PRINTER = ServiceItem("printer-1", ("Printer",), ServiceRef("p", "printer", ("127.0.0.1:1",)))
+
+
+# -- what a peer can say --------------------------------------------------------------------------------------------
+
+
+def _framed(data: bytes) -> bytes:
+    """rpyc's frame: length, uncompressed, data, flush byte."""
+    return struct.pack("!LB", len(data), 0) + data + b"\n"
+
+
+def _reply(number: int, value: object) -> bytes:
+    return _framed(brine.I1.pack(consts.MSG_REPLY) + brine.dump((number, value)))
+
+
+def _answered(number: int, good: bool, data: bytes) -> bytes:
+    return _reply(number, (consts.LABEL_VALUE, (good, data)))
+
+
+def _info(service_id: object, groups: object) -> bytes:
+    return msgspec.msgpack.encode({"service_id": service_id, "groups": groups})
+
+
+SAYS: dict[str, Callable[[int], bytes]] = {
+    "bad UTF-8": lambda n: _answered(n, True, b"\x82\xaaservice_id\xa1\xff\xa6groups\x90"),
+    "nested without end": lambda n: _answered(n, True, b"\x91" * 20_000),
+    "a report that is none": lambda n: _answered(n, False, b"\xc1"),
+    "a report of bad UTF-8": lambda n: _answered(n, False, b"\x82\xa4code\xa1\xff\xa7message\xa1\xff"),
+    "another type": lambda n: _answered(n, True, b"\x05"),
+    "no pair": lambda n: _reply(n, (consts.LABEL_VALUE, 5)),
+    "no package": lambda n: _reply(n, 5),
+    "a reference": lambda n: _reply(n, (consts.LABEL_REMOTE_REF, ("a", 1, 2))),
+    "an exception of its own": lambda n: _framed(brine.I1.pack(consts.MSG_EXCEPTION) + brine.dump((n, 7))),
+    "no brine": lambda _: _framed(b"\xff" * 20),
+    "a huge frame": lambda _: struct.pack("!LB", 2**32 - 1, 0),
+    "nothing": lambda _: b"",
+    "no id": lambda n: _answered(n, True, _info("", [""])),
+    "a line break in its id": lambda n: _answered(n, True, _info("a\nb", [""])),
+    "an id without end": lambda n: _answered(n, True, _info("x" * 100_000, [""])),
+    "too many groups": lambda n: _answered(n, True, _info("x", ["", *map(str, range(100))])),
+    "a group that is none": lambda n: _answered(n, True, _info("x", ["", "\x1b[2J"])),
+}
+
+
+class Peer:
+    """Something that is called like a lookup service, and answers `says(number of the call)`."""
+
+    def __init__(self, says: Callable[[int], bytes]) -> None:
+        self._says = says
+        self.asked = 0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, name="peer")
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listening.accept()
+            except OSError:  # closed
+                return
+            with sock, contextlib.suppress(OSError, struct.error):
+                sock.settimeout(5.0)
+                sock.recv(PREAMBLE.size, socket.MSG_WAITALL)
+                length, _ = struct.unpack("!LB", sock.recv(5, socket.MSG_WAITALL))
+                number, _ = brine.load(sock.recv(length + 1, socket.MSG_WAITALL)[1:-1])
+                self.asked += 1
+                sock.sendall(self._says(number))
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def peer(federation: Any) -> Callable[..., Peer]:
+    """peer(says) stands somewhere."""
+
+    def begin(says: Callable[[int], bytes]) -> Peer:
+        made = Peer(says)
+        federation.stack.callback(made.close)
+        return made
+
+    return begin
+
+
+@pytest.fixture
+def discovery(federation: Any) -> Callable[..., LookupDiscovery]:
+    """discovery(locators, discovered=...) looks for lookup services."""
+
+    def begin(locators: list[str], **options: Any) -> LookupDiscovery:
+        own: dict[str, Any] = {"multicast": False, "interfaces": (), "discarded": lambda _: None, **options}
+        made = LookupDiscovery(groups=("",), locators=locators, security=Security(), interval=0.02, name="test", **own)
+        federation.stack.callback(made.stop)
+        made.start()
+        return made
+
+    return begin
+
+
+@pytest.mark.parametrize("says", SAYS.values(), ids=SAYS)
+def test_whatever_answers_at_one_endpoint_the_lookup_service_at_another_is_found(
+    says: Callable[[int], bytes], peer: Any, discovery: Any, federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given something that answers nonsense, named by a locator that stands before that of a lookup service
+    odd, good = peer(says), federation.lookups[0]
+    found: list[str] = []
+    looking = discovery([odd.address, good.address], discovered=lambda _, info: found.append(info.service_id))
+    # Expect the lookup service to be found, the other one to be asked again, and to be told why it is none
+    eventually(lambda: found == [good.info().service_id] and odd.asked >= 2)
+    assert looking._thread.is_alive()
+    assert looking.asked()[odd.address]
+
+
+def test_a_service_that_says_it_is_a_lookup_service_and_is_none_ends_no_discovery(
+    peer: Any, federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a party at a lookup service, and an item there that names something which answers nonsense
+    first = federation.lookups[0]
+    party = JoinManager(federation.config, name="party")
+    federation.stack.callback(party.close)
+    party.join(PRINTER)
+    party.wait_joined("printer-1", 5.0)
+    odd = peer(SAYS["bad UTF-8"])
+    hostile = ServiceItem("f" * 32, (LOOKUP_TYPE,), ServiceRef("f" * 32, "registrar", (odd.address,)))
+    first.grant(lambda registrar, now: registrar.register(hostile, 300.0, now))
+    first.heard_of(hostile)
+    eventually(lambda: odd.asked >= 2)  # the party, and the lookup service itself
+    # When another lookup service joins the first, expect that the party finds it and registers there
+    federation.lookup()
+    eventually(lambda: party.wait_joined("printer-1", 5.0) == 2)
+
+
+@pytest.mark.parametrize(
+    "fault", [TypeError("x"), KeyError("x"), RecursionError("x"), UnicodeDecodeError("utf-8", b"", 0, 0, "")]
+)
+def test_a_probe_that_raises_is_a_probe_that_failed(
+    fault: Exception, discovery: Any, federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a suggestion whose probe raises what nobody expects
+    good, before = federation.lookups[0], faults().get("discovery probe", 0)
+    describe = discovery_module.RegistrarProxy.describe
+
+    def fail(proxy: Any) -> RegistrarInfo:
+        if proxy.ref.endpoints == ("127.0.0.1:9",):
+            raise fault
+        return describe(proxy)
+
+    monkeypatch.setattr(discovery_module.RegistrarProxy, "describe", fail)
+    monkeypatch.setattr(discovery_module, "PAUSE_FIRST", 0.02)
+    found: list[str] = []
+    looking = discovery([], discovered=lambda _, info: found.append(info.service_id))
+    looking.suggest("odd", ["127.0.0.1:9"])
+    # Expect it to be asked again behind a pause, and others to be found
+    eventually(lambda: faults().get("discovery probe", 0) >= before + 2)
+    assert looking._suggestions._book["127.0.0.1:9"].failing_since is not None
+    looking.suggest("good", [good.address])
+    eventually(lambda: found == [good.info().service_id])
+
+
+@pytest.mark.parametrize("step", ["_browse", "_due", "_probe", "_take"])
+def test_discovery_goes_on_whatever_a_step_of_it_raises(
+    step: str, discovery: Any, federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a step that fails the first time, and a lookup service that is suggested
+    good, before = federation.lookups[0], faults().get("discovery", 0)
+    whole, left = getattr(LookupDiscovery, step), [None]
+
+    def fail(*given: Any) -> Any:
+        if left:
+            left.pop()
+            raise KeyError("gone")
+        return None if step == "_browse" else whole(*given)
+
+    monkeypatch.setattr(LookupDiscovery, step, fail)
+    found: list[str] = []
+    looking = discovery([], discovered=lambda _, info: found.append(info.service_id), multicast=True)
+    looking.suggest("good", [good.address])
+    # Expect that it is found all the same
+    eventually(lambda: found == [good.info().service_id])
+    assert faults()["discovery"] == before + 1
+    assert not left
+
+
+def test_who_is_told_of_a_discovery_and_raises_ends_nothing(
+    discovery: Any, federation: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given two lookup services, and somebody who can't cope with the first
+    first, second = federation.lookups[0], federation.lookup()
+    found: list[str] = []
+
+    def discovered(_: ServiceRef, info: RegistrarInfo) -> None:
+        found.append(info.service_id)
+        raise RuntimeError("first")
+
+    discovery([first.address, second.address], discovered=discovered)
+    eventually(lambda: found == [first.info().service_id, second.info().service_id])
+
+
+# -- mDNS -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_announced_by_mdns_ends_no_thread_and_is_not_asked_for_at_the_end() -> None:
+    # Given a listener of zeroconf's that fails over one name
+    found: list[str] = []
+    gone: list[str] = []
+    ended = threading.Event()
+
+    def take(info: Any) -> None:
+        found.append(info.name)
+        raise ValueError("odd")
+
+    def drop(name: str) -> None:
+        gone.append(name)
+        raise ValueError("odd")
+
+    asked: list[str] = []
+
+    def get_service_info(_: str, name: str, timeout: int) -> Any:
+        asked.append(name)
+        if name == "odd":
+            raise TypeError(timeout)
+        return SimpleNamespace(name=name)
+
+    zeroconf: Any = SimpleNamespace(get_service_info=get_service_info)
+    listener = _Listener(take, drop, ended.is_set)
+    before = faults().get("discovery by mDNS", 0)
+    # When names come, change and go, expect no exception, and each to be counted
+    for name in ("odd", "a"):
+        listener.add_service(zeroconf, "type", name)
+    listener.update_service(zeroconf, "type", "b")
+    listener.remove_service(zeroconf, "type", "a")
+    assert (found, gone) == (["a", "b"], ["a"])
+    assert faults()["discovery by mDNS"] == before + 4
+    # When we end, expect that nobody is asked any more: each name would cost a second
+    ended.set()
+    asked.clear()
+    for number in range(1000):
+        listener.add_service(zeroconf, "type", f"flood-{number}")
+    assert asked == []
+
+
+def test_an_announcement_that_fails_unexpectedly_is_counted(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(discovery_module, "Zeroconf", lambda **_: {}["gone"])
+    before = faults().get("lookup announcement", 0)
+    announced = Announcement(federation.lookups[0].info(), federation.lookups[0].address, ("127.0.0.1",))
+    announced.start()
+    announced.stop()
+    assert faults()["lookup announcement"] == before + 1
+
+
+def adapter(name: str, *addresses: str) -> ifaddr.Adapter:
+    return ifaddr.Adapter(name, name, [ifaddr.IP(address, 24, name) for address in addresses], index=1)
+
+
+@pytest.fixture
+def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with loopback, a network card, one with two addresses, and one without any of IPv4."""
+    cards = [adapter("lo", "127.0.0.1"), adapter("eth0", "192.0.2.2"), adapter("eth1", "198.51.100.7", "198.51.100.8")]
+    bare = ifaddr.Adapter("tun0", "tun0", [ifaddr.IP(("fe80::1", 0, 3), 64, "tun0")], index=3)
+    monkeypatch.setattr(discovery_module.ifaddr, "get_adapters", lambda: [*cards, bare])
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        (("eth0",), ["192.0.2.2"]),
+        (("192.0.2.2",), ["192.0.2.2"]),
+        (("lo", "eth1"), ["127.0.0.1", "198.51.100.7", "198.51.100.8"]),
+        (("eth0", "192.0.2.2"), ["192.0.2.2"]),
+        (("127.0.0.9",), ["127.0.0.9"]),
+        (("eth7", "eth0", "tun0"), ["192.0.2.2"]),
+        ((), []),
+    ],
+)
+@pytest.mark.usefixtures("interfaces")
+def test_an_interface_is_named_as_people_do(written: tuple[str, ...], meant: list[str]) -> None:
+    assert addresses_of(written) == meant
+
+
+@pytest.mark.usefixtures("interfaces")
+def test_an_interface_that_is_not_there_is_told_and_the_locators_are_used(
+    discovery: Any, federation: Any, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"'eth7' or 'tun0'; there are lo, 127\.0\.0\.1, eth0"):
+        addresses_of(("eth7", "tun0"))
+    good = federation.lookups[0]
+    found: list[str] = []
+    with caplog.at_level(logging.WARNING):
+        discovery(
+            [good.address],
+            discovered=lambda _, info: found.append(info.service_id),
+            multicast=True,
+            interfaces=("eth7",),
+        )
+        eventually(lambda: found == [good.info().service_id])
+        announced = Announcement(good.info(), good.address, ("eth7",))
+        announced.start()
+        announced.stop()
+    assert "no mDNS on eth7" in caplog.text
+    assert "no mDNS announcement on eth7" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("lookup", "pad", "used"),
+    [
+        ("127.0.0.1", "127.0.0.1", ("127.0.0.1",)),
+        ("192.0.2.2", "127.0.0.1", ("127.0.0.1", "192.0.2.2")),
+        ("127.0.0.1", "198.51.100.8", ("127.0.0.1", "198.51.100.8")),
+        ("0.0.0.0", "127.0.0.1", ("127.0.0.1", "192.0.2.2", "198.51.100.7", "198.51.100.8")),
+        ("lookup.example.org", "127.0.0.1", ("127.0.0.1",)),
+    ],
+)
+@pytest.mark.usefixtures("interfaces")
+def test_mdns_goes_where_others_can_connect_to_unless_interfaces_are_set(
+    lookup: str, pad: str, used: tuple[str, ...]
+) -> None:
+    """Whoever listens on an address of a network is announced there, and looks there for others."""
+    config = Config(lookup=LookupSection(host=lookup), pad=PadSection(host=pad))
+    assert interfaces_of(config) == used
+    chosen = Config(lookup=LookupSection(host=lookup, interfaces=("eth1",)), pad=PadSection(host=pad))
+    assert interfaces_of(chosen) == ("eth1",)
+
+
+# -- joining --------------------------------------------------------------------------------------------------------
+
+
+def test_events_go_on_whatever_one_of_them_raises(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a party that watches, and an event that raises where it is received
+    party = JoinManager(federation.config, name="party")
+    federation.stack.callback(party.close)
+    cache = party.watch(ServiceTemplate(types=("Printer",)))
+    party.wait_watching(cache, 5.0)
+    before, left = faults().get("lookup events", 0), [None]
+    whole = RegistrarSession._dispatch
+
+    def fail(session: RegistrarSession, event: Any) -> None:
+        if left:
+            left.pop()
+            raise KeyError("gone")
+        whole(session, event)
+
+    monkeypatch.setattr(RegistrarSession, "_dispatch", fail)
+    # When services come, expect that the party knows of all in the end
+    lookup = federation.lookups[0]
+    for number in range(2):
+        item = msgspec.structs.replace(PRINTER, service_id=f"printer-{number}")
+        lookup.grant(lambda registrar, now, item=item: registrar.register(item, 300.0, now))
+        eventually(lambda: f"printer-{number}" in {item.service_id for item in cache.items()})  # noqa: B023
+    assert faults()["lookup events"] == before + 1
+
+
+def test_a_session_that_can_not_be_ended_is_counted(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a party, and a session whose end raises, as does what is forgotten behind it
+    party = JoinManager(federation.config, name="party")
+    federation.stack.callback(party.close)
+    party.join(PRINTER)
+    party.wait_joined("printer-1", 5.0)
+    (session,) = party.sessions()
+    before = faults()
+    whole = RegistrarSession.stop
+
+    def stop(session: RegistrarSession, timeout: float = 5.0) -> None:
+        whole(session, timeout)
+        raise KeyError("gone")
+
+    monkeypatch.setattr(RegistrarSession, "stop", stop)
+    # When the lookup service is none of ours any more, expect the end to be counted, and no thread to be left
+    party._discarded(session.registrar_id)
+    eventually(lambda: faults().get("lookup leave", 0) == before.get("lookup leave", 0) + 1)
+    assert not session._thread.is_alive()
+    monkeypatch.undo()
+    # and the same for what it listed, which is forgotten later
+    monkeypatch.setattr(join_module.LookupCache, "forget", lambda *_: {}["gone"])
+    party._config = msgspec.structs.replace(party._config, lease=LeaseSection(lookup=0.01))
+    party._hand_over(session, session)
+    eventually(lambda: faults().get("lookup hand-over", 0) == before.get("lookup hand-over", 0) + 1)
+    eventually(lambda: not party._handing_over)
+
+
+def test_who_has_left_is_told_that_nothing_is_registered_any_more(federation: Any) -> None:
+    party = JoinManager(federation.config, name="party")
+    party.close()
+    with pytest.raises(AdapterStateError, match="printer-1 can't be registered"):
+        party.join(PRINTER)
+
+
+def test_wrong_entries_of_an_administrator_are_refused(federation: Any) -> None:
+    party = JoinManager(federation.config, name="party")
+    federation.stack.callback(party.close)
+    party.join(PRINTER)
+    wrong = EntryRep(EntryClass("X", (), ()), ())
+    for change in (party.add_lookup_attributes, party.remove_lookup_attributes):
+        with pytest.raises(EntryError, match="lineage"):
+            change("printer-1", [wrong])

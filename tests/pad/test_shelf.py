@@ -1,0 +1,139 @@
+"""What lies on a shelf and what has gone from it, against a list that forgets nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jbi_pubsub.core.info_object import Head, Parcel, object_id_of, pack
+from jbi_pubsub.pad.shelf import OLD_BYTES, OLD_SECONDS, OVERHEAD, SPAN_SECONDS, SPANS, Gone, Shelf, Shelves
+
+UID = "registration-" + 32 * "a"
+
+
+def parcel(number: int, size: int = 0) -> Parcel:
+    return pack(Head(object_id_of(UID, number), UID, number, 0.0, "t", "1.0", b"<m/>", size), bytes(size))
+
+
+def numbers(shelves: Shelves, shelf: Shelf) -> list[int]:
+    return [kept.parcel.head.sequence for kept in shelves.look(shelf, [])[0]]
+
+
+READER: Any = object()
+
+
+@given(st.lists(st.floats(0, 3.0), max_size=60), st.lists(st.floats(-1.0, 200.0), min_size=1, max_size=5))
+def test_what_has_gone_is_counted_exactly_while_each_came_in_a_span_of_its_own(
+    pauses: list[float], moments: list[float]
+) -> None:
+    # Given objects that came at certain moments and have gone
+    gone, now, times = Gone(), 0.0, []
+    for pause in pauses:
+        now += 1.01 * SPAN_SECONDS + pause  # not to the last bit
+        times.append(now)
+        gone.add(now)
+    # Expect for any moment as many as came since then
+    for moment in [*moments, *times]:
+        assert gone.since(moment) == sum(time >= moment for time in times)
+
+
+@given(st.lists(st.floats(0, 2.0), max_size=400), st.lists(st.floats(-1.0, 500.0), min_size=1, max_size=5))
+def test_what_has_gone_long_ago_is_counted_to_within_a_span(pauses: list[float], moments: list[float]) -> None:
+    gone, now, times = Gone(), 0.0, []
+    for pause in pauses:
+        now += pause
+        times.append(now)
+        gone.add(now)
+    # Expect all of them from the first on, none from behind the last, never more from later on, and bounded memory
+    assert gone.since(-1.0) == len(times)
+    assert gone.since(now + 0.001) == 0
+    counts = [gone.since(moment) for moment in sorted(moments)]
+    assert counts == sorted(counts, reverse=True)
+    assert len(gone._spans) <= SPANS
+
+
+def test_a_young_shelf_keeps_for_its_seconds_and_an_old_one_for_the_last_second() -> None:
+    # Given a shelf whose registration was announced at 0
+    shelves, shelf = Shelves(10.0, 1 << 20), Shelf()
+    shelves.announced(shelf, 0.0)
+    for second in range(9):
+        shelves.keep(shelf, parcel(second + 1), READER, float(second))
+    # Expect all of it before 10 s have gone, and then what came within the last second
+    shelves.trim(9.5)
+    assert numbers(shelves, shelf) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    shelves.keep(shelf, parcel(10), READER, 9.6)
+    shelves.trim(10.1)
+    assert numbers(shelves, shelf) == [10]
+    assert shelves.look(shelf, [(0.0, 10), (4.0, 10), (9.0, 10)])[1] == [9, 5, 0]
+    shelves.trim(9.6 + OLD_SECONDS + 0.1)
+    assert len(shelves) == shelves.size == 0
+
+
+def test_while_no_lookup_service_has_told_of_it_a_shelf_stays_young() -> None:
+    shelves, shelf = Shelves(10.0, 1 << 20), Shelf()
+    shelves.keep(shelf, parcel(1), READER, 0.0)
+    shelves.trim(1e6)
+    assert numbers(shelves, shelf) == [1]
+
+
+def test_an_old_shelf_holds_few_bytes_however_fast_they_come() -> None:
+    shelves, shelf = Shelves(10.0, 1 << 30), Shelf()
+    shelves.announced(shelf, -100.0)
+    for number in range(1, 100):
+        shelves.keep(shelf, parcel(number, 100_000), READER, 0.0)
+        assert shelves.size <= OLD_BYTES
+    assert numbers(shelves, shelf)[-1] == 99
+
+
+def test_the_largest_shelf_gives_up_its_oldest_and_a_quiet_one_keeps_its_first() -> None:
+    # Given room for ten objects, and a quiet registration's first one
+    limit = 10 * (parcel(999, 5000).size + OVERHEAD)
+    shelves, quiet, loud = Shelves(10.0, limit), Shelf(), Shelf()
+    shelves.keep(quiet, parcel(1, 5000), READER, 0.0)
+    # When another floods
+    for number in range(1, 1000):
+        shelves.keep(loud, parcel(number, 5000), READER, 0.001 * number)
+        assert shelves.size <= limit
+    # Expect the quiet one's first, and the latest of the other; all that has gone is counted
+    assert numbers(shelves, quiet) == [1]
+    assert numbers(shelves, loud) == list(range(991, 1000))
+    assert shelves.look(loud, [(0.0, 999)])[1] == [990]
+
+
+def test_an_object_larger_than_all_the_room_is_counted_as_gone() -> None:
+    shelves, shelf = Shelves(10.0, 50_000), Shelf()
+    shelves.keep(shelf, parcel(1, 60_000), READER, 1.0)
+    assert (len(shelves), shelves.size) == (0, 0)
+    assert shelves.look(shelf, [(0.0, 1), (2.0, 1)])[1] == [1, 0]
+
+
+def test_without_seconds_nothing_is_kept_and_everything_counted() -> None:
+    shelves, shelf = Shelves(0.0, 1 << 30), Shelf()
+    for number in range(1, 6):
+        assert shelves.keep(shelf, parcel(number), READER, float(number)).position == number
+    assert shelves.size == 0
+    assert shelves.look(shelf, [(3.0, 5), (0.0, 2)])[1] == [3, 2]
+
+
+def test_an_object_is_found_by_its_id_while_it_lies_there() -> None:
+    shelves, shelf = Shelves(10.0, 1 << 20), Shelf()
+    shelves.keep(shelf, parcel(7), READER, 0.0)
+    found = shelves.find(object_id_of(UID, 7))
+    assert found is not None
+    assert found.head.sequence == 7
+    shelves.drop(shelf)
+    assert shelves.find(object_id_of(UID, 7)) is None
+
+
+@pytest.mark.parametrize("found_first", [True, False])
+def test_an_object_counts_as_found_late_once_whoever_comes_first(found_first: bool) -> None:
+    # Given an object that matches nobody, and two who find it, one of them before that was known
+    shelves, shelf = Shelves(10.0, 1 << 20), Shelf()
+    kept = shelves.keep(shelf, parcel(1), READER, 0.0)
+    steps = [shelves.found, shelves.unmatched] if found_first else [shelves.unmatched, shelves.found]
+    for step in (*steps, shelves.found):
+        step(kept)
+    assert shelves.found_late == 1

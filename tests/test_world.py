@@ -1,0 +1,40 @@
+"""The suite keeps to itself: whatever runs on the host, and whatever its user has configured, is not met by a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.core.config import LookupSection, effective
+from jbi_pubsub.lookup.client import discovery
+from jbi_pubsub.lookup.client.discovery import SERVICE_TYPE
+
+
+def test_nothing_is_looked_for_but_what_a_test_has_started(start: Callable[..., Any], world: str) -> None:
+    # Given no settings of a test's own; Expect none of the user's, and a group that nobody else is in
+    assert [name for name in os.environ if name.startswith("JBI_")] == ["JBI_CONFIG"]
+    lookup = effective().lookup
+    assert (lookup.groups, lookup.locators, lookup.multicast) == ((world,), (), False)
+    # Expect the same of a process
+    out, _ = start("config", "--json").communicate()
+    shown = json.loads(out)
+    assert [shown[f"lookup.{key}"]["value"] for key in ("groups", "locators", "multicast")] == [[world], [], False]
+
+
+def test_the_service_type_of_mdns_is_the_runs_own(world: str) -> None:
+    # Given the type under which lookup services announce themselves (docs/lookup.md), expect another one in the tests
+    assert SERVICE_TYPE == "_jbi-lookup._tcp.local."
+    own = f"_jbi-{world.removeprefix('test-')}._tcp.local."
+    assert own == discovery.SERVICE_TYPE
+
+
+def test_who_asks_at_the_usual_port_is_caught(fixtures: Any, request: pytest.FixtureRequest) -> None:
+    # Given a party that asks where anybody's lookup service may be
+    sys.audit("socket.connect", None, ("127.0.0.1", LookupSection().port))
+    # Expect the test that it belongs to to be named
+    assert request.node.name in fixtures.STRANGERS.pop()

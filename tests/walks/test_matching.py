@@ -1,0 +1,179 @@
+"""What a subscription can match is said: which types are published, which is meant, in which versions."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub.core.errors import JbiError, UnknownUidError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.pad.proxy import fetch_schema
+from jbi_pubsub.subscriber import waiting
+
+IMAGERY = "mil.af.rl.jbi.Intel_Imagery"
+ALERT = "{urn:oasis:names:tc:emergency:cap:1.2}alert"
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is looked at again at once, and answers are not kept."""
+    monkeypatch.setattr(waiting, "AGAIN_FIRST", 0.05)
+    monkeypatch.setattr(waiting, "AGAIN_MOST", 0.05)
+    monkeypatch.setattr("jbi_pubsub.subscriber.published.FRESH_SECONDS", 0.0)
+
+
+def subscribe(walk: Any, **options: Any) -> Any:
+    return walk.subscriber.register_subscriber(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({}, "matches 1 registration now"),
+        ({"type_name": IMAGERY}, "matches 1 registration now"),
+        ({"type_name": "Intel_Imagery"}, "matches 1 registration now"),
+        ({"type_name": "intel_imagry"}, f"none so far: nobody publishes intel_imagry; there are {IMAGERY}"),
+        ({"type_name": IMAGERY, "version": "1.1"}, f"none so far: {IMAGERY} is published in version 1.0, not 1.1"),
+        ({"version": "1.1"}, "none so far: no registration has the values of the template"),
+    ],
+)
+def test_a_subscription_says_what_it_matches(
+    own_walk: Any, options: dict[str, str], line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given one registration; When somebody subscribes
+    own_walk.register()
+    with caplog.at_level(logging.INFO, "jbi_pubsub.subscriber.matching"):
+        uid = subscribe(own_walk, **options)
+    # Expect it to be said what matches, or which types and versions there are, in the log and when asked
+    assert str(own_walk.subscriber.matching(uid)) == line
+    [record] = [r for r in caplog.records if r.name == "jbi_pubsub.subscriber.matching"]
+    assert record.getMessage() == f"subscription {uid} {line}"
+    assert record.levelno == (logging.WARNING if "none" in line else logging.INFO)
+
+
+def test_values_of_a_template_that_nobody_has_are_said(own_walk: Any) -> None:
+    own_walk.register()
+    other = own_walk.figures.figure_3.replace(b"418th", b"999th")
+    uid = own_walk.subscriber.register_subscriber(other, schema=own_walk.figures.schema)
+    said = f"none so far: {IMAGERY} is published, but without the values of the template"
+    assert str(own_walk.subscriber.matching(uid)) == said
+
+
+def test_before_anything_is_published_that_is_said(federation: Any) -> None:
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=IMAGERY)
+    assert str(subscriber.matching(uid)) == "none so far: nothing is published now"
+    subscriber.cancel_subscription(uid)
+    with pytest.raises(UnknownUidError):
+        subscriber.matching(uid)
+
+
+def test_a_local_name_that_several_types_have_stands_for_none(own_walk: Any, figures: Any) -> None:
+    # Given two types with one local name
+    for name in ("org.a.Imagery", "{urn:b}Imagery"):
+        own_walk.register(type_name=name)
+    # When it is subscribed to; Expect no match, and both names
+    uid = own_walk.subscriber.register_subscriber(type_name="Imagery")
+    why = own_walk.subscriber.matching(uid).why
+    assert why == "Imagery may be one of several types: org.a.Imagery, {urn:b}Imagery; name one in full"
+    assert own_walk.subscriber.wait_matched(uid, timeout=0.0) == 0
+
+
+def test_a_local_name_stands_for_a_type_that_is_published_later(
+    own_walk: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a subscription by the local name of a type that nobody publishes yet
+    uid = subscribe(own_walk, type_name="Intel_Imagery")
+    assert own_walk.subscriber.matching(uid).registrations == 0
+    # When it is published; Expect it to be delivered, and the match to be said
+    with caplog.at_level(logging.INFO, "jbi_pubsub.subscriber.matching"):
+        own_walk.register()
+        assert own_walk.subscriber.wait_matched(uid) == 1
+        own_walk.publish(payload=b"later")
+        assert own_walk.subscriber.receive(uid).payload == b"later"
+
+
+def test_who_waits_is_told_when_another_version_comes(
+    own_walk: Any, caplog: pytest.LogCaptureFixture, eventually: Callable[..., Any]
+) -> None:
+    # Given a template of version 1.0 that waits; When 1.1 alone is published
+    subscribe(own_walk, template=own_walk.figures.figure_3, schema=own_walk.figures.schema, version="1.0")
+    own_walk.register(version="1.1")
+    # Expect that to be said
+    eventually(lambda: f"{IMAGERY} is published in version 1.1, not 1.0" in caplog.text)
+
+
+# -- the schema of a type that is known in the federation -----------------------------------------------------------
+
+
+def entries_of(walk: Any, uid: Any) -> list[str]:
+    return [e.cls.name.rpartition("#")[2] for e in walk.subscriber._subscriptions[uid].request.entries]
+
+
+@pytest.mark.parametrize("name", [IMAGERY, "Intel_Imagery"])
+def test_a_predicate_on_a_published_type_derives_a_template_without_a_schema(own_walk: Any, name: str) -> None:
+    # Given a publisher of the 418th; When two subscribe by type and predicate, to it and to another one
+    own_walk.register()
+    predicate = "/metadata/RequiredMetadata/publisher = '{}'"
+    fits, misses = (
+        subscribe(own_walk, type_name=name, version="1.0", predicate=predicate.format(p)) for p in ("418th", "999th")
+    )
+    # Expect the publisher to be matched at the first level: the other stands nowhere
+    assert entries_of(own_walk, fits) == ["jbi.InformationType", "RequiredMetadataEntry"]
+    assert own_walk.subscriber.wait_matched(fits) == 1
+    assert own_walk.subscriber.wait_matched(misses, timeout=0.0) == 0
+    own_walk.publish(payload=b"first level")
+    assert own_walk.subscriber.receive(fits).payload == b"first level"
+
+
+def test_without_a_version_a_predicate_keeps_no_later_version_away(own_walk: Any, other_schema: Any) -> None:
+    # Given a publisher, and a subscription by type and predicate to any version
+    own_walk.register()
+    uid = subscribe(own_walk, type_name=IMAGERY, predicate="/metadata/RequiredMetadata/publisher = '418th'")
+    assert entries_of(own_walk, uid) == ["jbi.InformationType"]
+    # When a version with another schema is published later
+    later = own_walk.register(schema=other_schema("<xs:documentation>", "<xs:documentation>Not "), version="1.1")
+    own_walk.publishing.publish(later, own_walk.figures.figure_1, b"later")
+    # Expect it to come
+    assert own_walk.subscriber.receive(uid).payload == b"later"
+
+
+def test_without_one_schema_in_the_federation_a_predicate_derives_nothing(own_walk: Any, other_schema: Any) -> None:
+    # Given a type that nobody publishes; Expect a subscription to its name alone
+    predicate = "/metadata/RequiredMetadata/publisher = '418th'"
+    assert entries_of(own_walk, subscribe(own_walk, type_name=IMAGERY, predicate=predicate)) == ["jbi.InformationType"]
+    # Given two versions with two schemas; Expect the same unless a version is named
+    own_walk.register()
+    own_walk.register(schema=other_schema("<xs:documentation>", "<xs:documentation>Not "), version="1.1")
+    uids = [subscribe(own_walk, type_name=IMAGERY, predicate=predicate, version=v) for v in ("", "1.1")]
+    assert [len(entries_of(own_walk, uid)) for uid in uids] == [1, 2]
+
+
+def test_a_schema_that_is_not_what_is_registered_is_not_used(own_walk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a server that gives another schema than the one whose digest its registration names
+    own_walk.register()
+    monkeypatch.setattr(
+        "jbi_pubsub.subscriber.published.fetch_schema",
+        lambda *given, **named: msgspec.structs.replace(
+            fetch_schema(*given, **named), marks=b'{"/metadata": "variant"}'
+        ),
+    )
+    uid = subscribe(own_walk, type_name=IMAGERY, predicate="/metadata/RequiredMetadata/publisher = '418th'")
+    # Expect it not to narrow the subscription
+    assert entries_of(own_walk, uid) == ["jbi.InformationType"]
+
+
+def test_the_schema_of_a_type_is_given_to_whoever_may_ask(own_walk: Any) -> None:
+    own_walk.register()
+    address = own_walk.publishing.status()["address"]
+    ref = ServiceRef("", "types", (address,))
+    assert b"Intel_Imagery" in fetch_schema(ref, Security(), IMAGERY, "1.0", timeout=5.0).documents[0][1]
+    with pytest.raises(UnknownUidError, match=r"1\.1 is not published here"):
+        fetch_schema(ref, Security(), IMAGERY, "1.1", timeout=5.0)
+    with pytest.raises(JbiError):
+        fetch_schema(ref, Security(), IMAGERY, 1, timeout=5.0)  # type: ignore[arg-type]  # the mistake
