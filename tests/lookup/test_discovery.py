@@ -374,7 +374,7 @@ def test_events_go_on_whatever_one_of_them_raises(
     federation.stack.callback(party.close)
     cache = party.watch(ServiceTemplate(types=("Printer",)))
     party.wait_watching(cache, 5.0)
-    before, left = faults().get("lookup events", 0), [None]
+    before, left = faults().get("stream of a receiver", 0), [None]
     whole = RegistrarSession._dispatch
 
     def fail(session: RegistrarSession, event: Any) -> None:
@@ -390,7 +390,7 @@ def test_events_go_on_whatever_one_of_them_raises(
         item = msgspec.structs.replace(PRINTER, service_id=f"printer-{number}")
         lookup.grant(lambda registrar, now, item=item: registrar.register(item, 300.0, now))
         eventually(lambda: f"printer-{number}" in {item.service_id for item in cache.items()})  # noqa: B023
-    assert faults()["lookup events"] == before + 1
+    assert faults()["stream of a receiver"] == before + 1
 
 
 def test_a_session_that_can_not_be_ended_is_counted(
