@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 MAX_TYPES: Final = 1_000
 """Types held at once; each takes a compiled schema (about 0.2 MB for CAP), and schemas come from publishers."""
 
+MAX_TYPES_BYTES: Final = 256 << 20
+"""Of the documents of all types held at once; they are held twice, as they came and as libxml2 reads them."""
+
 MAX_ERRORS_SHOWN: Final = 5
 """Further validation errors follow from the first ones more often than not."""
 
@@ -158,9 +161,10 @@ class TypeRepository:
         with self._lock:
             known = self._types.get(found.model.type)
             if known is None:
-                if len(self._types) >= self._limit:
+                held = sum(map(_size, (t.bundle for t in self._types.values()))) + _size(bundle)
+                if len(self._types) >= self._limit or held > MAX_TYPES_BYTES:
                     raise SchemaError(
-                        f"{self._limit} information object types are known already",
+                        f"{len(self._types)} information object types are known already",
                         hint="Remove registrations of types that are not in use, or raise the limit",
                         limit=self._limit,
                     )
@@ -189,6 +193,10 @@ class TypeRepository:
 def open_type(bundle: SchemaBundle) -> InformationType:
     """One type on its own, opened in this process and without limits: for schemas of one's own. Raises SchemaError."""
     return InformationType(opened(bundle), bundle)
+
+
+def _size(bundle: SchemaBundle) -> int:
+    return sum(len(data) for _, data in bundle.documents)
 
 
 def type_name(root: Element) -> str:

@@ -15,12 +15,10 @@ Rules:
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import math
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -262,6 +260,9 @@ def serve() -> NoReturn:
 
 def _bind(parent: int, limits: Limits) -> None:
     """Put the limits on this process."""
+    import ctypes  # here, since a parent needs neither
+    import resource
+
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:

@@ -97,6 +97,14 @@ def test_the_number_of_types_is_bounded(make):
     assert types.open(another).type == TypeName("another")
 
 
+def test_the_bytes_of_types_are_bounded(make, monkeypatch):
+    monkeypatch.setattr("jbi_pubsub.codegen.repository.MAX_TYPES_BYTES", 1_000)
+    types = TypeRepository()
+    types.open(make.bundle(make.root(make.leaf("a" * 300))))
+    with pytest.raises(SchemaError, match="1 information object types are known"):
+        types.open(read_bundle(make.root(make.leaf("b" * 700)), root="r", name="another"))
+
+
 def test_of_many_threads_that_open_one_type_all_get_the_same(make):
     types = TypeRepository()
     bundles = [make.bundle(make.root(make.leaf("a"))) for _ in range(8)]
