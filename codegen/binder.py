@@ -18,10 +18,10 @@ steps are atomic; several threads may use it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
 
-from jbi_pubsub.codegen.model import TEXT, Field, Part, TypeModel, ValueType, classes_of, fields_of, readable
+from jbi_pubsub.codegen.model import TEXT, Field, TypeModel, ValueType, classes_of, fields_of, readable
 from jbi_pubsub.codegen.values import NotAValueError, canonical_text
 from jbi_pubsub.core.errors import InvariantError, MetadataError
 from jbi_pubsub.core.xml import Element
@@ -62,10 +62,8 @@ class Node:
     `by_type` is for xsi:type (Clark name).
     """
 
-    tag: str
     entry: str
     fields: tuple[Field, ...]
-    repeated: bool = False
     text: Slot | None = None
     leaves: dict[str, Slot] = dataclasses.field(default_factory=dict)
     attributes: dict[str, Slot] = dataclasses.field(default_factory=dict)
@@ -76,20 +74,21 @@ class Node:
     by_type: dict[str, Node] = dataclasses.field(default_factory=dict)
 
 
-def compile_part(part: Part, fields: Mapping[str, tuple[Field, ...]], above: tuple[Node, ...] = ()) -> Node:
-    """The node for `part`. `above` are the nodes of the elements around it, outermost first."""
-    node = _bare(part, fields)
-    _fill(node, part, fields, (*above, node))
-    for name, typed in part.typed:
-        node.by_type[name] = _bare(typed, fields)
-        _fill(node.by_type[name], typed, fields, (*above, node))  # recursion leads to the declared part
-    return node
+def compile_parts(model: TypeModel) -> Node:
+    """The node of the document element; nodes of parts that are recursive lead back to themselves."""
+    fields = fields_of(model)
+    nodes = [_bare(part.entry, fields[part.entry]) for part in model.parts]
+    for node, part in zip(nodes, model.parts, strict=True):
+        node.variant, node.is_open = frozenset(part.variant), part.is_open
+        node.nodes = {below.tag: nodes[below.part] for below in part.below}
+        node.single = frozenset(below.tag for below in part.below if not below.repeated)
+        node.by_type = {name: nodes[number] for name, number in part.typed}
+    return nodes[0]
 
 
-def _bare(part: Part, fields: Mapping[str, tuple[Field, ...]]) -> Node:
-    node = Node(part.tag, part.entry, fields[part.entry], part.repeated)
-    node.variant, node.is_open = frozenset(part.variant), part.is_open
-    for at, one in enumerate(node.fields):
+def _bare(entry: str, fields: tuple[Field, ...]) -> Node:
+    node = Node(entry, fields)
+    for at, one in enumerate(fields):
         slot = Slot(at, one, needs_context(one.type))
         if one.tag == TEXT:
             node.text = slot
@@ -98,12 +97,6 @@ def _bare(part: Part, fields: Mapping[str, tuple[Field, ...]]) -> Node:
         else:
             node.leaves[one.tag] = slot
     return node
-
-
-def _fill(node: Node, part: Part, fields: Mapping[str, tuple[Field, ...]], above: tuple[Node, ...]) -> None:
-    node.nodes = {child.tag: compile_part(child, fields, above) for child in part.parts}
-    node.nodes.update((tag, above[-1 - levels]) for tag, levels in part.again)
-    node.single = frozenset(child.tag for child in part.parts if not child.repeated)
 
 
 def needs_context(kind: ValueType) -> bool:
@@ -118,7 +111,8 @@ class Binder:
     def __init__(self, model: TypeModel) -> None:
         self.classes: dict[str, EntryClass] = classes_of(model)
         self.prefixes = dict(model.prefixes)
-        self.root = compile_part(model.root, fields_of(model))
+        self.root_tag = model.root
+        self.root = compile_parts(model)
         self._names = {cls.name: name for name, cls in self.classes.items()}
         self._remembered: dict[int, tuple[tuple[EntryRep, ...], frozenset[Found]]] = {}
 
@@ -341,12 +335,12 @@ class Binder:
             yield from self._located(child, below)
 
     def _check_root(self, root: Element, what: str) -> None:
-        if root.tag != self.root.tag:
+        if root.tag != self.root_tag:
             raise MetadataError(
-                f"{what} begins with {root.tag!s}; documents of this type begin with {self.root.tag}",
+                f"{what} begins with {root.tag!s}; documents of this type begin with {self.root_tag}",
                 hint="Check the information object type",
                 path=f"/{root.tag!s}",
-                expected=self.root.tag,
+                expected=self.root_tag,
             )
 
     def _twice(self, element: Element, what: str) -> NoReturn:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
+import re
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +24,11 @@ import msgspec
 from lxml import etree
 
 from jbi_pubsub.codegen.marks import JBI, Marks, check_marks, comments_to_attributes, parse_marks
-from jbi_pubsub.codegen.model import XSD
+from jbi_pubsub.codegen.model import XML, XSD
 from jbi_pubsub.core.errors import MetadataError, OversizeError, SchemaError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element, parse_metadata
 
-XML: Final = "http://www.w3.org/XML/1998/namespace"
 PLACE: Final = f"{{{JBI}}}place"
 """Attribute by which a normalised declaration remembers "document:line"; whatever a document says there is replaced."""
 
@@ -50,6 +51,9 @@ XML_NAMESPACE_SCHEMA: Final = (
 MAX_PARTICLES: Final = 1_000
 """Particles of one model group; libxml2 takes 1.3 s for 1,000 optional ones, and 35 s for 3,000."""
 
+_VERSIONING: Final = "{http://www.w3.org/2007/XMLSchema-versioning}"
+_DOCTYPE: Final = re.compile(rb"<!DOCTYPE\s[^\[>]*(\[[^\]]*\]\s*)?>")
+_ENTITY: Final = re.compile(rb"&(?!#|(lt|gt|amp|quot|apos);)")
 _LINKS: Final = tuple(f"{{{XSD}}}{name}" for name in ("include", "import", "redefine"))
 _XSD_11: Final = tuple(
     f"{{{XSD}}}{name}"
@@ -81,14 +85,17 @@ def read_bundle(
     name: str = "",
     version: str = DEFAULT_VERSION,
     locations: Mapping[str, Path] = {},
+    within: Path | None = None,
 ) -> SchemaBundle:
     """A bundle from a schema file with what it includes and imports at or below its folder, or from one document.
 
     `schema` is a path, or bytes that are a self-contained document. `marks` is a marks file (path, or bytes of JSON);
     `root` names the document element instead of the marks file. `name` and `version` set the type name explicitly.
-    `locations` maps a namespace or a schemaLocation to a local copy; nothing is ever fetched. Raises SchemaError.
+    `locations` maps a namespace or a schemaLocation to a local copy, or the beginning of schemaLocations to the folder
+    that holds the copies of all of them; nothing is ever fetched. `within` is the folder that no document lies outside
+    of, the schema's own if None. Raises SchemaError.
     """
-    files = _Files(locations)
+    files = _Files(locations, within)
     if isinstance(schema, bytes):
         main = "schema.xsd"
         files.add(main, schema, None)
@@ -99,17 +106,18 @@ def read_bundle(
         if urlsplit(str(schema)).scheme in ("http", "https"):
             raise SchemaError(f"schema {schema} would have to be fetched", hint="Give a local copy of it")
         main = path.name
-        files.add(main, _read(path, "schema"), path.parent)
+        files.add(main, _plain(_read(path, "schema")), path.parent)
     files.follow()
     return SchemaBundle(main, tuple(files.found.items()), _marks_bytes(marks, root), TypeName(name, version))
 
 
 class _Files:
-    """The documents of a bundle while it is being read: follows links, below the main document's folder only."""
+    """The documents of a bundle while it is being read: follows links, within one folder only."""
 
-    def __init__(self, locations: Mapping[str, Path]) -> None:
+    def __init__(self, locations: Mapping[str, Path], within: Path | None) -> None:
         self.found: dict[str, bytes] = {}
         self._locations = locations
+        self._within = within
         self._folder: Path | None = None
         self._waiting: list[str] = []
 
@@ -126,7 +134,7 @@ class _Files:
     def follow(self) -> None:
         while self._waiting:
             base = self._waiting.pop()
-            for link in _links(_parse(base, self.found[base])):
+            for link in _links(parse_schema(base, self.found[base])):
                 self._take(base, link)
 
     def _take(self, base: str, link: Element) -> None:
@@ -135,33 +143,48 @@ class _Files:
             return
         local = self._local(base, link, target)
         if local is not None:
-            self.add(target, _read(local, f"{target}, which {base} refers to,"), self._folder)
+            self.add(target, _plain(_read(local, f"{target}, which {base} refers to,")), self._folder)
 
     def _local(self, base: str, link: Element, target: str) -> Path | None:
         namespace, location = link.get("namespace", ""), link.get("schemaLocation", "").strip()
         for key in (target, location, namespace):
             if key and key in self._locations:
                 return self._locations[key]
+        for beginning, folder in self._locations.items():
+            rest = target.removeprefix(beginning)
+            if rest != target and folder.is_dir():
+                return self._inside(folder, rest, base, link, target)
         if namespace == XML or not location:
             return None  # our own copy, or an import that leaves the place open: legal, and nothing to read
         if urlsplit(target).scheme:
             raise SchemaError(
                 f"{base} line {link.sourceline} refers to {target}, which would have to be fetched",
-                hint=f"Give a local copy: locations={{{target!r}: Path(...)}}",
+                hint=f"Give a local copy: locations={{{target!r}: Path(...)}}, or --locations {target}=FILE; "
+                "for the beginning of such addresses a folder of copies will do",
                 document=base,
                 line=link.sourceline or 0,
             )
-        return self._below(base, link, target)
+        if self._folder is None:
+            raise self._outside(base, link, target)
+        return self._inside(self._folder, target, base, link, target)
 
-    def _below(self, base: str, link: Element, target: str) -> Path:
-        folder = self._folder
-        if folder is not None and not target.startswith(("../", "/")) and target != "..":
-            path = folder / target
-            if path.resolve().is_relative_to(folder.resolve()):
-                return path
-        raise SchemaError(
+    def _inside(self, folder: Path, rest: str, base: str, link: Element, target: str) -> Path:
+        """A file below a folder, wherever symbolic links lead."""
+        path = folder / rest.lstrip("/") if folder is not self._folder else folder / rest
+        within = self._within if folder is self._folder and self._within is not None else folder
+        try:
+            inside = path.resolve().is_relative_to(within.resolve())
+        except (OSError, RuntimeError, ValueError):  # symbolic links in a circle; what no file can be called
+            inside = False
+        if not inside:
+            raise self._outside(base, link, target)
+        return path
+
+    def _outside(self, base: str, link: Element, target: str) -> SchemaError:
+        return SchemaError(
             f"{base} line {link.sourceline} refers to {target}, which lies outside the schema's folder",
-            hint=f"Move it below the schema, or give it: locations={{{target!r}: Path(...)}}",
+            hint=f"Move it below the schema, name the folder that holds all (within=, --within), or give the document: "
+            f"locations={{{target!r}: Path(...)}}, --locations {target}=FILE",
             document=base,
             line=link.sourceline or 0,
         )
@@ -175,10 +198,11 @@ def normalize(bundle: SchemaBundle) -> Sources:
     if len(raw) > MAX_DOCUMENTS or sum(map(len, raw.values())) > MAX_SCHEMA_BYTES:
         raise SchemaError(f"the bundle has more than {MAX_DOCUMENTS} documents or {MAX_SCHEMA_BYTES} bytes")
     order = [bundle.main, *sorted(name for name in raw if name != bundle.main)]
-    roots = {name: _parse(name, raw[name]) for name in order}
+    roots = {name: parse_schema(name, raw[name]) for name in order}
     names = {name: f"d{number}.xsd" for number, name in enumerate(order)}
     marks = parse_marks(bundle.marks)
     for name, root in roots.items():
+        _settle_versions(root)
         _refuse_11(name, root)
         _refuse_large_groups(name, root)
         comments_to_attributes(name, root)
@@ -199,7 +223,10 @@ def _marks_bytes(marks: str | Path | bytes | None, root: str) -> bytes:
 
 def _read(path: Path, what: str) -> bytes:
     try:
-        if path.stat().st_size > MAX_SCHEMA_BYTES:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise SchemaError(f"{what} {path} is no file", hint="Check the path", path=str(path))
+        if status.st_size > MAX_SCHEMA_BYTES:
             raise SchemaError(f"{what} {path} is larger than {MAX_SCHEMA_BYTES} bytes", path=str(path))
         return path.read_bytes()
     except OSError as exc:
@@ -208,7 +235,15 @@ def _read(path: Path, what: str) -> bytes:
         ) from exc
 
 
-def _parse(name: str, data: bytes) -> Element:
+def _plain(data: bytes) -> bytes:
+    """A file without a DOCTYPE that nothing in it needs, as those of the W3C begin with. Where an entity is used it
+    stays, and is refused."""
+    rest = _DOCTYPE.sub(lambda found: b"\n" * found[0].count(b"\n"), data, count=1)
+    return rest if _ENTITY.search(rest) is None else data
+
+
+def parse_schema(name: str, data: bytes) -> Element:
+    """A schema document. Raises SchemaError."""
     try:
         root = parse_metadata(data, what=f"schema {name}", limit=MAX_SCHEMA_BYTES)
     except (MetadataError, OversizeError) as exc:
@@ -258,7 +293,26 @@ def _resolve_links(roots: dict[str, Element], names: Mapping[str, str]) -> None:
                     line=link.sourceline or 0,
                 )
     if xml_needed:
-        roots["xml.xsd "] = _parse("xml.xsd", XML_NAMESPACE_SCHEMA)  # the blank keeps it apart from every bundle name
+        roots["xml.xsd "] = parse_schema("xml.xsd", XML_NAMESPACE_SCHEMA)  # the blank: no name of a bundle
+
+
+def _settle_versions(root: Element) -> None:
+    """Conditional inclusion (XML Schema 1.1 part 1, section 4.2.2) as a processor of version 1.0 that knows it: what is
+    for later versions alone goes, and so do the conditions, of which only one of our two processors knows. That of a
+    whole document is taken for a remark: what it declares is looked at for what is 1.1 in it."""
+    for part in list(root.iter(f"{{{XSD}}}*")):
+        conditions = {name: part.attrib.pop(name) for name in list(part.attrib) if str(name).startswith(_VERSIONING)}
+        least, most = conditions.get(f"{_VERSIONING}minVersion"), conditions.get(f"{_VERSIONING}maxVersion")
+        above = part.getparent()
+        if above is not None and (_version(least, 1.0) > 1.0 or _version(most, 1.1) <= 1.0):
+            above.remove(part)
+
+
+def _version(text: Any, otherwise: float) -> float:
+    try:
+        return otherwise if text is None else float(text)
+    except ValueError:
+        return otherwise  # no number: it is no condition
 
 
 def _refuse_11(name: str, root: Element) -> None:
@@ -295,10 +349,15 @@ def _digest(roots: Mapping[str, Element], names: Mapping[str, str], marks: Marks
 
 
 def _meaning(root: Element) -> Iterator[str]:
-    """What a schema document says, without comments, layout and the prefix of the marks."""
+    """What a schema document says, without comments, annotations, layout and the prefix of the marks."""
+    notes = 0
     walk: Iterator[tuple[str, Any]] = iter(etree.iterwalk(root, events=("start", "end", "start-ns")))
     for event, thing in walk:
-        if event == "start-ns":
+        if event in ("start", "end") and thing.tag == f"{{{XSD}}}annotation":
+            notes += 1 if event == "start" else -1
+        elif notes:
+            continue
+        elif event == "start-ns":
             if thing[1] != JBI:
                 yield f"{thing[0]}={thing[1]}"
         elif event == "end":
@@ -306,7 +365,7 @@ def _meaning(root: Element) -> Iterator[str]:
         else:
             yield str(thing.tag)
             yield from (f"{key!s}={value!s}" for key, value in sorted(thing.attrib.items()))
-            yield " ".join("".join(thing.xpath("text()")).split())
+            yield " ".join((thing.text or "").split())
 
 
 def _note_places(name: str, root: Element) -> None:

@@ -86,7 +86,7 @@ _NUMBERS: Final = _LEXICAL.keys() - {"boolean", "dateTime", "date", "time", "lan
 _DECIMAL_DIGITS: Final = 18
 """libxml2 takes 24, other processors at least these (part 2, section 3.2.3)."""
 _BOUNDS: Final = ("minInclusive", "minExclusive", "maxInclusive", "maxExclusive")
-_ENUMERATED: Final = re.compile(f"{_SOLID}++(?: {_SOLID}++)*+", re.ASCII)
+_SINGLE_SPACED: Final = f"{_SOLID}++(?: {_SOLID}++)*+"
 _WHOLE: Final = re.compile(r"\d{1,4}", re.ASCII)
 _TYING: Final = ("key", "keyref", "unique", "redefine")
 _GROUPS: Final = frozenset(f"{{{XSD}}}{name}" for name in ("sequence", "choice", "all"))
@@ -400,8 +400,10 @@ def _of_builtin(name: str, restrictions: _Facets) -> Texts | None:
             if facet != "enumeration":
                 facets.setdefault(facet, []).extend(values)
     if enumerations:
-        is_known = name in _STRINGS or name == "decimal" or name in _LEXICAL
-        return _one_of(set(enumerations[0]).intersection(*enumerations)) if is_known and not facets else None
+        lexical = _SINGLE_SPACED if name in _STRINGS else _of_decimal({}) if name == "decimal" else _LEXICAL.get(name)
+        if lexical is None or facets:
+            return None
+        return _one_of(set(enumerations[0]).intersection(*enumerations), lexical)
     if name in _ANY and not facets:
         return _ANY_TEXT
     if name in _STRINGS:
@@ -419,8 +421,10 @@ def _of_builtin(name: str, restrictions: _Facets) -> Texts | None:
     return Texts(lexical, max(lows, default=-math.inf), min(highs, default=math.inf))
 
 
-def _one_of(values: set[str]) -> Texts | None:
-    plain = sorted(value for value in values if _ENUMERATED.fullmatch(value))
+def _one_of(values: set[str], lexical: str) -> Texts | None:
+    """Those of the values that are texts of the type for certain: of others, such as a year of 18 digits, libxml2 may
+    take the enumeration and fail on the document."""
+    plain = sorted(value for value in values if re.fullmatch(lexical, value, re.ASCII))
     if not plain or sum(map(len, plain)) > MAX_ENUMERATED_CHARS:
         return None
     return Texts("(?:" + "|".join(map(re.escape, plain)) + ")")

@@ -27,6 +27,7 @@ import msgspec
 from elementpath import ElementPathError, XPath1Parser
 
 from jbi_pubsub.codegen.binder import Binder, Node, Slot
+from jbi_pubsub.codegen.model import XML
 from jbi_pubsub.codegen.values import INTEGERS, NotAValueError, canonical_text
 from jbi_pubsub.lookup.entry import EntryRep, canonical
 
@@ -96,7 +97,7 @@ def derive(binder: Binder, predicate: str, namespaces: Mapping[str, str]) -> Exp
         return _nothing(predicate, f"longer than {MAX_PREDICATE_CHARS} characters")
     if _LONG_NUMBER.search(predicate):
         return _nothing(predicate, "a number that no IEEE double holds")
-    known = {prefix: uri for prefix, uri in namespaces.items() if prefix}
+    known = {"xml": XML, **{prefix: uri for prefix, uri in namespaces.items() if prefix}}
     try:
         tree = XPath1Parser(namespaces=known).parse(predicate)
         work = _Derivation(binder, known)
@@ -231,7 +232,7 @@ class _Derivation:
             return _Place(root, identity=("",), above=_DOCUMENT)  # a document has one element
         name = self._name(test)
         if node is None:
-            return _Place(root, identity=("",), above=_DOCUMENT) if name == root.tag else _unknown(test, at)
+            return _Place(root, identity=("",), above=_DOCUMENT) if name == self.binder.root_tag else _unknown(test, at)
         if name in node.leaves:
             return _Place(node, node.leaves[name], at.identity, at)
         if name in node.nodes:
@@ -255,8 +256,8 @@ class _Derivation:
 
 
 def _unknown(test: Any, at: _Place) -> _Place:
-    where = at.node.tag if at.node is not None else "the document"
-    return _Place(unknown=f"{test.source} is not in the invariant part of {where}", above=at)
+    where = at.identity[-1].partition(" ")[0] if at.identity else "the document"
+    return _Place(unknown=f"{test.source} is not in the invariant part of {where or 'the document element'}", above=at)
 
 
 def _unwrap(token: Any) -> Any:

@@ -15,8 +15,8 @@ from jbi_pubsub.codegen.binder import XSI
 from jbi_pubsub.codegen.bundle import normalize
 from jbi_pubsub.codegen.marks import Marks, Steps
 from jbi_pubsub.codegen.model import readable
-from jbi_pubsub.codegen.schema import outline
-from jbi_pubsub.core.errors import SchemaError
+from jbi_pubsub.core.child import Children
+from jbi_pubsub.core.errors import ChildError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.xml import Element
 
@@ -29,7 +29,7 @@ def draft_marks(bundle: SchemaBundle, samples: Iterable[Element] = ()) -> bytes:
 
     Raises SchemaError: an invalid schema, samples of another document element, nothing constant in the samples.
     """
-    root, known, children = outline(normalize(bundle))
+    root, known, children = _outlined(bundle)
     seen = [_values(sample, root) for sample in samples]
     paths = _constant(seen, root) if seen else children
     prefixes = _prefixes(known, paths)
@@ -41,6 +41,26 @@ def draft_marks(bundle: SchemaBundle, samples: Iterable[Element] = ()) -> bytes:
         note=_NOTE_SAMPLES.format(len(seen)) if seen else _NOTE_SCHEMA,
     )
     return msgspec.json.format(msgspec.json.encode(marks), indent=1)
+
+
+_Outline = tuple[str, dict[str, str], tuple[Steps, ...]]
+
+
+def _outlined(bundle: SchemaBundle) -> _Outline:
+    try:
+        data = Children().run("jbi_pubsub.codegen.drafting:work", msgspec.msgpack.encode(bundle))
+    except ChildError as exc:
+        raise SchemaError(f"reading the schema {exc.message}", hint="Write the marks file by hand") from None
+    found: _Outline = msgspec.msgpack.decode(data, type=_Outline)
+    return found
+
+
+def work(data: bytes) -> bytes:
+    """What a draft needs of a schema, in a child process: a bundle in, the document element, the prefixes by namespace
+    and the paths of the element's children out. Raises SchemaError."""
+    from jbi_pubsub.codegen.schema import outline
+
+    return msgspec.msgpack.encode(outline(normalize(msgspec.msgpack.decode(data, type=SchemaBundle))))
 
 
 _NOTE_SAMPLES: Final = "Draft: what is equal in {} sample documents. Keep what stays the same for a whole session"

@@ -13,7 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from jbi_pubsub.lookup.entry import Entry
+</xsl:text>
+    <xsl:if test="entry/field[@canonical != '']"><xsl:text>from jbi_pubsub.codegen.values import xsd
+</xsl:text></xsl:if>
+    <xsl:text>from jbi_pubsub.lookup.entry import Entry
 
 __all__ = [
 </xsl:text>
@@ -32,7 +35,20 @@ __all__ = [
         <xsl:otherwise><xsl:value-of select="@base"/></xsl:otherwise>
       </xsl:choose>
     </xsl:variable>
-    <xsl:value-of select="concat('&#10;&#10;@dataclass(frozen=True, kw_only=True)&#10;class ', @name, '(', $base, '):&#10;')"/>
+    <xsl:text>
+
+@dataclass(frozen=True, kw_only=True)
+</xsl:text>
+    <xsl:if test="field[@canonical != '']">
+      <xsl:text>@xsd(
+</xsl:text>
+      <xsl:for-each select="field[@canonical != '']">
+        <xsl:value-of select="concat('    ', @name, '=&quot;', @canonical, '&quot;,&#10;')"/>
+      </xsl:for-each>
+      <xsl:text>)
+</xsl:text>
+    </xsl:if>
+    <xsl:value-of select="concat('class ', @name, '(', $base, '):&#10;')"/>
     <xsl:value-of select="concat('    ', docstring, '&#10;&#10;')"/>
     <xsl:value-of select="concat('    entry_name: ClassVar[str] = ', @wire, '&#10;')"/>
     <xsl:if test="field"><xsl:text>&#10;</xsl:text></xsl:if>

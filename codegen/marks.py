@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from lxml import etree
 
-from jbi_pubsub.codegen.model import XSD, some
+from jbi_pubsub.codegen.model import XML, XSD, some
 from jbi_pubsub.core.errors import SchemaError
 from jbi_pubsub.core.xml import Element
 
@@ -119,12 +119,13 @@ class Coverage:
     def _clark(self, step: str, text: str) -> str:
         mark, name = ("@", step[1:]) if step.startswith("@") else ("", step)
         prefix, colon, local = name.rpartition(":")
-        if colon and prefix not in self._marks.namespaces:
+        namespaces = {"xml": XML, **self._marks.namespaces}
+        if colon and prefix not in namespaces:
             raise SchemaError(
                 f"{text} in the marks file uses the prefix {prefix}, which it does not declare",
                 hint=f'Add it: "namespaces": {{"{prefix}": "..."}}',
             )
-        uri = self._marks.namespaces[prefix] if colon else ""
+        uri = namespaces[prefix] if colon else ""
         return f"{mark}{{{uri}}}{local}" if uri else f"{mark}{local}"
 
 

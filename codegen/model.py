@@ -22,6 +22,9 @@ from jbi_pubsub.lookup.entry import EntryClass, define
 XSD: Final = "http://www.w3.org/2001/XMLSchema"
 """The namespace of XML Schema."""
 
+XML: Final = "http://www.w3.org/XML/1998/namespace"
+"""That of xml:lang and its kin, whose prefix is never declared."""
+
 TEXT: Final = "."
 """The `tag` of a field that holds the element's own text."""
 
@@ -72,31 +75,36 @@ class EntryModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     documentation: str = ""
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An element of the invariant part, as far as documents are read by it.
-
-    `entry` names its class ("" when no field is invariant here). `parts` are the child elements that have classes of
-    their own; `again` (tag, levels) are children whose declaration is that of this element (0) or an ancestor
-    (recursion). `variant` lists variant children and "@attributes", `is_open` says that a wildcard allows others.
-    `typed` holds the part to use for an xsi:type (Clark name). `simple` marks a value entry.
-    """
+class Below(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A child element that has a part of its own: its name, the number of that part, whether it may repeat."""
 
     tag: str
-    entry: str = ""
+    part: int
     repeated: bool = False
-    simple: bool = False
-    parts: tuple[Part, ...] = ()
-    again: tuple[tuple[str, int], ...] = ()
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What documents hold at an element of the invariant part; recursive ones share a part.
+
+    `entry` names its class ("" when no field is invariant here). `below` are the child elements that have parts of
+    their own. `variant` lists variant children and "@attributes", `is_open` says that a wildcard allows others.
+    `typed` holds the numbers of the parts to use for an xsi:type (Clark name).
+    """
+
+    entry: str = ""
+    below: tuple[Below, ...] = ()
     variant: tuple[str, ...] = ()
     is_open: bool = False
-    typed: tuple[tuple[str, Part], ...] = ()
+    typed: tuple[tuple[str, int], ...] = ()
 
 
 class TypeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An information object type: its document element, its entry classes (bases first), its prefixes for paths."""
+    """An information object type: the name of its document element, its parts (that of the document element first), its
+    entry classes (bases first), its prefixes for paths."""
 
     type: TypeName
-    root: Part
+    root: str
+    parts: tuple[Part, ...]
     entries: tuple[EntryModel, ...]
     prefixes: tuple[tuple[str, str], ...] = ()
     documentation: str = ""
@@ -141,3 +149,13 @@ def some(names: Iterable[str], limit: int = 20) -> str:
     """The first `limit` of `names`, sorted, for a message."""
     found = sorted(names)
     return ", ".join(found[:limit]) + (", ..." if len(found) > limit else "")
+
+
+MAX_REASON_CHARS: Final = 300
+"""Of what a library says is wrong; more is a dump of its state."""
+
+
+def one_line(text: str) -> str:
+    """What a library says of a fault, on one line that a person reads."""
+    line = " ".join(text.split()).rstrip(". ")
+    return line if len(line) <= MAX_REASON_CHARS else f"{line[:MAX_REASON_CHARS]} ..."

@@ -3,24 +3,25 @@
 Names keep their case and do not depend on where in the schema something stands: "-" and "." become "_", a Python
 keyword gets a trailing "_". Where two names of one scope would clash, both move on to a more explicit spelling
 (`a-b` -> `a_dash_b`, an attribute `id` beside an element `id` -> `id_attribute`, `Item` below A and below B ->
-`A_ItemEntry` and `B_ItemEntry`); what still clashes then is refused with both places.
+`A_ItemEntry` and `B_ItemEntry`, at last a digest of what it stands for).
 """
 
 from __future__ import annotations
 
+import hashlib
 import keyword
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from jbi_pubsub.codegen.model import TEXT, EntryModel, Field, Part, TypeModel, readable
-from jbi_pubsub.codegen.schema import Draft, Key, Leaf, PartDraft, Shape
+from jbi_pubsub.codegen.model import TEXT, Below, EntryModel, Field, Part, TypeModel, readable
+from jbi_pubsub.codegen.schema import Draft, Key, Leaf, Shape
 from jbi_pubsub.core.errors import SchemaError
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.lookup.entry import MAX_FIELDS, MAX_LINEAGE
 
-RESERVED: Final = frozenset(("str", "ClassVar", "Entry", "dataclass", "entry_name", "rep", "from_rep"))
+RESERVED: Final = frozenset(("str", "ClassVar", "Entry", "dataclass", "xsd", "entry_name", "rep", "from_rep"))
 """Names that a generated class body needs, or that lookup.entry.Entry defines."""
 
 K = TypeVar("K", str, Key)
@@ -29,17 +30,20 @@ _SPELLED: Final = {"-": "_dash_", ".": "_dot_"}
 
 @dataclass
 class Naming:
-    """A draft while the passes work on it. `fields` maps (shape, tag) to a name, `classes` a shape to its name."""
+    """A draft while the passes work on it. `classes` are the shapes that are classes; `fields` maps (shape, tag) to a
+    name, `names` a shape to the name of its class."""
 
     draft: Draft
     type: TypeName
+    classes: dict[Key, Shape]
     fields: dict[tuple[Key, str], str] = field(default_factory=dict)
-    classes: dict[Key, str] = field(default_factory=dict)
+    names: dict[Key, str] = field(default_factory=dict)
 
 
 def build(draft: Draft, type: TypeName) -> TypeModel:  # noqa: A002 - the interface's word for it
     """The model of `draft` as information object type `type`. Raises SchemaError on names that clash."""
-    naming = Naming(draft, type)
+    shapes = {key: draft.shapes[key] for key in _in_document_order(draft)}
+    naming = Naming(draft, type, {key: shape for key, shape in shapes.items() if shape.reads is None})
     for change in PASSES:
         change(naming)
     return _model(naming)
@@ -47,9 +51,9 @@ def build(draft: Draft, type: TypeName) -> TypeModel:  # noqa: A002 - the interf
 
 def derive_from_declared_types(naming: Naming) -> None:
     """An element whose named type is also a base class goes below that class: one template then matches all."""
-    shapes = naming.draft.shapes
+    shapes = naming.classes
     for shape in shapes.values():
-        if shape.declared in shapes and shape.declared is not None:
+        if shape.declared is not None and shape.declared in shapes:
             shape.parent = shape.declared
             inherited = {leaf.tag for leaf in _all_leaves(shapes[shape.declared], shapes)}
             shape.leaves = [leaf for leaf in shape.leaves if leaf.tag not in inherited]
@@ -57,14 +61,14 @@ def derive_from_declared_types(naming: Naming) -> None:
 
 def drop_empty_shapes(naming: Naming) -> None:
     """A class without fields says nothing; a subclass of one with fields tells elements apart and stays."""
-    shapes = naming.draft.shapes
+    shapes = naming.classes
     kept: dict[Key, Shape] = {}
     for shape in shapes.values():
         while shape.parent is not None and not _all_leaves(shapes[shape.parent], shapes):
             shape.parent = shapes[shape.parent].parent
         if _all_leaves(shape, shapes):
             kept[shape.key] = shape
-    naming.draft.shapes = kept
+    naming.classes = kept
     if not kept:
         raise SchemaError(
             "nothing in the schema is invariant",
@@ -74,7 +78,7 @@ def drop_empty_shapes(naming: Naming) -> None:
 
 def refuse_large_classes(naming: Naming) -> None:
     """The lookup service takes no larger ones (lookup.entry.check_rep)."""
-    shapes = naming.draft.shapes
+    shapes = naming.classes
     for shape in shapes.values():
         fields, lineage = len(_all_leaves(shape, shapes)), len(_lineage(shape, shapes))
         if fields > MAX_FIELDS or lineage > MAX_LINEAGE:
@@ -88,16 +92,16 @@ def refuse_large_classes(naming: Naming) -> None:
 
 def put_bases_first(naming: Naming) -> None:
     """Classes in document order, but each behind its superclass."""
-    shapes = naming.draft.shapes
+    shapes = naming.classes
     ordered: dict[Key, Shape] = {}
     for shape in shapes.values():
         ordered.update((link.key, link) for link in reversed(_lineage(shape, shapes)))
-    naming.draft.shapes = ordered
+    naming.classes = ordered
 
 
 def name_fields(naming: Naming) -> None:
     """Field names, unique in each family of classes (all that have an ancestor in common)."""
-    shapes, prefixes = naming.draft.shapes, naming.draft.prefixes
+    shapes, prefixes = naming.classes, naming.draft.prefixes
     families: dict[Key, dict[str, Leaf]] = {}
     for shape in shapes.values():
         families.setdefault(_top(shape, shapes), {}).update((leaf.tag, leaf) for leaf in shape.leaves)
@@ -108,10 +112,10 @@ def name_fields(naming: Naming) -> None:
 
 def name_classes(naming: Naming) -> None:
     """Class names, unique in the module."""
-    shapes, prefixes = naming.draft.shapes, naming.draft.prefixes
+    shapes, prefixes = naming.classes, naming.draft.prefixes
     spellings = {key: _class_spellings(shape, prefixes) for key, shape in shapes.items()}
     places = {key: f"{_path(shape, prefixes)} at {shape.place}" for key, shape in shapes.items()}
-    naming.classes = unique(spellings, places)
+    naming.names = unique(spellings, places)
 
 
 PASSES: Final[Sequence[Callable[[Naming], None]]] = (
@@ -126,7 +130,8 @@ PASSES: Final[Sequence[Callable[[Naming], None]]] = (
 
 
 def unique(spellings: Mapping[K, Sequence[str]], places: Mapping[K, str]) -> dict[K, str]:
-    """For each key the first of its spellings that no other key has, all clashing keys moving on together."""
+    """For each key the first of its spellings that no other key has, all clashing keys moving on together; to the last
+    one only where nothing else helps."""
     level = dict.fromkeys(spellings, 0)
     while True:
         taken: dict[str, list[K]] = {}
@@ -136,7 +141,8 @@ def unique(spellings: Mapping[K, Sequence[str]], places: Mapping[K, str]) -> dic
         if not clashes:
             return {key: spellings[key][at] for key, at in level.items()}
         for name, keys in clashes.items():
-            movable = [key for key in keys if level[key] + 1 < len(spellings[key])]
+            movable = [key for key in keys if level[key] + 2 < len(spellings[key])]
+            movable = movable or [key for key in keys if level[key] + 1 < len(spellings[key])]
             if not movable:
                 raise SchemaError(
                     f"two declarations get the name {name}: {places[keys[0]]} and {places[keys[1]]}",
@@ -162,20 +168,26 @@ def _field_spellings(tag: str, prefixes: Mapping[str, str]) -> list[str]:
     local = tag.rpartition("}")[2].lstrip("@")
     spelled = _spelled(local)
     kind = identifier(f"{spelled}_attribute") if tag.startswith("@") else identifier(spelled)
-    return _distinct([identifier(local), identifier(spelled), kind, *_prefixed(tag, kind, prefixes)])
+    escaped = [] if kind.rstrip("_") == kind or local.endswith("_") else [identifier(f"{spelled}_element")]
+    return [
+        *_distinct([identifier(local), identifier(spelled), kind, *escaped, *_prefixed(tag, kind, prefixes)]),
+        _marked(kind, tag),
+    ]
 
 
 def _class_spellings(shape: Shape, prefixes: Mapping[str, str]) -> list[str]:
     tag = shape.key[1] if shape.key[0] != "element" else shape.path[-1]
     local = tag.rpartition("}")[2]
     above = [_spelled(step.rpartition("}")[2]) for step in shape.path]
+    last = _marked(_class(_spelled(local)), *shape.key)
     if shape.key[0] == "typed":
-        return _distinct(_class(f"{'_'.join(above[at:])}_{_spelled(local)}") for at in range(len(above) - 1, -1, -1))
+        names = (_class(f"{'_'.join(above[at:])}_{_spelled(local)}") for at in range(len(above) - 1, -1, -1))
+        return [*_distinct(names), last]
     found = [_class(local), _class(_spelled(local)), f"{identifier(_spelled(local))}Entry"]
     if shape.key[0] == "type":
         found.append(f"{_class(_spelled(local))[: -len('Entry')]}TypeEntry")
     found.extend(_class("_".join(above[at:])) for at in range(len(above) - 2, -1, -1))
-    return _distinct([*found, *_prefixed(tag, found[-1], prefixes)])
+    return [*_distinct([*found, *_prefixed(tag, found[-1], prefixes)]), last]
 
 
 def _class(text: str) -> str:
@@ -190,6 +202,13 @@ def _spelled(local: str) -> str:
 def _prefixed(tag: str, name: str, prefixes: Mapping[str, str]) -> list[str]:
     uri = tag.lstrip("@")[1:].partition("}")[0] if "}" in tag else ""
     return [f"{identifier(prefixes[uri])}_{name}"] if uri in prefixes else []
+
+
+def _marked(name: str, *key: str) -> str:
+    """The last resort: a name that tells by itself what it stands for, wherever that stands."""
+    return f"{name.removesuffix('Entry')}_{hashlib.blake2b(repr(key).encode(), digest_size=3).hexdigest()}" + (
+        "Entry" if name.endswith("Entry") else ""
+    )
 
 
 def _distinct(names: Iterable[str]) -> list[str]:
@@ -223,17 +242,31 @@ def _path(shape: Shape, prefixes: Mapping[str, str]) -> str:
     return f"{path} as {readable(shape.key[1], prefixes)}" if shape.key[0] == "typed" else path
 
 
+def _in_document_order(draft: Draft) -> list[Key]:
+    """The shapes as documents lead to them, those of superclasses behind them (`put_bases_first` mends that)."""
+    found: dict[Key, None] = {}
+    waiting = [draft.key]
+    while waiting:
+        key = waiting.pop()
+        if key in found:
+            continue
+        found[key] = None
+        shape = draft.shapes[key]
+        below = [below.key for below in shape.below.values()] + list(shape.typed.values())
+        waiting.extend(reversed([*below, *((shape.like,) if shape.like else ())]))
+    return [*found, *(key for key in draft.shapes if key not in found)]
+
+
 def _model(naming: Naming) -> TypeModel:
-    draft, shapes = naming.draft, naming.draft.shapes
-    entries = tuple(_entry(naming, shape) for shape in shapes.values())
+    draft = naming.draft
+    entries = tuple(_entry(naming, shape) for shape in naming.classes.values())
     prefixes = tuple(sorted(draft.prefixes.items()))
-    return TypeModel(naming.type, _part(naming, draft.root), entries, prefixes, draft.documentation)
+    return TypeModel(naming.type, draft.root, _parts(naming), entries, prefixes, draft.documentation)
 
 
 def _entry(naming: Naming, shape: Shape) -> EntryModel:
-    shapes = naming.draft.shapes
-    top = _top(shape, shapes)
-    name = naming.classes[shape.key]
+    top = _top(shape, naming.classes)
+    name = naming.names[shape.key]
     fields = tuple(
         Field(naming.fields[top, leaf.tag], leaf.tag, leaf.type, leaf.documentation, leaf.default)
         for leaf in shape.leaves
@@ -242,21 +275,26 @@ def _entry(naming: Naming, shape: Shape) -> EntryModel:
         name,
         f"{naming.type.name}#{name}",
         _path(shape, naming.draft.prefixes),
-        naming.classes[shape.parent] if shape.parent is not None else "",
+        naming.names[shape.parent] if shape.parent is not None else "",
         fields,
         shape.documentation,
     )
 
 
-def _part(naming: Naming, part: PartDraft) -> Part:
-    return Part(
-        part.tag,
-        naming.classes.get(part.key, ""),
-        part.repeated,
-        part.simple,
-        tuple(_part(naming, child) for child in part.parts),
-        tuple(part.again),
-        tuple(part.variant),
-        part.is_open,
-        tuple((name, _part(naming, typed)) for name, typed in part.typed.items()),
-    )
+def _parts(naming: Naming) -> tuple[Part, ...]:
+    """The parts that documents lead to, by number: that of the document element first."""
+    shapes = naming.draft.shapes
+    order = _in_document_order(naming.draft)
+    number = {key: at for at, key in enumerate(order)}
+
+    def part(shape: Shape) -> Part:
+        content = shapes[shape.like] if shape.like is not None else shape
+        return Part(
+            naming.names.get(shape.reads or shape.key, ""),
+            tuple(Below(tag, number[below.key], below.repeated) for tag, below in content.below.items()),
+            (*content.variant, *(leaf.tag for leaf in content.leaves if shape.reads is not None)),  # base's wildcards
+            content.is_open,
+            tuple((name, number[key]) for name, key in content.typed.items()),
+        )
+
+    return tuple(part(shapes[key]) for key in order)

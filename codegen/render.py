@@ -5,7 +5,9 @@ Rules:
 - Whatever comes from a schema reaches the stylesheet as identifiers and finished Python literals, made here.
 - The stylesheet can read and write nothing (DENY_ALL), and takes nothing in by xsl:import or xsl:include.
 - Output that calls itself Python (xsl:output media-type text/x-python, or none) has to parse, and to do nothing on
-  import but define classes: no call other than a decorator with keyword literals, no statement with an effect.
+  import but define classes: no call other than a decorator with keyword literals, no statement with an effect, no
+  import and no decorator that does not stand in the stylesheet.
+- A stylesheet of somebody else runs in a child process, which has an end.
 - The same model and stylesheet give the same bytes: no date, no path, no hash order.
 """
 
@@ -17,11 +19,14 @@ import textwrap
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from lxml import etree
 
-from jbi_pubsub.codegen.model import TEXT, EntryModel, Field, TypeModel, readable
-from jbi_pubsub.core.errors import MetadataError, OversizeError, SchemaError
-from jbi_pubsub.core.xml import Element, parse_metadata
+from jbi_pubsub.codegen.model import TEXT, EntryModel, Field, TypeModel, one_line, readable
+from jbi_pubsub.codegen.values import kind_of
+from jbi_pubsub.core.child import Children
+from jbi_pubsub.core.errors import ChildError, MetadataError, OversizeError, SchemaError
+from jbi_pubsub.core.xml import Element, parse_metadata, parser
 
 ENTRY_STYLESHEET: Final = Path(__file__).with_name("entry.xsl")
 """The stylesheet for Python modules."""
@@ -44,20 +49,45 @@ def render(model: TypeModel, *, stylesheet: Path | None = None) -> str:
     Raises SchemaError: a stylesheet that can't be read or compiled, that fails, or whose Python is not what it may be.
     """
     path = stylesheet or ENTRY_STYLESHEET
-    root = _stylesheet(path)
+    order = _Order(path.name, _read(path), etree.tostring(document(model)))
+    if path in (ENTRY_STYLESHEET, DICTIONARY_STYLESHEET):
+        return _transformed(order)
+    try:
+        return Children().run("jbi_pubsub.codegen.render:work", msgspec.msgpack.encode(order)).decode()
+    except ChildError as exc:
+        raise SchemaError(
+            f"stylesheet {path.name} {exc.message}", hint="Templates that call each other have to come to an end"
+        ) from None
+
+
+class _Order(msgspec.Struct, frozen=True):
+    """A stylesheet's name, the stylesheet, and the model's document."""
+
+    name: str
+    stylesheet: bytes
+    model: bytes
+
+
+def work(data: bytes) -> bytes:
+    """`render` in a child process, since a stylesheet may go on for ever. Raises SchemaError."""
+    return _transformed(msgspec.msgpack.decode(data, type=_Order)).encode()
+
+
+def _transformed(order: _Order) -> str:
+    root = _stylesheet(order)
     try:
         transform = etree.XSLT(root, access_control=etree.XSLTAccessControl.DENY_ALL)
-        text = str(transform(etree.ElementTree(document(model))))
+        text = str(transform(etree.fromstring(order.model, parser()).getroottree()))
     except etree.XSLTError as exc:
         raise SchemaError(
-            f"stylesheet {path.name} fails: {exc}",
+            f"stylesheet {order.name} fails: {one_line(str(exc))}",
             hint="It is XSLT 1.0 over the document that --dump-model shows, and may read nothing else",
-            stylesheet=path.name,
+            stylesheet=order.name,
         ) from exc
     if len(text) > MAX_OUTPUT_CHARS:
-        raise SchemaError(f"stylesheet {path.name} made more than {MAX_OUTPUT_CHARS} characters")
+        raise SchemaError(f"stylesheet {order.name} made more than {MAX_OUTPUT_CHARS} characters")
     if _media_type(root) == PYTHON:
-        check_module(text, path.name)
+        check_module(text, order.name, order.stylesheet.decode(errors="replace"))
     return text
 
 
@@ -81,7 +111,7 @@ def document(model: TypeModel) -> Element:
     prefixes = dict(model.prefixes)
     lead = f"Entry classes of {model.type}."
     root = etree.Element("model", type=model.type.name, version=model.type.version, title=markdown(str(model.type)))
-    root.set("root", readable(model.root.tag, prefixes))
+    root.set("root", readable(model.root, prefixes))
     etree.SubElement(root, "docstring").text = docstring(f"{lead}\n\n{model.documentation}\n\n{_ORIGIN}", 0)
     etree.SubElement(root, "text").text = markdown(model.documentation)
     for name in sorted(entry.name for entry in model.entries):
@@ -109,6 +139,7 @@ def _field(made: Element, field: Field, entry: EntryModel, prefixes: dict[str, s
     tag = readable(field.tag, prefixes)
     kind = "text" if field.tag == TEXT else "attribute" if tag.startswith("@") else "element"
     one = etree.SubElement(made, "field", name=field.name, kind=kind, tag=tag, type=field.type.name)
+    one.set("canonical", kind_of(field.type))
     one.set("path", entry.path if field.tag == TEXT else f"{entry.path}/{tag}")
     if field.default is not None:
         one.set("default", markdown(field.default))
@@ -160,8 +191,9 @@ def markdown(text: str) -> str:
     return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def check_module(source: str, stylesheet: str) -> None:
-    """Raises SchemaError unless `source` parses, and only defines classes and constants when it is imported."""
+def check_module(source: str, stylesheet: str, written: str) -> None:
+    """Raises SchemaError unless `source` parses, and only defines classes and constants when it is imported. What it
+    imports and decorates with has to stand in the stylesheet itself, `written`."""
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as exc:
@@ -171,21 +203,34 @@ def check_module(source: str, stylesheet: str) -> None:
             stylesheet=stylesheet,
         ) from exc
     for statement in module.body:
-        _check_statement(statement, stylesheet)
+        _check_statement(statement, stylesheet, written)
 
 
-def _check_statement(statement: ast.stmt, stylesheet: str) -> None:
+def _check_statement(statement: ast.stmt, stylesheet: str, written: str) -> None:
     match statement:
-        case ast.Import() | ast.ImportFrom() | ast.Pass():
+        case ast.Pass():
+            return
+        case ast.Import(names=names):
+            if not all(f"import {name.name}" in written for name in names):
+                raise _refused(statement, stylesheet)
+            return
+        case ast.ImportFrom(module=module, level=level):
+            if f"from {'.' * level}{module or ''} import" not in written:
+                raise _refused(statement, stylesheet)
             return
         case ast.Expr(value=ast.Constant()):
             return
         case ast.ClassDef(body=body, decorator_list=decorators, bases=bases, keywords=[]):
-            parts: list[ast.expr] = [*bases, *(_called(decorator) for decorator in decorators)]
+            parts: list[ast.expr] = [*bases, *(_called(decorator, written) for decorator in decorators)]
             for inner in body:
-                _check_statement(inner, stylesheet)
+                _check_statement(inner, stylesheet, written)
         case ast.FunctionDef(decorator_list=decorators, args=args, returns=returns):
-            parts = [*decorators, *args.defaults, *(d for d in args.kw_defaults if d), *((returns,) if returns else ())]
+            parts = [
+                *(_called(decorator, written) for decorator in decorators),
+                *args.defaults,
+                *(d for d in args.kw_defaults if d),
+                *((returns,) if returns else ()),
+            ]
             parts += [arg.annotation for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs) if arg.annotation]
         case ast.Assign(targets=[ast.Name()], value=value):
             parts = [value]
@@ -213,12 +258,16 @@ _HARMLESS: Final = (
 )
 
 
-def _called(decorator: ast.expr) -> ast.expr:
-    """A decorator without its keyword literals; with anything else in its brackets it stays a call, and is refused."""
+def _called(decorator: ast.expr, written: str) -> ast.expr:
+    """A decorator that the stylesheet has written, without its keyword literals; else what is refused: with anything
+    else in its brackets it stays a call, and one that came out of a schema is taken for one."""
+    made = decorator.func if isinstance(decorator, ast.Call) else decorator
+    if f"@{ast.unparse(made)}" not in written:
+        return ast.Call(made, [], [], lineno=decorator.lineno)
     if not isinstance(decorator, ast.Call) or decorator.args:
         return decorator
     plain = all(isinstance(keyword.value, ast.Constant) and keyword.arg for keyword in decorator.keywords)
-    return decorator.func if plain else decorator
+    return made if plain else decorator
 
 
 def _refused(node: ast.AST, stylesheet: str) -> SchemaError:
@@ -231,19 +280,24 @@ def _refused(node: ast.AST, stylesheet: str) -> SchemaError:
     )
 
 
-def _stylesheet(path: Path) -> Element:
+def _read(path: Path) -> bytes:
     try:
-        root = parse_metadata(path.read_bytes(), what=f"stylesheet {path.name}")
+        return path.read_bytes()
     except OSError as exc:
         raise SchemaError(f"stylesheet {path} can't be read: {exc.strerror}", hint="Check the path") from exc
+
+
+def _stylesheet(order: _Order) -> Element:
+    try:
+        root = parse_metadata(order.stylesheet, what=f"stylesheet {order.name}")
     except (MetadataError, OversizeError) as exc:
         raise SchemaError(exc.message, hint=exc.hint, **exc.facts) from exc
     taken_in = next(root.iter(f"{{{XSL}}}import", f"{{{XSL}}}include"), None)
     if taken_in is not None:
         raise SchemaError(
-            f"stylesheet {path.name} line {taken_in.sourceline} takes in another file",
+            f"stylesheet {order.name} line {taken_in.sourceline} takes in another file",
             hint="Copy what it needs into the stylesheet: nothing but the model is read",
-            stylesheet=path.name,
+            stylesheet=order.name,
             line=taken_in.sourceline or 0,
         )
     return root

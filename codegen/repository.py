@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import importlib.metadata
-import os
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 from lxml import etree
 
 from jbi_pubsub.codegen.binder import Binder
-from jbi_pubsub.codegen.bundle import Sources, normalize
+from jbi_pubsub.codegen.bundle import parse_schema
 from jbi_pubsub.codegen.certain import LeafTypes
-from jbi_pubsub.codegen.derive import Explanation, derive
-from jbi_pubsub.codegen.model import TypeModel
-from jbi_pubsub.codegen.passes import build
-from jbi_pubsub.codegen.schema import read_schema, validator
+from jbi_pubsub.codegen.compiled import validator
+from jbi_pubsub.codegen.model import one_line
+from jbi_pubsub.codegen.opening import OPENER, Opened, Opener, opened
 from jbi_pubsub.core.errors import MetadataError, SchemaError, TypeConflictError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath import Texts
 from jbi_pubsub.lookup.entry import EntryRep
 
+if TYPE_CHECKING:
+    from jbi_pubsub.codegen.derive import Explanation
+
 MAX_TYPES: Final = 1_000
 """Types held at once; each takes a compiled schema (about 0.2 MB for CAP), and schemas come from publishers."""
 
 MAX_ERRORS_SHOWN: Final = 5
 """Further validation errors follow from the first ones more often than not."""
-
-MAX_NAME_CHARS: Final = 500
-"""Of a type's name and version together; a namespace and a local name need about 100."""
-
-_CACHE_FORMAT: Final = "1"  # changes with the model's meaning; the library versions below cover the rest
 
 
 class InformationType:
@@ -46,14 +37,17 @@ class InformationType:
     `digest` is of the bundle's meaning: two bundles that differ in comments, layout or file names have one digest.
     """
 
-    def __init__(self, model: TypeModel, bundle: SchemaBundle, digest: str, schema: etree.XMLSchema) -> None:
+    def __init__(self, found: Opened, bundle: SchemaBundle) -> None:
+        """Compiles the schema for validation. Raises SchemaError."""
+        model = found.model
         self.type: TypeName = model.type
-        self.root: str = model.root.tag
-        self.digest = digest
+        self.root: str = model.root
+        self.digest = found.digest
         self.bundle = bundle
         self.model = model
+        self._opened = found
         self._binder = Binder(model)
-        self._schema = schema
+        self._schema = validator(found.main, found.documents, found.names)
         self._leaf_types: LeafTypes | None = None
         self._one_run = threading.Lock()
 
@@ -73,11 +67,12 @@ class InformationType:
                 ) from exc
             log = [(e.line, e.path or "", e.message) for e in self._schema.error_log]
         first = log[0] if log else (0, "", "the document is invalid")
-        shown = "; ".join(f"line {line}: {text.rstrip('. ')}" for line, _, text in log[:MAX_ERRORS_SHOWN])
+        shown = "; ".join(f"line {line}: {one_line(text)}" for line, _, text in log[:MAX_ERRORS_SHOWN])
+        path = self._readable(root, first[1])
         raise MetadataError(
-            f"{what} does not conform to the schema of {self.type}: at {first[1] or '/'}: {shown}",
+            f"{what} does not conform to the schema of {self.type}: at {path or '/'}: {shown}",
             hint="Publish the full metadata, not the invariants alone, in the order and with the values of the schema",
-            path=self._readable(root, first[1]),
+            path=path,
             line=first[0],
             reason=first[2],
         )
@@ -112,45 +107,56 @@ class InformationType:
         if self._binder.is_invariant(path):
             return None
         if self._leaf_types is None:
-            sources = normalize(self.bundle)
-            self._leaf_types = LeafTypes(sources.documents, sources.main)
+            documents = {name: parse_schema(name, data) for name, data in self._opened.documents.items()}
+            self._leaf_types = LeafTypes(documents, self._opened.main)
         return self._leaf_types.texts(path)
 
     def derive(self, predicate: str, namespaces: Mapping[str, str] = {}) -> tuple[EntryRep, ...]:
         """Entry templates that match whatever publishes an object for which `predicate` is true; () for none."""
-        return derive(self._binder, predicate, namespaces).templates
+        return self.explain(predicate, namespaces).templates
 
     def explain(self, predicate: str, namespaces: Mapping[str, str] = {}) -> Explanation:
         """The same as plain data: for each condition where it went and why."""
+        from jbi_pubsub.codegen.derive import derive  # it takes a while to load, and not every process derives
+
         return derive(self._binder, predicate, namespaces)
 
 
 class TypeRepository:
     """The information object types of this process, by name and version. Several threads may use it at once.
 
-    `cache_dir` keeps models on disk, by content and library versions; processes may share it, and removing files from
-    it is harmless. `limit` bounds the number of types.
+    `cache_dir` keeps on disk what was made of schemas, by content and library versions; processes may share it, and
+    removing files from it is harmless. `limit` bounds the number of types. `opener` opens schemas not seen before.
     """
 
-    def __init__(self, *, cache_dir: Path | None = None, limit: int = MAX_TYPES) -> None:
+    def __init__(self, *, cache_dir: Path | None = None, limit: int = MAX_TYPES, opener: Opener = OPENER) -> None:
         self._cache_dir = cache_dir
         self._limit = limit
+        self._opener = opener
         self._lock = threading.Lock()
         self._types: dict[TypeName, InformationType] = {}
 
-    def open(self, bundle: SchemaBundle) -> InformationType:
-        """The type that `bundle` describes; the same object for an equal bundle.
+    def open(self, bundle: SchemaBundle, *, caller: str = "") -> InformationType:
+        """The type that `bundle` describes; the same object for an equal bundle. It may take seconds for a schema that
+        was not seen before; no other caller waits for that.
 
-        Raises SchemaError (invalid, without marks, too large), TypeConflictError for a second, different schema of a
-        type that is known.
+        `caller` names who gave the bundle (a peer's address or identity): each may cause so much work, and no more.
+        Raises SchemaError (invalid, without marks, too large or too costly), TypeConflictError for a second, different
+        schema of a type that is known.
         """
         with self._lock:
             known = next((t for t in self._types.values() if t.bundle == bundle), None)
         if known is not None:
             return known
-        opened = open_type(bundle, cache_dir=self._cache_dir)  # outside the lock: it takes tens of milliseconds
+        found = self._opener.open(bundle, cache_dir=self._cache_dir, caller=caller)
+        return self._kept(found, bundle)
+
+    def _kept(self, found: Opened, bundle: SchemaBundle) -> InformationType:
         with self._lock:
-            known = self._types.get(opened.type)
+            known = self._types.get(found.model.type)
+        made = InformationType(found, bundle) if known is None else known  # outside the lock: it compiles
+        with self._lock:
+            known = self._types.get(found.model.type)
             if known is None:
                 if len(self._types) >= self._limit:
                     raise SchemaError(
@@ -158,14 +164,14 @@ class TypeRepository:
                         hint="Remove registrations of types that are not in use, or raise the limit",
                         limit=self._limit,
                     )
-                self._types[opened.type] = known = opened
-        if known.digest != opened.digest:
+                self._types[found.model.type] = known = made
+        if known.digest != found.digest:
             raise TypeConflictError(
-                f"{opened.type} is known with another schema",
+                f"{known.type} is known with another schema",
                 hint="Publish with the schema in use, or give the type another version",
-                type=str(opened.type),
+                type=str(known.type),
                 known=known.digest,
-                offered=opened.digest,
+                offered=found.digest,
             )
         return known
 
@@ -180,11 +186,9 @@ class TypeRepository:
             self._types.pop(type, None)
 
 
-def open_type(bundle: SchemaBundle, *, cache_dir: Path | None = None) -> InformationType:
-    """One type on its own, without a repository (for the command line and studies). Raises SchemaError."""
-    sources = normalize(bundle)
-    schema = validator(sources)  # first: the model's reader leaves the check of what is variant to it
-    return InformationType(_cached(sources, bundle.type, cache_dir), bundle, sources.digest, schema)
+def open_type(bundle: SchemaBundle) -> InformationType:
+    """One type on its own, opened in this process and without limits: for schemas of one's own. Raises SchemaError."""
+    return InformationType(opened(bundle), bundle)
 
 
 def type_name(root: Element) -> str:
@@ -199,40 +203,3 @@ def type_name(root: Element) -> str:
         return str(root.tag)
     local = str(first.tag).rpartition("}")[2]
     return local if "." in local else str(root.tag)
-
-
-def _cached(sources: Sources, wanted: TypeName, cache_dir: Path | None) -> TypeModel:
-    if cache_dir is None:
-        return _model(sources, wanted)
-    path = cache_dir / f"{_cache_key(sources, wanted)}.model.json"
-    with contextlib.suppress(OSError, msgspec.DecodeError):  # no file, or a damaged one: made anew below
-        return msgspec.json.decode(path.read_bytes(), type=TypeModel)
-    model = _model(sources, wanted)
-    with contextlib.suppress(OSError):  # a full or read-only disk costs time, not correctness
-        _store(path, msgspec.json.encode(model))
-    return model
-
-
-def _model(sources: Sources, wanted: TypeName) -> TypeModel:
-    draft = read_schema(sources)
-    name = wanted.name or draft.marker or draft.root.tag
-    if not (name + wanted.version).isprintable() or len(name) + len(wanted.version) > MAX_NAME_CHARS:
-        raise SchemaError(
-            f"{name[:40]!r} {wanted.version[:20]!r} is no name and version of a type",
-            hint=f"Use printable characters, {MAX_NAME_CHARS} at most",
-        )
-    return build(draft, TypeName(name, wanted.version))
-
-
-def _cache_key(sources: Sources, wanted: TypeName) -> str:
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in ("jbi-pubsub", "xmlschema", "elementpath")]
-    text = "\0".join([_CACHE_FORMAT, *versions, wanted.name, wanted.version, sources.digest])
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _store(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    Path(temporary).replace(path)

@@ -1,9 +1,11 @@
 """From a schema bundle to a draft of the model: the only module that knows xmlschema.
 
 Rules:
-- Documents go through a private folder under names of our own; xmlschema works there in its sandbox, without fall-back
-  locations, and fetches nothing.
+- Documents are handed over in memory, under names of our own; nothing is written, opened or fetched.
 - Only the invariant part is walked. Of a variant element the name is noted, what lies below it is never looked at.
+- An element has a class of its own, by its path. Types that lead back to themselves have no end of paths: they have one
+  class each, and the elements through which documents come to them from outside a subclass of it. Where the paths are
+  more than can be held, each named type has one class.
 - Cardinality counts the enclosing groups: an element is repeated if its parent can hold two of it (XML Schema part 1,
   section 3.8: a sequence adds, a choice takes the larger, maxOccurs multiplies).
 - A wildcard (xs:any, xs:anyAttribute) and the text of mixed content are variant. An invariant element without a type
@@ -12,15 +14,15 @@ Rules:
 
 from __future__ import annotations
 
-import tempfile
+import io
 import threading
+import urllib.request
 import warnings
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import xmlschema
 from lxml import etree
@@ -37,9 +39,10 @@ from xmlschema.validators import (
     XsdUnion,
 )
 
-from jbi_pubsub.codegen.bundle import PLACE, XML, Sources, normalize, read_bundle
+from jbi_pubsub.codegen.bundle import PLACE, Sources, normalize, read_bundle
+from jbi_pubsub.codegen.compiled import BASE
 from jbi_pubsub.codegen.marks import HOW_TO_MARK, JBI, VARIANCE, Coverage, Steps
-from jbi_pubsub.codegen.model import TEXT, XSD, ValueType, readable, some
+from jbi_pubsub.codegen.model import TEXT, XML, XSD, ValueType, one_line, readable, some
 from jbi_pubsub.codegen.values import NotAValueError, canonical_text
 from jbi_pubsub.core.errors import SchemaError
 from jbi_pubsub.core.xml import Element
@@ -48,13 +51,13 @@ __all__ = [
     "MAX_CLASSES",
     "Draft",
     "Leaf",
-    "PartDraft",
     "Shape",
+    "load",
     "normalize",
     "outline",
     "read_bundle",
     "read_schema",
-    "validator",
+    "written",
 ]
 
 MAX_CLASSES: Final = 1_000
@@ -62,6 +65,9 @@ MAX_CLASSES: Final = 1_000
 
 MAX_FIELDS: Final = 10_000
 """Invariant leaves of one type; with MAX_CLASSES it bounds the work a schema can cause."""
+
+MAX_WEIGHT: Final = 100_000
+"""Allowed values and member types of all leaves together; NIEM's longest list of codes has some 3,000."""
 
 Key = tuple[str, ...]
 
@@ -93,11 +99,21 @@ class Leaf:
     place: str
 
 
+class Below(NamedTuple):
+    """A child element that has a shape of its own."""
+
+    key: Key
+    repeated: bool
+
+
 @dataclass
 class Shape:
-    """An entry class before it has a name. `key` is ("element", path...), ("type", name) or ("typed", name, path...).
+    """What documents hold at an element, and its entry class before it has a name.
 
-    `declared` is the key that a class for the element's own named type would have.
+    `key` is ("element", path...), ("type", name) or ("typed", name, path...). `declared` is the key that a class for
+    the element's own named type would have. `reads` is the shape whose class its elements fill, if that is another (a
+    restriction); `like` the shape whose content it has, if that is described there. `below` are child elements with
+    shapes of their own, `variant` the names of variant children and "@attributes", `typed` the shapes for an xsi:type.
     """
 
     key: Key
@@ -106,29 +122,22 @@ class Shape:
     documentation: str
     parent: Key | None = None
     declared: Key | None = None
+    reads: Key | None = None
+    like: Key | None = None
     leaves: list[Leaf] = field(default_factory=list)
-
-
-@dataclass
-class PartDraft:
-    """A `model.Part` whose entry is still a key."""
-
-    tag: str
-    key: Key
-    repeated: bool = False
-    simple: bool = False
-    parts: list[PartDraft] = field(default_factory=list)
-    again: list[tuple[str, int]] = field(default_factory=list)
-    variant: list[str] = field(default_factory=list)
+    below: dict[str, Below] = field(default_factory=dict)
+    variant: dict[str, None] = field(default_factory=dict)
     is_open: bool = False
-    typed: dict[str, PartDraft] = field(default_factory=dict)
+    typed: dict[str, Key] = field(default_factory=dict)
 
 
 @dataclass
 class Draft:
-    """What the passes turn into a TypeModel. `marker` is the type name that the schema itself gives, "" for none."""
+    """What the passes turn into a TypeModel. `root` is the document element's name, `key` its shape; `marker` is the
+    type name that the schema itself gives, "" for none."""
 
-    root: PartDraft
+    root: str
+    key: Key
     shapes: dict[Key, Shape]
     prefixes: dict[str, str]
     marker: str
@@ -141,45 +150,29 @@ def read_schema(sources: Sources) -> Draft:
     Raises SchemaError: invalid schema, no marks, no or several document elements, marks that name nothing, an
     invariant element without a type, too many classes.
     """
-    schema = _load(sources)
+    schema = load(sources)
     root = _document_element(schema, sources)
     marks = sources.marks
     if not (sources.marked or marks.has_paths or marks.root):
         raise SchemaError(f"schema {_name(sources)} does not say what is invariant", hint=HOW_TO_MARK)
     prefixes = _prefixes(sources)
-    walk = _Walk(schema, Coverage(marks, prefixes), prefixes)
-    part = walk.element(root, (), repeated=False, above=[])
-    walk.coverage.all_used(part.tag, walk.tags)
-    return Draft(part, walk.shapes, prefixes, _marker(root), _documentation(root) or _first_text(schema.annotations))
-
-
-def validator(sources: Sources) -> etree.XMLSchema:
-    """The compiled schema by which libxml2 validates documents, checked as a whole.
-
-    Raises SchemaError with document and line; by xmlschema's words where it objects, too, since its places are exact.
-    """
-    with tempfile.TemporaryDirectory(prefix="jbi-schema-") as folder:
-        _write(sources, Path(folder))
-        parser = etree.XMLParser(no_network=True, resolve_entities=False, load_dtd=False)
+    try:
+        walk = _Walk(schema, Coverage(marks, prefixes), prefixes, by_type=False)
+        key = walk.run(root)
+    except _TooManyError:
+        walk = _Walk(schema, Coverage(marks, prefixes), prefixes, by_type=True)
         try:
-            return etree.XMLSchema(etree.parse(str(Path(folder) / sources.main), parser))
-        except etree.XMLSchemaParseError as exc:
-            entry = exc.error_log.last_error
-            where = Path(entry.filename or "").name if entry else ""
-            document, line = sources.names.get(where, where), entry.line if entry else 0
-            reason = (entry.message if entry else str(exc)).rstrip(". ")
-            _load(sources)
-            raise SchemaError(
-                f"schema {_name(sources)} is invalid at {document} line {line}: {reason}",
-                hint="Check it with an XML Schema 1.0 validator",
-                document=document,
-                line=line,
-            ) from exc
+            key = walk.run(root)
+        except _TooManyError as exc:
+            raise walk.too_many(exc) from None
+    walk.coverage.all_used(root.name, walk.tags)
+    documentation = _documentation(root) or _first_text(schema.annotations)
+    return Draft(root.name, key, walk.shapes, prefixes, _marker(root), documentation)
 
 
 def outline(sources: Sources, *, limit: int = 1_000) -> tuple[str, dict[str, str], tuple[Steps, ...]]:
     """(document element, prefixes by namespace, paths of its children) for drafting marks. Raises SchemaError."""
-    schema = _load(sources)
+    schema = load(sources, check=True)
     root = _document_element(schema, sources)
     if not isinstance(root.type, XsdComplexType):
         return root.name, _prefixes(sources), ()
@@ -187,48 +180,71 @@ def outline(sources: Sources, *, limit: int = 1_000) -> tuple[str, dict[str, str
     return root.name, _prefixes(sources), tuple((root.name, tag) for tag in children if _is_marker_tag(tag) is False)
 
 
-def _load(sources: Sources) -> xmlschema.XMLSchema10:
-    with tempfile.TemporaryDirectory(prefix="jbi-schema-") as folder, _ONE_LOAD, warnings.catch_warnings():
+def load(sources: Sources, *, check: bool = False) -> xmlschema.XMLSchema10:
+    """The schema as xmlschema reads it, but for what is variant. `check`: find what is wrong with it; libxml2 has done
+    so otherwise, in a hundredth of the time. Raises SchemaError."""
+    documents = {name: _written(_pruned(deepcopy(root), sources)) for name, root in sources.documents.items()}
+    with _ONE_LOAD, warnings.catch_warnings():
         # It warns where it gives up a check of content models (deep extension): libxml2 has made that check.
         warnings.simplefilter("ignore", category=XMLSchemaWarning)
-        _write(sources, Path(folder), whole=False)
         try:
             return xmlschema.XMLSchema10(
-                str(Path(folder) / sources.main),
-                base_url=folder,
-                allow="sandbox",
-                defuse="always",
+                BASE + sources.main,
+                validation="strict" if check else "skip",
+                allow="remote",
+                opener=_opener(documents),
+                defuse="never",  # they are our own writing of parsed trees, in which no entity is left
                 use_fallback=False,
             )
         except xmlschema.XMLSchemaParseError as exc:
             place = exc.elem.get(PLACE, "") if exc.elem is not None else ""
+            reason = one_line(exc.message.partition("Schema component:")[0].rstrip(" :\n"))
             raise SchemaError(
-                f"schema {_name(sources)} is invalid{' at ' + place if place else ''}: {exc.message}",
+                f"schema {_name(sources)} is invalid{' at ' + place if place else ''}: {reason}",
                 hint="Check it with an XML Schema 1.0 validator",
                 place=place,
-                reason=exc.message,
+                reason=reason,
             ) from exc
         except (xmlschema.XMLSchemaException, OSError, RecursionError, ArithmeticError, ValueError) as exc:
             # the last two are Python's of values that it has no room for, such as years of ten digits
             raise SchemaError(
-                f"schema {_name(sources)} can't be used: {exc}", hint="Check it with an XML Schema 1.0 validator"
+                f"schema {_name(sources)} can't be used: {one_line(str(exc))}",
+                hint="Check it with an XML Schema 1.0 validator",
             ) from exc
 
 
-def _write(sources: Sources, folder: Path, *, whole: bool = True) -> None:
-    """The documents as files, whole, or (for xmlschema) without what the model does not need.
+def _opener(documents: Mapping[str, bytes]) -> urllib.request.OpenerDirector:
+    """Opens the documents by their names; it knows no other way to open anything."""
+
+    class _InMemory(urllib.request.BaseHandler):
+        def http_open(self, request: urllib.request.Request) -> io.BytesIO:
+            name = request.full_url.removeprefix(BASE)
+            if name not in documents:
+                raise FileNotFoundError(f"{name} is not in the bundle")
+            return io.BytesIO(documents[name])
+
+    opener = urllib.request.OpenerDirector()
+    opener.add_handler(_InMemory())
+    return opener
+
+
+def written(sources: Sources) -> dict[str, bytes]:
+    """The documents whole, for `validator`."""
+    return {name: _written(root) for name, root in sources.documents.items()}
+
+
+def _written(root: Element) -> bytes:
+    lines_before = b"\n" * ((root.sourceline or 1) - 1)  # libxml2 reports places by line
+    return lines_before + etree.tostring(root, encoding="UTF-8", with_tail=False)
+
+
+def _pruned(root: Element, sources: Sources) -> Element:
+    """For xmlschema, without what the model does not need.
 
     That is the inside of elements marked variant, so that work grows with the invariant part; identity constraints;
     and patterns: xmlschema would run a publisher's patterns on the publisher's defaults and enumerations in Python's
     backtracking engine. libxml2 checks all three.
     """
-    for name, root in sources.documents.items():
-        shown = root if whole else _pruned(deepcopy(root), sources)
-        lines_before = b"\n" * ((root.sourceline or 1) - 1)  # libxml2 reports places by line
-        (folder / name).write_bytes(lines_before + etree.tostring(shown, encoding="UTF-8", with_tail=False))
-
-
-def _pruned(root: Element, sources: Sources) -> Element:
     if not sources.marks.has_paths:  # a marks file with paths replaces the marks in the schema
         for element in list(root.iter(f"{{{XSD}}}element")):
             if element.get(VARIANCE) == "variant" and element.get("ref") is None and element.getparent() is not root:
@@ -248,11 +264,15 @@ def _name(sources: Sources) -> str:
 
 
 def _prefixes(sources: Sources) -> dict[str, str]:
-    """Namespace to prefix: the marks file's, then the main document's; the default namespace gets none."""
+    """Namespace to prefix: the marks file's, then the main document's, then those of the others; the default namespace
+    gets none."""
     found = {uri: prefix for prefix, uri in sources.marks.namespaces.items()}
-    for prefix, uri in sources.documents[sources.main].nsmap.items():
-        if prefix and uri not in (XSD, JBI):
-            found.setdefault(uri, prefix)
+    used = set(found.values())
+    for root in (sources.documents[sources.main], *sources.documents.values()):
+        for prefix, uri in root.nsmap.items():
+            if prefix and prefix not in used and uri not in (XSD, JBI) and uri not in found:
+                found[uri] = prefix
+                used.add(prefix)
     found.setdefault(XML, "xml")
     return found
 
@@ -396,15 +416,33 @@ def _first_text(annotations: Iterable[Any]) -> str:
     return ""
 
 
-class _Walk:
-    """One walk over the invariant part. `shapes` come out in document order, parents before children."""
+class _TooManyError(Exception):
+    """Internal: more of something than one type may have; says of what."""
 
-    def __init__(self, schema: xmlschema.XMLSchema10, coverage: Coverage, prefixes: Mapping[str, str]) -> None:
+
+class _Walk:
+    """One walk over the invariant part. `shapes` hold what was found."""
+
+    def __init__(
+        self, schema: xmlschema.XMLSchema10, coverage: Coverage, prefixes: Mapping[str, str], *, by_type: bool
+    ) -> None:
+        """`by_type`: one class for each named type, wherever it occurs."""
         self.coverage = coverage
         self.shapes: dict[Key, Shape] = {}
         self.tags: set[str] = set()
         self._prefixes = prefixes
+        self._by_type = by_type
+        self._values = ValueTypes()
         self._fields = 0
+        self._weight = 0
+        self._work: deque[Callable[[], None]] = deque()
+        self._circular: set[int] = set()
+        self._first: dict[int, Key] = {}
+        self._kinds: dict[Key, int] = {}
+        self._untyped: dict[str, str] = {}
+        self._root: Any = None
+        self._described: set[Key] = set()
+        self._shared: set[Key] = set()
         self._contents: dict[int, _Content] = {}
         self._repeats: dict[int, frozenset[str]] = {}
         self._derived: dict[int, list[XsdComplexType]] = {}
@@ -413,172 +451,256 @@ class _Walk:
             if isinstance(kind, XsdComplexType) and isinstance(kind.base_type, XsdComplexType) and kind.name:
                 self._derived.setdefault(id(kind.base_type), []).append(kind)
 
-    def element(
-        self, xsd: XsdElement, above_path: Steps, *, repeated: bool, above: list[tuple[str, int]], mark: str = ""
-    ) -> PartDraft:
-        """The part for `xsd`, a complex element, or a simple one that repeats (or is the document element)."""
-        path = (*above_path, xsd.name)
-        cover = self.coverage.of(path, mark)
-        key = ("element", *path)
-        part = PartDraft(xsd.name, key, repeated=repeated)
-        self.tags.add(xsd.name)
-        shape = self._shape(key, path, xsd, xsd.type)
-        if not isinstance(xsd.type, XsdComplexType):
-            part.simple = True
-            shape.leaves.append(self._leaf(TEXT, xsd, xsd.type, path))
-            return part
+    def run(self, root: XsdElement) -> Key:
+        """Walk from the document element; the key of its shape. Raises _TooManyError."""
+        path = (root.name,)
+        self._root = root.type
+        self.tags.add(root.name)
+        if isinstance(root.type, XsdComplexType):
+            self._circular = _circular(root.type, self._led_to)
+        key = self._element(root, path, self.coverage.of(path, ""), inside=self._by_type)
+        while self._work:
+            self._work.popleft()()  # so the path that names a shared type is the shortest one
+        if self._untyped:
+            raise self._no_types()
+        return key
+
+    def too_many(self, what: _TooManyError) -> SchemaError:
+        """The error that says where most of it lies."""
+        counted = Counter(shape.path[:2] for shape in self.shapes.values())
+        path = max(counted, key=lambda path: counted[path])
+        most = f"; most of it is reached through {self._readable(path)}" if len(path) > 1 else ""
+        return SchemaError(
+            f"the invariant part has more than {what}{most}",
+            hint="Mark what changes as variant, or name in a marks file the few paths that do not",
+            **({"path": self._readable(path)} if most else {}),
+        )
+
+    def _element(self, xsd: XsdElement, path: Steps, cover: str, *, inside: bool) -> Key:
+        """The key of the shape for `xsd`, a complex element, or a simple one that repeats (or is the document element).
+
+        `inside` a type that occurs at any number of paths, so do all types.
+        """
+        kind = xsd.type
+        if not isinstance(kind, XsdComplexType):
+            return self._value(xsd, path, inside=inside)
         plain = cover == "all" and self.coverage.is_plain(path)
-        inherited = self._bases(xsd.type, shape, path) if plain else set()
-        if plain and xsd.type.name:
-            shape.declared = ("type", xsd.type.name)
-        above = [*above, (xsd.name, id(xsd.type))]
-        self._fill(part, shape, xsd.type, path, cover, inherited, above)
-        if plain:
-            self._typed(part, xsd, path, above, inherited | {leaf.tag for leaf in shape.leaves})
-        return part
+        if plain and inside:
+            return self._of_type(kind, path)
+        if plain and id(kind) in self._circular:
+            return self._of_type(kind, path) if id(kind) in self._derived else self._entrance(xsd, kind, path)
+        key: Key = ("element", *path)
+        while key in self.shapes:
+            if self._kinds.get(key) == id(kind):
+                return key  # a type in place of the declared one leads here as well
+            key = (*key, "again")
+        self._kinds[key] = id(kind)
+        shape = self._add(Shape(key, path, _place(xsd), _documentation(xsd, kind)))
+        skip = self._lineage(kind, shape, path) if plain else set()
+        if plain and kind.name:
+            shape.declared = ("type", kind.name)
+        self._later(shape, kind, path, cover, skip, inside=inside, typed=plain)
+        return key
 
-    def _shape(self, key: Key, path: Steps, component: Any, kind: Any, parent: Key | None = None) -> Shape:
-        if len(self.shapes) >= MAX_CLASSES:
-            raise SchemaError(
-                f"the invariant part has more than {MAX_CLASSES} entry classes",
-                hint="Mark what changes as variant, or name in a marks file the few paths that do not",
-            )
-        shape = Shape(key, path, _place(component), _documentation(component, kind), parent)
-        self.shapes[key] = shape
-        return shape
+    def _value(self, xsd: XsdElement, path: Steps, *, inside: bool) -> Key:
+        key: Key = ("element", *path)
+        declared = xsd.ref if xsd.ref is not None else xsd
+        if inside:
+            key = self._first.setdefault(id(declared), key)
+        if key not in self.shapes:
+            shape = self._add(Shape(key, path, _place(xsd), _documentation(xsd, xsd.type)))
+            shape.leaves.append(self._leaf(TEXT, xsd, xsd.type, path))
+        return key
 
-    def _bases(self, kind: XsdComplexType, shape: Shape, path: Steps) -> set[str]:
-        """Shapes for the extension bases of `kind`, outermost first; `shape` goes below the last. Their tags."""
-        inherited: set[str] = set()
+    def _entrance(self, xsd: XsdElement, kind: XsdComplexType, path: Steps) -> Key:
+        """An element by which documents come to a type that leads back to itself: a subclass, so that templates tell it
+        from what lies further down."""
+        like = self._of_type(kind, path)
+        key: Key = ("element", *path)
+        if key == like:
+            return like
+        reads = self.shapes[like].reads or like
+        self._add(Shape(key, path, _place(xsd), _documentation(xsd, kind), parent=reads, like=like))
+        return key
+
+    def _of_type(self, kind: XsdComplexType, path: Steps) -> Key:
+        """The shape of a type, wherever it occurs: its class is that of the type that it restricts, if it does."""
+        owner = _owner(kind)
+        key = self._class(owner, path)
+        if kind is not owner:
+            restricted: Key = ("restricted", str(kind.name), *(path if kind.name is None else ()))
+            if restricted not in self.shapes:
+                self._add(Shape(restricted, path, "", "", reads=key))
+                self._shared.add(restricted)
+                self._later(self.shapes[restricted], kind, path, "all", self._tags(key), inside=True)
+            return restricted
+        if key not in self._described:
+            self._shared.add(key)
+            self._later(self.shapes[key], kind, path, "all", self._tags(key), inside=True)
+        return key
+
+    def _class(self, kind: XsdComplexType, path: Steps) -> Key:
+        """The shape that stands for a type, with its leaves and lineage, without what lies below."""
+        key: Key = ("type", kind.name) if kind.name else self._first.setdefault(id(kind), ("element", *path))
+        if key not in self.shapes:
+            shape = self._add(Shape(key, path, _place(kind), _documentation(kind)))
+            skip = self._lineage(kind, shape, path)
+            self._own(shape, kind, path, "all", skip)
+        return key
+
+    def _lineage(self, kind: XsdComplexType, shape: Shape, path: Steps) -> set[str]:
+        """Put `shape` below the classes of the types that `kind` extends. The tags of their leaves."""
+        bases = [base for base in _extended(kind) if self.shapes.get(("type", str(base.name))) is not shape]
         parent: Key | None = None
-        for base in reversed(list(_extended(kind))):
-            key = ("type", str(base.name))
+        for base in reversed(bases):
+            key: Key = ("type", str(base.name))
             if key not in self.shapes:
-                base_shape = self._shape(key, (), base, None, parent)
-                base_shape.leaves = [leaf for leaf in self._leaves(base, path) if leaf.tag not in inherited]
-                self.shapes[shape.key] = self.shapes.pop(shape.key)  # bases come before what extends them
-            inherited |= {leaf.tag for leaf in self.shapes[key].leaves}
+                made = self._add(Shape(key, path, _place(base), _documentation(base), parent))
+                self._own(made, base, path, "all", self._tags(parent))
             parent = key
         shape.parent = parent
-        return inherited
+        return self._tags(parent)
 
-    def _typed(
-        self, part: PartDraft, xsd: XsdElement, path: Steps, above: list[tuple[str, int]], inherited: set[str]
-    ) -> None:
-        """Parts for the named types that an xsi:type may put in place of the declared one."""
-        waiting = [(kind, part.key, inherited) for kind in self._derived.get(id(xsd.type), ())]
-        while waiting:
-            kind, parent, known = waiting.pop(0)
-            key = parent
-            if kind.derivation == "extension":
-                key = ("typed", str(kind.name), *path)
-                shape = self._shape(key, path, kind, None, parent)
-            else:
-                shape = Shape(key, path, "", "")  # a restriction has no fields of its own
-            typed = PartDraft(xsd.name, key, repeated=part.repeated)
-            self._fill(typed, shape, kind, path, "all", known, above)
-            part.typed[str(kind.name)] = typed
-            known = known | {leaf.tag for leaf in shape.leaves}
-            waiting.extend((further, key, known) for further in self._derived.get(id(kind), ()))
+    def _tags(self, key: Key | None) -> set[str]:
+        """The tags of all leaves of a class, inherited ones too."""
+        found: set[str] = set()
+        while key is not None:
+            found |= {leaf.tag for leaf in self.shapes[key].leaves}
+            key = self.shapes[key].parent
+        return found
 
-    def _fill(
+    def _add(self, shape: Shape) -> Shape:
+        if len(self.shapes) >= MAX_CLASSES:
+            raise _TooManyError(f"{MAX_CLASSES} entry classes")
+        self.shapes[shape.key] = shape
+        return shape
+
+    def _later(
         self,
-        part: PartDraft,
         shape: Shape,
         kind: XsdComplexType,
         path: Steps,
         cover: str,
-        inherited: set[str],
-        above: list[tuple[str, int]],
-    ) -> None:
-        if cover == "all" and kind.name == f"{{{XSD}}}anyType":
-            raise SchemaError(
-                f"{self._readable(path)} at {shape.place} is invariant but has no type",
-                hint="Give it a type, or mark it variant",
-                path=self._readable(path),
-            )
-        content = self._of(kind)
-        part.is_open = content.is_open or kind.mixed
-        repeats = self._repeated(kind)
-        if cover == "all" and kind.has_simple_content():
-            self._keep(shape, inherited, TEXT, lambda: self._leaf(TEXT, kind, kind.content, path))
-        for tag, child in content.children.items():
-            self._child(part, shape, child, (*path, tag), inherited, above, repeated=tag in repeats)
-        self._attributes(part, shape, kind, path, cover, inherited)
-
-    def _child(
-        self,
-        part: PartDraft,
-        shape: Shape,
-        child: _Child,
-        path: Steps,
-        inherited: set[str],
-        above: list[tuple[str, int]],
+        skip: set[str],
         *,
-        repeated: bool,
+        inside: bool,
+        typed: bool = True,
     ) -> None:
-        xsd, tag = child.xsd, path[-1]
-        self.tags.add(tag)
-        cover = self.coverage.of(path, child.mark)
-        leaf_type = _leaf_type(xsd.type)
-        if cover == "none":
-            part.variant.append(tag)
-        elif leaf_type is not None and not repeated:
-            if cover == "all":
-                self._keep(shape, inherited, tag, lambda: self._leaf(tag, xsd, leaf_type, path))
-        elif (tag, id(xsd.type)) in above:
-            part.again.append((tag, len(above) - 1 - above.index((tag, id(xsd.type)))))
-        else:
-            part.parts.append(self.element(xsd, path[:-1], repeated=repeated, above=above, mark=child.mark))
+        """Describe the content of `shape`, when what is under way is done: types may lead deep."""
+        self._described.add(shape.key)
+        if cover == "all" and kind.name == f"{{{XSD}}}anyType":
+            self._untyped.setdefault(self._readable(path), shape.place)
+            return
+        self._own(shape, kind, path, cover, skip)
 
-    def _attributes(
-        self, part: PartDraft, shape: Shape, kind: XsdComplexType, path: Steps, cover: str, inherited: set[str]
-    ) -> None:
-        for name, attribute in kind.attributes.items():
-            if not isinstance(attribute, XsdAttribute) or name is None:
-                part.is_open = True
-                continue
-            tag = f"@{name}"
-            if attribute.use == "prohibited":
-                continue
-            covered = self.coverage.of((*path, tag), attribute.elem.get(VARIANCE, ""))
-            if cover == "none" or covered != "all":
-                part.variant.append(tag)
-            else:
-                self._keep(shape, inherited, tag, partial(self._leaf, tag, attribute, attribute.type, (*path, tag)))
+        def describe() -> None:
+            self._deeper(shape, kind, path, inside=inside)
+            if typed:
+                self._typed(shape, kind, path, inside=inside)
 
-    def _keep(self, shape: Shape, inherited: set[str], tag: str, make: Callable[[], Leaf]) -> None:
-        if tag not in inherited:
-            shape.leaves.append(make())
+        self._work.append(describe)
 
-    def _leaves(self, kind: XsdComplexType, path: Steps) -> list[Leaf]:
-        """The leaves of a type's own content; elements marked variant are left out."""
-        part, shape = PartDraft("", ()), Shape((), path, "", "")
-        repeats = self._repeated(kind)
-        if kind.has_simple_content():
+    def _own(self, shape: Shape, kind: XsdComplexType, path: Steps, cover: str, skip: set[str]) -> None:
+        """The leaves of a type's own: its text, its simple children that occur once, its attributes."""
+        if cover == "all" and kind.has_simple_content() and TEXT not in skip:
             shape.leaves.append(self._leaf(TEXT, kind, kind.content, path))
+        repeats = self._repeated(kind)
         for tag, child in self._of(kind).children.items():
             leaf_type = _leaf_type(child.xsd.type)
-            if leaf_type is not None and tag not in repeats and self.coverage.of((*path, tag), child.mark) == "all":
+            if leaf_type is None or tag in repeats or tag in skip:
+                continue
+            if self.coverage.of((*path, tag), child.mark) == "all":
                 shape.leaves.append(self._leaf(tag, child.xsd, leaf_type, (*path, tag)))
-        self._attributes(part, shape, kind, path, "all", set())
-        return shape.leaves
+        for name, attribute in kind.attributes.items():
+            if isinstance(attribute, XsdAttribute) and name is not None and attribute.use != "prohibited":
+                tag, mark = f"@{name}", attribute.elem.get(VARIANCE, "")
+                if tag in skip:
+                    continue
+                if cover == "none" or self.coverage.of((*path, tag), mark) != "all":
+                    shape.variant[tag] = None
+                else:
+                    shape.leaves.append(self._leaf(tag, attribute, attribute.type, (*path, tag)))
+
+    def _deeper(self, shape: Shape, kind: XsdComplexType, path: Steps, *, inside: bool) -> None:
+        """What lies below a type: children with shapes of their own, variant ones, whether there may be others."""
+        content, repeats = self._of(kind), self._repeated(kind)
+        named = all(isinstance(a, XsdAttribute) and name is not None for name, a in kind.attributes.items())
+        shape.is_open = content.is_open or bool(kind.mixed) or not named
+        for tag, child in content.children.items():
+            self.tags.add(tag)
+            below = (*path, tag)
+            cover = self.coverage.of(below, child.mark)
+            untyped = child.xsd.type.name == f"{{{XSD}}}anyType"
+            if cover == "none" or (untyped and (inside or not self._is_declared(below))):
+                shape.variant[tag] = None  # without a type it is as good as a wildcard, and no mark can name it
+            elif _leaf_type(child.xsd.type) is None or tag in repeats:
+                key = self._element(child.xsd, below, cover, inside=inside)
+                shape.below[tag] = Below(key, tag in repeats)
+
+    def _is_declared(self, path: Steps) -> bool:
+        """Whether declared types lead along `path`, and not only what an xsi:type may put in their place."""
+        kind: Any = self._root
+        for tag in path[1:]:
+            child = self._of(kind).children.get(tag) if isinstance(kind, XsdComplexType) else None
+            if child is None:
+                return False
+            kind = child.xsd.type
+        return True
+
+    def _typed(self, shape: Shape, kind: XsdComplexType, path: Steps, *, inside: bool) -> None:
+        """Shapes for the named types that an xsi:type may put in place of the declared one: their classes lie below
+        that of the element."""
+        own = shape.reads or shape.key
+        waiting = [(derived, own) for derived in self._derived.get(id(kind), ())]
+        while waiting:
+            derived, parent = waiting.pop(0)
+            if shape.key in self._shared:
+                key, below = self._of_type(derived, path), own
+            else:
+                key = ("typed", str(derived.name), *path)
+                made = self._add(Shape(key, path, _place(derived), _documentation(derived), parent))
+                below = parent
+                if derived.derivation == "extension":
+                    below = key
+                else:
+                    made.reads = parent  # a restriction has no fields of its own
+                self._later(made, derived, path, "all", self._tags(parent), inside=inside, typed=False)
+            shape.typed[str(derived.name)] = key
+            waiting.extend((further, below) for further in self._derived.get(id(derived), ()))
 
     def _leaf(self, tag: str, component: Any, kind: Any, path: Steps) -> Leaf:
-        self._fields += 1
-        if self._fields > MAX_FIELDS:
-            raise SchemaError(f"the invariant part has more than {MAX_FIELDS} leaves", hint="Mark more as variant")
         if kind is None or kind.name == f"{{{XSD}}}anyType":
-            raise SchemaError(
-                f"{self._readable(path)} at {_place(component)} is invariant but has no type",
-                hint="Give it a type, or mark it variant",
-                path=self._readable(path),
+            self._untyped.setdefault(self._readable(path), _place(component))
+            return Leaf(tag, ValueType("xs:anyType", "anySimpleType"), "", None, "")
+        value = self._values.of(kind)
+        self._fields += 1
+        self._weight += self._values.weight(kind)
+        if self._fields > MAX_FIELDS:
+            raise _TooManyError(f"{MAX_FIELDS} leaves")
+        if self._weight > MAX_WEIGHT:
+            raise _TooManyError(
+                f"{MAX_WEIGHT} allowed values and member types, those of {self._readable(path)} among them"
             )
         documentation = "" if tag == TEXT else _documentation(component, kind)
         default = None
         if isinstance(component, XsdElement | XsdAttribute):
             default = component.default if component.default is not None else component.fixed
-        return Leaf(tag, value_type(kind), documentation, default, _place(component))
+        return Leaf(tag, value, documentation, default, _place(component))
+
+    def _no_types(self) -> SchemaError:
+        """There would be nothing to compare: the error that names all such elements at once."""
+        (path, place), *others = self._untyped.items()
+        more = f"; so are {some((other for other, _ in others), 10)}" if others else ""
+        return SchemaError(
+            f"{path}{' at ' + place if place else ''} is invariant but has no type{more}",
+            hint="Give it a type, or mark it variant",
+            path=path,
+        )
+
+    def _led_to(self, kind: XsdComplexType) -> list[XsdComplexType]:
+        """The complex types that elements of `kind` may hold directly, or may be of."""
+        inside = [child.xsd.type for child in self._of(kind).children.values() if child.mark != "variant"]
+        return [found for found in (*inside, *self._derived.get(id(kind), ())) if isinstance(found, XsdComplexType)]
 
     def _of(self, kind: XsdComplexType) -> _Content:
         if id(kind) not in self._contents:
@@ -608,6 +730,58 @@ class _Walk:
         return "/" + "/".join(readable(tag, self._prefixes) for tag in path)
 
 
+def _circular(root: XsdComplexType, led_to: Callable[[XsdComplexType], list[XsdComplexType]]) -> set[int]:
+    """Of the types reached from `root` those that lead back to themselves, by id (the strongly connected components;
+    Tarjan 1972, without recursion)."""
+    number: dict[int, int] = {}
+    lowest: dict[int, int] = {}
+    open_: list[int] = []
+    is_open: set[int] = set()
+    found: set[int] = set()
+    walk: list[tuple[XsdComplexType, Iterator[XsdComplexType]]] = []
+
+    def enter(kind: XsdComplexType) -> None:
+        number[id(kind)] = lowest[id(kind)] = len(number)
+        open_.append(id(kind))
+        is_open.add(id(kind))
+        walk.append((kind, iter(led_to(kind))))
+
+    enter(root)
+    while walk:
+        kind, rest = walk[-1]
+        other = next(rest, None)
+        if other is not None:
+            if id(other) not in number:
+                enter(other)
+            elif id(other) in is_open:
+                lowest[id(kind)] = min(lowest[id(kind)], number[id(other)])
+                found.update([id(kind)] if other is kind else ())
+            continue
+        walk.pop()
+        if walk:
+            above = id(walk[-1][0])
+            lowest[above] = min(lowest[above], lowest[id(kind)])
+        if lowest[id(kind)] == number[id(kind)]:
+            members: list[int] = []
+            while not members or members[-1] != id(kind):
+                members.append(open_.pop())
+            is_open.difference_update(members)
+            found.update(members if len(members) > 1 else ())
+    return found
+
+
+def _owner(kind: XsdComplexType) -> XsdComplexType:
+    """The type whose class holds what elements of `kind` say: of a restriction it is that of its base."""
+    while (
+        kind.derivation == "restriction"
+        and isinstance(kind.base_type, XsdComplexType)
+        and kind.base_type.name
+        and kind.base_type.name not in (f"{{{XSD}}}anyType", kind.name)
+    ):
+        kind = kind.base_type
+    return kind
+
+
 def _extended(kind: XsdComplexType) -> Iterator[XsdComplexType]:
     """The complex types that `kind` extends, nearest first. A redefinition is its original under one name."""
     while isinstance(kind.base_type, XsdComplexType) and kind.base_type.name != f"{{{XSD}}}anyType":
@@ -626,29 +800,64 @@ def _leaf_type(kind: Any) -> XsdSimpleType | None:
     return None
 
 
-def value_type(kind: XsdSimpleType) -> ValueType:
-    """What canonicalising needs of an XSD simple type."""
-    facets: list[tuple[str, str]] = []
-    enumeration: list[Any] | None = None
-    at: Any = kind
-    while not isinstance(at, XsdAtomicBuiltin | XsdList | XsdUnion) and at.base_type is not None:
-        for name, facet in at.facets.items():
-            if name in _FACETS and getattr(facet, "value", None) is not None:
-                facets.append((_FACETS[name], str(facet.value)))
-            elif name == f"{{{XSD}}}enumeration" and enumeration is None:
-                enumeration = list(facet.enumeration)
-        at = at.base_type
-    space = kind.white_space or "preserve"
-    name = str(kind.prefixed_name) if kind.name else f"a restriction of {at.prefixed_name or 'a list or union'}"
-    if isinstance(at, XsdList):
-        found = ValueType(name, "list", "collapse", items=value_type(at.item_type), facets=tuple(facets))
-    elif isinstance(at, XsdUnion):
-        members = tuple(value_type(member) for member in at.member_types)
-        found = ValueType(name, "union", "preserve", members=members, facets=tuple(facets))
-    else:
-        facets.extend(_bounds_of(at))
-        found = ValueType(name, at.local_name, space, facets=tuple(facets))
-    return _with_enumeration(found, enumeration)
+class ValueTypes:
+    """What canonicalising needs of XSD simple types, each worked out once, and how much there is of it."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[ValueType, int]] = {}
+
+    def of(self, kind: XsdSimpleType) -> ValueType:
+        """Raises SchemaError if it has more allowed values and member types than can be held."""
+        return self._both(kind)[0]
+
+    def weight(self, kind: XsdSimpleType) -> int:
+        """Allowed values, and types it is made of, itself included."""
+        return self._both(kind)[1]
+
+    def _both(self, kind: XsdSimpleType) -> tuple[ValueType, int]:
+        if id(kind) not in self._known:
+            found = self._made(kind)
+            parts = [*found[1]]
+            weight = 1 + len(found[0].enumeration) + sum(map(self.weight, parts))
+            if weight > MAX_WEIGHT:
+                name = f"type {kind.local_name}" if kind.name else "a type"
+                raise SchemaError(
+                    f"{name} at {_place(kind)} has more than {MAX_WEIGHT} allowed values and member types",
+                    hint="Mark the elements of that type as variant",
+                    place=_place(kind),
+                )
+            self._known[id(kind)] = found[0], weight
+        return self._known[id(kind)]
+
+    def _made(self, kind: XsdSimpleType) -> tuple[ValueType, list[XsdSimpleType]]:
+        """The value type, and the types that it is made of."""
+        facets: list[tuple[str, str]] = []
+        enumeration: list[Any] | None = None
+        at: Any = kind
+        while not isinstance(at, XsdAtomicBuiltin | XsdList | XsdUnion) and at.base_type is not None:
+            if isinstance(at, XsdComplexType):  # simple content that restricts that of another type
+                at = at.content
+                continue
+            for name, facet in at.facets.items():
+                if name in _FACETS and getattr(facet, "value", None) is not None:
+                    facets.append((_FACETS[name], str(facet.value)))
+                elif name == f"{{{XSD}}}enumeration" and enumeration is None:
+                    enumeration = list(facet.enumeration)
+            at = at.base_type
+        space = kind.white_space or "preserve"
+        name = str(kind.prefixed_name) if kind.name else f"a restriction of {at.prefixed_name or 'a list or union'}"
+        parts: list[XsdSimpleType] = []
+        if isinstance(at, XsdList):
+            parts = [at.item_type]
+            found = ValueType(name, "list", "collapse", items=self.of(at.item_type), facets=tuple(facets))
+        elif isinstance(at, XsdUnion):
+            parts = list({id(member): member for member in at.member_types}.values())
+            members = tuple(self.of(member) for member in parts)
+            found = ValueType(name, "union", "preserve", members=members, facets=tuple(facets))
+        else:
+            facets.extend(_bounds_of(at))
+            found = ValueType(name, at.local_name, space, facets=tuple(facets))
+        return _with_enumeration(found, enumeration), parts
 
 
 def _bounds_of(builtin: XsdAtomicBuiltin) -> Iterator[tuple[str, str]]:

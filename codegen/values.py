@@ -11,15 +11,15 @@ could be held up by it. Validation against the whole schema (libxml2, automata) 
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 import struct
 from collections.abc import Callable, Mapping
-from datetime import datetime, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from jbi_pubsub.codegen.model import ValueType
+from jbi_pubsub.core.errors import EntryError
 from jbi_pubsub.lookup.entry import canonical
 
 MAX_VALUE_CHARS: Final = 8_192
@@ -61,7 +61,7 @@ _GREGORIAN: Final = {
 _NAME: Final = r"[^\W\d][\w.\-\u00b7]*"
 _STRINGS: Final = {
     "language": re.compile(r"[a-zA-Z]{1,8}(-[a-zA-Z0-9]{1,8})*"),
-    "Name": re.compile(r"[^\W\d:]?[\w.\-:\u00b7]+"),
+    "Name": re.compile(r"(?:[^\W\d]|:)[\w.\-:\u00b7]*"),
     "NMTOKEN": re.compile(r"[\w.\-:\u00b7]+"),
     "NCName": re.compile(_NAME),
     "ID": re.compile(_NAME),
@@ -94,6 +94,62 @@ def canonical_text(text: str, kind: ValueType, namespaces: Namespaces | None = N
     for facet, bound in kind.facets:
         _check(value, facet, bound, kind)
     return value
+
+
+C = TypeVar("C", bound=type)
+
+
+def xsd(**kinds: str) -> Callable[[C], C]:
+    """A decorator of generated entry classes, below `@dataclass`: what is given for a field becomes the canonical text
+    of its XSD type. `kinds` are built-in types by field, "list of ..." for a list of them.
+
+    Python's numbers, booleans, dates and times are taken as well as text. The class then raises EntryError for what is
+    no value of the type.
+    """
+
+    def decorate(cls: C) -> C:
+        above: Mapping[str, ValueType] = getattr(cls, _KINDS, {})
+        setattr(cls, _KINDS, {**above, **{field: _kind(kind) for field, kind in kinds.items()}})
+        cls.__post_init__ = _make_canonical  # type: ignore[attr-defined]  # dataclasses call it
+        return cls
+
+    return decorate
+
+
+def kind_of(kind: ValueType) -> str:
+    """What to tell `xsd` of a field of that type; "" where text stays as it is, or depends on more than the type."""
+    if kind.items is not None:
+        inside = kind_of(kind.items)
+        return f"list of {inside}" if inside and not inside.startswith("list") else ""
+    if kind.members or kind.builtin in ("QName", "NOTATION"):
+        return ""
+    if kind.builtin in ("string", "anySimpleType", "normalizedString", "anyURI"):
+        return {"replace": "normalizedString", "collapse": "token"}.get(kind.space, "")
+    return kind.builtin
+
+
+_KINDS: Final = "_xsd_kinds"
+
+
+def _kind(name: str) -> ValueType:
+    if name.startswith("list of "):
+        return ValueType(f"a {name}", "list", items=_kind(name.removeprefix("list of ")))
+    return ValueType(f"xs:{name}", name, "replace" if name == "normalizedString" else "collapse")
+
+
+def _make_canonical(entry: Any) -> None:
+    for field, kind in getattr(type(entry), _KINDS).items():
+        value = getattr(entry, field)
+        if value is None:
+            continue
+        text = value.isoformat() if isinstance(value, date | time) else canonical(value)
+        try:
+            object.__setattr__(entry, field, canonical_text(str(text), kind))
+        except NotAValueError as exc:
+            raise EntryError(
+                f"{type(entry).__name__}.{field} is {value!r}, expected {exc}",
+                hint="Give a value of the schema's type, as text or as Python's",
+            ) from exc
 
 
 def is_value(text: str, kind: ValueType) -> bool:
@@ -266,7 +322,7 @@ def _hex(text: str) -> str:
 def _base64(text: str) -> str:
     try:
         return base64.b64encode(base64.b64decode(text.replace(" ", ""), validate=True)).decode()
-    except binascii.Error as exc:
+    except ValueError as exc:  # binascii's, and that of a character beyond ASCII
         raise NotAValueError("xs:base64Binary") from exc
 
 

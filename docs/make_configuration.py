@@ -56,11 +56,48 @@ is nothing to configure; what can't be loaded is told in the log and left out.
 """
 
 
+TAIL = """\
+
+## TLS between hosts
+
+Set all three files at every party. Both planes then use TLS 1.2 or later, and each end shows a certificate of the
+other's `ca`. The first name in a client's certificate is who it is: for the access hook, and for its share of a
+server's connections (three quarters at most; without TLS its address has that share).
+
+**Whose certificate a server may show** (after RFC 9525). A service that was found in a lookup service: the very one
+whose SHA-256 is listed there, whatever its names. A server that was found by its address, by a locator or by mDNS: one
+that is issued for that address, by a DNS name (the first label may be `*`) or an IP address in its subjectAltName. So a
+certificate of a client is no use to stand as a lookup service elsewhere. Certificates that do not name the address, or
+have nothing but a common name, are told of at the clients:
+
+```toml
+[tls]
+server_names = ["lookup", "*.servers.example.org"]  # any name in the certificate, the common name too
+# server_names = ["*"]                               # every certificate of the authority, whoever it was issued for
+```
+
+**Dates.** A server does not start with a certificate that has expired, is not valid yet, or is not made for servers,
+and says so in its log when 30 days are left. Who connects later than that is refused by the other end.
+
+**Who is refused is told why**, and the server logs it, in one line, each address and reason once a minute:
+
+| said | mend |
+|---|---|
+| TLS: the certificate shown is no good: certificate has expired | renew the certificate of the other end |
+| TLS: the certificate shown is no good: unable to get local issuer certificate | `ca` here is not its authority |
+| TLS: the other side says that our certificate has expired, or is not valid yet | renew ours; look at the clocks |
+| TLS: the other side does not know the authority of our certificate | set `ca` there to our authority |
+| TLS: the other side asks for a certificate | set `certificate` and `key` here |
+| ... shows a certificate for NAMES, not for HOST | issue it for that address, or set `server_names` |
+| the other side does not speak TLS; the other side speaks TLS, and we do not | set [tls] at both ends, or at none |
+"""
+
+
 def page() -> str:
     """The whole page."""
     tree = ast.parse(inspect.getsource(config))
     sections = [c for c in tree.body if isinstance(c, ast.ClassDef) and c.name.endswith("Section") and c.name[0] != "_"]
-    return HEAD + "".join(f"\n{_section(section)}" for section in sections)
+    return HEAD + "".join(f"\n{_section(section)}" for section in sections) + TAIL
 
 
 def _section(section: ast.ClassDef) -> str:

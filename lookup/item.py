@@ -76,7 +76,7 @@ class ServiceMatches(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A page of a lookup: some matching items, and the number of all matching ones (-1: not asked for).
 
     `after` is the cursor of the next page, "" when there is none. An item that matches all the while is in one of the
-    pages; one that is registered anew meanwhile may come twice, the later state second.
+    pages; one that leaves and comes back meanwhile may be in two, or in none: events tell of it.
     """
 
     items: tuple[ServiceItem, ...]

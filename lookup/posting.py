@@ -67,15 +67,24 @@ class Blocks:
     def __iter__(self) -> Iterator[int]:
         return ascending(self)
 
-    def turn(self, slot: int) -> None:
-        """Put a slot in that is not there, or take one out that is."""
+    def put(self, slot: int) -> None:
+        """Put a slot in, if it is not there."""
         block, bit = slot >> SHIFT, 1 << (slot & _OFFSET)
         before = self.bits.get(block, 0)
-        self.size += -1 if before & bit else 1
-        if before == bit:
-            del self.bits[block]
-        else:
-            self.bits[block] = before ^ bit
+        if not before & bit:
+            self.bits[block] = before | bit
+            self.size += 1
+
+    def take(self, slot: int) -> None:
+        """Take a slot out, if it is there."""
+        block, bit = slot >> SHIFT, 1 << (slot & _OFFSET)
+        before = self.bits.get(block, 0)
+        if before & bit:
+            self.size -= 1
+            if before == bit:
+                del self.bits[block]
+            else:
+                self.bits[block] = before ^ bit
 
 
 Posting = Bucket[int] | Blocks
@@ -84,15 +93,14 @@ Posting = Bucket[int] | Blocks
 def with_slot(posting: Posting, single: tuple[int], slots: int) -> Posting:
     """`posting` with one slot more, of `slots` that there are. `single` as in `joined`."""
     if isinstance(posting, Blocks):
-        if single[0] not in posting:
-            posting.turn(single[0])
+        posting.put(single[0])
         return posting
     more = joined(posting, single)
     if len(more) <= CROWD or len(more) <= slots // CROWD:
         return more
     blocks = Blocks({})
     for slot in more:
-        blocks.turn(slot)
+        blocks.put(slot)
     return blocks
 
 
@@ -100,8 +108,7 @@ def without_slot(posting: Posting, slot: int) -> Posting:
     """`posting` without `slot`."""
     if not isinstance(posting, Blocks):
         return parted(posting, slot)
-    if slot in posting:
-        posting.turn(slot)
+    posting.take(slot)
     return set(posting) if posting.size <= CROWD // 2 else posting
 
 
@@ -163,8 +170,7 @@ def union(postings: Iterable[Posting]) -> Posting:
         return few
     blocks = Blocks(found)
     for slot in few:
-        if slot not in blocks:
-            blocks.turn(slot)
+        blocks.put(slot)
     return blocks
 
 

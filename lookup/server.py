@@ -51,10 +51,8 @@ from jbi_pubsub.lookup.client.proxy import (
 )
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import (
-    EventDiagnostic,
     EventRegistration,
     LeaseResult,
-    ServiceEvent,
     ServiceItem,
     ServiceMatches,
     ServiceRegistration,
@@ -149,35 +147,28 @@ class _EventChannel:
         return items
 
 
-Message = tuple[bytes, str, ServiceEvent | EventDiagnostic]
-"""EVENT or DIAGNOSTIC, the listener, and what it is told."""
-
-
 class _Said:
-    """What one decision has to say. `settled`: it can be said now."""
+    """What a decision has to say. `settled`: it can be said now; `holds`: it is to be said at all."""
 
-    __slots__ = ("messages", "settled")
+    __slots__ = ("holds", "outcome", "settled")
 
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self.messages = messages
-        self.settled = False
+    def __init__(self, outcome: Outcome[Any]) -> None:
+        self.outcome = outcome
+        self.settled = self.holds = False
 
 
 class _Outbox:
     """What decisions have to say, in their order, until it is known whether they hold; `say` gets it, one at a time."""
 
-    def __init__(self, say: Callable[[Sequence[Message]], None]) -> None:
+    def __init__(self, say: Callable[[Outcome[Any]], None]) -> None:
         self._say = say
         self._lock = threading.Lock()
         self._waiting: deque[_Said] = deque()
 
     def add(self, outcome: Outcome[Any]) -> _Said:
         """Called under the lock of who decides. It must be settled, or nothing behind it is ever said."""
-        said = _Said(
-            [(EVENT, listener, event) for listener, event in outcome.events]
-            + [(DIAGNOSTIC, listener, diagnostic) for listener, diagnostic in outcome.diagnostics]
-        )
-        if said.messages:
+        said = _Said(outcome)
+        if outcome.events or outcome.diagnostics:
             with self._lock:
                 self._waiting.append(said)
         return said
@@ -185,15 +176,15 @@ class _Outbox:
     def settle(self, said: _Said, *, holds: bool) -> None:
         """Say it now, and what has waited for it; or never, if it was taken back: its numbers are missing then, and who
         is told the next one looks up again."""
-        if not said.messages:
+        if not (said.outcome.events or said.outcome.diagnostics):
             return
         with self._lock:
-            if not holds:
-                said.messages = ()
-            said.settled = True
+            said.holds, said.settled = holds, True
             while self._waiting and self._waiting[0].settled:
                 with guarded("lookup events"):
-                    self._say(self._waiting.popleft().messages)
+                    first = self._waiting.popleft()
+                    if first.holds:
+                        self._say(first.outcome)
 
 
 class LookupServer:
@@ -619,15 +610,16 @@ class LookupServer:
         channels = self._channels
         return sum(channel.connected for name in listeners if (channel := channels.get(name)) is not None)
 
-    def _offer(self, messages: Sequence[Message]) -> None:
-        """Give the messages to their listeners' channels, and wake those."""
+    def _offer(self, outcome: Outcome[Any]) -> None:
+        """Give what a decision has to say to its listeners' channels, and wake those."""
         offered: set[_EventChannel] = set()
         with self._channels_lock:
-            for kind, listener, message in messages:
-                channel = self._channels.get(listener)
-                if channel is not None:  # else the client never opened it, or is long gone: its lease will run out
-                    channel.offer(kind, msgspec.msgpack.encode(message))
-                    offered.add(channel)
+            for kind, messages in ((EVENT, outcome.events), (DIAGNOSTIC, outcome.diagnostics)):
+                for listener, message in messages:
+                    channel = self._channels.get(listener)
+                    if channel is not None:  # else the client never opened it, or is long gone: its lease will run out
+                        channel.offer(kind, msgspec.msgpack.encode(message))
+                        offered.add(channel)
         for channel in offered:
             channel.wake()
 

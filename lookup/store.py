@@ -32,7 +32,6 @@ import logging
 import os
 import sqlite3
 import stat
-import struct
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
@@ -111,19 +110,9 @@ _Key = tuple[str, str]
 T = TypeVar("T")
 
 
-def _checksum(*values: str | bytes | int | float) -> int:
-    """CRC-32 of the values, each with its length: any flipped bit, and nearly anything else, changes it."""
-    total = 0
-    for value in values:
-        data = (
-            value.encode()
-            if isinstance(value, str)
-            else value
-            if isinstance(value, bytes)
-            else struct.pack("!d" if isinstance(value, float) else "!q", value)
-        )
-        total = zlib.crc32(data, zlib.crc32(struct.pack("!I", len(data)), total))
-    return total
+def _checksum(data: bytes, *about: str | int | float) -> int:
+    """CRC-32 of `data` and of what it is about: any flipped bit, and nearly anything else, changes it."""
+    return zlib.crc32(data, zlib.crc32(repr(about).encode()))
 
 
 class StoreStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -401,7 +390,7 @@ class Store:
         for kind, kept, body, epoch, body_checksum, ends, term, lease_checksum in self._base.execute(
             "SELECT kind, id, body, epoch, body_checksum, ends, term, lease_checksum FROM kept"
         ):
-            checksums = _checksum(kind, kept, body, epoch), _checksum(kind, kept, ends, term)
+            checksums = _checksum(body, kind, kept, epoch), _checksum(b"", kind, kept, ends, term)
             if (body_checksum, lease_checksum) != checksums:
                 raise self._damaged(f"the record of {kept!r} does not fit its checksum")
             if ends <= here:
@@ -421,13 +410,13 @@ class Store:
         row = self._base.execute("SELECT value, checksum FROM meta WHERE name = ?", (name,)).fetchone()
         if row is None:
             return None
-        if row[1] != _checksum(name, row[0]):
+        if row[1] != _checksum(row[0], name):
             raise self._damaged(f"{name} does not fit its checksum")
         return msgspec.msgpack.decode(row[0], type=kind)
 
     def _put_meta(self, name: str, value: object) -> None:
         data = msgspec.msgpack.encode(value)
-        self._base.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, data, _checksum(name, data)))
+        self._base.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (name, data, _checksum(data, name)))
 
     def _commit_or_keep(self, batch: dict[_Key, LogRecord | _Clock | _Epoch], upto: int) -> None:
         """Commit; or put the batch back under what has come since, and raise."""
@@ -493,14 +482,14 @@ class Store:
 
     def _insert(self, kind: str, kept: str, body: _ItemBody | Interest, record: ItemKept | InterestKept) -> None:
         data = msgspec.msgpack.encode(body)
-        row = (kind, kept, data, self._epoch, _checksum(kind, kept, data, self._epoch))
+        row = (kind, kept, data, self._epoch, _checksum(data, kind, kept, self._epoch))
         self._base.execute(
             "INSERT OR REPLACE INTO kept VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, *self._lease(kind, kept, record))
         )
 
     def _lease(self, kind: str, kept: str, record: ItemKept | InterestKept | LeaseMoved) -> tuple[float, float, int]:
         ends, term = self._end(record), float(record.term)
-        return ends, term, _checksum(kind, kept, ends, term)
+        return ends, term, _checksum(b"", kind, kept, ends, term)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -89,8 +89,9 @@ GHOSTS_MOST: Final = 1_000
 class TypeRepository(Protocol):
     """The type repository as a delegate sees it: nobody else opens a schema."""
 
-    def open(self, bundle: SchemaBundle) -> InformationTypeGate:
-        """Raises SchemaError, or TypeConflictError for a second, different schema of a type."""
+    def open(self, bundle: SchemaBundle, *, caller: str = "") -> InformationTypeGate:
+        """`caller` is who gave it: each may cause so much work. Raises SchemaError, or TypeConflictError for a second,
+        different schema of a type."""
         ...
 
     def find(self, type: TypeName) -> InformationTypeGate | None:  # noqa: A002  # the field's word
@@ -249,9 +250,9 @@ class Delegate:
             )
         return found
 
-    def open_type(self, bundle: SchemaBundle) -> InformationTypeGate:
-        """The type a schema stands for. Raises SchemaError or TypeConflictError."""
-        return self._types.open(bundle)
+    def open_type(self, bundle: SchemaBundle, caller: str) -> InformationTypeGate:
+        """The type a schema stands for, for whom it is opened. Raises SchemaError or TypeConflictError."""
+        return self._types.open(bundle, caller=caller)
 
     def forget_type(self, type: TypeName) -> None:  # noqa: A002  # the field's word
         """Drop a type that was opened for a registration which then came to nothing."""
@@ -494,6 +495,15 @@ class Delegate:
             self._keep(Kept(request, lease.lease_id, self._wall() + lease.duration), key)
         return Granted(subscription.number, lease)
 
+    def _check_cost(self, subscription: Subscription, topics: Sequence[Topic]) -> None:
+        """Raises OversizeError when what is evaluated for its session, or for a registration, would cost too much. An
+        e-mail subscription has no session: what one costs by itself was bounded when it was compiled."""
+        mine = self._costs.get(subscription.owner)
+        if mine is not None:
+            mine.check(subscription.charges, "this subscriber")
+        for topic in topics:
+            topic.table.budget.check(subscription.charges, "all subscriptions to a registration that it matches")
+
     def _put_in(self, subscription: Subscription, topics: list[Topic]) -> list[tuple[Topic, int]]:
         """Into the topics' tables; each topic with the mark on its shelf.
 
@@ -508,15 +518,6 @@ class Delegate:
         for topic in topics:
             topic.table.settled = subscription.place
         return list(zip(topics, marks, strict=True))
-
-    def _check_cost(self, subscription: Subscription, topics: Sequence[Topic]) -> None:
-        """Raises OversizeError when what is evaluated for its session, or for a registration, would cost too much. An
-        e-mail subscription has no session: what one costs by itself was bounded when it was compiled."""
-        mine = self._costs.get(subscription.owner)
-        if mine is not None:
-            mine.check(subscription.charges, "this subscriber")
-        for topic in topics:
-            topic.table.budget.check(subscription.charges, "all subscriptions to a registration that it matches")
 
     def _mail_lease(self, subscription: Subscription) -> Lease | None:
         if not subscription.lease_id:

@@ -17,10 +17,10 @@ import msgspec
 from jbi_pubsub.core.errors import ConfigurationError, MetadataError, UnknownUidError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
-from jbi_pubsub.core.xpath import compile_filter, compile_predicate, examine
+from jbi_pubsub.core.xpath import examine
 from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.pad.dissemination import InformationTypeGate
-from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest
+from jbi_pubsub.pad.subscription import Subscription
 
 MAX_CANDIDATES: Final = 10
 """Ids listed when the beginning of one fits several."""
@@ -50,8 +50,8 @@ def explain(
     request = subscription.request
     root = parse_metadata(metadata)
     first = {uid: _first_level(request.entries, standing, root) for uid, standing in registered.items()}
-    second = _second_level(request, root, len(metadata))
-    cut = _filtered(request, payload)
+    second = _second_level(subscription, root, len(metadata))
+    cut = _filtered(subscription, payload)
     suppressed = bool(cut["selected"] == 0 and request.suppress_empty)
     return {
         "subscription": subscription.uid,
@@ -137,33 +137,30 @@ def _misfit(standing: Standing, root: Element) -> str:
     return ""
 
 
-def _second_level(request: SubscriptionRequest, root: Element, size: int) -> dict[str, object]:
-    if not request.predicate:
+def _second_level(subscription: Subscription, root: Element, size: int) -> dict[str, object]:
+    if subscription.predicate is None:
         return {"predicate": "", "predicate_true": True, "predicate_failure": "", "conditions": []}
-    predicate = compile_predicate(
-        request.predicate, namespaces=dict(request.namespaces), language=request.language
-    )  # a copy: the one that matches counts its failures
+    predicate = subscription.predicate.copy()
     holds = predicate.decide(root, size)
-    failure = predicate.last_error
     return {
-        "predicate": request.predicate,
+        "predicate": predicate.expression,
         "predicate_true": holds is True,
-        "predicate_failure": failure,
+        "predicate_failure": predicate.last_error,
         "conditions": msgspec.to_builtins(examine(predicate, root, size)),
     }
 
 
-def _filtered(request: SubscriptionRequest, payload: bytes) -> dict[str, object]:
-    if not request.payload_filter:
+def _filtered(subscription: Subscription, payload: bytes) -> dict[str, object]:
+    if subscription.payload_filter is None:
         return {"filter": "", "filter_failure": "", "payload_is_xml": None, "selected": None}
-    wanted = compile_filter(request.payload_filter, namespaces=dict(request.namespaces))  # a copy, as above
+    wanted = subscription.payload_filter.copy()
     parsed = parse_payload(payload)
     selected = wanted.apply(parsed, len(payload)).count if parsed is not None else None
     is_xml = parsed is not None
     del parsed
     give_back(len(payload))
     return {
-        "filter": request.payload_filter,
+        "filter": wanted.expression,
         "filter_failure": wanted.last_error,
         "payload_is_xml": is_xml,
         "selected": selected,

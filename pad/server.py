@@ -257,12 +257,12 @@ class DisseminationServer:
         if self._stopping.is_set():
             raise WireError(f"{self.name} is stopping")
 
-    def check_type(self, request: PublisherRequest) -> TypeName:
-        """The type. Exactly one schema per type, also across delegates. Raises EntryError, SchemaError,
-        TypeConflictError."""
+    def check_type(self, request: PublisherRequest, caller: str = "") -> TypeName:
+        """The type, opened for that caller. Exactly one schema per type, also across delegates. Raises EntryError,
+        SchemaError, TypeConflictError."""
         for described in request.entries:
             check_rep(described)
-        gate = self.delegate.open_type(request.schema)
+        gate = self.delegate.open_type(request.schema, caller)
         wanted = InformationType(name=gate.type.name, version=gate.type.version).rep()
         template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted,))
         try:
@@ -511,7 +511,7 @@ class _Delegate:
     def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
         self._server.refuse_when_stopping()
         self._server.delegate.connection(connection_id)
-        opened = self._server.check_type(request)
+        opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
         try:
             self._server.allow(caller, "publish", opened.name)
         except JbiError:

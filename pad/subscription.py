@@ -209,9 +209,9 @@ class Subscription:
             "mail_digest_seconds": self.digest_seconds,
             "suppressed": self.suppressed,
             "unfiltered": self.unfiltered,
-            "replayed": self.replayed,
             "failed": sum(each.errors for each in evaluated),
             "last_failure": next((each.last_error for each in evaluated if each.last_error), ""),
+            "replayed": self.replayed,
             "lost": dict(self.lost),
         }
 

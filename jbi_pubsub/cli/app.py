@@ -26,7 +26,7 @@ IDS = ("subscription", "object", "registration", "session", "cause", "count")
 
 HOMES: Final = {
     "bench": ("bench", "Measure on this machine."),
-    "codegen": ("tools", "Generate Entry classes from a metadata schema."),
+    "codegen": ("codegen", "Generate Entry classes from a metadata schema."),
     "completion": ("tools", "Print the completion script of a shell."),
     "config": ("settings", "Show the effective settings and where each comes from."),
     "demo": ("demonstration", "Run a federation on this machine and check it."),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,10 +16,14 @@ from jbi_pubsub.pad.proxy import SubscriptionsProxy
 
 from .clients import asked, existing_file, subscription_servers
 from .settings import Settings, json_option, pass_settings
-from .show import show_json, show_rows
+from .show import Column, printable, show_json, show_table
 from .status import losses
 
 Row = tuple[object, ...]
+
+WIDTHS: Final = (9, 36, 28)
+WIDTHS_OF_TWO: Final = (12, 3, 58)
+"""Of the columns of a table whose middle one has conditions, or words of three letters: 80 with the spaces between."""
 
 MAX_VALUE: Final = 40
 """Characters of a value in the table; all of it is in --json."""
@@ -69,12 +76,28 @@ def explain(
 
 
 def _show(facts: dict[str, Any], what: str) -> None:
-    """One server's answer, in tables that fit 80 columns."""
+    """One server's answer."""
     verdict = "is delivered" if facts["delivered"] else "is not delivered"
-    show_rows(("level", "", "because"), list(_levels(facts)), title=f"{facts['server']}: {what} {verdict}")
+    _show_folded(("level", "", "because"), _levels(facts), title=f"{facts['server']}: {what} {verdict}")
     if facts["conditions"]:
-        show_rows(("holds", "condition", "found"), list(_conditions(facts["conditions"])), title="the predicate")
-    show_rows(("of the subscription", ""), list(_terms(facts)), title=facts["subscription"])
+        _show_folded(("holds", "condition", "found"), _conditions(facts["conditions"]), title="the predicate")
+    _show_folded(("term", "", "of the subscription"), _terms(facts), title=facts["subscription"])
+
+
+def _show_folded(heads: Sequence[str], rows: Iterable[Row], *, title: str) -> None:
+    """A table in which all can be read: in a terminal a cell that is too wide goes on in the next line."""
+    shown = list(rows)
+    if sys.stdout.isatty():
+        shown = [line for row in shown for line in folded(row)]
+    show_table([Column(head) for head in heads], shown, title=title)
+
+
+def folded(row: Row) -> Iterator[Row]:
+    """The lines of a row, the first of its three columns WIDTHS[0] characters wide, and so on."""
+    wide = WIDTHS if len(str(row[1])) > WIDTHS_OF_TWO[1] else WIDTHS_OF_TWO
+    cells = [textwrap.wrap(printable(cell), width) or [""] for cell, width in zip(row, wide, strict=True)]
+    for line in itertools.zip_longest(*cells, fillvalue=""):
+        yield tuple(line)
 
 
 def _levels(facts: dict[str, Any]) -> Iterator[Row]:
@@ -119,16 +142,17 @@ def _found(found: dict[str, Any]) -> str:
 
 def _terms(facts: dict[str, Any]) -> Iterator[Row]:
     terms = facts["terms"]
-    yield "template", "; ".join(terms["template"])
-    for name in ("predicate", "filter"):
-        yield name, terms[name]
-    yield "recipients", ", ".join(terms["recipients"])
-    yield "policy", f"{terms['policy']} {terms['bound']}"
-    for name in ("matched", "suppressed", "unfiltered", "failed", "delivered", "mailed"):
-        yield name, terms[name]
-    yield "lost", losses(terms["lost"])
-    if terms["last_failure"]:
-        yield "last failure", terms["last_failure"]
+    told = {
+        "template": "; ".join(terms["template"]),
+        "predicate": terms["predicate"],
+        "filter": terms["filter"],
+        "recipients": ", ".join(terms["recipients"]),
+        "policy": f"{terms['policy']} {terms['bound']}",
+        **{name: terms[name] for name in ("matched", "suppressed", "unfiltered", "failed", "delivered", "mailed")},
+        "lost": losses(terms["lost"]),
+        "last failure": terms["last_failure"],
+    }
+    yield from ((name, "", value) for name, value in told.items() if value != "")
 
 
 def _said(holds: bool | None) -> str:

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.errors import JbiError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -139,7 +139,7 @@ class Servers:
 
     def _ask(self, key: str, ref: ServiceRef) -> Facts:
         try:
-            facts: Facts = self._client(key, ref).call("status", Facts)
+            facts = checked(self._client(key, ref).call("status", Facts), ", ".join(ref.endpoints))
         except JbiError as exc:
             if self._community is None:
                 raise
@@ -156,6 +156,17 @@ class Servers:
             own = msgspec.structs.replace(ref, exported=STATUS, methods=())
             client = self._clients[key] = ControlClient(own, self._config.security(), timeout=ANSWER_SECONDS)
         return client
+
+
+def checked(facts: Facts, address: str) -> Facts:
+    """The status if it can be shown: anybody may register as a server. Raises ProtocolError."""
+    try:
+        list(tables([facts], subscriptions=True))
+        _rates(0.0, facts, 1.0, facts)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
+        why = f"{type(exc).__name__} {exc}"[:200]
+        raise ProtocolError(f"{address} says of itself what no server of ours says: {why}") from exc
+    return facts
 
 
 def _rates(then: float, before: Facts, now: float, after: Facts) -> dict[str, float]:

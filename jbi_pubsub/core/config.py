@@ -84,7 +84,8 @@ class PadSection(_Section, frozen=True):
     max_queued_bytes: Limit = 1 << 30
     """Bytes that may wait in all subscriber queues together; then publishers wait, and are refused in the end."""
     max_sessions: Limit = 5_000
-    """Publishers, and subscriber processes, connected to one delegate; more are refused."""
+    """Publishers, and subscriber processes, connected to one delegate; more are refused. Whoever has no data connection
+    yet gives way."""
     max_subscriptions: Limit = 200_000
     """Subscriptions of one delegate; more are refused."""
     keep_seconds: Wait = 10.0

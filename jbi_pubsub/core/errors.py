@@ -24,6 +24,7 @@ JbiError
  |   +- IncompatibleEntryError                   same entry class name, different fields
  +- StudyError                (RuntimeError)     a study can't run here, or its result failed its own check
  +- DemoError                 (RuntimeError)     the demo could not be played to its end
+ +- ChildError                (RuntimeError)     work in a child process ran into a limit
  +- WireError                 (ConnectionError)  the other side is gone, slow, or breaks the protocol
      +- ProtocolError                            the peer sent what the protocol does not allow
      +- WireTimeoutError      (TimeoutError)     the other side did not answer in time
@@ -224,6 +225,12 @@ class DemoError(JbiError, RuntimeError):
     """The demo could not be played to its end."""
 
     code = "demo"
+
+
+class ChildError(JbiError, RuntimeError):
+    """Work in a child process ran into a limit; fact `cause` says into which (`core/child.py`)."""
+
+    code = "child"
 
 
 class ErrorReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

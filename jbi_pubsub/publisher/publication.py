@@ -9,8 +9,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NewType
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.arguments import Document, Source, content, source
 from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, object_id_of, pack

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, Final, Self
 
 import msgspec
 
+from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType as OpenType
 from jbi_pubsub.codegen.repository import TypeRepository, type_name
-from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.arguments import Document, Source, checked, content, path_of, source
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, MetadataError, unknown_uid

@@ -20,7 +20,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from jbi_pubsub.codegen.repository import InformationType, open_type
+from jbi_pubsub.codegen.opening import OPENER
+from jbi_pubsub.codegen.repository import InformationType
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.info_object import TypeName
@@ -95,9 +96,8 @@ class Published:
 
     def _fetched(self, item: ServiceItem, name: str, version: str, digest: str) -> InformationType | None:
         try:
-            opened = open_type(
-                fetch_schema(item.proxy, self._security, name, version, timeout=ASK_SECONDS), cache_dir=self._cache
-            )
+            bundle = fetch_schema(item.proxy, self._security, name, version, timeout=ASK_SECONDS)
+            opened = InformationType(OPENER.open(bundle, cache_dir=self._cache), bundle)
         except JbiError as exc:
             log.warning("%s gives no schema of %s: %s", ", ".join(item.proxy.endpoints), name, exc)
             return None

@@ -96,9 +96,10 @@ class RegistrarProxy:
         return ServiceMatches(tuple(found.values())[:limit], matched)
 
     def pages(self, template: ServiceTemplate, limit: int, *, total: bool = False) -> Iterator[ServiceMatches]:
-        """The same page by page (see ServiceMatches), `total` with the first."""
+        """The same page by page (see ServiceMatches), `total` with the first. Raises ProtocolError when they do not
+        come to an end: a page that is not the last has something, and no lookup service holds more than EVERYTHING."""
         seen: set[str] = set()
-        after = ""
+        after, came = "", 0
         while True:
             page: ServiceMatches = self._client.call(
                 "lookup", ServiceMatches, template, limit - len(seen), total, after
@@ -107,7 +108,8 @@ class RegistrarProxy:
             seen.update(item.service_id for item in page.items)
             if not page.after or len(seen) >= limit:
                 return
-            if page.after == after:
+            came += len(page.items)
+            if page.after == after or not page.items or came > 2 * EVERYTHING:  # twice: some may come again
                 raise ProtocolError(f"the lookup service at {self.ref.endpoints} turns in a circle")
             after, total = page.after, False
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.cli.show import drawn
-from jbi_pubsub.cli.status import Servers, tables
+from jbi_pubsub.cli.status import Servers, checked, tables
+from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem
@@ -111,6 +112,28 @@ def test_the_tables_fit_the_terminal(width: int, more: dict[str, Any]) -> None:
     if "kept" in more:
         assert width == 80 or "268 MB" in heads
         assert "lease reaper" in heads
+
+
+JUNK = (None, 7, -1.5, float("nan"), "text", b"bytes", [], [1, "x"], {}, {"a": [1]}, 2**63)
+
+
+@pytest.mark.parametrize("facts", [DELEGATE | NEWER, LOOKUP | NEWER], ids=["delegate", "lookup"])
+def test_a_status_that_no_server_of_ours_has_is_an_error_of_ours(facts: dict[str, Any]) -> None:
+    # Given what a server says of itself, of which one thing is missing, or something else, or all is
+    whole = facts | {"sessions": [], "subscriptions": []}
+    assert checked(whole, "h:1") == whole
+    refused = 0
+    without = [{name: value for name, value in whole.items() if name != gone} for gone in whole]
+    for said in ({}, *without, *(whole | {name: junk} for name in whole for junk in (*JUNK, [{}], [{"uid": 1}]))):
+        # When it is to be shown; Expect it to be, in tables and rates, or our error
+        try:
+            shown = checked(said, "h:1")
+        except ProtocolError:
+            refused += 1
+        else:
+            for table in tables([shown], subscriptions=True):
+                drawn(table, width=100)
+    assert refused >= len(without)
 
 
 def test_what_there_is_no_room_for_is_said() -> None:

@@ -105,6 +105,155 @@ def test_texts_said_to_be_certain_are_valid(name: str) -> None:
     each()
 
 
+YEARS = ("0000", "0001", "-0001", "1999", "2000", "9999", "10000", "99999", "123456789012345678", "1" * 40)
+DAYS = ("01-01", "02-28", "02-29", "02-30", "04-31", "12-31", "13-01", "00-10", "1-1")
+CLOCKS = ("00:00:00", "23:59:59", "23:59:60", "24:00:00", "24:00:01", "12:00", "12:00:00.", "12:00:00." + "1" * 30)
+ZONES = ("", "Z", "+00:00", "-00:00", "+13:59", "+14:00", "-14:00", "+14:01", "+15:00", "-1:00", "z")
+NUMBERS = (
+    *(
+        "0",
+        "-0",
+        "+0",
+        "00",
+        "1",
+        "-1",
+        "+5",
+        "007",
+        "255",
+        "256",
+        "-128",
+        "-129",
+        "127",
+        "128",
+        "32768",
+        "65535",
+        "65536",
+    ),
+    *("2147483647", "2147483648", "4294967296", "9223372036854775807", "9223372036854775808", "18446744073709551616"),
+    *("1" * 24, "1" * 25, "9" * 100, "0" * 50, "1.", ".5", "-.5", ".", "1.0", "0.1", "1." + "1" * 30, "1e3", "1E400"),
+    *("-1e400", "1e-400", "1e+5", "1e", "INF", "-INF", "+INF", "NaN", "nan", "inf", "0x10", "1_000", "1,5", "--1"),
+    *("0.099999999", "0.1000000001", "89.9999999", "90.0000000000001", "-90", "-90.0", "100", "100.0", "99", "101"),
+)
+WORDS = (
+    *(
+        "",
+        " ",
+        "a",
+        " a",
+        "a ",
+        "a b",
+        "a  b",
+        "\t",
+        "a\nb",
+        "ab",
+        "abc",
+        "abcd",
+        "abcde",
+        "1a",
+        "a1",
+        ":a",
+        "a:b",
+        "_a",
+    ),
+    *(
+        "-a",
+        ".a",
+        "a.b-c",
+        "en",
+        "en-GB",
+        "en-",
+        "abcdefghi",
+        "a-b-c-d",
+        "true",
+        "false",
+        "TRUE",
+        "0",
+        "1",
+        "01",
+        "x" * 300,
+    ),
+    *("\u00e9", "\u65e5", "\u0660", "\u00a0", "http://a b", "%", "1 2 3", "1 a", "P1D", "QQ==", "0f", "\u00b2"),
+)
+NASTY = (
+    *(f"{year}-{day}{zone}" for year in YEARS for day in DAYS[:4] for zone in ("", "Z", "+14:00", "+14:01")),
+    *(f"2003-{day}T{clock}{zone}" for day in DAYS for clock in CLOCKS for zone in ("", "Z", "-14:00")),
+    *(f"{year}-01-01T{clock}" for year in YEARS for clock in CLOCKS),
+    *(f"{clock}{zone}" for clock in CLOCKS for zone in ZONES),
+    *(f"2003-01-01{zone}" for zone in ZONES),
+    *NUMBERS,
+    *(f" {number}\n" for number in NUMBERS[:8]),
+    *WORDS,
+)
+MORE = {
+    "list": '<xs:element name="v"><xs:simpleType><xs:list itemType="xs:int"/></xs:simpleType></xs:element>',
+    "union": (
+        '<xs:element name="v"><xs:simpleType><xs:union memberTypes="xs:int xs:date xs:token"/></xs:simpleType>'
+        "</xs:element>"
+    ),
+    "collapsed string": restricted("xs:string", "whiteSpace=collapse", "minLength=2", "maxLength=3"),
+    "replaced string": restricted("xs:string", "whiteSpace=replace", "length=3"),
+    "collapsed enumeration": restricted("xs:string", "whiteSpace=collapse", "enumeration=a b", "enumeration=1"),
+    "preserved enumeration": restricted("xs:string", "enumeration=a b", "enumeration=abc"),
+    **{
+        f"bounded {base}": restricted(f"xs:{base}", f"{low}=-90", f"{high}=90")
+        for base in ("decimal", "float", "double", "integer", "long", "int", "short", "byte")
+        for low, high in (("minInclusive", "maxExclusive"), ("minExclusive", "maxInclusive"))
+    },
+    **{
+        f"unsigned {base}": restricted(f"xs:{base}", "maxInclusive=100") for base in ("unsignedByte", "positiveInteger")
+    },
+    "two digits": restricted("xs:integer", "totalDigits=2"),
+    "digits of an int": restricted("xs:int", "totalDigits=3", "minInclusive=-5"),
+    "a tenth": restricted("xs:float", "maxInclusive=0.1"),
+}
+
+
+@pytest.mark.parametrize("name", [*KNOWN, *MORE])
+def test_of_the_nasty_texts_none_is_certain_that_libxml2_does_not_take(name: str) -> None:
+    # Given texts at the edges of all types
+    kind = document_type({**KNOWN, **MORE}[name])
+    texts = kind.texts(("r", "v"))
+    if texts is None:
+        return
+    said = re.compile(texts.expression, re.ASCII)
+    # Expect those that are said to be certain to be valid
+    certain = [text for text in NASTY if said.fullmatch(text) and (not texts.is_bounded or within(texts, text))]
+    assert [text for text in certain if not valid(kind, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("base", "values"),
+    [
+        ("date", ["2000-01-01", "2000-01-01+14:00", "-0001-01-01", "99999-01-01", "123456789012345678-01-01"]),
+        ("dateTime", ["2000-01-01T24:00:00", "2000-01-01T00:00:00Z", "123456789012345678-01-01T00:00:00"]),
+        ("time", ["24:00:00", "12:00:00", "12:00:00.123456789012345678901234567890"]),
+        ("decimal", ["1.50", "-0", "1" * 24, "0.1"]),
+        ("double", ["1e400", "INF", "NaN", "1.5"]),
+        ("float", ["1e50", "NaN", "2"]),
+        ("integer", ["1" * 24, "007", "-0"]),
+        ("long", ["9223372036854775807", "5"]),
+        ("token", ["a b", " a", "a"]),
+        ("NCName", ["a", "a.b", "\u00e9"]),
+        ("nonNegativeInteger", ["-0", "0", "+1"]),
+    ],
+)
+def test_enumerated_texts_are_certain_only_where_libxml2_takes_them(base: str, values: list[str]) -> None:
+    # Given a variant leaf with an enumeration that no other processor has looked into
+    leaf = restricted(f"xs:{base}", *(f"enumeration={value}" for value in values)).replace(
+        '<xs:element name="v">', '<xs:element name="v" jbi:variance="variant">'
+    )
+    inside = f'<xs:element name="who" type="xs:string"/>{leaf}'
+    body = f'<xs:element name="r"><xs:complexType><xs:sequence>{inside}</xs:sequence></xs:complexType></xs:element>'
+    names = 'xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1"'
+    kind = open_type(read_bundle(f"<xs:schema {names}>{body}</xs:schema>".encode()))
+    texts = kind.texts(("r", "v"))
+    assert texts is not None
+    # Expect one value at least to be certain, and all of those to be valid
+    certain = [value for value in (*values, *NASTY) if re.fullmatch(texts.expression, value, re.ASCII)]
+    assert certain
+    assert [text for text in certain if not valid(kind, text)] == []
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -326,7 +475,7 @@ def test_with_documents_that_the_validator_does_not_know_nothing_is_certain(link
         main_document = document(main + defining("xs:int"), "urn:a")
         documents = [("main.xsd", main_document), ("stray.xsd", document(defining("xs:string"), "urn:a"))]
     marks = {"root": "{urn:a}r", "namespaces": {"a": "urn:a"}, "invariant": ["/a:r/who"]}
-    kind = open_type(SchemaBundle("main.xsd", tuple(documents), json.dumps(marks).encode(), TypeName("", "")))
+    kind = open_type(SchemaBundle("main.xsd", tuple(documents), json.dumps(marks).encode(), TypeName("")))
     # Expect nothing, since the other one might count
     assert kind.texts(("{urn:a}r", "v")) is None
 
@@ -340,7 +489,7 @@ def test_a_document_that_is_included_is_known() -> None:
     )
     documents = (("main.xsd", main.encode()), ("n.xsd", f"<xs:schema {names}>{NAMED}</xs:schema>".encode()))
     marks = json.dumps({"invariant": ["/r/who"]}).encode()
-    texts = open_type(SchemaBundle("main.xsd", documents, marks, TypeName("", ""))).texts(("r", "v"))
+    texts = open_type(SchemaBundle("main.xsd", documents, marks, TypeName(""))).texts(("r", "v"))
     assert texts is not None
     assert texts.below == 9.0
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from jbi_pubsub.codegen.bundle import MAX_DOCUMENTS, MAX_PARTICLES, MAX_SCHEMA_BYTES
 from jbi_pubsub.codegen.repository import open_type
-from jbi_pubsub.codegen.schema import MAX_CLASSES, read_bundle
+from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.errors import MetadataError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.lookup.entry import MAX_FIELDS, MAX_LINEAGE, check_rep
@@ -177,9 +179,22 @@ def test_a_group_that_would_take_minutes_to_check_is_refused(make):
     assert refused(make.root(many), f"group of {MAX_PARTICLES + 1} particles").facts["line"] == 1
 
 
-def test_the_number_of_classes_is_bounded(make):
-    schema = make.schema(fanned_out(LEAF) + '<xs:element name="r" type="T0"/>')
-    assert "variant" in refused(schema, f"more than {MAX_CLASSES} entry classes").hint
+def test_the_number_of_classes_is_bounded_and_the_refusal_says_what_to_mark(make, monkeypatch):
+    monkeypatch.setattr("jbi_pubsub.codegen.schema.MAX_CLASSES", 30)
+    inside = f"<xs:complexType><xs:sequence>{LEAF}</xs:sequence></xs:complexType>"
+    many = "".join(f'<xs:element name="e{n}">{inside}</xs:element>' for n in range(30))
+    much = f'<xs:element name="much"><xs:complexType><xs:sequence>{many}</xs:sequence></xs:complexType></xs:element>'
+    error = refused(make.root(LEAF, much), "more than 30 entry classes; most of it is reached through /r/much")
+    assert "variant" in error.hint
+    assert error.facts["path"] == "/r/much"
+
+
+def test_types_that_occur_at_more_paths_than_can_be_held_have_one_class_each(make):
+    kind = open_type(read_bundle(make.schema(fanned_out(LEAF) + '<xs:element name="r" type="T0"/>'), root="r"))
+    assert [entry.name for entry in kind.model.entries] == ["T4Entry"]
+    deep = make.document("<r><e1><e2><e3><e4><a>x</a></e4></e3></e2></e1></r>")
+    assert make.shown(kind.entries(deep)) == [("T4Entry", {"a": "x"})]
+    assert make.shown(kind.derive("/r/e1/e2/e3/e4/a='x'")) == [("T4Entry", {"a": "x"})]
 
 
 def test_a_class_larger_than_the_lookup_service_takes_is_refused_with_its_place(make):
@@ -226,11 +241,15 @@ def test_a_pattern_that_would_hold_up_a_backtracking_engine_does_not(make):
 
 
 @pytest.mark.parametrize(("one", "other"), [("class", "class_"), ("rep", "rep_"), ("__x", "x__x")])
-def test_names_that_clash_are_refused_with_both_places(make, one, other):
-    elements = f"\n{make.leaf(one)}\n{make.leaf(other)}"
-    error = refused(make.root(elements), f"two declarations get the name {other}")
-    assert f"{one} at schema.xsd:2" in str(error)
-    assert f"{other} at schema.xsd:3" in str(error)
+def test_names_that_clash_go_on_to_others_whatever_their_order(make, one, other):
+    def names(*tags):
+        kind = open_type(read_bundle(make.root(*map(make.leaf, tags)), root="r"))
+        return {field.tag: field.name for _, field in kind.model.invariants}
+
+    found = names(one, other)
+    assert len(set(found.values())) == 2
+    assert all(name.isidentifier() for name in found.values())
+    assert names(other, one) == found
 
 
 @pytest.mark.parametrize("name", ["x\n", "x\x00", "x" * 501])
@@ -259,3 +278,27 @@ def test_validation_switched_off_does_not_let_a_document_claim_two_values(make):
 
 def test_the_type_of_an_unmarked_bundle_can_be_explicit(make):
     assert open_type(read_bundle(make.root(LEAF), root="r", name="a b")).type == TypeName("a b")
+
+
+def test_what_is_no_file_is_refused_at_once(make, tmp_path):
+    os.mkfifo(tmp_path / "pipe.xsd")
+    (tmp_path / "a.xsd").symlink_to("b.xsd")
+    (tmp_path / "b.xsd").symlink_to("a.xsd")
+    (tmp_path / "folder.xsd").mkdir()
+    for name, problem in (("pipe", "is no file"), ("folder", "is no file"), ("a", "outside|can't be read")):
+        (tmp_path / "main.xsd").write_bytes(make.schema(f'<xs:include schemaLocation="{name}.xsd"/>{R}'))
+        refused(tmp_path / "main.xsd", problem)
+
+
+def test_a_message_is_one_line_and_names_no_temporary_file(make):
+    types = "".join(f'<xs:element name="e{n}" type="no:T{n}" xmlns:no="urn:no"/>' for n in range(30))
+    for schema in (make.root(types), make.root(LEAF, '<xs:element name="b" type="xs:int" default="x"/>')):
+        error = refused(schema, "invalid")
+        assert "\n" not in str(error)
+        assert "/tmp" not in str(error)
+        assert "schema.invalid" not in str(error)
+        assert len(str(error)) < 500
+
+
+def test_a_version_is_not_empty(make):
+    refused(make.root(LEAF), "no name and version", version="")

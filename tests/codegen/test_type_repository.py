@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import msgspec
 import pytest
 
-from jbi_pubsub.codegen import repository
+from jbi_pubsub.codegen.opening import Opened, Opener
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.codegen.schema import read_bundle
-from jbi_pubsub.core.errors import SchemaError, TypeConflictError
+from jbi_pubsub.core.child import Children
+from jbi_pubsub.core.errors import ChildError, SchemaError, TypeConflictError
 from jbi_pubsub.core.info_object import TypeName
 
 XS = b'xmlns:xs="http://www.w3.org/2001/XMLSchema"'
@@ -106,24 +110,48 @@ def test_of_many_threads_that_open_one_type_all_get_the_same(make):
         assert len(set(map(id, pool.map(work, bundles)))) == 1
 
 
-def test_a_cached_model_is_used_instead_of_reading_the_schema_again(imagery_bundle, tmp_path, monkeypatch, figure):
+@pytest.fixture(autouse=True)
+def _in_this_process(monkeypatch):
+    """test_opening.py is about child processes; here they would only take their time."""
+
+    def run(_self: Children, function: str, data: bytes, **_: Any) -> bytes:
+        module, _, name = function.partition(":")
+        return getattr(importlib.import_module(module), name)(data)
+
+    monkeypatch.setattr(Children, "run", run)
+
+
+class Refusing(Children):
+    """Has no place for anybody."""
+
+    def run(self, *_: Any, **__: Any) -> bytes:
+        raise ChildError("no child process was free", cause="busy", seconds=0.0)
+
+
+def test_a_cached_schema_is_used_instead_of_opening_it_again(imagery_bundle, tmp_path, figure):
+    # Given a process that has opened a schema and kept it on disk
     predicate = "/metadata/RequiredMetadata/Type='x'"
-    made = TypeRepository(cache_dir=tmp_path / "cache").open(imagery_bundle)
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".json"]
-    monkeypatch.delattr(repository, "read_schema")
-    again = TypeRepository(cache_dir=tmp_path / "cache").open(imagery_bundle)
+    made = TypeRepository(cache_dir=tmp_path / "cache", opener=Opener()).open(imagery_bundle)
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".type"]
+    # When another one opens it that could not do so anew
+    again = TypeRepository(cache_dir=tmp_path / "cache", opener=Opener(children=Refusing())).open(imagery_bundle)
+    # Expect the same type
     assert again.model == made.model
     assert again.entries(figure(2)) == made.entries(figure(2))
     assert again.explain(predicate) == made.explain(predicate)
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b'{"type": 1}', b"\xff\xfe", b"null"])
+@pytest.mark.parametrize("damage", [b"", b"{", b"\x81\xa4type\x01", b"\xff\xfe", b"\xc0"])
 def test_a_damaged_cache_file_is_made_anew(imagery_bundle, tmp_path, damage):
-    made = TypeRepository(cache_dir=tmp_path).open(imagery_bundle)
+    opener = Opener()
+    made = TypeRepository(cache_dir=tmp_path, opener=opener).open(imagery_bundle)
     [path] = tmp_path.iterdir()
     good = path.read_bytes()
     path.write_bytes(damage)
-    assert TypeRepository(cache_dir=tmp_path).open(imagery_bundle).model == made.model
+    assert TypeRepository(cache_dir=tmp_path, opener=Opener()).open(imagery_bundle).model == made.model
+    assert msgspec.msgpack.decode(path.read_bytes(), type=Opened).model == made.model
+    path.unlink()
+    assert TypeRepository(cache_dir=tmp_path, opener=opener).open(imagery_bundle).model == made.model
     assert path.read_bytes() == good
 
 
@@ -138,3 +166,14 @@ def test_the_cache_goes_by_content_and_by_the_wanted_name(make, tmp_path):
     types.open(read_bundle(make.root(make.leaf("a")), root="r", name="other"))
     types.open(read_bundle(make.root(make.leaf("b")), root="r", version="2"))
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_documentation_does_not_make_another_schema(make):
+    def bundle(text):
+        note = f"<xs:annotation><xs:documentation>{text}</xs:documentation></xs:annotation>"
+        return make.bundle(make.schema(f'{note}<xs:element name="r" type="xs:string"/>'))
+
+    types = TypeRepository()
+    assert types.open(bundle("one")) is types.open(bundle("<b xmlns='urn:other'>another</b>"))
+    with pytest.raises(TypeConflictError):
+        types.open(make.bundle(make.schema('<xs:element name="r" type="xs:token"/>')))

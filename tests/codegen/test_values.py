@@ -220,3 +220,41 @@ def test_any_text_is_a_value_or_the_one_error(text, builtin):
     if is_value(text, kind(builtin)):
         once = canonical_text(text, kind(builtin))
         assert canonical_text(once, kind(builtin)) == once
+
+
+EVERY = (
+    *("string", "normalizedString", "token", "language", "Name", "NCName", "NMTOKEN", "ID", "anyURI", "boolean"),
+    *("decimal", "integer", "int", "double", "float", "dateTime", "date", "time", "gYear", "gYearMonth", "gMonth"),
+    *("gMonthDay", "gDay", "duration", "hexBinary", "base64Binary", "QName"),
+)
+
+
+@pytest.mark.parametrize("builtin", EVERY)
+@settings(max_examples=60, derandomize=True, deadline=None)
+@given(text=st.text(max_size=20) | st.from_regex(r"[-+0-9TZ:.PYMDHS=eEA-Fa-f\u00e9\u0660]{0,30}", fullmatch=True))
+def test_whatever_text_it_is_a_value_or_none_and_canonical_text_is_its_own(builtin: str, text: str) -> None:
+    try:
+        value = canonical_text(text, kind(builtin), {None: "", "p": "urn:p"})
+    except NotAValueError:
+        return
+    if builtin != "QName":
+        assert canonical_text(value, kind(builtin)) == value
+
+
+@pytest.mark.parametrize(
+    ("builtin", "text"),
+    [
+        ("base64Binary", "QUJD\u00e9"),
+        ("base64Binary", "\u0660\u0660=="),
+        ("Name", "1a"),
+        ("Name", "-a"),
+        ("NCName", "a:b"),
+    ],
+)
+def test_what_looks_like_a_value_and_is_none_is_refused(builtin: str, text: str) -> None:
+    assert not is_value(text, kind(builtin))
+
+
+@pytest.mark.parametrize("text", [":a", "a:b", "_", ":"])
+def test_names_may_begin_with_a_colon(text: str) -> None:
+    assert is_value(text, kind("Name"))

@@ -129,7 +129,7 @@ def discovery(federation: Any) -> Callable[..., LookupDiscovery]:
 
     def begin(locators: list[str], **options: Any) -> LookupDiscovery:
         own: dict[str, Any] = {"multicast": False, "interfaces": (), "discarded": lambda _: None, **options}
-        made = LookupDiscovery(groups=("",), locators=locators, security=Security(), interval=0.02, name="test", **own)
+        made = LookupDiscovery(groups=None, locators=locators, security=Security(), interval=0.02, name="test", **own)
         federation.stack.callback(made.stop)
         made.start()
         return made

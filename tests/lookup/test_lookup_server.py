@@ -391,9 +391,9 @@ def told(durable: LookupServer, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         sync()
         done.append("durable")
 
-    def offering(messages: Any) -> None:
-        done.extend((event.service_id, event.transition, event.number) for _, _, event in messages)
-        offer(messages)
+    def offering(outcome: Any) -> None:
+        done.extend((event.service_id, event.transition, event.number) for _, event in outcome.events)
+        offer(outcome)
 
     monkeypatch.setattr(durable._store, "sync", syncing)
     monkeypatch.setattr(durable._outbox, "_say", offering)
@@ -444,7 +444,7 @@ def test_events_leave_in_the_order_of_the_decisions_whichever_is_durable_first(o
     """Given decisions that become durable in any order, some with nothing to say and some taken back, what is said is
     in the order in which it was decided, and is said as soon as nothing before it is open."""
     said: list[str] = []
-    outbox = server_module._Outbox(lambda messages: said.extend(listener for _, listener, _ in messages))
+    outbox = server_module._Outbox(lambda outcome: said.extend(listener for listener, _ in outcome.events))
     decided = [
         outbox.add(Outcome(None, () if n in silent else ((f"{n}", ServiceEvent("e", n, "s", 2)),))) for n in range(5)
     ]
@@ -480,8 +480,8 @@ def test_what_a_channel_can_not_take_ends_no_call_and_holds_no_other_back(
     lookup = federation.lookups[0]
     heard: list[str] = []
 
-    def say(messages: Any) -> None:
-        heard.extend(event.service_id for _, _, event in messages)
+    def say(outcome: Any) -> None:
+        heard.extend(event.service_id for _, event in outcome.events)
         raise RuntimeError("first")
 
     monkeypatch.setattr(lookup._outbox, "_say", say)

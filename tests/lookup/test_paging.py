@@ -18,6 +18,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup import posting as posting_module
 from jbi_pubsub.lookup import registrar as registrar_module
+from jbi_pubsub.lookup.client import proxy as proxy_module
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.proxy import EVERYTHING, RegistrarProxy
 from jbi_pubsub.lookup.client.session import RegistrarSession, _Watched
@@ -97,7 +98,7 @@ def small(page_bytes: int, page_steps: int = 20_000, count_each: int = 1000, cro
         yield
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=250)
 @given(
     before=LONGER,
     between=PAGES,
@@ -201,7 +202,7 @@ class Client:
             self.session._dispatch(event)
 
 
-@settings(derandomize=True, deadline=None, max_examples=300)
+@settings(derandomize=True, deadline=None, max_examples=250)
 @given(
     before=STEPS,
     between=st.lists(st.tuples(STEPS, st.sampled_from([0, 0, 0, 1, 2]), st.integers(0, 6)), max_size=15),
@@ -219,7 +220,12 @@ def test_a_watcher_sees_the_truth_though_items_change_between_the_pages(before, 
             lamps.apply(step)
         client = Client(lamps, iter(between))
         client.watch()
-        for step in [*behind, ("time", "", "red"), ("register", "last", "red")]:  # a gap shows with the next event
+        for step in behind:
+            client.on_the_way += [event for _, event in lamps.apply(step).events]
+        client.arrive(1000)
+        client.resync()
+        client.between = iter(())  # now it is quiet
+        for step in [("time", "", "red"), ("register", "last", "red")]:  # a gap shows with the next event
             client.on_the_way += [event for _, event in lamps.apply(step).events]
         client.arrive(1000)
         client.resync()
@@ -311,15 +317,22 @@ class TestPages:
                 pages += 1
         assert pages == 20
 
-    def test_a_lookup_service_that_turns_in_a_circle_is_left(self):
-        lamps = Lamps()
-        lamps.apply(("register", "s1", "red"))
-        proxy = Wire(lamps, lambda: None)
+    @pytest.mark.parametrize("what", ["the same cursor", "empty pages", "the same items"])
+    def test_a_lookup_service_whose_pages_never_end_is_left(self, what):
+        cursors = count()
+
+        def page(*_: object) -> ServiceMatches:
+            items = () if what == "empty pages" else (item("s1"),)
+            return ServiceMatches(items, -1, "run:1" if what == "the same cursor" else f"run:{next(cursors)}")
+
+        proxy = Wire(Lamps(), lambda: None)
         with (
-            mock.patch.object(Wire, "call", return_value=ServiceMatches((), -1, "run:1")),
+            mock.patch.object(Wire, "call", side_effect=page),
+            mock.patch.object(proxy_module, "EVERYTHING", 100),
             pytest.raises(ProtocolError, match="circle"),
         ):
             proxy.lookup(RED, 10)
+        assert next(cursors) <= 202
 
 
 def test_a_lookup_that_is_refused_in_a_resync_is_told_and_disturbs_nobody():

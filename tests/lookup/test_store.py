@@ -524,7 +524,7 @@ def test_no_flipped_bit_changes_what_is_read(path):
 def test_a_row_that_can_not_be_read_is_an_error_with_a_hint(path):
     _, store = start(path)
     store.close()
-    good = store_module._checksum("items", "x", b"\x00", 1), store_module._checksum("items", "x", 9e18, 1.0)
+    good = store_module._checksum(b"\x00", "items", "x", 1), store_module._checksum(b"", "items", "x", 9e18, 1.0)
     made_by(path, f"INSERT INTO kept VALUES ('items', 'x', x'00', 1, {good[0]}, 9e18, 1.0, {good[1]})")
     assert_refused_and_untouched(path, "damaged: Expected")
 

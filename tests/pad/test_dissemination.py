@@ -9,7 +9,7 @@ import pytest
 from jbi_pubsub.core import xml
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import Head, Parcel, TypeName, decode, pack
-from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import PayloadFilter
 from jbi_pubsub.pad.dissemination import REMEMBERED_BYTES, Judgement, MatchTable, disseminate
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
@@ -207,11 +207,20 @@ def test_a_payload_beyond_the_bounds_passes_unchanged_and_is_counted(monkeypatch
 
 
 def test_a_filter_that_fails_selects_nothing_and_disturbs_no_other() -> None:
-    matched = [_subscription("bad", payload_filter="position()"), _subscription("good", payload_filter="//x")]
+    matched = [_subscription(str(n), payload_filter=text) for n, text in enumerate(("position()", "position()", "//x"))]
     counts = [bytes(s.parcel.payload).count(b"<x>") for s in disseminate(_parcel(PAYLOAD), matched).selected]
-    assert counts == [0, 1]
-    assert matched[0].status()["failed"] == 1
-    assert "position" in str(matched[0].status()["last_failure"])
+    assert counts == [0, 0, 1]
+    # Expect each of those who have it to be told
+    assert [subscription.status()["failed"] for subscription in matched] == [1, 1, 0]
+    assert "position" in str(matched[1].status()["last_failure"])
+
+
+def test_a_predicate_that_fails_is_told_to_all_who_have_it(table: MatchTable) -> None:
+    both = [_subscription(name, "position()=1") for name in ("one", "other")]
+    for subscription in both:
+        table.add(subscription)
+    assert table.match(parse_metadata(KABUL)) == []
+    assert [subscription.status()["failed"] for subscription in both] == [1, 1]
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
-from jbi_pubsub.core.info_object import Head, Parcel, pack
 from jbi_pubsub.pad.explanation import find_subscription
 
 
@@ -175,15 +174,22 @@ def test_an_id_that_nobody_has_is_unknown(wanted: str) -> None:
         find_subscription(wanted, ["subscription-ab"])
 
 
-def test_an_object_that_is_still_known_is_explained_by_its_id(
-    standing: Standing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uid = standing.subscribed("//lat > 30", payload_filter="//name")
-    head = Head("object-7", "registration-1", 7, 1.0, "t", "1.0", standing.figures.figure_1, 9)
-    kept: dict[str, Parcel] = {"object-7": pack(head, standing.figures.figure_4)}
-    monkeypatch.setattr(standing.delegate, "kept", kept.get)
-    facts = standing.delegate.explain_object(uid, "object-7")
+def test_an_object_that_is_still_known_is_explained_by_its_id(federation: Any, figures: Any) -> None:
+    # Given an object that was published moments ago
+    delegate = federation.pad().delegate
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(
+        figures.figure_3, schema=figures.schema, predicate="//lat > 30", payload_filter="//name"
+    )
+    assert subscriber.wait_matched(uid) == 1
+    published = publisher.publish(registration, figures.figure_1, figures.figure_4)
+    assert subscriber.receive(uid, 10.0) is not None
+    # Expect the same as for its document, and a clear word when it is not known
+    facts = delegate.explain_object(uid, published)
     assert (facts["delivered"], facts["selected"]) == (True, 2)
+    assert facts["conditions"] == delegate.explain(uid, figures.figure_1, figures.figure_4)["conditions"]
     with pytest.raises(UnknownUidError, match="no object object-8 is known here any more") as caught:
-        standing.delegate.explain_object(uid, "object-8")
+        delegate.explain_object(uid, "object-8")
     assert "explain its document" in caught.value.hint

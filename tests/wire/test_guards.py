@@ -259,7 +259,7 @@ class Numbers:
         return False
 
 
-@pytest.mark.parametrize("where", ["take", "window", "frame", "acked"])
+@pytest.mark.parametrize("where", ["turn", "take", "window", "frame", "acked"])
 def test_a_fault_in_sending_loses_nothing_and_the_next_connection_goes_on(
     where: str, counted: Counting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +273,8 @@ def test_a_fault_in_sending_loses_nothing_and_the_next_connection_goes_on(
     what = "stream of a sender" if where == "acked" else "sender"
     with counted(what):
         match where:
+            case "turn":
+                monkeypatch.setattr(sender, "_may_send", Once(sender._may_send))
             case "take":
                 monkeypatch.setattr(source, "take", Once(source.take))
             case "window":

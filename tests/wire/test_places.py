@@ -4,19 +4,23 @@ thousand times, keep nobody out."""
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire import control
 from jbi_pubsub.core.wire.control import ControlClient, ControlServer, exported, leasing
 from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, MAGIC, PREAMBLE, Caller, Endpoint, Place, Security, peer_of
 from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
+from jbi_pubsub.core.wire.tls import TlsIdentity
 
 
 class Service:
@@ -201,6 +205,58 @@ def test_no_peer_has_more_than_three_quarters_whatever_it_does(
     for host in (2, 3):
         small.publisher(f"127.0.0.{host}")
     eventually(lambda: small.endpoint.connections == 8)
+
+
+def test_with_a_certificate_a_peer_is_who_that_says_wherever_it_connects_from(
+    tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a TLS port of eight places, and a peer that has taken six of them from six addresses
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+
+    def identity(name: str) -> TlsIdentity:
+        issued = authority.issue_cert(name, "127.0.0.1")
+        issued.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / f"{name}.pem"))
+        return TlsIdentity(tmp_path / f"{name}.pem", tmp_path / f"{name}.pem", tmp_path / "ca.pem")
+
+    served = ControlServer({"service": Service()}).serve
+    endpoint = Endpoint(
+        "127.0.0.1",
+        0,
+        name="small",
+        security=Security(identity("server")),
+        control=served,
+        data=served,
+        max_connections=8,
+    )
+    endpoint.start()
+    with ExitStack() as stack:
+        stack.callback(endpoint.stop)
+
+        def connect(name: str, host: str) -> ssl.SSLSocket:
+            sock = socket.create_connection(("127.0.0.1", endpoint.port), 5.0, source_address=(host, 0))
+            secured = identity(name).client_context().wrap_socket(sock)
+            stack.callback(secured.close)
+            secured.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, CONTROL))
+            return secured
+
+        crowd = [connect("crowd", f"127.0.0.{host}") for host in range(1, 7)]
+        eventually(lambda: sum(place.peer == "crowd" for place, _ in endpoint._open.values()) == 6)
+        # When it connects from a seventh, expect a refusal; and a place for another one from the same address
+        assert is_closed(connect("crowd", "127.0.0.7"))
+        other = connect("other", "127.0.0.7")
+        eventually(lambda: sorted(place.peer for place, _ in endpoint._open.values()) == ["crowd"] * 6 + ["other"])
+        assert is_open_tls(other)
+        assert all(map(is_open_tls, crowd))
+
+
+def is_open_tls(sock: ssl.SSLSocket) -> bool:
+    """Whether the other end has not closed."""
+    sock.settimeout(0.0)
+    try:
+        return sock.recv(1) != b""
+    except ssl.SSLWantReadError:
+        return True
 
 
 def test_a_peer_without_a_certificate_is_its_host_in_ipv6_its_network() -> None:

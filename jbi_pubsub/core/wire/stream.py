@@ -27,7 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -434,8 +434,11 @@ class Sender:
             self._catch_up(line, position)
             while True:
                 self._read_ack(line)
-        except Exception as exc:  # noqa: BLE001  # noted
-            cut("stream of a sender", exc)
+        except (JbiError, OSError):
+            raise
+        except Exception as exc:
+            note("stream of a sender", exc)
+            raise WireError(f"sending has failed here: {type(exc).__name__}: {exc}") from exc
         finally:
             with self._changed:
                 if self._line is line:
@@ -469,14 +472,10 @@ class Sender:
 
     def _send_all(self) -> None:
         while True:
-            with self._changed:
-                while not self._stopping and not self._may_send():
-                    self._changed.wait(1.0)
-                if self._stopping:
-                    return
-                self._taking = True
             failed = True
             with guarded("sender"):
+                if not self._await_turn():
+                    return
                 self._held = self._held or self._source.take(MAX_BATCH_ITEMS, self._batch_bytes, TAKE_SECONDS)
                 if self._held:
                     self._send()
@@ -486,6 +485,14 @@ class Sender:
                 self._changed.notify_all()
                 if failed and not self._stopping:
                     self._changed.wait(TAKE_SECONDS)
+
+    def _await_turn(self) -> bool:
+        """Wait until something may be sent; False: stopped."""
+        with self._changed:
+            while not self._stopping and not self._may_send():
+                self._changed.wait(1.0)
+            self._taking = not self._stopping
+            return self._taking
 
     def _may_send(self) -> bool:
         window = self._window
@@ -504,18 +511,6 @@ class Sender:
             except Exception:
                 line.shut()
                 raise
-
-
-def cut(what: str, failure: Exception) -> NoReturn:
-    """End a connection: its peer sees a cut, and may come back. What may happen is raised as it is; a fault that nobody
-    expected is noted, and is a WireError."""
-    try:
-        if isinstance(failure, JbiError | OSError):
-            raise failure
-        note(what, failure)
-        raise WireError(f"{what} has failed here: {type(failure).__name__}: {failure}") from failure
-    finally:
-        del failure  # or it and this frame hold each other, and the connection with its memory, until they are found
 
 
 class Receiver:
@@ -551,8 +546,11 @@ class Receiver:
             if greet_with is not None:
                 greet_with(self.position)
             self._read_batches(line)
-        except Exception as exc:  # noqa: BLE001  # noted
-            cut("stream of a receiver", exc)
+        except (JbiError, OSError):
+            raise
+        except Exception as exc:
+            note("stream of a receiver", exc)
+            raise WireError(f"receiving has failed here: {type(exc).__name__}: {exc}") from exc
         finally:
             if self._line is line:
                 self._line = None

@@ -220,4 +220,4 @@ def peer_name(sock: ssl.SSLSocket) -> str:
 def _first_certificate(pem: str) -> str:
     end = "-----END CERTIFICATE-----"
     head, mark, _ = pem.partition(end)
-    return head[head.find("-----BEGIN") :] + mark + "\n"
+    return head[head.find("-----BEGIN CERTIFICATE-----") :] + mark + "\n"  # a key may come before it

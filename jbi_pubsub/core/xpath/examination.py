@@ -3,7 +3,7 @@
 For people who ask about one document; matching does nothing of this. Rules:
 - A condition is a part between `and`, `or` and `not()`, as it was written. One within brackets behind a path is about
   the nodes of that path: it holds if it holds for one of them, and its values are those of all of them.
-- The values are those of the paths in the condition, as texts: the first MAX_VALUES, cut to MAX_TEXT characters.
+- The values are those of the paths in the condition, as texts: the first few, cut to MAX_TEXT characters.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from .predicate import FOREIGN_ERRORS, XPATH, Predicate, compiled_xpath
 
 MAX_CONDITIONS: Final = 100
 """Conditions that are looked at; who has more is shown the first."""
+MAX_PATHS: Final = 8
 MAX_VALUES: Final = 5
-MAX_TEXT: Final = 200
+"""Paths of a condition, and values of each."""
+MAX_TEXT: Final = 400
 
 _STRING: Final = "string(.)"
 
@@ -77,15 +79,16 @@ class _Examiner:
         if not joint:
             bracket = self._bracket(part, within)
             if bracket is None:
-                found = tuple(self._found(path) for path in dict.fromkeys(self._paths(part, within)))
-                yield Condition(text, level, "", self._holds(text, within), found)
+                paths = itertools.islice(dict.fromkeys(self._paths(part, within)), MAX_PATHS)
+                found = tuple(map(self._found, paths))
+                yield Condition(_cut(text), level, "", self._holds(text, within), found)
                 return
             nodes, inside = bracket
             joint, around, found = "and", "", (self._found(nodes),)
         else:
             nodes = within
         if joint != around:
-            yield Condition(text, level, joint, self._holds(text, within), found)
+            yield Condition(_cut(text), level, joint, self._holds(text, within), found)
             level += 1
         for each in inside:
             yield from self.conditions(each, nodes, level, joint)
@@ -130,8 +133,8 @@ class _Examiner:
         try:
             nodes = compiled_xpath(path, self._namespaces)(self._root)
         except FOREIGN_ERRORS:
-            return Found(path, (), 0)
-        return Found(path, tuple(_shown(node) for node in nodes[:MAX_VALUES]), len(nodes))
+            return Found(_cut(path), (), 0)
+        return Found(_cut(path), tuple(_shown(node) for node in nodes[:MAX_VALUES]), len(nodes))
 
 
 def _joined(part: Expression) -> tuple[str, tuple[Expression, ...]]:
@@ -152,4 +155,8 @@ def _shown(node: object) -> str:
         text = str(node.xpath(_STRING, smart_strings=False))
     else:
         text = str(node[1] if isinstance(node, tuple) else node)
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + "..."

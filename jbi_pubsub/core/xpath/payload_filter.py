@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Final
 from xml.sax.saxutils import escape  # writes text, parses nothing
@@ -62,8 +63,9 @@ NOTHING: Final = Selection(_OPEN + _CLOSE, 0)
 class PayloadFilter:
     """A filter over payloads. Immutable but for its error counter; any thread may use it.
 
-    Filters with equal text and namespaces are equal: what one of them selects from a payload, the others do.
-    `errors` counts the evaluations that failed, `last_error` says why the last one did.
+    Filters with equal text and namespaces are equal, and those from `compile_filter` are one object: what one of them
+    selects from a payload, the others do. `errors` counts the evaluations that failed, `last_error` says why the last
+    one did.
     """
 
     def __init__(
@@ -97,6 +99,10 @@ class PayloadFilter:
     def seconds(self, extent: Extent) -> float:
         """What one evaluation takes at most on a payload of that extent."""
         return self._cost.seconds(extent, self._literal)
+
+    def copy(self) -> PayloadFilter:
+        """The same, with no errors counted, and none to be counted for others."""
+        return PayloadFilter(self.expression, self.namespaces, self._evaluated, self._cost, self._literal)
 
     def apply(self, payload: Element, size: int = 0) -> Selection:
         """The parts of the document with document element `payload` that the filter selects. `size`: its bytes, if
@@ -142,7 +148,15 @@ def compile_filter(
     check_text(expression, argument)
     shape, holes = analysed(expression, namespaces, argument, is_filter=True)
     evaluated = shape.evaluated(expression, holes)
-    return PayloadFilter(expression, tuple(sorted(namespaces.items())), evaluated, shape.cost, longest(holes))
+    wanted = PayloadFilter(expression, tuple(sorted(namespaces.items())), evaluated, shape.cost, longest(holes))
+    with _interning:
+        return _known.setdefault((wanted.expression, wanted.namespaces), wanted)
+
+
+_interning: Final = threading.Lock()
+_known: weakref.WeakValueDictionary[tuple[str, tuple[tuple[str, str], ...]], PayloadFilter]
+_known = weakref.WeakValueDictionary()
+"""The filters in use."""
 
 
 def select(filters: Iterable[PayloadFilter], payload: Element, size: int = 0) -> dict[PayloadFilter, Selection]:

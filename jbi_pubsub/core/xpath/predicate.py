@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Final, cast
 
@@ -92,15 +93,20 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
         return "".join(itertools.chain(*zip(self.between, [*holes, ""], strict=True)))
 
 
+Identity = tuple[str, tuple[tuple[str, str], ...], str]
+"""Expression, namespaces and language."""
+
+
 class Predicate:
     """A condition over metadata. Immutable but for its error counter; any thread may use it.
 
     `expression`, `namespaces` (prefix and URI, sorted) and `language` are as given. `errors` counts the evaluations
-    that failed, `last_error` says why the last one did. lxml locks a compiled expression while it is evaluated, so
-    each thread compiles its own copy on first use (3 us).
+    that failed, `last_error` says why the last one did. Equal predicates that lxml evaluates are one object. It locks a
+    compiled expression while it is evaluated, so each thread compiles its own copy on first use (3 us).
     """
 
     __slots__ = (
+        "__weakref__",
         "_evaluators",
         "_longest",
         "_shape",
@@ -146,7 +152,7 @@ class Predicate:
         return self.plan.is_opaque
 
     @property
-    def identity(self) -> tuple[str, tuple[tuple[str, str], ...], str]:
+    def identity(self) -> Identity:
         """What makes it equal to others: equal ones are evaluated once."""
         return self.expression, self.namespaces, self.language
 
@@ -158,6 +164,13 @@ class Predicate:
     def seconds(self, extent: Extent) -> float:
         """What one evaluation takes at most on a document of that extent."""
         return self._shape.cost.seconds(extent, self._longest)
+
+    def copy(self) -> Predicate:
+        """The same, with no errors counted, and none to be counted for others."""
+        holes = ["x" * self._longest]
+        return Predicate(
+            self.expression, self.namespaces, self.language, self._shape, self.constants, holes, self._shared
+        )
 
     def matches(self, root: Element) -> bool:
         """Whether the predicate is true for the document whose document element is `root`."""
@@ -268,9 +281,16 @@ def compile_predicate(
     if constants is None:
         shape, constants = msgspec.structs.replace(shape, plan=_IRREGULAR), ()
     predicate = Predicate(expression, bound, XPATH, shape, constants, holes)
-    if predicate.evaluates and predicate.cost > MAX_COST:  # by its literals: its shape alone was not too costly
+    if not predicate.evaluates:
+        return predicate
+    if predicate.cost > MAX_COST:  # by its literals: its shape alone was not too costly
         raise _costly(expression, argument, parse(expression, namespaces, argument), predicate.cost)
-    return predicate
+    with _tally:
+        return _evaluated.setdefault(predicate.identity, predicate)
+
+
+_evaluated: weakref.WeakValueDictionary[Identity, Predicate] = weakref.WeakValueDictionary()
+"""The predicates in use that lxml evaluates, so that equal ones are one."""
 
 
 SHAPE_BYTES: Final = 3 << 10

@@ -1,0 +1,286 @@
+"""Opening a schema: all that has to be worked out once, as plain data, in this process or in one that can't outlast its
+limits.
+
+Rules:
+- A schema that has not been seen before is opened in a child process (core/child.py). What it says is remembered by the
+  bundle's digest, on disk as well where there is a folder for it: a seen one costs nothing. So are refusals.
+- What is left to do here is to compile the documents with libxml2 for validation, without Python's lock; the child has
+  done and measured just that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import logging
+import os
+import tempfile
+import threading
+import time
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from jbi_pubsub.codegen.model import TypeModel, one_line
+from jbi_pubsub.core.child import LIMITS, PATIENCE, Allowance, Children, Limits
+from jbi_pubsub.core.errors import ChildError, ErrorReport, JbiError, SchemaError, rebuild, report
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+
+MAX_NAME_CHARS: Final = 500
+"""Of a type's name and version together; a namespace and a local name need about 100."""
+
+MAX_COMPILE_SECONDS: Final = 2.0
+"""Of processor time for libxml2 to compile a schema: each process that uses it does it again. The largest schemas
+looked at take 0.3."""
+
+MAX_SEEN_BYTES: Final = 32 << 20
+"""Of what is remembered of schemas that were opened; that of the largest ones looked at has 1."""
+
+MAX_REFUSED: Final = 1_000
+"""Schemas that are remembered as refused."""
+
+REFUSED_SECONDS: Final = 600.0
+"""For so long a schema that ran into a limit is refused without another try."""
+
+MAX_FILES: Final = 500
+"""Of a cache folder; the oldest go first."""
+
+log = logging.getLogger("jbi_pubsub.codegen")
+
+_FORMAT: Final = "2"  # changes with the meaning of what is kept; the library versions below cover the rest
+_WORK: Final = "jbi_pubsub.codegen.opening:work"
+
+
+class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What opening a schema gives. `documents` are the bundle's, made ready for libxml2, `main` names one of them,
+    `names` says what they were called. `digest` is of the meaning. `seconds` is what compiling takes."""
+
+    model: TypeModel
+    digest: str
+    main: str
+    documents: dict[str, bytes]
+    names: dict[str, str]
+    seconds: float
+
+
+def opened(bundle: SchemaBundle) -> Opened:
+    """Open a schema in this process, without limits. Raises SchemaError."""
+    from jbi_pubsub.codegen.bundle import normalize  # the libraries below are only needed for schemas not seen before
+    from jbi_pubsub.codegen.compiled import validator
+    from jbi_pubsub.codegen.passes import build
+    from jbi_pubsub.codegen.schema import load, read_schema, written
+
+    sources = normalize(bundle)
+    documents = written(sources)
+    begun = time.process_time()
+    try:
+        validator(sources.main, documents, sources.names)  # first: the reader leaves the check of what is variant to it
+    except SchemaError:
+        load(sources, check=True)  # where it objects as well its words are shorter, and name the place more exactly
+        raise
+    seconds = time.process_time() - begun
+    try:
+        draft = read_schema(sources)
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError) as exc:
+        load(sources, check=True)  # libxml2 takes some schemas that are invalid, of which the reader knows nothing
+        raise SchemaError(f"schema {sources.names[sources.main]} can't be read: {one_line(str(exc))}") from exc
+    name = checked_name(bundle.type.name or draft.marker or draft.root, bundle.type.version)
+    return Opened(build(draft, name), sources.digest, sources.main, documents, dict(sources.names), seconds)
+
+
+def checked_name(name: str, version: str) -> TypeName:
+    """A type's name and version. Raises SchemaError."""
+    if not version or not (name + version).isprintable() or len(name) + len(version) > MAX_NAME_CHARS:
+        raise SchemaError(
+            f"{name[:40]!r} {version[:20]!r} is no name and version of a type",
+            hint=f"Use printable characters, {MAX_NAME_CHARS} at most; leave out the version for 1.0",
+        )
+    return TypeName(name, version)
+
+
+def work(data: bytes) -> bytes:
+    """`opened` for a child process: a bundle as MessagePack in, an Opened out. Raises SchemaError."""
+    found = opened(msgspec.msgpack.decode(data, type=SchemaBundle))
+    if found.seconds > MAX_COMPILE_SECONDS:
+        raise SchemaError(
+            f"schema {found.names[found.main]} takes {found.seconds:.1f} s to compile, over {MAX_COMPILE_SECONDS:g}",
+            hint="Split the type, or leave out what the metadata do not use",
+            seconds=found.seconds,
+        )
+    return msgspec.msgpack.encode(found)
+
+
+class _Memory:
+    """What is known of schemas by the digest of their bundles, bounded in bytes. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[str, bytes] = {}
+        self._size = 0
+        self._refused: dict[str, tuple[ErrorReport, float]] = {}
+
+    def find(self, key: str, now: float) -> bytes | ErrorReport | None:
+        """What was remembered."""
+        with self._lock:
+            if key in self._seen:
+                self._seen[key] = self._seen.pop(key)  # used last
+                return self._seen[key]
+            refusal, until = self._refused.get(key, (None, 0.0))
+            return refusal if now < until else None
+
+    def keep(self, key: str, data: bytes) -> None:
+        """Remember what opening gave; the one that was not used for longest goes for it."""
+        with self._lock:
+            self._size += len(data) - len(self._seen.pop(key, b""))
+            self._seen[key] = data
+            while self._size > MAX_SEEN_BYTES:
+                self._size -= len(self._seen.pop(next(iter(self._seen))))
+
+    def refuse(self, key: str, refusal: ErrorReport, until: float) -> None:
+        """Remember that it is refused, until then."""
+        with self._lock:
+            self._refused.pop(key, None)
+            if len(self._refused) >= MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
+            self._refused[key] = refusal, until
+
+
+class Opener:
+    """Opens the schemas of strangers. Several threads may use it at once."""
+
+    def __init__(self, *, limits: Limits = LIMITS, children: Children | None = None) -> None:
+        self._limits = limits
+        self._children = children or Children(allowance=Allowance())
+        self._memory = _Memory()
+        self._lock = threading.Lock()
+        self._coming: dict[str, Future[bytes]] = {}
+
+    def open(self, bundle: SchemaBundle, *, cache_dir: Path | None = None, caller: str = "") -> Opened:
+        """What opening `bundle` gives. `caller` names who asks, for a fair share of time; `cache_dir` keeps it on disk.
+
+        Raises SchemaError; among others if it takes more than its limits, or `caller` has used up its time.
+        """
+        data = msgspec.msgpack.encode(bundle)
+        key = _key(data)
+        path = None if cache_dir is None else cache_dir / f"{key}.type"
+        found = self._memory.find(key, time.monotonic())
+        if isinstance(found, ErrorReport):
+            raise rebuild(found)
+        if found is None:
+            found = self._once(key, data, path, caller)
+        elif path is not None and not path.exists():
+            _store(path, found)
+        return msgspec.msgpack.decode(found, type=Opened)
+
+    def _once(self, key: str, data: bytes, path: Path | None, caller: str) -> bytes:
+        """Of several threads that come with one schema, one has it opened."""
+        with self._lock:
+            coming = self._coming.get(key)
+            if coming is None:
+                own = self._coming[key] = Future[bytes]()
+        if coming is not None:
+            try:
+                return coming.result(PATIENCE + self._limits.deadline)
+            except FutureTimeoutError:
+                raise SchemaError("the schema is still being opened", hint="Try again later") from None
+        try:
+            found = self._make(key, data, path, caller)
+            own.set_result(found)
+        except BaseException as exc:
+            own.set_exception(exc)
+            raise
+        finally:
+            with self._lock:
+                del self._coming[key]
+        return found
+
+    def _make(self, key: str, data: bytes, path: Path | None, caller: str) -> bytes:
+        if path is not None:
+            with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):  # none, or damaged: made anew
+                found = path.read_bytes()
+                msgspec.msgpack.decode(found, type=Opened)
+                self._memory.keep(key, found)
+                return found
+        try:
+            found = self._children.run(_WORK, data, limits=self._limits, caller=caller)
+        except ChildError as exc:
+            refusal = _refusal(exc)
+            if exc.facts["cause"] not in ("busy", "allowance"):
+                self._memory.refuse(key, report(refusal), time.monotonic() + REFUSED_SECONDS)
+            raise refusal from None
+        except JbiError as exc:
+            self._memory.refuse(key, report(exc), time.monotonic() + REFUSED_SECONDS)
+            raise
+        self._memory.keep(key, found)
+        if path is not None:
+            _store(path, found)
+        return found
+
+
+OPENER: Final = Opener()
+"""That of this process: what one repository has seen costs the others nothing."""
+
+
+def _refusal(exc: ChildError) -> SchemaError:
+    """A limit that a schema ran into, in words for who wrote the schema."""
+    cause = str(exc.facts["cause"])
+    if cause in ("busy", "allowance"):
+        return SchemaError(f"the schema has to wait: {exc.message}", hint=exc.hint, cause=cause)
+    return SchemaError(
+        f"opening the schema {exc.message}",
+        hint="Groups, unions or types that refer to each other multiply: split the type, or leave out what is not used",
+        cause=cause,
+    )
+
+
+def _key(data: bytes) -> str:
+    text = "\0".join([_FORMAT, *(f"{name} {_version(name)}" for name in ("jbi-pubsub", "lxml", "xmlschema"))])
+    hashed = hashlib.blake2b(text.encode(), digest_size=16)
+    hashed.update(data)
+    return hashed.hexdigest()
+
+
+_versions: dict[str, str] = {}
+
+
+def _version(name: str) -> str:
+    if name not in _versions:
+        _versions[name] = importlib.metadata.version(name)
+    return _versions[name]
+
+
+def _store(path: Path, data: bytes) -> None:
+    """Keep it on disk, whole or not at all. A full or read-only disk costs time, not correctness."""
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        temporary = Path(name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        temporary.replace(path)
+        _thin(path.parent)
+    except OSError as exc:
+        log.info("%s is not kept: %s", path, exc)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _thin(folder: Path) -> None:
+    """Take the oldest files away where there are too many."""
+    files = [*folder.glob("*.type"), *folder.glob("*.tmp")]
+    if len(files) > MAX_FILES:
+        files.sort(key=_age)
+        for path in files[: len(files) - MAX_FILES]:
+            path.unlink(missing_ok=True)
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0  # another process took it away

@@ -1,0 +1,167 @@
+"""What opening a schema may cost, and what is remembered of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from jbi_pubsub.codegen.opening import Opener
+from jbi_pubsub.codegen.repository import TypeRepository, open_type
+from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.child import Allowance, Children, Limits
+from jbi_pubsub.core.errors import SchemaError
+from jbi_pubsub.core.info_object import SchemaBundle
+
+TIGHT = Limits(seconds=0.8, memory=256 << 20)
+GOOD = '<xs:element name="r" type="xs:int"/>'
+
+
+def schema(body: str) -> SchemaBundle:
+    names = 'xmlns:xs="http://www.w3.org/2001/XMLSchema"'
+    return read_bundle(f"<xs:schema {names}>{body}</xs:schema>".encode(), root="r")
+
+
+def doubling_unions(levels: int) -> SchemaBundle:
+    """Unions of two restrictions of the union below: 2 to the power of `levels` member types in the end."""
+    types = '<xs:simpleType name="u0"><xs:restriction base="xs:int"/></xs:simpleType>'
+    member = '<xs:simpleType><xs:restriction base="u{}"/></xs:simpleType>'
+    for level in range(1, levels + 1):
+        types += f'<xs:simpleType name="u{level}"><xs:union>{member.format(level - 1) * 2}</xs:union></xs:simpleType>'
+    return schema(types + f'<xs:element name="r" type="u{levels}"/>')
+
+
+def doubling_groups(levels: int) -> SchemaBundle:
+    groups = "".join(
+        f'<xs:group name="g{level}"><xs:sequence><xs:group ref="g{level + 1}"/><xs:group ref="g{level + 1}"/>'
+        "</xs:sequence></xs:group>"
+        for level in range(levels)
+    )
+    last = f'<xs:group name="g{levels}"><xs:sequence><xs:element name="e" minOccurs="0"/></xs:sequence></xs:group>'
+    return schema(
+        f'{groups}{last}<xs:element name="r"><xs:complexType><xs:group ref="g0"/></xs:complexType></xs:element>'
+    )
+
+
+def named_unions(levels: int) -> SchemaBundle:
+    types = '<xs:simpleType name="u0"><xs:restriction base="xs:int"/></xs:simpleType>'
+    for level in range(1, levels + 1):
+        types += f'<xs:simpleType name="u{level}"><xs:union memberTypes="u{level - 1} u{level - 1}"/></xs:simpleType>'
+    return schema(types + f'<xs:element name="r" type="u{levels}"/>')
+
+
+@pytest.mark.parametrize(
+    "bundle",
+    [
+        pytest.param(doubling_unions(22), id="unions of restrictions of unions"),
+        pytest.param(doubling_groups(40), id="groups that refer twice to the next"),
+        pytest.param(named_unions(60), id="unions that name another twice", marks=pytest.mark.slow),
+    ],
+)
+def test_a_small_schema_that_costs_without_end_is_refused_and_leaves_nothing_behind(
+    bundle: SchemaBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a schema of a few thousand bytes, and less than a second
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    opener = Opener(limits=TIGHT)
+    # When it is opened
+    with pytest.raises(SchemaError, match=r"takes more than|ended its process|member types") as refused:
+        opener.open(bundle)
+    # Expect a refusal in one line that says how to mend it, no process and no file
+    assert "\n" not in str(refused.value)
+    assert refused.value.hint
+    assert not [child for child in psutil.Process().children() if "core.child" in " ".join(child.cmdline())]
+    assert list(tmp_path.iterdir()) == []
+    # And the second time to cost nothing
+    monkeypatch.setattr(opener, "_children", None)
+    with pytest.raises(SchemaError) as again:
+        opener.open(bundle)
+    assert str(again.value) == str(refused.value)
+
+
+def test_a_stranger_with_many_costly_schemas_is_put_off_and_the_others_are_not() -> None:
+    # Given callers who may use less than a second
+    opener = Opener(limits=TIGHT, children=Children(allowance=Allowance(most=0.3, regained=0.001)))
+    # When a stranger comes with one costly schema after the other
+    refusals = []
+    for levels in range(40, 43):
+        with pytest.raises(SchemaError) as refused:
+            opener.open(doubling_groups(levels), caller="stranger")
+        refusals.append(refused.value.facts.get("cause"))
+    # Expect all but the first to be refused without a look, and an honest one to be served
+    assert refusals[0] != "allowance"
+    assert refusals[1:] == ["allowance", "allowance"]
+    assert opener.open(schema(GOOD), caller="honest").model.root == "r"
+    # And what was refused for want of time alone not to be remembered as bad
+    with pytest.raises(SchemaError, match=r"takes more|ended its process"):
+        opener.open(doubling_groups(42), caller="honest")
+
+
+def test_nobody_waits_for_a_schema_of_somebody_else() -> None:
+    # Given a schema that takes a second
+    types = TypeRepository(opener=Opener(limits=TIGHT))
+    good = schema(GOOD)
+    types.open(good)
+    begun = threading.Event()
+
+    def costly() -> float:
+        begun.set()
+        with pytest.raises(SchemaError):
+            types.open(doubling_groups(40))
+        return time.monotonic()
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(costly)
+        begun.wait()
+        # When another one opens a type that is known
+        known = types.open(good)
+        answered = time.monotonic()
+    # Expect it to be served before
+    assert known.root == "r"
+    assert answered < ended.result()
+
+
+def test_of_many_threads_with_one_schema_one_has_it_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Counting(Children):
+        def run(self, function: str, data: bytes, **options: Any) -> bytes:
+            asked.append(function)
+            return super().run(function, data, **options)
+
+    opener = Opener(children=Counting())
+    bundle = schema(GOOD)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: opener.open(bundle).digest, range(8)))
+    assert len(set(found)) == 1
+    assert len(asked) == 1
+
+
+def test_in_a_child_the_same_comes_out_as_here(make: Any) -> None:
+    bundle = read_bundle(make.fixtures / "intel_imagery/Intel_Imagery.xsd")
+    here, there = open_type(bundle), TypeRepository(opener=Opener()).open(bundle)
+    assert here.model == there.model
+    assert here.digest == there.digest
+
+
+def test_a_schema_that_is_invalid_is_refused_as_it_would_be_here() -> None:
+    bundle = schema('<xs:element name="r" type="xs:strin"/>')
+    with pytest.raises(SchemaError) as here:
+        open_type(bundle)
+    with pytest.raises(SchemaError) as there:
+        Opener().open(bundle)
+    assert str(here.value) == str(there.value)
+    assert here.value.facts == there.value.facts
+
+
+def test_the_cache_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jbi_pubsub.codegen.opening.MAX_FILES", 3)
+    for number in range(5):
+        (tmp_path / f"{number}.type").write_bytes(b"old")
+    Opener().open(schema(GOOD), cache_dir=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
