@@ -27,15 +27,20 @@ def tracked() -> set[str]:
 
 def test_the_source_distribution_has_all_files_of_the_repository(tmp_path: Path) -> None:
     pytest.importorskip("setuptools")
-    # When it is made
-    script = f"from setuptools.build_meta import build_sdist; build_sdist({str(tmp_path)!r})"
-    subprocess.run([sys.executable, "-c", script], cwd=TOP, check=True, capture_output=True)
-    [made] = tmp_path.glob("*.tar.gz")
-    with tarfile.open(made) as archive:
-        names = {name.partition("/")[2] for name in archive.getnames()}
-    # Expect every file that is tracked, and none twice by the links of the source tree
-    assert sorted(tracked() - names) == []
-    assert [name for name in names if name.startswith(("jbi_pubsub/lookup/", "jbi_pubsub/pad/"))] == []
+    # Given a fresh checkout: setuptools takes what an earlier run has listed for a source as well
+    files, fresh, made = tracked(), tmp_path / "fresh", tmp_path / "made"
+    for name in files:
+        (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(TOP / name, fresh / name)
+    # When the source distribution is made
+    script = f"from setuptools.build_meta import build_sdist; build_sdist({str(made)!r})"
+    made.mkdir()
+    subprocess.run([sys.executable, "-c", script], cwd=fresh, check=True, capture_output=True)
+    [archive] = made.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    # Expect every file that is tracked
+    assert sorted(files - names) == []
 
 
 def test_the_wheel_brings_the_documentation() -> None:

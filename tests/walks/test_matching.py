@@ -157,13 +157,17 @@ def test_without_one_schema_in_the_federation_a_predicate_derives_nothing(own_wa
 def test_a_schema_that_is_not_what_is_registered_is_not_used(own_walk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a server that gives another schema than the one whose digest its registration names
     own_walk.register()
-    monkeypatch.setattr(
-        "jbi_pubsub.subscriber.published.fetch_schema",
-        lambda *given, **named: msgspec.structs.replace(
-            fetch_schema(*given, **named), marks=b'{"/metadata": "variant"}'
-        ),
-    )
-    uid = subscribe(own_walk, type_name=IMAGERY, predicate="/metadata/RequiredMetadata/publisher = '418th'")
+
+    def other(*given: Any, **named: Any) -> Any:
+        bundle = fetch_schema(*given, **named)
+        [(name, text)] = bundle.documents
+        further = text.replace(b'type="xs:decimal"', b'type="xs:double"')
+        assert further != text
+        return msgspec.structs.replace(bundle, documents=((name, further),))
+
+    monkeypatch.setattr("jbi_pubsub.subscriber.published.fetch_schema", other)
+    predicate = "/metadata/RequiredMetadata/publisher = '418th'"
+    uid = subscribe(own_walk, type_name=IMAGERY, version="1.0", predicate=predicate)
     # Expect it not to narrow the subscription
     assert entries_of(own_walk, uid) == ["jbi.InformationType"]
 
