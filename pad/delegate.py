@@ -348,11 +348,7 @@ class Delegate:
         """Seconds until all have come or had the time to; 0: they have."""
         now = self._clock()
         return max(
-            (
-                topic.announced + settle - now
-                for topic in self._topics.values()
-                if topic.shelf.kept and len(topic.table.sessions()) < topic.told
-            ),
+            (topic.announced + settle - now for topic in self._topics.values() if topic.is_awaited),
             default=0.0,
         )
 
@@ -438,6 +434,12 @@ class Delegate:
             raise UnknownUidError(f"no subscriber session {session_id} here", hint="Open it again", uid=session_id)
         return found
 
+    def open_for(self, session_id: str) -> float:
+        """Seconds since a session was opened; 0.0 if there is none."""
+        with self._lock:
+            session = self._sessions.get(session_id)
+            return self._clock() - session.opened if session is not None else 0.0
+
     def subscribe(
         self, session_id: str, request: SubscriptionRequest, duration: float, age: float = NOT_BEFORE
     ) -> Granted:
@@ -514,6 +516,7 @@ class Delegate:
         for topic in topics:
             topic.table.settled = FAR
             topic.table.add(subscription)
+            topic.note(subscription.owner)
         subscription.place, marks = self._shelves.mark([topic.shelf for topic in topics])
         for topic in topics:
             topic.table.settled = subscription.place
@@ -623,9 +626,9 @@ class Delegate:
             sessions = list(self._sessions.values())
         deadline = self._clock() + timeout
         left = self._newcomers.drain(timeout)
-        for session in sessions:
-            # One that has gone may never come back; one that has just come is about to connect.
-            most = math.inf if session.connected else 0.0 if session.has_come else self._config.pad.settle_seconds
+        coming = self._config.pad.settle_seconds if closing else math.inf
+        for session in sessions:  # one that has gone may never come back; one that has just come is about to connect
+            most = math.inf if session.connected else 0.0 if session.has_come else coming
             left += session.drain(min(most, max(0.0, deadline - self._clock())))
         return left + self._mail.drain(max(0.0, deadline - self._clock()), closing=closing)
 
@@ -715,6 +718,7 @@ class Delegate:
                     subscription.lost[Cause.REFUSED] += 0
             else:
                 topic.table.add(subscription)
+                topic.note(subscription.owner)
 
     def _forget_ghosts(self) -> None:
         """Topics whose last registration has gone, and that nobody can come late for any more."""

@@ -96,10 +96,6 @@ class MatchTable:
         """All of them."""
         return list(self._by_key.values())
 
-    def sessions(self) -> set[str]:
-        """The subscribers whose subscriptions they are."""
-        return {s.owner for s in self.subscriptions()}
-
     def add(self, subscription: Subscription) -> None:
         """Add a subscription that matched at the first level; twice counts once."""
         if id(subscription) in self._keys:

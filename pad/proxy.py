@@ -77,6 +77,14 @@ class Subscribed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: ErrorReport | None = None
 
 
+class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """To all subscriptions of a call, in their order. `open_for`: seconds that the session is open by now, which ties
+    the two clocks anew; 0 without a session."""
+
+    answers: tuple[Subscribed, ...]
+    open_for: float = 0.0
+
+
 class _LeasedProxy:
     """What both proxies share. Leases are renewed over a connection of their own: a long call must not cost a lease."""
 
@@ -132,7 +140,8 @@ class SubscriptionsProxy(_LeasedProxy):
     """Calls of a subscribing application. Each raises the delegate's errors, WireError or WireTimeoutError."""
 
     opened_at = 0.0
-    """When the answer came that the session is open (monotonic seconds): ties the delegate's clock to ours."""
+    """When the session was opened, by our clock (monotonic seconds), or later by the way of an answer at most: of the
+    fastest one. Ties the delegate's clock to ours."""
 
     def open(self, name: str, duration: float) -> Opened:
         """Open a session for this process under a lease."""
@@ -150,9 +159,10 @@ class SubscriptionsProxy(_LeasedProxy):
     ) -> tuple[Subscribed, ...]:
         """Register subscriptions, an answer for each; `duration` is for the leases of e-mail-only ones; `ages`: since
         when each stands (see Delegate.subscribe)."""
-        return self._client.call(
-            "subscribe", tuple[Subscribed, ...], session_id, tuple(requests), duration, tuple(ages)
-        )
+        given: Answers = self._client.call("subscribe", Answers, session_id, tuple(requests), duration, tuple(ages))
+        if given.open_for > 0:
+            self.opened_at = min(self.opened_at, time.monotonic() - given.open_for)
+        return given.answers
 
     def unsubscribe(self, right: str, uid: str) -> None:
         """Cancel it, by the session id, the lease id of an e-mail-only one, or "" as an administrator."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Final
 
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import Head, object_id_of
@@ -12,6 +13,9 @@ from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTa
 from jbi_pubsub.pad.shelf import Shelf
 
 Entries = tuple[EntryRep, ...]
+
+COUNTED: Final = 1_000
+"""Sessions that a topic remembers: of more it is not asked whether all that were told have come."""
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +31,18 @@ class Topic:
     announced: float = -math.inf
     """When a lookup service began to tell of one of them (delegate's clock), and how many it has told."""
     told: int = 0
+    came: set[str] = field(default_factory=set)
+    """Subscriber sessions that have subscribed to it, COUNTED at most."""
+
+    def note(self, session_id: str) -> None:
+        """A session has come."""
+        if len(self.came) < COUNTED:
+            self.came.add(session_id)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody who was told of its objects has not come yet."""
+        return bool(self.shelf.kept) and len(self.came) < min(self.told, COUNTED)
 
 
 @dataclass(eq=False, slots=True)

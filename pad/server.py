@@ -63,6 +63,7 @@ from jbi_pubsub.pad.proxy import (
     SUBSCRIPTIONS,
     SUBSCRIPTIONS_METHODS,
     TYPES,
+    Answers,
     Opened,
     Subscribed,
 )
@@ -570,17 +571,18 @@ class _Subscriptions:
         requests: tuple[msgspec.Raw, ...],
         duration: float,
         ages: tuple[float, ...],
-    ) -> tuple[Subscribed, ...]:
+    ) -> Answers:
         """Each request is read by itself: one that makes no sense is refused, and none of the others."""
         self._server.refuse_when_stopping()
         if len(requests) > SUBSCRIBE_AT_ONCE:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
         if len(ages) != len(requests):
             raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
-        return tuple(
+        given = tuple(
             self._subscribe(caller, session_id, request, duration, age)
             for request, age in zip(requests, ages, strict=True)
         )
+        return Answers(given, self._server.delegate.open_for(session_id))
 
     def _subscribe(self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float) -> Subscribed:
         try:

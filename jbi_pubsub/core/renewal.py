@@ -98,6 +98,13 @@ class LeaseRenewalManager:
             self._held[key] = held
             self._schedule_renewal(now, key, held)
 
+    def hasten(self, key: Hashable) -> None:
+        """Renew the lease now: its grantor may have a longer term by now. Unknown keys are ignored."""
+        with self._changed:
+            held = self._held.get(key)
+            if held is not None:
+                self._schedule(time.monotonic(), key, held)
+
     def remove(self, key: Hashable) -> None:
         """Stop renewing; the lease itself is not cancelled. Unknown keys are ignored."""
         with self._changed:

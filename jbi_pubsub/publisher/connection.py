@@ -531,7 +531,10 @@ class DelegateConnection:
         try:
             line = Line(sock)
             hello = Hello.of(token, compression=link.compression)
-            self._sender.run(line, greet(line, hello))
+            position = greet(line, hello)
+            if opened.lease.duration < self._config.lease.publisher:  # until now it was short
+                self._renewals.hasten(self)
+            self._sender.run(line, position)
         finally:
             sock.close()
 

@@ -498,6 +498,8 @@ class DelegateSession:
         try:
             line = Line(sock)
             greet(line, Hello.of(token, receiver.position, compression=link.compression))
+            if opened.lease.duration < self._config.lease.subscriber:  # until now it was short
+                self._renewals.hasten(self)
             with self._changed:
                 self._receiver = receiver
                 for standing in self._by_number.values():

@@ -300,3 +300,19 @@ def test_a_fault_in_the_loop_of_renewals_does_not_end_it(
     assert failed.wait(LONG)
     expect_renewals(manager)
     assert faults()["lease renewal"] == before + 1
+
+
+def test_a_lease_that_is_hastened_is_renewed_at_once(manager: LeaseRenewalManager) -> None:
+    # Given a lease of a minute, whose grantor would give an hour by now
+    renewed = threading.Event()
+
+    def longer() -> float:
+        renewed.set()
+        return 3600.0
+
+    manager.manage("lease", 60.0, longer, _ignored)
+    assert not renewed.is_set()
+    # When it is hastened; Expect it to be renewed now, not after 24 s; and nothing for one that is not managed
+    manager.hasten("another")
+    manager.hasten("lease")
+    assert renewed.wait(LONG)

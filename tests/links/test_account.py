@@ -88,7 +88,9 @@ def test_what_was_on_its_way_to_a_killed_subscriber_is_lost_and_counted(
     scene.eventually(lambda: scene.node.status()["sessions"] == [], what="the lease runs out")
 
     # Expect that all eight are lost for one reason, and that later ones match nobody
-    scene.eventually(lambda: scene.node.status()["lost"] == {"subscriber_dead": 8}, what="all eight counted")
+    scene.eventually(
+        lambda: scene.node.status()["lost"] == {"subscriber_dead": 8}, what=lambda: scene.node.status()["lost"]
+    )
     scene.publish(b"after")
     assert scene.account() == {
         "published": 10, "unmatched": 1, "suppressed": 0, "delivered": 1, "lost": 8, "waiting": 0,
