@@ -89,7 +89,7 @@ class SubscriberSession:
     def add(self, subscription: Subscription, *, held: bool = False) -> None:
         """Open the subscription's outlet; `held`: nothing goes out before `catch_up`."""
         with self._changed:
-            self._outlets[subscription.number] = Outlet(subscription, held)
+            self._outlets[subscription.number] = Outlet(subscription, held=held)
 
     def catch_up(self, newcomers: Iterable[tuple[Subscription, Arrears, int]]) -> None:
         """Let newcomers go: each gets its arrears, and is told first how many objects it has missed; then what has come
@@ -105,7 +105,7 @@ class SubscriberSession:
                 taken += arrears.size
                 dropped = arrears.dropped
                 outlet.catch_up(arrears)
-                while len(outlet) > subscription.request.bound and subscription.request.policy == "drop_oldest":
+                while outlet.waiting > outlet.bound and subscription.request.policy == "drop_oldest":
                     taken -= outlet.drop_oldest().parcel.size
                     dropped += 1
                 for cause, count in ((Cause.MISSED, missed), (Cause.QUEUE_OVERFLOW, dropped)):
@@ -156,8 +156,7 @@ class SubscriberSession:
                 subscription.matched += 1
                 if waiting is None or waiting.parcel is not parcel:
                     waiting = Waiting(parcel)
-                waiting.outlets.append(outlet)
-                outlet.put(waiting)
+                outlet.put(waiting, parcel.size)
                 taken += parcel.size
                 if not outlet.ready:
                     self._make_ready(outlet)
@@ -279,7 +278,7 @@ class SubscriberSession:
     def queued(self) -> int:
         """Objects that wait in all queues."""
         with self._changed:
-            return sum(map(len, self._outlets.values()))
+            return sum(outlet.waiting for outlet in self._outlets.values())
 
     @property
     def in_flight(self) -> int:
@@ -297,11 +296,11 @@ class SubscriberSession:
                 "connected": self.connected,
                 **described(self._sender.compression),
                 "in_flight": self.in_flight,
-                "queued": {o.subscription.uid: len(o) for o in self._outlets.values()},
+                "queued": {o.subscription.uid: o.waiting for o in self._outlets.values()},
             }
 
     def _empty(self, outlet: Outlet) -> None:
-        while len(outlet):
+        while outlet.waiting:
             self._budget.add(-outlet.drop_oldest().parcel.size)
 
     def _left(self) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from jbi_pubsub.core.info_object import Parcel
@@ -120,43 +119,46 @@ class Arrears(FifoQueue):
         return len(self) >= self._bound or (len(self) > 0 and self.size >= self._share)
 
 
-@dataclass(slots=True, eq=False)
 class Outlet:
     """What one subscription has waiting and under way. Its session's lock covers it."""
 
-    subscription: Subscription
-    held: bool = False
-    """A newcomer whose source is being made ready: nothing goes out."""
-    source: DeliveryQueue | None = None
-    """Goes out before the queue; None once it is empty."""
-    queue: DeliveryQueue = field(default_factory=FifoQueue)
-    sent: int = 0
-    consumed: int = 0
-    waiting_bytes: int = 0
-    untold: Counter[str] = field(default_factory=Counter)
-    ready: bool = False
-    cutting: Iterator[memoryview] | None = None
-    """What is left of a large object that goes in chunks."""
-    next_chunk: memoryview | None = None
+    __slots__ = (
+        "bound", "consumed", "cutting", "held", "next_chunk", "queue", "ready", "sent", "source", "subscription",
+        "untold", "waiting", "waiting_bytes",
+    )  # fmt: skip
 
-    def __len__(self) -> int:
-        """Objects that wait."""
-        return len(self.queue) if self.source is None else len(self.source) + len(self.queue)
+    def __init__(self, subscription: Subscription, *, held: bool = False) -> None:
+        """`held`: a newcomer whose source is being made ready: nothing goes out."""
+        self.subscription = subscription
+        self.bound = subscription.request.bound
+        self.held = held
+        self.source: DeliveryQueue | None = None
+        """Goes out before the queue; None once it is empty."""
+        self.queue: DeliveryQueue = FifoQueue()
+        self.waiting = self.waiting_bytes = 0
+        """In both together."""
+        self.sent = self.consumed = 0
+        self.untold: Counter[str] = Counter()
+        self.ready = False
+        self.cutting: Iterator[memoryview] | None = None
+        """What is left of a large object that goes in chunks."""
+        self.next_chunk: memoryview | None = None
 
     @property
     def held_up(self) -> int:
         """Objects that wait, and the large one of which some chunks have gone."""
-        return len(self) + (self.cutting is not None)
+        return self.waiting + (self.cutting is not None)
 
     def is_full(self, share: int) -> bool:
         """Whether the policy has to decide about the next object: its bound is reached, or `share` bytes wait."""
-        waiting = len(self)
-        return waiting >= self.subscription.request.bound or (waiting > 0 and self.waiting_bytes >= share)
+        return self.waiting >= self.bound or (self.waiting_bytes >= share and self.waiting > 0)
 
-    def put(self, waiting: Waiting) -> None:
-        """One more waits."""
+    def put(self, waiting: Waiting, size: int) -> None:
+        """One more waits, of `size` bytes."""
+        waiting.outlets.append(self)
         self.queue.put(waiting)
-        self.waiting_bytes += waiting.parcel.size
+        self.waiting += 1
+        self.waiting_bytes += size
 
     def catch_up(self, arrears: Arrears) -> None:
         """From now on they go out, then what has come meanwhile."""
@@ -164,37 +166,40 @@ class Outlet:
             waiting.outlets.append(self)
         self.held = False
         self.source = arrears or None
+        self.waiting += len(arrears)
         self.waiting_bytes += arrears.size
 
     def take(self) -> Waiting:
         """The next one, to be sent."""
         self.sent += 1
-        return self._removed((self.source or self.queue).take())
+        return self._removed(self.queue.take() if self.source is None else self.source.take())
 
     def drop_oldest(self) -> Waiting:
         """The one that has waited longest, to be lost."""
-        return self._removed((self.source or self.queue).drop_oldest())
+        return self._removed(self.queue.drop_oldest() if self.source is None else self.source.drop_oldest())
 
     def _removed(self, waiting: Waiting) -> Waiting:
-        if not self.source:
+        if self.source is not None and not len(self.source):
             self.source = None
+        self.waiting -= 1
         self.waiting_bytes -= waiting.parcel.size
         return waiting
-
-    def has_credit(self) -> bool:
-        """Whether something waits that the subscriber has room for."""
-        return len(self) > 0 and self.sent - self.consumed < self.subscription.request.bound
 
     def is_next(self, waiting: Waiting) -> bool:
         """Whether that object is what it would send next."""
         return (
-            not self.held
+            self.waiting > 0
+            and self.sent - self.consumed < self.bound
+            and not self.held
             and self.cutting is None
             and not self.untold
-            and self.has_credit()
-            and (self.source or self.queue).head() is waiting
+            and (self.queue.head() if self.source is None else self.source.head()) is waiting
         )
 
     def may_send(self) -> bool:
         """Whether something can go out now."""
-        return not self.held and (self.cutting is not None or bool(self.untold) or self.has_credit())
+        if self.held:
+            return False
+        if self.waiting and self.sent - self.consumed < self.bound:
+            return True
+        return self.cutting is not None or bool(self.untold)

@@ -52,7 +52,7 @@ class Pipeline:
         """`sessions` by id: they come and go meanwhile; `account` takes what comes for those who have gone."""
         self._config = config
         self._shelves = stages.shelves
-        self._room = (self._wait_for_budget, self._let_newcomers_come, *stages.room)
+        self._room = stages.room
         self._budget = budget
         self._sessions = sessions
         self._mail = mail
@@ -71,9 +71,13 @@ class Pipeline:
         if gap < 0:
             return False
         try:
+            if self._budget.used >= self._budget.limit:
+                self._wait_for_budget()
+            if self._shelves.size + parcel.size > self._shelves.limit and not registration.has_settled:
+                self._let_newcomers_come(registration, parcel)
             for wait in self._room:
                 wait(registration, parcel)
-            if registration.sequence:  # the first one may be any: an earlier delegate had those before it
+            if gap and registration.sequence:  # the first one may be any: an earlier delegate had those before it
                 self._tell_of_gap(registration, gap)
             registration.sequence = head.sequence
             registration.check_head(head)
@@ -123,7 +127,7 @@ class Pipeline:
             for subscription in matched:
                 self._deliver(subscription, parcel, parcel, deliveries)
 
-    def _wait_for_budget(self, _registration: Registration, _parcel: Parcel) -> None:
+    def _wait_for_budget(self) -> None:
         if not self._budget.wait_for_room(self._config.queue.block_seconds):
             raise BackPressureError(
                 f"the delegate's queues hold {self._budget.used} bytes, the limit is {self._budget.limit}",
@@ -131,18 +135,14 @@ class Pipeline:
             )
 
     def _let_newcomers_come(self, registration: Registration, parcel: Parcel) -> None:
-        """A publisher that fills the shelves within moments waits once: who is on the way here gets its first objects,
-        too."""
-        if registration.has_settled:
-            return
-        settle = self._config.pad.settle_seconds
-        if self._shelves.is_crowded(registration.topic.shelf, parcel.size, self._clock(), settle):
+        """A publisher that fills the shelves within moments waits once: who was told of it and is on the way here gets
+        its first objects, too."""
+        settle, topic = self._config.pad.settle_seconds, registration.topic
+        if topic.is_awaited and self._shelves.is_crowded(topic.shelf, parcel.size, self._clock(), settle):
             registration.has_settled = True
             self.stopping.wait(settle)
 
     def _tell_of_gap(self, registration: Registration, count: int) -> None:
-        if count == 0:
-            return
         if count > GAP_MOST:
             raise MetadataError(
                 f"the object's number leaves out {count} of registration {registration.uid}, more than {GAP_MOST}",

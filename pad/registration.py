@@ -41,8 +41,9 @@ class Topic:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody who was told of its objects has not come yet."""
-        return bool(self.shelf.kept) and len(self.came) < min(self.told, COUNTED)
+        """Whether somebody who was told of its objects, or is to be told yet, has not come."""
+        told = min(self.told, COUNTED)
+        return bool(self.shelf.kept) and (len(self.came) < told or math.isinf(self.shelf.young_until))
 
 
 @dataclass(eq=False, slots=True)

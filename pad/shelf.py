@@ -134,10 +134,9 @@ class Shelves:
     def __init__(self, seconds: float, limit: int) -> None:
         """`seconds` for a young shelf, `limit` bytes for all of them; 0 seconds keeps nothing."""
         self._seconds = seconds
-        self._limit = limit if seconds > 0 else 0
+        self.limit = limit if seconds > 0 else 0
         self._lock = threading.Lock()
         self._filled: set[Shelf] = set()
-        self._largest = Shelf()
         self.position = 0
         """Of the last object kept."""
         self.size = 0
@@ -152,6 +151,7 @@ class Shelves:
 
     def keep(self, shelf: Shelf, parcel: Parcel, reader: Reader, now: float) -> Kept:
         """Give an object its position, and put it on the shelf."""
+        size = parcel.size + OVERHEAD
         with self._lock:
             self.position = position = self.position + 1
             kept = Kept(position, now, parcel, reader)
@@ -159,22 +159,22 @@ class Shelves:
                 self._filled.add(shelf)
             shelf.kept.append(kept)
             shelf.total += 1
-            size = parcel.size + OVERHEAD
             shelf.size += size
             self.size += size
-            if shelf.size > OLD_BYTES and now >= shelf.young_until:
-                self._trim(shelf, -math.inf, OLD_BYTES // 2)  # to the half: not one for each that comes
-            if shelf.size > self._largest.size:
-                self._largest = shelf
-            if self.size > self._limit:
+            if shelf.size > OLD_BYTES:
+                if now >= shelf.young_until:
+                    self._trim(shelf, -math.inf, OLD_BYTES // 2)  # to the half: not one for each that comes
+                elif self.size > self.limit:
+                    self._give_up()
+            elif self.size > self.limit:
                 self._give_up()
         return kept
 
     def is_crowded(self, shelf: Shelf, size: int, now: float, settle: float) -> bool:
         """Whether an object of `size` bytes takes the place of one that lies there for less than `settle` seconds."""
         with self._lock:
-            has_room = self.size + size + OVERHEAD <= self._limit
-            if has_room or shelf is not self._largest or not shelf.kept or now >= shelf.young_until:
+            has_room = self.size + size + OVERHEAD <= self.limit
+            if has_room or not shelf.kept or now >= shelf.young_until or shelf.size < max(s.size for s in self._filled):
                 return False
             return now - shelf.kept[0].time < settle
 
@@ -221,7 +221,7 @@ class Shelves:
             for shelf in [s for s in self._filled if not math.isinf(s.young_until)]:
                 is_young = now < shelf.young_until
                 seconds = self._seconds if is_young else min(OLD_SECONDS, self._seconds)
-                self._trim(shelf, now - seconds, self._limit if is_young else OLD_BYTES)
+                self._trim(shelf, now - seconds, self.limit if is_young else OLD_BYTES)
 
     def drop(self, shelf: Shelf) -> None:
         """Its topic is gone: so is what lies there."""
@@ -240,7 +240,8 @@ class Shelves:
             self._filled.discard(shelf)
 
     def _give_up(self) -> None:
-        while self.size > self._limit and self._filled:
-            if not self._largest.kept:
-                self._largest = max(self._filled, key=lambda shelf: shelf.size)
-            self._trim(self._largest, -math.inf, max(0, self._largest.size - (self.size - self._limit)))
+        """The largest shelf gives way, by a sixteenth of all room at once: not by one for each that comes."""
+        while self.size > self.limit and self._filled:
+            shelf = max(self._filled, key=lambda shelf: shelf.size)
+            over = self.size - self.limit + min(self.limit // 16, shelf.size // 2)
+            self._trim(shelf, -math.inf, max(0, shelf.size - over))
