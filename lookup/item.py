@@ -132,7 +132,7 @@ class EventDiagnostic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ServiceRegistration(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of register: the service's id (new, reused or as given), its lease (`duration` in seconds), and how many
-    clients that are connected are `told` of it."""
+    event registrations of connected clients are `told` of it."""
 
     service_id: str
     lease_id: str

@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -605,8 +605,8 @@ class LookupServer:
                 f"all {CHANNELS_MOST} event channels are open", hint="Use another lookup service, or wait"
             )
 
-    def connected_among(self, listeners: Collection[str]) -> int:
-        """How many of the listeners are connected now."""
+    def connected_among(self, listeners: Iterable[str]) -> int:
+        """How many of the listeners are connected now; one that is named twice counts twice."""
         channels = self._channels
         return sum(channel.connected for name in listeners if (channel := channels.get(name)) is not None)
 
@@ -675,7 +675,7 @@ class _Registrar:
 
         def register(registrar: Registrar, now: float) -> Outcome[ServiceRegistration]:
             outcome = registrar.register(item, duration, now, owner=owner, key=key)
-            told = self._server.connected_among({listener for listener, _ in outcome.events})
+            told = self._server.connected_among(listener for listener, _ in outcome.events)
             return msgspec.structs.replace(outcome, result=msgspec.structs.replace(outcome.result, told=told))
 
         granted = self._server.grant(register)

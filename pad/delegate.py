@@ -16,7 +16,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
@@ -64,6 +63,7 @@ from jbi_pubsub.pad.subscription import (
     SubscriptionRequest,
     check_owner,
     compile_subscription,
+    local_name,
     shown,
 )
 
@@ -176,7 +176,7 @@ class Delegate:
         self._sessions: dict[str, SubscriberSession] = {}
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
         self._topics: dict[str, Topic] = {}
-        self._ghosts: deque[Topic] = deque()
+        self._ghosts: dict[Topic, None] = {}
         """Topics without a registration, whose objects somebody may still come for; the oldest first."""
         self._topic_keys: dict[Entries, str] = {}
         self._published: EntryIndex[str] = EntryIndex()
@@ -291,7 +291,10 @@ class Delegate:
         self, connection_id: str, request: PublisherRequest, gate: InformationTypeGate, uid: str, number: int
     ) -> tuple[Registration, Entries]:
         check_owner("registration", uid, request.secret)
-        described = InformationType(name=gate.type.name, version=gate.type.version, schema=gate.digest).rep()
+        name = gate.type.name
+        described = InformationType(
+            name=name, version=gate.type.version, schema=gate.digest, local=local_name(name)
+        ).rep()
         entries = (described, *request.entries)
         with self._lock:
             connection = self.connection(connection_id)  # asked again: its lease may have run out meanwhile
@@ -307,6 +310,8 @@ class Delegate:
             topic = self._topic_for(entries)
             judgement = Judgement(gate, request.entries, topic.table, validate=request.validate)
             registration = Registration(uid, number, connection_id, gate, topic, judgement)
+            topic.unannounced.add(uid)
+            topic.shelf.young_until = math.inf
             connection.registrations[registration.number] = registration
             self._registrations[registration.uid] = registration
         return registration, entries
@@ -333,8 +338,10 @@ class Delegate:
             registration = self._registrations.get(uid)
             if registration is not None:
                 topic = registration.topic
+                topic.unannounced.discard(uid)
                 topic.announced, topic.told = self._clock(), max(topic.told, told)
-                self._shelves.announced(topic.shelf, topic.announced)
+                if not topic.unannounced:
+                    self._shelves.announced(topic.shelf, topic.announced)
 
     def wait_for_newcomers(self) -> None:
         """Before we stop: who was told of a new registration and comes for its first objects is let come, for at most
@@ -441,14 +448,22 @@ class Delegate:
             return self._clock() - session.opened if session is not None else 0.0
 
     def subscribe(
-        self, session_id: str, request: SubscriptionRequest, duration: float, age: float = NOT_BEFORE
+        self,
+        session_id: str,
+        request: SubscriptionRequest,
+        duration: float,
+        age: float = NOT_BEFORE,
+        *,
+        elapsed: float = 0.0,
+        peer: str = "",
     ) -> Granted:
         """Register a subscription (paper section 2.4(7)); `duration` is for the lease of an e-mail-only one.
 
         `age`: for how many seconds it stood already when the session was opened (negative: it came afterwards), or
         stands by now if it is e-mail-only; what was published since is delivered, too, as far as it is kept.
-        NOT_BEFORE: nothing that was published before. The same request again is the same subscription; mail that was
-        suspended is sent again.
+        NOT_BEFORE: nothing that was published before. `elapsed`: how long ago the session was opened by the caller's
+        clock, when it asked: clocks drift. `peer` is who asks, for a fair share. The same request again is the same
+        subscription; mail that was suspended is sent again.
         One with recipients has to prove that its id is its own. Raises UnknownUidError, AccessDeniedError,
         PredicateError, AddressError, ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError; no
         state is left then.
@@ -475,7 +490,8 @@ class Delegate:
             topics = [self._topics[topic] for topic in self._published.find(request.entries)]
             self._check_cost(subscription, topics)
             now = self._clock()
-            since = (session.opened if session is not None else now) - age if age > NOT_BEFORE else now
+            opened = min(session.opened, now - elapsed) if session is not None else now
+            since = opened - age if age > NOT_BEFORE else now
             lease = None
             if session is None:
                 lease = self._landlord.grant(lambda: self._forget_subscription(key), duration, self._clock())
@@ -492,7 +508,7 @@ class Delegate:
             self._waiting.add(key, request.entries)
             marks = self._put_in(subscription, topics)
             self._stood.notify_all()
-        self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since)
+        self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer)
         if lease is not None and self._store is not None:
             self._keep(Kept(request, lease.lease_id, self._wall() + lease.duration), key)
         return Granted(subscription.number, lease)
@@ -516,7 +532,7 @@ class Delegate:
         for topic in topics:
             topic.table.settled = FAR
             topic.table.add(subscription)
-            topic.note(subscription.owner)
+            topic.note(subscription)
         subscription.place, marks = self._shelves.mark([topic.shelf for topic in topics])
         for topic in topics:
             topic.table.settled = subscription.place
@@ -625,7 +641,8 @@ class Delegate:
         with self._lock:
             sessions = list(self._sessions.values())
         deadline = self._clock() + timeout
-        left = self._newcomers.drain(timeout)
+        self._newcomers.drain(min(timeout, self._config.pad.settle_seconds))
+        left = 0
         coming = self._config.pad.settle_seconds if closing else math.inf
         for session in sessions:  # one that has gone may never come back; one that has just come is about to connect
             most = math.inf if session.connected else 0.0 if session.has_come else coming
@@ -702,7 +719,6 @@ class Delegate:
         if topic.registrations == 0:
             self._take_in_waiting(topic)
         topic.registrations += 1
-        topic.shelf.young_until = math.inf  # until a lookup service tells of the new registration
         return topic
 
     def _take_in_waiting(self, topic: Topic) -> None:
@@ -718,21 +734,40 @@ class Delegate:
                     subscription.lost[Cause.REFUSED] += 0
             else:
                 topic.table.add(subscription)
-                topic.note(subscription.owner)
+                topic.note(subscription)
+
+    def _leave_topic(self, registration: Registration) -> None:
+        topic = registration.topic
+        topic.registrations -= 1
+        topic.unannounced.discard(registration.uid)
+        if not topic.unannounced and math.isinf(topic.shelf.young_until):  # it was never told of: so is nobody to come
+            self._shelves.announced(topic.shelf, self._clock())
+        if topic.registrations == 0:
+            topic.table = MatchTable()
+            self._ghosts[topic] = None
+            if not topic.shelf.total:  # nobody can have missed anything
+                self._forget_topic(topic)
+
+    def _forget_topic(self, topic: Topic) -> None:
+        self._ghosts.pop(topic, None)
+        self._shelves.drop(topic.shelf)
+        self._published.remove(topic.key)
+        del self._topics[topic.key], self._topic_keys[topic.entries]
 
     def _forget_ghosts(self) -> None:
-        """Topics whose last registration has gone, and that nobody can come late for any more."""
+        """Topics whose last registration has gone, and that nobody can come late for any more. Of too many those go
+        first of which nothing lies on a shelf, then the oldest."""
         with self._lock:
             before = self._clock() - GHOST_SECONDS
             for topic in list(self._ghosts):
-                over = len(self._ghosts) > GHOSTS_MOST
-                if topic.registrations or topic.key not in self._topics:  # it lives again, or did and was let go
-                    self._ghosts.remove(topic)
-                elif over or (not topic.shelf.kept and topic.shelf.gone.last < before):
-                    self._ghosts.remove(topic)
-                    self._shelves.drop(topic.shelf)
-                    self._published.remove(topic.key)
-                    del self._topics[topic.key], self._topic_keys[topic.entries]
+                if topic.registrations:  # it lives again
+                    del self._ghosts[topic]
+                elif not topic.shelf.kept and topic.shelf.gone.last < before:
+                    self._forget_topic(topic)
+            if len(self._ghosts) > GHOSTS_MOST:
+                by_worth = sorted(self._ghosts, key=lambda topic: bool(topic.shelf.kept))  # stable: the oldest first
+                for topic in by_worth[: len(self._ghosts) - GHOSTS_MOST]:
+                    self._forget_topic(topic)
 
     def _drop_connection(self, connection_id: str) -> None:
         with self._lock:
@@ -747,11 +782,9 @@ class Delegate:
             registrations = [r for r in registrations if self._registrations.get(r.uid) is r]
             for registration in registrations:
                 del self._registrations[registration.uid]
+                registration.has_ended = True
                 self._account.close_registration(registration)
-                registration.topic.registrations -= 1
-                if registration.topic.registrations == 0:
-                    registration.topic.table = MatchTable()
-                    self._ghosts.append(registration.topic)
+                self._leave_topic(registration)
             self._stood.notify_all()
             used = {r.gate.type for r in self._registrations.values()}
             idle = [t for t in {r.gate.type for r in registrations} if t not in used]
@@ -786,6 +819,7 @@ class Delegate:
                 self._landlord.drop(subscription.lease_id)
             self._waiting.remove(key)
             self._take_from_tables(subscription)
+            self._newcomers.forget(subscription)
             self._refund(subscription)
             session = self._sessions.get(key[0])
         if session is not None:

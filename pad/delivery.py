@@ -84,6 +84,8 @@ class SubscriberSession:
         """END is to go out behind all else."""
         self._freed = 0
         """Bytes that the current `take` has taken out of queues."""
+        self._bytes = 0
+        """That wait in all outlets; an object counts once."""
         self._sender = HubSender(hub, take=self._take, acked=self._acked, batch_bytes=chunk)
 
     def add(self, subscription: Subscription, *, held: bool = False) -> None:
@@ -93,26 +95,29 @@ class SubscriberSession:
 
     def catch_up(self, newcomers: Iterable[tuple[Subscription, Arrears, int]]) -> None:
         """Let newcomers go: each gets its arrears, and is told first how many objects it has missed; then what has come
-        meanwhile. All in one step, so that what several of them get goes over the link once."""
+        meanwhile. All in one step, so that what several of them get goes over the link once. Arrears that there is no
+        room for are lost, and told: publishers do not wait for them."""
         with self._changed:
-            taken = 0
             for subscription, arrears, missed in newcomers:
                 outlet = self._outlets.get(subscription.number)
                 if outlet is None:  # cancelled meanwhile: it is owed nothing any more
                     continue
                 subscription.matched += len(arrears) + arrears.dropped
+                size = sum(waiting.parcel.size for waiting in arrears if waiting.places == 0)
+                if self._bytes + size > self._budget.session_share or self._budget.used + size > self._budget.limit:
+                    arrears.drop_all()
+                    size = 0
                 subscription.replayed += len(arrears)
-                taken += arrears.size
                 dropped = arrears.dropped
                 outlet.catch_up(arrears)
+                self._charge(size)
                 while outlet.waiting > outlet.bound and subscription.request.policy == "drop_oldest":
-                    taken -= outlet.drop_oldest().parcel.size
+                    self._drop_oldest(outlet)
                     dropped += 1
                 for cause, count in ((Cause.MISSED, missed), (Cause.QUEUE_OVERFLOW, dropped)):
                     if count:
                         self._lose(outlet, cause, count)
                 self._make_ready(outlet)
-            self._budget.add(taken)
             self._changed.notify_all()
         self._sender.ready()
 
@@ -146,7 +151,7 @@ class SubscriberSession:
                 if outlet is None:
                     gone.append(subscription)  # cancelled since the match: after the cancel returned nothing may come
                     continue
-                if outlet.is_full(self._budget.share):
+                if self._is_full(outlet):
                     has_room, stands = self._make_room(outlet)
                     if not stands:
                         gone.append(subscription)
@@ -156,8 +161,10 @@ class SubscriberSession:
                 subscription.matched += 1
                 if waiting is None or waiting.parcel is not parcel:
                     waiting = Waiting(parcel)
+                if waiting.places == 0:
+                    taken += parcel.size
+                    self._bytes += parcel.size
                 outlet.put(waiting, parcel.size)
-                taken += parcel.size
                 if not outlet.ready:
                     self._make_ready(outlet)
             self._budget.add(taken)
@@ -168,7 +175,7 @@ class SubscriberSession:
         """The queue is full: act by the policy. (whether there is room, whether the subscription still stands)"""
         request = outlet.subscription.request
         cause = Cause.QUEUE_OVERFLOW
-        if request.policy == "block":
+        if request.policy == "block" and not outlet.held:  # nobody waits for who is still catching up
             self._sender.ready()  # what was offered before goes out meanwhile
             has_room = self._wait_for_room(outlet, request.block_seconds)
             if self._outlets.get(outlet.subscription.number) is not outlet:
@@ -176,16 +183,28 @@ class SubscriberSession:
             if has_room:
                 return True, True
             cause = Cause.BLOCK_TIMEOUT
-        if request.policy != "drop_oldest":
-            outlet.subscription.matched += 1
-            self._lose(outlet, cause)
-            return False, True
         dropped = 0
-        while outlet.is_full(self._budget.share):  # many small ones may have to go for a large one
-            self._budget.add(-outlet.drop_oldest().parcel.size)
-            dropped += 1
-        self._lose(outlet, cause, dropped)
-        return True, True
+        if request.policy == "drop_oldest":
+            while self._is_full(outlet) and outlet.waiting:  # many small ones may have to go for a large one
+                self._drop_oldest(outlet)
+                dropped += 1
+        has_room = not self._is_full(outlet)
+        if not has_room:
+            outlet.subscription.matched += 1
+        self._lose(outlet, cause, dropped + (not has_room))
+        return has_room, True
+
+    def _is_full(self, outlet: Outlet) -> bool:
+        return outlet.is_full(self._budget.share) or self._bytes >= self._budget.session_share
+
+    def _charge(self, size: int) -> None:
+        self._bytes += size
+        self._budget.add(size)
+
+    def _drop_oldest(self, outlet: Outlet) -> None:
+        waiting = outlet.drop_oldest()
+        if waiting.places == 0:
+            self._charge(-waiting.parcel.size)
 
     def lose(self, subscription: Subscription, cause: Cause, count: int = 1) -> bool:
         """Count a loss that happened elsewhere (e-mail, a gap) and tell the subscriber. False: the subscription is
@@ -215,7 +234,7 @@ class SubscriberSession:
                 self._parting = False
                 self._flying.append(())
                 items.append((ITEM.pack(END, 0),))
-            self._budget.add(-self._freed)
+            self._charge(-self._freed)
             self._changed.notify_all()  # room for those who wait under `block`
         return items
 
@@ -230,6 +249,7 @@ class SubscriberSession:
         """Tell the subscriber that nothing comes any more, and that what waits is lost (shutdown)."""
         with self._changed:
             for outlet in self._outlets.values():
+                outlet.held = False
                 held = outlet.held_up
                 self._empty(outlet)
                 outlet.cutting = None
@@ -300,8 +320,11 @@ class SubscriberSession:
             }
 
     def _empty(self, outlet: Outlet) -> None:
+        freed = 0
         while outlet.waiting:
-            self._budget.add(-outlet.drop_oldest().parcel.size)
+            waiting = outlet.drop_oldest()
+            freed += waiting.parcel.size if waiting.places == 0 else 0
+        self._charge(-freed)
 
     def _left(self) -> int:
         return sum(outlet.held_up for outlet in self._outlets.values()) + sum(map(len, self._flying))
@@ -330,7 +353,8 @@ class SubscriberSession:
 
     def _take_from(self, outlet: Outlet) -> Waiting:
         waiting = outlet.take()
-        self._freed += waiting.parcel.size
+        if waiting.places == 0:
+            self._freed += waiting.parcel.size
         return waiting
 
     def _shared(self, first: Outlet, waiting: Waiting) -> Parts:
@@ -371,7 +395,7 @@ class SubscriberSession:
 
     def _wait_for_room(self, outlet: Outlet, seconds: float) -> bool:
         deadline = self._clock() + seconds
-        while outlet.is_full(self._budget.share):
+        while self._is_full(outlet):
             left = deadline - self._clock()
             if left <= 0 or self._closed or self._outlets.get(outlet.subscription.number) is not outlet:
                 return False

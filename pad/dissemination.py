@@ -229,13 +229,13 @@ class Judgement:
     and again; the answer holds while the metadata and the table's subscriptions are the same. One thread at a time.
     """
 
-    __slots__ = ("_conformity", "_matched", "_metadata", "_table", "_version")
+    __slots__ = ("_conformity", "_matched", "_metadata", "_version", "table")
 
     def __init__(
         self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], table: MatchTable, *, validate: bool
     ) -> None:
         self._conformity = Conformity(gate, entries, validate=validate)
-        self._table = table
+        self.table = table
         self._metadata: bytes | None = None  # none judged yet
         self._version = -1
         self._matched: list[Subscription] = []
@@ -252,7 +252,7 @@ class Judgement:
 
     def match(self, metadata: bytes, document: Element | Traced | None) -> list[Subscription]:
         """The subscriptions whose predicate is true for metadata that were checked."""
-        table = self._table
+        table = self.table
         version = table.version  # read first: what is added meanwhile makes the answer stale
         if document is None:
             if version == self._version:

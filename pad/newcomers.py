@@ -1,21 +1,22 @@
 """Who subscribes late catches up here, with what lies on the shelves since the subscription stood (see shelf.py).
 
-One thread a delegate, started when it is first needed. It takes all newcomers that wait at once and goes over what is
-kept once for them together, with a match table of their own: who comes meanwhile shares the next pass. What comes live
-waits in their outlets, so nobody waits for them, nor for what a pass costs. A session that comes and goes waits the
-longer for its next pass, the longer its last one took.
+One thread a delegate, started when it is first needed. The newcomers of a session make a group: one pass over what is
+kept serves them together, with a match table of their own. What comes live waits in their outlets, so no publisher
+waits for them. A pass goes in slices of some ms, with a pause as long behind each; between slices the turn is that of
+the peer, then of the session, that has used the least: a stranger with costly predicates, or who comes and goes, holds
+up himself. Of what leaves the shelf meanwhile it is counted how much was missed.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field
 from typing import Final
-from weakref import WeakKeyDictionary
 
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, Parcel
@@ -28,29 +29,45 @@ from jbi_pubsub.pad.subscription import Subscription
 
 log = logging.getLogger("jbi_pubsub.pad")
 
-PASS_PART: Final = 4
-"""A session's newcomers cost at most a quarter of the time: after a pass of 10 ms they wait 30 ms for the next."""
-REFERENCE_BYTES: Final = 8
+SLICE_SECONDS: Final = 0.02
+"""Of one turn: some thousand objects with usual predicates. The pause behind it leaves publishers half of the time."""
+STARTED_MOST: Final = 16
+"""Groups that are under way at once: each holds what it has found so far."""
+PAID_OFF: Final = 4
+"""Use is forgotten at a quarter of the speed of time: who has used a second is as good as new after four."""
+REFERENCE_BYTES: Final = 64
 """What it takes to put an object down for one more subscription."""
 
 
 @dataclass(eq=False, slots=True)
-class Newcomer:
+class _Newcomer:
     """A subscription that was put into the tables of its `topics`, each with its mark on the shelf, and stood before
-    that, `since` (delegate's clock).
-
-    `session` is None for one that has mail alone."""
+    that, `since` (delegate's clock)."""
 
     subscription: Subscription
-    session: SubscriberSession | None
-    topics: list[tuple[Topic, int]]
+    topics: dict[Topic, int]
     since: float
     arrears: Arrears
     missed: int = 0
 
 
+@dataclass(eq=False)
+class _Group:
+    """Newcomers of one session (None: who have mail alone), and how far their pass has got."""
+
+    session: SubscriberSession | None
+    peer: str
+    number: int
+    newcomers: dict[int, _Newcomer] = field(default_factory=dict)
+    table: MatchTable = field(default_factory=MatchTable)
+    next: dict[Topic, int] = field(default_factory=dict)
+    """Of each shelf, how many have been looked at or have gone."""
+    found: int = 0
+    """Bytes found: cut payloads and references. No more than one queue may hold; what is over that is dropped."""
+
+
 class Newcomers:
-    """See the module. `_changed` covers who waits."""
+    """See the module. `_changed` covers the groups."""
 
     def __init__(
         self,
@@ -67,12 +84,13 @@ class Newcomers:
         self._mail_out = mail_out
         self._clock = clock
         self._changed = threading.Condition()
-        self._waiting: list[Newcomer] = []
-        self._not_before: WeakKeyDictionary[SubscriberSession, float] = WeakKeyDictionary()
-        self._busy = 0
-        self._gathered = 0
-        """Bytes that the pass has taken so far: cut payloads and references. No more than one queue may hold; what is
-        over that is dropped, and told."""
+        self._waiting: dict[Hashable, _Group] = {}
+        """By session, or peer of who have mail alone: whoever comes joins; the others are under way."""
+        self._started: dict[Hashable, _Group] = {}
+        self._of: dict[int, _Group] = {}
+        self._used: dict[Hashable, float] = {}
+        self._counted_at = 0.0
+        self._groups = 0
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._name = name
@@ -81,113 +99,166 @@ class Newcomers:
         self,
         subscription: Subscription,
         session: SubscriberSession | None,
-        topics: list[tuple[Topic, int]],
+        topics: Iterable[tuple[Topic, int]],
         since: float,
+        peer: str = "",
     ) -> None:
         """Let a subscription catch up that has just been put into the topics' tables. Its outlet is held until then."""
-        newcomer = Newcomer(subscription, session, topics, since, Arrears(subscription.request, self._budget.share))
-        if not any(self._shelves.owes(topic.shelf, since) for topic, _ in topics):
-            self._let_go([newcomer])
+        arrears = Arrears(subscription.request, self._budget.share)
+        newcomer = _Newcomer(subscription, dict(topics), since, arrears)
+        if not any(self._shelves.owes(topic.shelf, since) for topic in newcomer.topics):
+            self._let_go(session, [newcomer])
             return
         with self._changed:
-            if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            self._waiting.append(newcomer)
-            self._changed.notify_all()
+            is_taken = self._has_thread()
+            if is_taken:
+                key: Hashable = session if session is not None else ("mail", peer)
+                group = self._waiting.get(key)
+                if group is None:
+                    self._groups += 1
+                    group = self._waiting[key] = _Group(session, peer, self._groups)
+                group.newcomers[id(subscription)] = newcomer
+                group.table.add(subscription)
+                self._of[id(subscription)] = group
+                self._changed.notify_all()
+        if not is_taken:
+            self._let_go(session, [newcomer], is_unknown=True)
+
+    def forget(self, subscription: Subscription) -> None:
+        """It has ended: nothing is looked for any more."""
+        with self._changed:
+            group = self._of.pop(id(subscription), None)
+            if group is not None:
+                group.newcomers.pop(id(subscription), None)
+                group.table.remove(subscription)
+                self._changed.notify_all()
 
     @property
     def count(self) -> int:
         """How many are catching up."""
-        with self._changed:
-            return len(self._waiting) + self._busy
+        return len(self._of)
 
-    def drain(self, timeout: float) -> int:
-        """Wait until nobody is catching up; how many are after `timeout` seconds."""
+    def drain(self, timeout: float) -> None:
+        """Wait until nobody is catching up, `timeout` seconds at most."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._waiting and not self._busy, timeout)
-            return len(self._waiting) + self._busy
+            self._changed.wait_for(lambda: not self._of, timeout)
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End the thread. Who still waits gets nothing more."""
+        """End the thread. Who is not done is told that he may have missed something."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(timeout)
+            thread = self._thread
+        if thread is not None and thread.is_alive():
+            thread.join(timeout)
+        with self._changed:
+            groups = [*self._started.values(), *self._waiting.values()]
+            self._started, self._waiting, self._of = {}, {}, {}
+        for group in groups:
+            self._let_go(group.session, group.newcomers.values(), is_unknown=True)
+
+    def _has_thread(self) -> bool:
+        """Under the lock: whether there is a thread, or could be started."""
+        if self._thread is None and not self._stopping:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as exc:  # the system has none for us now
+                log.warning("nobody can catch up: %s", exc)
+                return False
+            self._thread = thread
+        return not self._stopping
 
     # -- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._stopping and not self._due():
-                    self._changed.wait(self._pause())
+                self._changed.wait_for(lambda: self._stopping or self._started or self._waiting)
                 if self._stopping:
                     return
-                newcomers = self._due()
-                self._waiting = [n for n in self._waiting if n not in newcomers]
-                self._busy = len(newcomers)
-            self._serve(newcomers)
+            began = time.monotonic()
+            with guarded("catching up of subscriptions"):
+                self.step()
             with self._changed:
-                self._busy = 0
+                self._changed.wait_for(lambda: self._stopping, time.monotonic() - began)
+
+    def step(self) -> None:
+        """A slice of whoever's turn it is; done groups are let go."""
+        with self._changed:
+            key = self._turn()
+            if key is None:
+                return
+            group = self._started.get(key) or self._waiting.pop(key)
+            self._started[key] = group
+        began = self._clock()
+        is_done, has_failed = True, True
+        with guarded("catching up of subscriptions"):
+            is_done = self._pass(group)
+            has_failed = False
+        with self._changed:
+            for used in (key, group.peer):
+                self._used[used] = self._used.get(used, 0.0) + self._clock() - began
+            if is_done:
+                self._started.pop(key, None)
+                newcomers = list(group.newcomers.values())
+                for newcomer in newcomers:
+                    self._of.pop(id(newcomer.subscription), None)
+        if is_done:
+            self._let_go(group.session, newcomers, is_unknown=has_failed)
+            with self._changed:
                 self._changed.notify_all()
 
-    def _due(self) -> list[Newcomer]:
+    def _turn(self) -> Hashable | None:
+        """Under the lock: the group whose peer, and then whose session, has used the least; the older at a tie."""
         now = self._clock()
-        return [n for n in self._waiting if n.session is None or self._not_before.get(n.session, now) <= now]
-
-    def _pause(self) -> float | None:
-        """Until the first of those that wait may come; None: nobody waits."""
-        if not self._waiting:
+        paid = (now - self._counted_at) / PAID_OFF
+        self._counted_at = now
+        self._used = {key: used - paid for key, used in self._used.items() if used > paid}
+        candidates = list(self._started.items())
+        if len(candidates) < STARTED_MOST:
+            candidates += [(key, group) for key, group in self._waiting.items() if key not in self._started]
+        if not candidates:
             return None
-        first = min(self._not_before[n.session] for n in self._waiting if n.session is not None)
-        return max(0.0, first - self._clock())
+        used = self._used
+        return min(candidates, key=lambda c: (used.get(c[1].peer, 0.0), used.get(c[0], 0.0), c[1].number))[0]
 
-    def _serve(self, newcomers: list[Newcomer]) -> None:
-        began = self._clock()
-        done = False
-        with guarded("catching up of subscriptions"):
-            self._gather(newcomers)
-            done = True
-        if not done:  # what there was for them is not known, but they are not to wait for ever
-            for newcomer in newcomers:
-                newcomer.arrears = Arrears(newcomer.subscription.request, self._budget.share)
-        self._let_go(newcomers, is_unknown=not done)
-        now = self._clock()
-        wait_until = now + (PASS_PART - 1) * (now - began)
-        with self._changed:
-            for session in {n.session for n in newcomers if n.session is not None}:
-                self._not_before[session] = wait_until
+    def _pass(self, group: _Group) -> bool:
+        """Look at what is kept, until the slice is over; whether all was looked at."""
+        if not group.newcomers:
+            return True
+        lists = [self._ahead(group, topic) for topic in {t for n in list(group.newcomers.values()) for t in n.topics}]
+        until = time.monotonic() + SLICE_SECONDS
+        for _, topic, kept in heapq.merge(*lists, key=lambda entry: entry[0]):
+            if time.monotonic() > until or self._stopping:
+                return False
+            with guarded("catching up with an object"):  # one that fails is nobody's; the others go on
+                self._owe(kept, group)
+            group.next[topic] += 1
+        return True
 
-    def _gather(self, newcomers: list[Newcomer]) -> None:
-        """Find what each of them is owed: one pass over what is kept."""
-        self._gathered = 0
-        by_topic: dict[Topic, list[tuple[Newcomer, int]]] = {}
-        for newcomer in newcomers:
-            for topic, mark in newcomer.topics:
-                by_topic.setdefault(topic, []).append((newcomer, mark))
-        of_subscription = {id(n.subscription): n for n in newcomers}
-        shelves = []
-        for topic, those in by_topic.items():
-            table = MatchTable()
-            lying, missed = self._shelves.look(topic.shelf, [(newcomer.since, mark) for newcomer, mark in those])
-            for (newcomer, _), count in zip(those, missed, strict=True):
-                table.add(newcomer.subscription)
-                newcomer.missed += count
-            first, last = min(n.since for n, _ in those), max(n.subscription.place for n, _ in those)
-            shelves.append([(k.position, k, table) for k in lying if k.time >= first and k.position <= last])
-        for _, kept, table in heapq.merge(*shelves, key=lambda entry: entry[0]):
-            if self._stopping:
-                return
-            self._owe(kept, table, of_subscription)
+    def _ahead(self, group: _Group, topic: Topic) -> list[tuple[int, Topic, Kept]]:
+        """What lies on a topic's shelf that the group has not seen; what has gone unseen is missed."""
+        those = [n for n in list(group.newcomers.values()) if topic in n.topics]
+        last = max((n.topics[topic] for n in those), default=0)
+        lying, gone, missed = self._shelves.look(topic.shelf, [(n.since, n.topics[topic]) for n in those])
+        seen = group.next.get(topic)
+        for newcomer, count in zip(those, missed, strict=True):
+            newcomer.missed += count if seen is None else max(0, min(gone, newcomer.topics[topic]) - seen)
+        start = group.next[topic] = max(gone, seen or 0)
+        return [(kept.position, topic, kept) for kept in lying[start - gone : max(0, last - gone)]]
 
-    def _owe(self, kept: Kept, table: MatchTable, newcomers: dict[int, Newcomer]) -> None:
+    def _owe(self, kept: Kept, group: _Group) -> None:
         """Put one kept object down for those that it matches."""
-        metadata = kept.parcel.head.metadata
-        document = kept.reader.read(metadata) if table.predicates else None
-        matched = table.match(document, len(metadata))
-        matched = [s for s in matched if kept.position <= s.place and kept.time >= newcomers[id(s)].since]
+        newcomers, metadata = group.newcomers, kept.parcel.head.metadata
+        if kept.time < min((n.since for n in list(newcomers.values())), default=math.inf):
+            return
+        document = kept.reader.read(metadata) if group.table.predicates else None
+        matched = [
+            s
+            for s in group.table.match(document, len(metadata))
+            if (n := newcomers.get(id(s))) is not None and kept.position <= s.place and kept.time >= n.since
+        ]
         if not matched:
             return
         self._shelves.found(kept)
@@ -195,43 +266,46 @@ class Newcomers:
         for subscription in result.suppressed:
             subscription.matched += 1
             subscription.suppressed += 1
-        together: dict[tuple[SubscriberSession | None, int], Waiting] = {}
+        together: dict[int, Waiting] = {}
         for subscription, parcel, is_filtered in result.selected:
             subscription.unfiltered += not is_filtered
-            newcomer = newcomers[id(subscription)]
-            if newcomer.session is not None:
-                self._put_down(newcomer, parcel, kept.parcel, together)
+            if group.session is not None:
+                self._put_down(group, newcomers.get(id(subscription)), parcel, kept.parcel, together)
             if subscription.request.recipients:
                 self._mail_out(subscription, parcel, kept.parcel)
 
     def _put_down(
         self,
-        newcomer: Newcomer,
+        group: _Group,
+        newcomer: _Newcomer | None,
         parcel: Parcel,
         published: Parcel,
-        together: dict[tuple[SubscriberSession | None, int], Waiting],
+        together: dict[int, Waiting],
     ) -> None:
-        if self._gathered > self._budget.share:
+        if newcomer is None:  # cancelled just now
+            return
+        if group.found > self._budget.share:
             newcomer.arrears.dropped += 1
             return
-        key = newcomer.session, id(parcel)
-        if key not in together:
-            together[key] = Waiting(parcel)
-            self._gathered += OVERHEAD + (0 if parcel is published else parcel.size)
-        self._gathered += REFERENCE_BYTES
-        newcomer.arrears.owe(together[key])
+        if id(parcel) not in together:
+            together[id(parcel)] = Waiting(parcel)
+            group.found += OVERHEAD + (0 if parcel is published else parcel.size)
+        group.found += REFERENCE_BYTES
+        newcomer.arrears.owe(together[id(parcel)])
 
-    def _let_go(self, newcomers: Iterable[Newcomer], *, is_unknown: bool = False) -> None:
-        """Each session's in one step, so that what several of them get goes over the link once."""
-        by_session: dict[SubscriberSession, list[Newcomer]] = {}
+    def _let_go(
+        self, session: SubscriberSession | None, newcomers: Iterable[_Newcomer], *, is_unknown: bool = False
+    ) -> None:
+        """A session's in one step, so that what several of them get goes over the link once."""
+        newcomers = list(newcomers)
+        if session is not None:
+            session.catch_up([(n.subscription, n.arrears, n.missed) for n in newcomers])
         for newcomer in newcomers:
-            if newcomer.session is not None:
-                by_session.setdefault(newcomer.session, []).append(newcomer)
-            elif newcomer.missed:
-                newcomer.subscription.lost[Cause.MISSED] += newcomer.missed
-                log.warning("subscription %s: %d objects missed", newcomer.subscription.uid, newcomer.missed)
-        for session, those in by_session.items():
-            session.catch_up((n.subscription, n.arrears, n.missed) for n in those)
-            if is_unknown:
-                for newcomer in those:
-                    session.lose(newcomer.subscription, Cause.MISSED, 0)
+            subscription = newcomer.subscription
+            if session is not None:
+                if is_unknown:
+                    session.lose(subscription, Cause.MISSED, 0)
+            elif newcomer.missed or is_unknown:
+                subscription.lost[Cause.MISSED] += newcomer.missed
+                count = "an unknown number of" if is_unknown else newcomer.missed
+                log.warning("subscription %s: %s objects missed", subscription.uid, count)

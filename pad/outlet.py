@@ -22,10 +22,12 @@ from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest
 class Waiting:
     """An object that waits for one or several subscriptions of a session, each with an outlet of its own."""
 
-    __slots__ = ("outlets", "parcel")
+    __slots__ = ("outlets", "parcel", "places")
 
     def __init__(self, parcel: Parcel) -> None:
         self.parcel = parcel
+        self.places = 0
+        """In how many outlets it waits: its bytes count once, however many there are."""
         self.outlets: list[Outlet] = []
         """Who might take it together with the first that does."""
 
@@ -67,13 +69,18 @@ SHARE: Final = 8
 """One queue may hold an eighth of a delegate's memory; then its policy decides as if its bound were reached."""
 
 
+SESSION_SHARE: Final = 4
+"""All of one session together a quarter: who takes nothing fills his own share, and holds up no publisher."""
+
+
 class Budget:
-    """Bytes that wait in all queues of a delegate, shared by its sessions. An object that waits in several queues
-    counts for each, although its bytes are shared: an upper bound. `_changed` covers all state."""
+    """Bytes that wait for all sessions of a delegate. An object counts once for each session, although its bytes are
+    shared between them as well: an upper bound. `_changed` covers all state."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.share = limit // SHARE
+        self.session_share = limit // SESSION_SHARE
         self.used = 0
         self._changed = threading.Condition()
 
@@ -114,6 +121,12 @@ class Arrears(FifoQueue):
             self.size -= self.popleft().parcel.size
         self.append(waiting)
         self.size += waiting.parcel.size
+
+    def drop_all(self) -> None:
+        """There is no room for them."""
+        self.dropped += len(self)
+        self.clear()
+        self.size = 0
 
     def _is_full(self) -> bool:
         return len(self) >= self._bound or (len(self) > 0 and self.size >= self._share)
@@ -156,6 +169,7 @@ class Outlet:
     def put(self, waiting: Waiting, size: int) -> None:
         """One more waits, of `size` bytes."""
         waiting.outlets.append(self)
+        waiting.places += 1
         self.queue.put(waiting)
         self.waiting += 1
         self.waiting_bytes += size
@@ -164,6 +178,7 @@ class Outlet:
         """From now on they go out, then what has come meanwhile."""
         for waiting in arrears:
             waiting.outlets.append(self)
+            waiting.places += 1
         self.held = False
         self.source = arrears or None
         self.waiting += len(arrears)
@@ -181,6 +196,7 @@ class Outlet:
     def _removed(self, waiting: Waiting) -> Waiting:
         if self.source is not None and not len(self.source):
             self.source = None
+        waiting.places -= 1
         self.waiting -= 1
         self.waiting_bytes -= waiting.parcel.size
         return waiting

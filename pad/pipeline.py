@@ -14,7 +14,7 @@ from threading import Event
 from typing import Final
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import BackPressureError, MetadataError, OversizeError
+from jbi_pubsub.core.errors import BackPressureError, MetadataError, OversizeError, UnknownUidError
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, Platform, TypeName
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
@@ -73,14 +73,14 @@ class Pipeline:
         try:
             if self._budget.used >= self._budget.limit:
                 self._wait_for_budget()
-            if self._shelves.size + parcel.size > self._shelves.limit and not registration.has_settled:
+            if not registration.has_settled and not self._shelves.has_room(parcel.size):
                 self._let_newcomers_come(registration, parcel)
             for wait in self._room:
                 wait(registration, parcel)
+            registration.check_head(head)
             if gap and registration.sequence:  # the first one may be any: an earlier delegate had those before it
                 self._tell_of_gap(registration, gap)
             registration.sequence = head.sequence
-            registration.check_head(head)
         except (BackPressureError, MetadataError):
             registration.refused += 1
             raise
@@ -89,9 +89,11 @@ class Pipeline:
     def judge(self, registration: Registration, parcel: Parcel, deliveries: Deliveries) -> int:
         """Decide what becomes of an object that was admitted; how many subscriptions it matches.
 
-        Raises MetadataError, InvariantError or OversizeError: nothing is delivered then.
+        Raises MetadataError, InvariantError, OversizeError or UnknownUidError: nothing is delivered then.
         """
         judgement, topic, metadata = registration.judgement, registration.topic, parcel.head.metadata
+        if registration.has_ended:  # nobody counts for it any more
+            raise UnknownUidError(f"registration {registration.uid} has ended", uid=registration.uid)
         try:
             document = judgement.check(metadata)
         except (MetadataError, OversizeError):
@@ -100,13 +102,13 @@ class Pipeline:
         registration.published += 1
         kept = self._shelves.keep(topic.shelf, parcel, judgement, self._clock())
         matched = judgement.match(metadata, document)
-        if kept.position <= topic.table.settled:  # somebody came just now: he gets from the shelf what came before him
+        if kept.position <= judgement.table.settled:  # somebody has just come: this he gets from the shelf
             matched = [s for s in matched if s.place < kept.position]
         if not matched:
             registration.unmatched += 1
             self._shelves.unmatched(kept)
         else:
-            self.hand_out(parcel, matched, deliveries, filters=topic.table.filters > 0)
+            self.hand_out(parcel, matched, deliveries, filters=judgement.table.filters > 0)
         return len(matched)
 
     def deliver(self, deliveries: Deliveries) -> None:

@@ -53,7 +53,7 @@ takes seconds, and to begin again costs more of them."""
 SUBSCRIBE_AT_ONCE: Final = 100
 """Subscriptions in one call: 100 take a delegate some 20 ms, and a client with thousands some dozens of calls."""
 
-STANDING_SECONDS: Final = 0.5
+STANDING_SECONDS: Final = 0.2
 """The longest that one call waits for subscriptions, as other calls of the connection wait behind it: who wants to wait
 longer asks again."""
 
@@ -159,7 +159,9 @@ class SubscriptionsProxy(_LeasedProxy):
     ) -> tuple[Subscribed, ...]:
         """Register subscriptions, an answer for each; `duration` is for the leases of e-mail-only ones; `ages`: since
         when each stands (see Delegate.subscribe)."""
-        given: Answers = self._client.call("subscribe", Answers, session_id, tuple(requests), duration, tuple(ages))
+        elapsed = time.monotonic() - self.opened_at if session_id else 0.0
+        asked = (session_id, tuple(requests), duration, tuple(ages), elapsed)
+        given: Answers = self._client.call("subscribe", Answers, *asked)
         if given.open_for > 0:
             self.opened_at = min(self.opened_at, time.monotonic() - given.open_for)
         return given.answers

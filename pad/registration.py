@@ -11,11 +11,12 @@ from jbi_pubsub.core.info_object import Head, object_id_of
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
 from jbi_pubsub.pad.shelf import Shelf
+from jbi_pubsub.pad.subscription import Subscription
 
 Entries = tuple[EntryRep, ...]
 
 COUNTED: Final = 1_000
-"""Sessions that a topic remembers: of more it is not asked whether all that were told have come."""
+"""Who has come to a topic: of more it is not asked whether all that were told are there."""
 
 
 @dataclass(eq=False, slots=True)
@@ -31,13 +32,16 @@ class Topic:
     announced: float = -math.inf
     """When a lookup service began to tell of one of them (delegate's clock), and how many it has told."""
     told: int = 0
-    came: set[str] = field(default_factory=set)
-    """Subscriber sessions that have subscribed to it, COUNTED at most."""
+    unannounced: set[str] = field(default_factory=set)
+    """Registrations that no lookup service has told of: as long as there is one the shelf stays young."""
+    came: set[tuple[str, Entries]] = field(default_factory=set)
+    """Sessions with the templates that they have subscribed to it by, one for each that they watch for; COUNTED at
+    most."""
 
-    def note(self, session_id: str) -> None:
-        """A session has come."""
+    def note(self, subscription: Subscription) -> None:
+        """A subscription has come."""
         if len(self.came) < COUNTED:
-            self.came.add(session_id)
+            self.came.add((subscription.owner, subscription.request.entries))
 
     @property
     def is_awaited(self) -> bool:
@@ -60,6 +64,7 @@ class Registration:
     published: int = 0
     refused: int = 0
     unmatched: int = 0
+    has_ended: bool = False
     has_settled: bool = False
     """Its publisher has waited once for those who come late."""
 

@@ -571,6 +571,7 @@ class _Subscriptions:
         requests: tuple[msgspec.Raw, ...],
         duration: float,
         ages: tuple[float, ...],
+        elapsed: float,
     ) -> Answers:
         """Each request is read by itself: one that makes no sense is refused, and none of the others."""
         self._server.refuse_when_stopping()
@@ -579,16 +580,21 @@ class _Subscriptions:
         if len(ages) != len(requests):
             raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
         given = tuple(
-            self._subscribe(caller, session_id, request, duration, age)
+            self._subscribe(caller, session_id, request, duration, age, elapsed)
             for request, age in zip(requests, ages, strict=True)
         )
         return Answers(given, self._server.delegate.open_for(session_id))
 
-    def _subscribe(self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float) -> Subscribed:
+    def _subscribe(
+        self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float, elapsed: float
+    ) -> Subscribed:
         try:
             request = _request(said)
             self._server.allow(caller, "subscribe", _type_wanted(request.entries))
-            return Subscribed(self._server.delegate.subscribe(session_id, request, duration, age))
+            delegate, peer = self._server.delegate, caller.place.peer
+            return Subscribed(
+                delegate.subscribe(session_id, request, duration, age, elapsed=max(0.0, elapsed), peer=peer)
+            )
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:

@@ -116,6 +116,8 @@ class Shelf:
     gone: Gone = field(default_factory=Gone)
     total: int = 0
     """All that ever lay here."""
+    last: float = -math.inf
+    """When the latest came."""
     young_until: float = math.inf
     """By the delegate's clock; infinite while no lookup service has told of a registration."""
 
@@ -154,6 +156,7 @@ class Shelves:
         size = parcel.size + OVERHEAD
         with self._lock:
             self.position = position = self.position + 1
+            now = shelf.last = max(now, shelf.last)  # of two publishers, the clock was read before the lock
             kept = Kept(position, now, parcel, reader)
             if not shelf.kept:
                 self._filled.add(shelf)
@@ -170,13 +173,17 @@ class Shelves:
                 self._give_up()
         return kept
 
+    def has_room(self, size: int) -> bool:
+        """Whether an object of `size` bytes takes no other's place."""
+        return self.size + size + OVERHEAD <= self.limit
+
     def is_crowded(self, shelf: Shelf, size: int, now: float, settle: float) -> bool:
         """Whether an object of `size` bytes takes the place of one that lies there for less than `settle` seconds."""
         with self._lock:
-            has_room = self.size + size + OVERHEAD <= self.limit
-            if has_room or not shelf.kept or now >= shelf.young_until or shelf.size < max(s.size for s in self._filled):
+            if self.has_room(size) or not shelf.kept or now >= shelf.young_until:
                 return False
-            return now - shelf.kept[0].time < settle
+            is_largest = shelf.size == max(each.size for each in self._filled)
+            return is_largest and now - shelf.kept[0].time < settle
 
     def unmatched(self, kept: Kept) -> None:
         """It matched nobody when it came."""
@@ -196,13 +203,13 @@ class Shelves:
         with self._lock:
             return self.position, [shelf.total for shelf in shelves]
 
-    def look(self, shelf: Shelf, newcomers: Sequence[tuple[float, int]]) -> tuple[list[Kept], list[int]]:
-        """All that lies there, oldest first, and for each newcomer, (since when it stands, its mark here), how many it
-        has missed: gone, not before it stood, and not behind its mark, as those came to it live."""
+    def look(self, shelf: Shelf, newcomers: Sequence[tuple[float, int]]) -> tuple[list[Kept], int, list[int]]:
+        """All that lies there, oldest first; how many have gone; and for each newcomer, (since when it stands, its mark
+        here), how many it has missed: gone, not before it stood, and not behind its mark, as those came to it live."""
         with self._lock:
             gone = shelf.total - len(shelf.kept)
             missed = [max(0, shelf.gone.since(since) - max(0, gone - mark)) for since, mark in newcomers]
-            return list(shelf.kept), missed
+            return list(shelf.kept), gone, missed
 
     def owes(self, shelf: Shelf, since: float) -> bool:
         """Whether something that came since then lies there, or has gone."""

@@ -47,12 +47,21 @@ PEER_TYPE: Final = "jbi.PeerPublisher"
 
 @dataclass(frozen=True, kw_only=True)
 class InformationType(Entry):
-    """What a registration publishes: the information object type and a digest of its schema (paper 2.1)."""
+    """What a registration publishes: the information object type and a digest of its schema (paper 2.1).
+
+    `local` is the last part of the name: who knows no more asks for that, also before anybody publishes the type.
+    """
 
     entry_name = "jbi.InformationType"
     name: str | None = None
     version: str | None = None
     schema: str | None = None
+    local: str | None = None
+
+
+def local_name(name: str) -> str:
+    """Of a type: what stands behind its namespace, or behind the last dot."""
+    return re.split(r"[}.]", name)[-1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 from uuid import uuid4
 
@@ -58,6 +58,12 @@ QUEUE_BYTES: Final = 64 << 20
 """Bounds of what publish() may queue before it waits: a second or two of a fast publisher."""
 BACKOFF_FIRST: Final = 0.1
 BACKOFF_MOST: Final = 5.0
+ASK_PAUSE: Final = 0.05
+"""Between two questions whether subscribers have come."""
+AWAY_SECONDS: Final = 2.0
+"""Until it is said that no delegate answers: a restart in order takes less."""
+TRIED_MOST: Final = 100
+"""Delegates that are remembered for not answering."""
 ABANDONED_SECONDS: Final = 10.0
 """Until a registration that was not answered to is taken back: longer than a delegate needs for one."""
 
@@ -124,6 +130,11 @@ class _Queue:
             filled = not was_full and self.is_full()
         if filled:
             self._filled()
+
+    @property
+    def waiting(self) -> int:
+        """Objects that are not sent yet."""
+        return self._count
 
     def is_full(self) -> bool:
         """Whether a full batch waits (Source)."""
@@ -262,12 +273,12 @@ class DelegateConnection:
         config: Config,
         renewals: LeaseRenewalManager,
         *,
-        find: Callable[[str, Callable[[], bool]], ServiceItem],
+        find: Callable[[Mapping[str, float], Callable[[], bool]], ServiceItem],
         name: str,
         refused: Callable[[str, JbiError], None] | None,
     ) -> None:
-        """`find(avoid, ended)` finds a delegate of the same characteristics, if possible another than the one to avoid;
-        it gives up when `ended()`."""
+        """`find(tried, ended)` finds a delegate of the same characteristics, if possible none that was tried in vain
+        (when, by service id); it gives up when `ended()`."""
         self.uid = uuid4().hex
         self._config = config
         self._security = config.security()
@@ -290,7 +301,11 @@ class DelegateConnection:
         self._gone = False
         self._taken = 0
         """Items acknowledged so far: after a connection that brought some, the next one need not wait long."""
-        self._avoid = ""
+        self._tried: dict[str, float] = {}
+        """Delegates that have not answered, and when they were asked last (monotonic seconds)."""
+        self._away_since = 0.0
+        """When the delegate in use ceased to answer (monotonic seconds); 0.0 while it does."""
+        self._is_told_away = False
         self._stopping = threading.Event()
         self.refusals = 0
         self._thread = threading.Thread(target=self._run, name=f"publish-{name}", daemon=True)
@@ -348,7 +363,7 @@ class DelegateConnection:
             except JbiError as exc:
                 log.debug("%s: subscriptions of %s are not known: %s", self._name, publication.uid, exc)
                 self._stopping.wait(min(BACKOFF_FIRST, max(0.0, left)))
-            if standing >= count or left <= 0 or self._stopping.is_set():
+            if standing >= count or left <= 0 or self._stopping.wait(ASK_PAUSE):  # others have calls to make, too
                 return standing
 
     def publish(self, publication: Publication, parcel: Parcel, timeout: float) -> None:
@@ -512,8 +527,10 @@ class DelegateConnection:
                     if self._stopping.is_set():
                         return
                     log.debug("%s: data connection ended: %s", self._name, exc)
+                    self._tell_away(is_away=True)
                     self._gone = self._gone or self._is_forgotten()
                 except (DelegateNotFoundError, LookupNotFoundError) as exc:
+                    self._tell_away(is_away=True)
                     log.info("%s: waiting for the delegate: %s", self._name, exc)
                 except JbiError as exc:
                     log.error("%s: the delegate refuses us: %s", self._name, exc)
@@ -532,6 +549,7 @@ class DelegateConnection:
             line = Line(sock)
             hello = Hello.of(token, compression=link.compression)
             position = greet(line, hello)
+            self._tell_away(is_away=False)
             if opened.lease.duration < self._config.lease.publisher:  # until now it was short
                 self._renewals.hasten(self)
             self._sender.run(line, position)
@@ -548,20 +566,41 @@ class DelegateConnection:
             return True
         except WireError:
             try:
-                return self._find(proxy.ref.service_id, self._stopping.is_set).service_id != proxy.ref.service_id
+                self._note_in_vain(proxy.ref.service_id)
+                return self._find(self._tried, self._stopping.is_set).service_id != proxy.ref.service_id
             except JbiError:
                 return False  # nobody there yet: try again, ours may come back
-            finally:
-                self._avoid = proxy.ref.service_id
         except JbiError:
             return False
         return False
 
+    def _note_in_vain(self, service_id: str) -> None:
+        self._tried[service_id] = time.monotonic()
+        if len(self._tried) > TRIED_MOST:
+            del self._tried[min(self._tried, key=self._tried.__getitem__)]
+
+    def _tell_away(self, *, is_away: bool) -> None:
+        """Say once that no delegate answers, when that lasts, and once that one does again."""
+        if not is_away:
+            if self._is_told_away:
+                log.warning("%s: a delegate answers again", self._name)
+            self._away_since, self._is_told_away = 0.0, False
+            return
+        self._away_since = self._away_since or time.monotonic()
+        if not self._is_told_away and time.monotonic() - self._away_since >= AWAY_SECONDS:
+            self._is_told_away = True
+            log.warning("%s: no delegate answers; %d objects wait for one", self._name, self._queue.waiting)
+
     def _come_back(self) -> None:
         self._renewals.remove(self)
-        item = self._find(self._avoid, self._stopping.is_set)
+        item = self._find(self._tried, self._stopping.is_set)
         with self._lock:  # what is refused is held back before anybody can end it
-            self._connect(item)
+            try:
+                self._connect(item)
+            except WireError:
+                self._note_in_vain(item.service_id)
+                raise
+            self._tried.clear()
             self._sender.forget_all()
             self._queue.restart({self._publications[uid].number for uid in self._refusals})
         self._gone = False

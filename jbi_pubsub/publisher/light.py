@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Final, NewType, Self
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
@@ -87,7 +87,7 @@ class PublisherAdapterLight:
         connection = DelegateConnection(
             self._config,
             self._renewals,
-            find=lambda avoid, ended: self._find_delegate(name, location, FIND_AGAIN_SECONDS, avoid=avoid, ended=ended),
+            find=lambda tried, ended: self._find_delegate(name, location, FIND_AGAIN_SECONDS, tried=tried, ended=ended),
             name=self._name,
             refused=self._refused,
         )
@@ -244,10 +244,11 @@ class PublisherAdapterLight:
         """Open a connection to the first delegate that answers; one that is listed may be dead until its lease ends."""
         deadline = time.monotonic() + timeout
         silent: tuple[ServiceItem, WireError] | None = None
+        tried: dict[str, float] = {}
         while silent is None or time.monotonic() < deadline:
             left = max(0.0, deadline - time.monotonic())
             try:
-                item = self._find_delegate(name, location, left, avoid=silent[0].service_id if silent else "")
+                item = self._find_delegate(name, location, left, tried=tried)
             except DelegateNotFoundError:
                 if silent is None:
                     raise
@@ -256,6 +257,7 @@ class PublisherAdapterLight:
                 connection.open(item)
             except WireError as exc:
                 silent = item, exc
+                tried[item.service_id] = time.monotonic()
                 time.sleep(min(0.1, max(0.0, deadline - time.monotonic())))  # until it is back, or out of the list
             else:
                 return
@@ -275,11 +277,12 @@ class PublisherAdapterLight:
         location: str | None,
         timeout: float,
         *,
-        avoid: str = "",
+        tried: Mapping[str, float] = MappingProxyType({}),
         ended: Callable[[], bool] = lambda: False,
     ) -> ServiceItem:
-        """A delegate with these characteristics, if possible another than `avoid`, which does not answer. When it has
-        `ended`, nobody wants one any more."""
+        """A delegate with these characteristics: one that was not `tried` in vain, else the one that was longest ago
+        (monotonic seconds by service id; the dead are listed until their leases end). When it has `ended`, nobody wants
+        one any more."""
         wanted = PublisherAdapterDelegate(name=name, location=location).rep()
         community = self._joined()
         cache = community.watch(ServiceTemplate(types=(PAD_TYPE,), entries=(wanted,)))
@@ -293,7 +296,7 @@ class PublisherAdapterLight:
         finally:
             community.unwatch(cache)
         if found:
-            return next((item for item in found if item.service_id != avoid), found[0])
+            return min(found, key=lambda item: tried.get(item.service_id, 0.0))
         # raises when there is no lookup service; the time for finding one has been spent above
         existing = community.lookup(ServiceTemplate(types=(PAD_TYPE,)), timeout=0.5, waited=timeout)
         known = sorted(f"({d.name}, {d.location})" for item in existing for d in _characteristics(item))

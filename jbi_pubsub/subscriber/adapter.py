@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
@@ -232,7 +233,7 @@ class SubscriberAdapter:
     @checked
     def losses(self, subscription: SubscriptionUid) -> dict[str, int]:
         """Objects lost so far by cause (a cause of unknown extent counts 1). Raises UnknownUidError."""
-        return dict(self._find(subscription).lost)
+        return {str(cause): count for cause, count in self._find(subscription).lost.items()}
 
     @checked
     def cancel_subscription(self, subscription: SubscriptionUid) -> None:
@@ -335,10 +336,10 @@ class SubscriberAdapter:
         self, called: str, version: str, predicate: str, namespaces: Mapping[str, str]
     ) -> tuple[EntryRep, ...]:
         """The templates of the first level for whoever knows a type by name at most."""
-        name = self._published.meant(called) if called else ""
-        typed = (InformationType(name=name or None, version=version or None).rep(),) if name or version else ()
+        meant = self._published.meant(called) if called else InformationType()
+        typed = (replace(meant, version=version or None).rep(),) if called or version else ()
         # Not of any version: the invariants of one would keep later ones away, which the predicate may hold for.
-        opened = self._published.opened(name, version) if name and version and predicate else None
+        opened = self._published.opened(meant.name, version) if meant.name and version and predicate else None
         return typed if opened is None else (*typed, *_derived(opened, predicate, namespaces))
 
     def _await_lookup_service(self, timeout: float) -> None:
@@ -367,32 +368,13 @@ class SubscriberAdapter:
             return True
         matching = self._matching(subscription)
         asked = type_asked(subscription.request.entries)
-        if not matching.registrations and asked.name and not subscription.request.recipients:
-            name = self._published.meant(asked.name)
-            if name != asked.name:
-                self._call_by(subscription, name)
-                return False
         with self._lock:
             known, self._told[uid] = self._told.get(uid), str(matching)
         if known != str(matching):
             nothing = matching.registrations or not self._published.names()
             level = logging.INFO if nothing else logging.WARNING
             matching_log.log(level, "subscription %s %s", uid, matching, extra={"subscription": uid})
-        return bool(matching.registrations) or not asked.name
-
-    def _call_by(self, subscription: LocalSubscription, name: str) -> None:
-        """The type that it names by its local name is published now. It stands nowhere yet."""
-        request = subscription.request
-        entries = tuple(
-            InformationType(name=name, version=type_asked([e]).version).rep() if type_asked([e]).name else e
-            for e in request.entries
-        )
-        with self._lock:
-            if subscription.uid not in self._subscriptions:
-                return
-            self._unwatch(subscription)
-            subscription.request = msgspec.structs.replace(request, entries=entries)
-        self._watch(subscription, None)
+        return bool(matching.registrations) or not (asked.name or asked.local)
 
     def _forget_if_idle(self, opened: TypeName | None) -> None:
         """A subscription has ended, or came to nothing: its schema must not stand in the way of another one."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +29,7 @@ from jbi_pubsub.lookup.client.proxy import RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import fetch_schema
-from jbi_pubsub.pad.subscription import PUBLISHER_TYPE
+from jbi_pubsub.pad.subscription import PUBLISHER_TYPE, local_name
 from jbi_pubsub.pad.subscription import InformationType as Described
 
 log = logging.getLogger("jbi_pubsub.subscriber")
@@ -73,12 +72,15 @@ class Published:
         """By the digests of their schemas."""
         self._cache = config.type_cache()
 
-    def meant(self, name: str) -> str:
-        """The type that is called `name`: itself, or the only one with that local name."""
-        if self._is_published(name):
-            return name
-        having = with_local_name(name, self.names())
-        return having[0] if len(having) == 1 else name
+    def meant(self, called: str) -> Described:
+        """What a template says of the type that is called so: the type of that name, or the only one with that local
+        name; if none is published, whatever will have that local name."""
+        if self._is_published(called):
+            return Described(name=called)
+        having = with_local_name(called, self.names())
+        if len(having) == 1:
+            return Described(name=having[0])
+        return Described(local=called) if not having and local_name(called) == called else Described(name=called)
 
     def opened(self, name: str, version: str) -> InformationType | None:
         """The type as all publish it who do; None when their schemas differ, or none of them gives it. `version` "" is
@@ -114,18 +116,20 @@ class Published:
     def why_none(self, entries: Sequence[EntryRep]) -> str:
         """Why nothing matches a template, as far as the type it names says."""
         asked = type_asked(entries)
-        name, version, names = asked.name or "", asked.version or "", self.names()
+        name, version, names = asked.name or asked.local or "", asked.version or "", self.names()
         if not names:
             return "nothing is published now"
         if not name:
             return "no registration has the values of the template"
+        having = with_local_name(name, names)
+        if asked.local and having:
+            return f"{_listed(having)} is published, but without the values of the template"
         if name in names:
             versions = self.versions(name)
             if version and version not in versions:
                 return f"{name} is published in version {_listed(versions)}, not {version}"
             how = "without the values of the template" if len(entries) > 1 else "not to be found"
             return f"{name} is published, but {how}"
-        having = with_local_name(name, names)
         if having:
             return f"{name} may be one of several types: {_listed(having)}; name one in full"
         return f"nobody publishes {name}; there are {_listed(nearest(name, names))}"
@@ -173,11 +177,6 @@ def type_asked(entries: Sequence[EntryRep]) -> Described:
     """Of a template; all fields None when it names none."""
     rep = next((rep for rep in entries if rep.cls.name == Described.entry_name), None)
     return Described() if rep is None else Described.from_rep(rep)
-
-
-def local_name(name: str) -> str:
-    """Of a type: what stands behind its namespace, or behind the last dot."""
-    return re.split(r"[}.]", name)[-1]
 
 
 def with_local_name(name: str, names: Iterable[str]) -> list[str]:

@@ -134,8 +134,6 @@ class DelegateSession:
         """What the delegate has not confirmed the end of, with the right to it."""
         self._unsure: dict[str, LocalSubscription] = {}
         """What the delegate has not answered to: it may stand there or not."""
-        self._stood: set[str] = set()
-        """What has stood there before: it has got what was published then, or is told of the loss."""
         self._untold: list[LocalSubscription] = []
         """What stood there when the session was lost, until it is known whether the delegate is gone as well."""
         self._by_number: dict[int, _Standing] = {}
@@ -340,7 +338,7 @@ class DelegateSession:
         Two clocks are tied by the opening: the delegate knows when it did that, we know when its answer came. So an age
         is too long by the way of that answer at most, and never too short."""
         since = subscription.stand()
-        if subscription.uid in self._stood:
+        if self.ref.service_id in subscription.stood_at:
             return NOT_BEFORE
         return (self._proxy.opened_at if session_id else time.monotonic()) - since
 
@@ -358,7 +356,7 @@ class DelegateSession:
         uid = subscription.uid
         standing = _Standing(subscription, granted.number, granted.lease, self._report_credits)
         with self._changed:
-            self._stood.add(uid)
+            subscription.stood_at.add(self.ref.service_id)
             self._highest = max(self._highest, granted.number)
             cancelled = uid not in self._wanted
             if not cancelled:
@@ -445,7 +443,9 @@ class DelegateSession:
     def _end(self, why: JbiError) -> None:
         self._lose_session(why)
         with self._changed:  # objects for these were perhaps there, too
-            self._untold += [s for uid, s in self._wanted.items() if s.request.direct and uid not in self._stood]
+            self._untold += [
+                s for s in self._wanted.values() if s.request.direct and self.ref.service_id not in s.stood_at
+            ]
         self._tell_losses(Cause.DELEGATE_DEAD, why.message)
         self._stopping.set()
         self._renew_nothing()

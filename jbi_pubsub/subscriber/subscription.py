@@ -99,6 +99,9 @@ class LocalSubscription:
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._closed = False
         self._since: float | None = None
+        self.stood_at: set[str] = set()
+        """Delegates and peer publishers (service ids) at which it has stood: there it has got what was published
+        meanwhile, or is told of the loss."""
         self.arrived = 0
         self.duplicates = 0
         self.listener_errors = 0

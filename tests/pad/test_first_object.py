@@ -68,6 +68,7 @@ class World:
         newcomers._clock = lambda: self.now
         newcomers._thread = object()  # type: ignore[assignment]  # a pass is made by hand
         self.connection = self.delegate.connect("publisher", 1e6)[0].connection_id
+        self.delegate.attached(self.connection)
         self.registrations: list[Registration] = []
         self.published: dict[tuple[str, int], float] = {}
         self.sessions: dict[str, str] = {}
@@ -106,6 +107,7 @@ class World:
     def subscribe(self, age: float, *, session: str = "", **options: Any) -> str:
         name = f"s{next(self._names)}"
         session = session or self.delegate.open_session("subscriber", 1e6)[0]
+        self.delegate.attached(session)
         self.sessions[name] = session
         self.got[name], self.lost[name] = [], Counter()
         request = SubscriptionRequest(name, **options)
@@ -113,17 +115,13 @@ class World:
         return name
 
     def serve(self) -> None:
-        """One pass for those that wait, as the thread makes it."""
-        newcomers = self.delegate._newcomers
-        due = newcomers._due()
-        newcomers._waiting = [n for n in newcomers._waiting if n not in due]
-        if due:
-            newcomers._serve(due)
+        """One slice, as the thread makes it."""
+        self.delegate._newcomers.step()
 
     def serve_all(self) -> None:
         while self.delegate._newcomers.count:
             self.serve()
-            self.now += 1.0  # whoever has to wait for the next pass has waited
+            self.now += 1.0
 
     def read(self) -> None:
         """Subscribers take all that goes out."""
@@ -279,7 +277,7 @@ def test_predicates_and_filters_hold_for_what_was_kept(world: World) -> None:
         world.publish(registration, b"<m><n>%d</n></m>" % number, b"<p><a/><b/></p>")
     wanted = world.subscribe(age=50.0, predicate="/m/n >= 4", payload_filter="//a")
     silent = world.subscribe(age=50.0, payload_filter="//c", suppress_empty=True)
-    world.serve()
+    world.serve_all()
     assert world.sequences(wanted) == [5, 6]
     assert world.sequences(silent) == []
     status = {s["uid"]: s for s in world.status()["subscriptions"]}
@@ -399,9 +397,10 @@ def test_a_pass_takes_no_more_memory_than_a_queue_may(make: Callable[..., World]
     registration = world.register()
     for _ in range(4):
         world.publish(registration, payload=b"<p>" + b"<a>%s</a>" % (b"x" * 200_000) + b"</p>")
-    names = [world.subscribe(age=50.0, payload_filter=f"//a[{n} = {n}]") for n in range(20)]
-    world.serve()
-    assert world.delegate._newcomers._gathered < (1 << 20) + 500_000
+    session = world.delegate.open_session("subscriber", 1e6)[0]
+    names = [world.subscribe(age=50.0, session=session, payload_filter=f"//a[{n} = {n}]") for n in range(20)]
+    world.serve_all()
+    assert world.status()["queued_bytes"] < (1 << 20) + 500_000
     # Expect what went over that to be told, and the account to come out even
     world.read()
     dropped = sum(world.lost[name][Cause.QUEUE_OVERFLOW] for name in names)
@@ -409,7 +408,7 @@ def test_a_pass_takes_no_more_memory_than_a_queue_may(make: Callable[..., World]
     assert dropped > 0
 
 
-def test_a_session_that_comes_and_goes_waits_longer_than_its_pass_took(world: World) -> None:
+def test_whose_pass_took_long_comes_behind_those_who_have_used_less(world: World) -> None:
     # Given a session whose pass took 2 s
     registration = world.register()
     world.publish(registration)
@@ -423,18 +422,77 @@ def test_a_session_that_comes_and_goes_waits_longer_than_its_pass_took(world: Wo
     world.delegate._shelves.look = slow  # type: ignore[method-assign]
     world.serve()
     world.delegate._shelves.look = look  # type: ignore[method-assign]
-    # When it and another one subscribe
+    # When it subscribes again, and then another one does
     again = world.subscribe(age=50.0, session=world.sessions[first])
     other = world.subscribe(age=50.0)
+    # Expect the other to be served first, and then it
     world.serve()
-    # Expect the other to be served at once, and it after three times as long
     assert (world.sequences(other), world.sequences(again)) == ([1], [])
-    world.now += 5.9
-    world.serve()
-    assert world.sequences(again) == []
-    world.now += 0.2
     world.serve()
     assert world.sequences(again) == [1]
+
+
+def test_peers_with_many_sessions_have_one_share(world: World) -> None:
+    # Given a peer whose many sessions have caught up, each for some time
+    registration = world.register()
+    world.publish(registration)
+
+    def subscribe(peer: str) -> str:
+        session = world.delegate.open_session("subscriber", 1e6)[0]
+        request = SubscriptionRequest(f"{peer}-{session}")
+        world.delegate.subscribe(session, request, 60.0, 50.0, peer=peer)
+        return session
+
+    look = world.delegate._shelves.look
+
+    def slow(*args: Any) -> Any:
+        world.now += 0.5
+        return look(*args)
+
+    world.delegate._shelves.look = slow  # type: ignore[method-assign]
+    greedy = [subscribe("greedy") for _ in range(5)]
+    world.serve()
+    # When somebody else comes behind them
+    honest = subscribe("honest")
+    world.serve()
+    # Expect that he is the next
+    held = world.delegate._newcomers
+    assert world.delegate._sessions[honest] not in held._waiting
+    assert sum(world.delegate._sessions[session] in held._waiting for session in greedy) == 4
+    world.serve_all()
+
+
+def test_of_what_leaves_the_shelf_during_a_pass_it_is_told_how_much(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given ten objects, and a pass whose slices have time for one object each
+    world = make(keep_bytes=20_000)
+    registration = world.register()
+    for _ in range(10):
+        world.publish(registration)
+    monkeypatch.setattr("jbi_pubsub.pad.newcomers.SLICE_SECONDS", -1.0)
+    late = world.subscribe(age=50.0)
+    owe = world.delegate._newcomers._owe
+    taken: list[int] = []
+
+    def one_each(kept: Any, group: Any) -> None:
+        taken.append(kept.parcel.head.sequence)
+        owe(kept, group)
+
+    world.delegate._newcomers._owe = one_each  # type: ignore[method-assign]
+    world.serve()
+    assert taken == []
+    # When the shelf is filled with others before it goes on
+    for _ in range(30):
+        world.publish(registration)
+    monkeypatch.undo()
+    world.serve_all()
+    # Expect what is left of the ten, what came live, and the number of the others
+    got = world.sequences(late)
+    assert got == sorted(set(got))
+    missed = 10 - sum(number <= 10 for number in got)
+    assert world.lost[late][Cause.MISSED] == missed
+    assert got[-30:] == list(range(11, 41))
 
 
 def test_a_pass_that_fails_lets_the_newcomers_live_and_tells_them(
@@ -471,6 +529,12 @@ def test_a_publisher_that_fills_the_shelves_at_once_waits_once_for_newcomers(mak
     world.delegate.pipeline.stopping.wait = waits.append  # type: ignore[assignment]
     loud, quiet = world.register(), world.register(EntryRep(UNIT, ("quiet",)))
     world.publish(quiet)
+    # While nobody was told of it that has not come, it waits for nobody
+    for _ in range(100):
+        world.publish(loud)
+    assert waits == []
+    # When somebody was
+    world.delegate.announced(loud.uid, 1)
     for _ in range(100):
         world.publish(loud)
     # Expect it to wait once, and the quiet one, which has not filled them, not at all

@@ -67,7 +67,7 @@ def test_a_young_shelf_keeps_for_its_seconds_and_an_old_one_for_the_last_second(
     shelves.keep(shelf, parcel(10), READER, 9.6)
     shelves.trim(10.1)
     assert numbers(shelves, shelf) == [10]
-    assert shelves.look(shelf, [(0.0, 10), (4.0, 10), (9.0, 10)])[1] == [9, 5, 0]
+    assert shelves.look(shelf, [(0.0, 10), (4.0, 10), (9.0, 10)])[2] == [9, 5, 0]
     shelves.trim(9.6 + OLD_SECONDS + 0.1)
     assert len(shelves) == shelves.size == 0
 
@@ -100,14 +100,14 @@ def test_the_largest_shelf_gives_up_its_oldest_and_a_quiet_one_keeps_its_first()
     # Expect the quiet one's first, and the latest of the other; all that has gone is counted
     assert numbers(shelves, quiet) == [1]
     assert numbers(shelves, loud) == list(range(991, 1000))
-    assert shelves.look(loud, [(0.0, 999)])[1] == [990]
+    assert shelves.look(loud, [(0.0, 999)])[2] == [990]
 
 
 def test_an_object_larger_than_all_the_room_is_counted_as_gone() -> None:
     shelves, shelf = Shelves(10.0, 50_000), Shelf()
     shelves.keep(shelf, parcel(1, 60_000), READER, 1.0)
     assert (len(shelves), shelves.size) == (0, 0)
-    assert shelves.look(shelf, [(0.0, 1), (2.0, 1)])[1] == [1, 0]
+    assert shelves.look(shelf, [(0.0, 1), (2.0, 1)])[2] == [1, 0]
 
 
 def test_without_seconds_nothing_is_kept_and_everything_counted() -> None:
@@ -115,7 +115,7 @@ def test_without_seconds_nothing_is_kept_and_everything_counted() -> None:
     for number in range(1, 6):
         assert shelves.keep(shelf, parcel(number), READER, float(number)).position == number
     assert shelves.size == 0
-    assert shelves.look(shelf, [(3.0, 5), (0.0, 2)])[1] == [3, 2]
+    assert shelves.look(shelf, [(3.0, 5), (0.0, 2)])[2] == [3, 2]
 
 
 def test_an_object_is_found_by_its_id_while_it_lies_there() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from jbi_pubsub import PublisherAdapter
 from jbi_pubsub.core.errors import JbiError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
@@ -96,6 +97,21 @@ def test_a_local_name_stands_for_a_type_that_is_published_later(
         assert own_walk.subscriber.wait_matched(uid) == 1
         own_walk.publish(payload=b"later")
         assert own_walk.subscriber.receive(uid).payload == b"later"
+
+
+def test_a_local_name_is_as_good_as_the_whole_one_for_the_first_object_of_a_short_life(
+    own_walk: Any, federation: Any, figures: Any
+) -> None:
+    # Given two subscriptions, by the local name and by the whole one, before anybody publishes
+    names = ("Intel_Imagery", IMAGERY)
+    uids = [own_walk.subscriber.register_subscriber(type_name=name) for name in names]
+    # When publishers come that publish one object and leave
+    for number in range(3):
+        with PublisherAdapter(federation.config) as peer:
+            peer.publish(peer.register_publisher(figures.schema, figures.figure_1), figures.figure_1, b"%d" % number)
+    # Expect all of them at both
+    for uid in uids:
+        assert [own_walk.subscriber.receive(uid).payload for _ in range(3)] == [b"0", b"1", b"2"]
 
 
 def test_who_waits_is_told_when_another_version_comes(
