@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub import JbiError, PublisherAdapter, PublisherAdapterLight, SubscriberAdapter
+from jbi_pubsub import JbiError, PublisherAdapter, PublisherAdapterLight, SubscriberAdapter, bbox
 from jbi_pubsub.core.arguments import rules_of
 from jbi_pubsub.core.errors import (
     AddressError,
@@ -38,7 +38,7 @@ CALLS = [
     if inspect.isfunction(call)
     and (name == "__init__" or name[0] != "_")
     and len(inspect.signature(call).parameters) > 1
-]
+] + [bbox]
 """What applications call with arguments."""
 
 
@@ -214,7 +214,7 @@ def test_none_means_none(walk: Any) -> None:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__qualname__)
 def test_the_arguments_of_every_public_call_are_checked(call: Any) -> None:
-    # Expect each call of the three adapters that takes arguments to check them, by annotations that are understood
+    # Expect each call of applications that takes arguments to check them, by annotations that are understood
     assert hasattr(call, "__wrapped__")
     assert all(rule.text for rule in rules_of(call.__wrapped__).values())
 
