@@ -170,6 +170,12 @@ def subscribe(
     jbi subscribe --type alert --namespace c=urn:oasis:names:tc:emergency:cap:1.2 \\
         --predicate "/c:alert/c:status = 'Actual'" --email ops@example.org --digest 3600
     """
+    for_here = {"--count": count, "--timeout": timeout, "--out": out}
+    useless = [option for option, given in for_here.items() if given is not None]
+    if recipients and useless:
+        raise ConfigurationError(
+            f"{useless[0]} is not for --email", hint="It is for objects that are shown here; mail goes on without us"
+        )
     config = settings.load()
     with _matches_told(), SubscriberAdapter(config) as adapter:
         with looking(config):

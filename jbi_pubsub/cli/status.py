@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import JbiError, ProtocolError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -36,6 +36,8 @@ DISSEMINATORS: Final = frozenset({PAD_TYPE, PUBLISHER_TYPE})
 """What a delegate or peer publisher is registered as; services of other kinds have nothing to say of our matters."""
 ANSWER_SECONDS: Final = 3.0
 """For one server to answer: the others are not to wait for a dead one much longer than people do."""
+EVERY_SECONDS: Final = 1.0
+"""Between two looks of --watch, unless told otherwise."""
 ROWS_MOST: Final = 50
 """Subscriptions shown of one server to people; JSON has all that the server tells."""
 
@@ -69,7 +71,7 @@ _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "e
 @click.command()
 @click.argument("addresses", metavar="[HOST:PORT]...", nargs=-1)
 @click.option("--watch", is_flag=True, help="Go on, with rates; every second.")
-@click.option("--every", type=click.FloatRange(0.1, 3600.0), default=1.0, metavar="SECONDS", help="With --watch.")
+@click.option("--every", type=click.FloatRange(0.1, 3600.0), metavar="SECONDS", help="With --watch: how often.")
 @click.option("--count", type=click.IntRange(1), help="With --watch: end after so many times.")
 @click.option("--subscriptions", is_flag=True, help="Also the subscriptions, those with most in their queues first.")
 @json_option
@@ -78,7 +80,7 @@ def status(
     settings: Settings,
     addresses: tuple[str, ...],
     watch: bool,
-    every: float,
+    every: float | None,
     count: int | None,
     subscriptions: bool,
     as_json: bool,
@@ -92,10 +94,12 @@ def status(
     jbi status --subscriptions 127.0.0.1:40123  # queues and losses of each subscription
     jbi status --watch --json --every 10        # a line every ten seconds, for scripts
     """
+    if not watch and (count or every):
+        raise ConfigurationError(f"{'--count' if count else '--every'} is for --watch", hint="Add --watch")
     servers = Servers(settings.load(), addresses)
     try:
         if watch:
-            _watch(servers, every, count, subscriptions=subscriptions, as_json=as_json)
+            _watch(servers, every or EVERY_SECONDS, count, subscriptions=subscriptions, as_json=as_json)
         elif as_json:
             show_json(servers.ask())
         else:

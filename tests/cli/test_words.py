@@ -406,6 +406,26 @@ def test_bad_input_is_refused_before_anybody_is_looked_for(said: Callable[..., A
         assert "lookup service" not in answer.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("subscribe", "--email", "a@example.org", "--count", "3"), "--count"),
+        (("subscribe", "--email", "a@example.org", "--timeout", "0"), "--timeout"),
+        (("subscribe", "--email", "a@example.org", "--out", "folder"), "--out"),
+        (("status", "--count", "3"), "--count"),
+        (("status", "--every", "3"), "--every"),
+    ],
+    ids=str,
+)
+def test_an_option_that_would_be_without_effect_is_refused(
+    arguments: tuple[str, ...], option: str, said: Callable[..., Any]
+) -> None:
+    answer = said(*ALONE, *arguments)
+    assert answer.code == 2
+    assert answer.is_one_line(), answer
+    assert f"{option} is " in answer.err
+
+
 def test_cancelling_an_unknown_subscription(flags: list[str], federation: Any, said: Callable[..., Any]) -> None:
     federation.pad()
     answer = said(*flags, "subscriptions", "cancel", "subscription-unknown")
