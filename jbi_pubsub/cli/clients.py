@@ -26,7 +26,7 @@ from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import MAX_FIELDS, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
-from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE
+from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE, InformationType
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.adapter import matching_log
@@ -340,8 +340,13 @@ def services(
     if as_json:
         show_json([_item_facts(item) for item in items])
     else:
-        columns = (Column("service"), Column("type"), Column("address"), Column("entries", long=True))
-        show_table(columns, map(_item_row, items), title=f"{len(items)} services")
+        show_table(_SERVICES, map(_item_row, items), title=f"{len(items)} service{'' if len(items) == 1 else 's'}")
+
+
+_SERVICES = (
+    Column("service"), Column("type"), Column("publishes", long=True, name=True, dotted=True), Column("address"),
+    Column("entries", long=True, spare=True),
+)  # fmt: skip
 
 
 def _why_none(known: Sequence[ServiceItem], types: Sequence[str], wanted: Sequence[_Wanted]) -> Iterator[str]:
@@ -441,17 +446,22 @@ def _item_facts(item: ServiceItem) -> dict[str, object]:
     }
 
 
-def _item_row(item: ServiceItem) -> tuple[str, str, str, str]:
+def _item_row(item: ServiceItem) -> tuple[str, str, str, str, str]:
+    published = (e.as_dict().get("name") or "" for e in item.entries if e.cls.name == InformationType.entry_name)
     return (
         item.service_id.removeprefix("registration-")[:8],
         item.types[0].removeprefix("jbi."),
+        ", ".join(str(name) for name in published),
         ", ".join(item.proxy.endpoints),
         "; ".join(_entry_text(e) for e in item.entries),
     )
 
 
 def _entry_text(entry: EntryRep) -> str:
+    """Without what stands in a column of its own."""
     values = {k: v for k, v in entry.as_dict().items() if v is not None and k != "schema"}
+    if entry.cls.name == InformationType.entry_name:
+        values.pop("name", None)
     return (
         f"{entry.cls.name.rpartition('#')[2].removeprefix('jbi.')}({', '.join(f'{k}={v}' for k, v in values.items())})"
     )

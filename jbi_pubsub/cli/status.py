@@ -42,18 +42,23 @@ ROWS_MOST: Final = 50
 """Subscriptions shown of one server to people; JSON has all that the server tells."""
 
 _SERVERS: Final = (
-    Column("kind"), Column("name", long=True), Column("address"), Column("up", right=True),
+    Column("kind"), Column("name", long=True, name=True), Column("address"), Column("up", right=True),
     Column("regs", right=True), Column("subs", right=True), Column("leases", right=True, spare=True),
 )  # fmt: skip
 _LOOKUPS: Final = (
-    Column("lookup at", long=True), Column("items", right=True), Column("listeners", right=True, spare=True),
+    Column("lookup at", long=True, name=True), Column("items", right=True), Column("listeners", right=True, spare=True),
     Column("lookups", right=True), Column("changes", right=True, spare=True), Column("events", right=True),
     Column("lost", right=True), Column("disk", long=True),
 )  # fmt: skip
 _OBJECTS: Final = (
-    Column("objects at", long=True), Column("published", right=True), Column("unmatched", right=True, spare=True),
-    Column("matched", right=True), Column("suppressed", right=True, spare=True), Column("delivered", right=True),
-    Column("waiting", right=True), Column("sent", right=True, spare=True), Column("lost", right=True),
+    Column("objects at", long=True, name=True), Column("published", right=True),
+    Column("unmatched", right=True, spare=True), Column("matched", right=True),
+    Column("suppressed", right=True, spare=True), Column("delivered", right=True), Column("waiting", right=True),
+    Column("sent", right=True, spare=True), Column("lost", right=True),
+)  # fmt: skip
+_MAILED: Final = (
+    Column("mail at", long=True, name=True), Column("mailed", right=True), Column("waiting", right=True),
+    Column("what is wrong", long=True),
 )  # fmt: skip
 _LOSSES: Final = (Column("lost at", long=True), Column("cause"), Column("objects", right=True))
 _FAULTS: Final = (Column("fault at", long=True), Column("step", long=True), Column("times", right=True))
@@ -188,12 +193,15 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False) -> Iterator[T
     lookups = [facts for facts in found if facts["kind"] == "lookup"]
     known = [facts for facts in found if facts["kind"] not in ("lookup", "unreachable")]
     more = [name for name in ("mail", "kept") if any(name in facts for facts in known)]
-    columns = (*_SERVERS, *(Column(name, long=name == "mail", spare=name == "kept") for name in more))
+    columns = (*_SERVERS, *(Column(name, right=True, spare=name == "kept") for name in more))
     yield Table(columns, [_server_row(facts, more) for facts in found])
     if lookups:
         yield _with_rates(_LOOKUPS, [_lookup_row(facts) for facts in lookups], lookups, _LOOKUP_RATES)
     if known:
         yield _with_rates(_OBJECTS, [_objects_row(facts) for facts in known], known, _OBJECT_RATES)
+    mails = [_mail_row(facts) for facts in known if _has_mail(facts)]
+    if mails:
+        yield Table(_MAILED, mails)
     for columns, key in ((_LOSSES, "lost"), (_FAULTS, "faults")):
         told = [
             (_called(facts), what, f"{count:,}")
@@ -250,9 +258,22 @@ def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
 
 
 def _mail(mail: Facts) -> str:
-    """How much waits, and what for."""
-    why = mail["fault"] or mail.get("away", "")
-    return f"{mail['queued']:,}: {why}" if why else f"{mail['queued']:,}"
+    """How much waits."""
+    return f"{mail['queued']:,}"
+
+
+def _has_mail(facts: Facts) -> bool:
+    """Whether there is anything to be told of its mail."""
+    mail = facts.get("mail")
+    return mail is not None and bool(facts.get("mailed") or mail["queued"] or mail["fault"])
+
+
+def _mail_row(facts: Facts) -> Sequence[object]:
+    """With `matched`, `delivered` and `lost` the account of docs/mail.md. That a mail server was away
+    when it was last tried is nobody's concern while nothing waits for it."""
+    mail = facts["mail"]
+    wrong = mail["fault"] or (mail.get("away", "") if mail["queued"] else "")
+    return _called(facts), f"{facts.get('mailed', 0):,}", f"{mail['queued']:,}", wrong
 
 
 def _kept(kept: Facts) -> str:
@@ -281,19 +302,29 @@ def _objects_row(facts: Facts) -> Sequence[object]:
 
 def _subscription_table(facts: Facts) -> Table:
     queued = {uid: waiting for session in facts["sessions"] for uid, waiting in session["queued"].items()}
-    known = sorted(
-        facts["subscriptions"], key=lambda s: queued.get(s["uid"], 0) + sum(s["lost"].values()), reverse=True
-    )
+
+    def waiting(s: Facts) -> int:
+        return int(queued.get(s["uid"], 0) + s["mail_waiting"])
+
+    known = sorted(facts["subscriptions"], key=lambda s: waiting(s) + sum(s["lost"].values()), reverse=True)
     rows: list[Sequence[object]] = [
         (
-            s["uid"], s["predicate"], s["filter"], f"{s['policy']} {s['bound']}",
-            s["matched"], s["suppressed"], s["delivered"], queued.get(s["uid"], 0), losses(s["lost"]),
+            s["uid"], s["predicate"], s["filter"], f"{s['policy']} {s['bound']}" if s["direct"] else "e-mail",
+            s["matched"], s["suppressed"], _delivered(s), waiting(s), losses(s["lost"]),
         )
         for s in known[:ROWS_MOST]
     ]  # fmt: skip
     of = facts["counts"]["subscriptions"]
     shown = "" if len(rows) == of else f" (the first {len(rows)} of {of})"
     return Table(_SUBSCRIPTIONS, rows, f"subscriptions at {facts['address']}{shown}")
+
+
+def _delivered(subscription: Facts) -> object:
+    """To the queue and by mail: the latter counts objects times recipients."""
+    delivered, mailed = subscription["delivered"], f"{subscription['mailed']:,} mailed"
+    if not subscription["recipients"]:
+        return delivered
+    return f"{delivered:,} + {mailed}" if subscription["direct"] else mailed
 
 
 def losses(lost: dict[str, int]) -> str:

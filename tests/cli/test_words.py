@@ -17,7 +17,12 @@ from typing import Any
 import click
 import pytest
 
+from jbi_pubsub.cli import clients
 from jbi_pubsub.cli.app import HOMES, jbi
+from jbi_pubsub.cli.show import Table, drawn
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.item import ServiceItem
+from jbi_pubsub.pad.subscription import InformationType
 
 FILES = Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery"
 SCHEMA, FIGURE_1, FIGURE_3 = (str(FILES / name) for name in ("Intel_Imagery.xsd", "fig1.xml", "fig3-template.xml"))
@@ -343,6 +348,22 @@ def test_services_that_do_not_exist_are_answered_with_what_there_is(
         assert (answer.code, len(answer.out.splitlines())) == (0, 1)
         assert hint in answer.err, arguments
         assert json.loads(said(*flags, "services", *arguments, "--json").out) == []
+
+
+@pytest.mark.parametrize(
+    ("width", "shown", "entries"),
+    [(80, " Intel_Imagery ", True), (76, " Intel_Imagery ", False), (130, " mil.af.rl.jbi.Intel_Imagery ", True)],
+)
+def test_the_type_that_a_service_publishes_is_not_cut(width: int, shown: str, entries: bool) -> None:
+    # Given a registration as the lookup service lists it
+    published = InformationType(name="mil.af.rl.jbi.Intel_Imagery", version="1.0", schema="0" * 32)
+    ref = ServiceRef("d", "delegate", ("127.0.0.1:40123",))
+    item = ServiceItem(f"registration-{'5' * 32}", ("jbi.PublisherRegistration",), ref, (published.rep(),))
+    # Expect its type whole, or its last part where there is no room, and other columns to go before that is cut
+    lines = drawn(Table(clients._SERVICES, [clients._item_row(item)]), width=width).splitlines()
+    assert shown in f"{lines[2]} "
+    assert max(map(len, lines)) <= width
+    assert entries == ("Informa" in lines[2])
 
 
 def test_no_such_delegate(flags: list[str], federation: Any, said: Callable[..., Any]) -> None:
