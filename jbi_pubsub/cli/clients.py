@@ -21,6 +21,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError, WireError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import MAX_FIELDS, EntryRep
@@ -33,7 +34,7 @@ from jbi_pubsub.subscriber.adapter import matching_log
 
 from .near import NearNames, told
 from .settings import Settings, json_option, looking, pass_settings, try_folder
-from .show import Column, Table, console, printable, show_json, show_table
+from .show import Column, Table, console, counted, printable, show_json, show_table
 from .show import as_json as json_text
 from .status import DISSEMINATORS, losses
 
@@ -89,6 +90,11 @@ def publish(
         raise ConfigurationError(
             f"{len(payload)} payloads for {len(metadata)} metadata", hint="Give none, one, or one each"
         )
+    for option, path in (
+        *(("--metadata", path) for path in metadata),
+        *([("--invariants", invariants)] if invariants else []),
+    ):
+        parse_metadata(path.read_bytes(), what=f"{option} {path}")  # before anybody is looked for
     files = [(m, payload[i if len(payload) > 1 else 0] if payload else None) for i, m in enumerate(metadata)]
     config = settings.load()
     open_with = {"marks": marks, "type_name": type_name}
@@ -114,7 +120,7 @@ def publish(
     if as_json:
         show_json({"registration": registration, "published": ids, "undelivered": left or 0})
     else:
-        click.echo(f"published {len(ids)} objects under {registration}")
+        click.echo(f"published {counted(len(ids), 'object')} under {registration}")
 
 
 @click.command()
@@ -195,7 +201,7 @@ def subscribe(
         if recipients:
             matched = adapter.wait_matched(uid, 1, 3.0)
             facts = {"subscription": uid, "delegates": matched, "lease": config.lease.mail}
-            text = f"e-mail subscription {uid} at {matched} delegates, lease {config.lease.mail:g} s"
+            text = f"e-mail subscription {uid} at {counted(matched, 'delegate')}, lease {config.lease.mail:g} s"
             click.echo(json_text(facts) if as_json else text)
             return
         if not as_json and sys.stdout.isatty():
@@ -340,7 +346,7 @@ def services(
     if as_json:
         show_json([_item_facts(item) for item in items])
     else:
-        show_table(_SERVICES, map(_item_row, items), title=f"{len(items)} service{'' if len(items) == 1 else 's'}")
+        show_table(_SERVICES, map(_item_row, items), title=counted(len(items), "service"))
 
 
 _SERVICES = (
@@ -515,7 +521,7 @@ def _mail_tables(subscriptions: Sequence[dict[str, Any]]) -> Iterator[Table]:
         (s["uid"], ", ".join(s["recipients"]), "; ".join(s["template"]), s["predicate"], s["filter"])
         for s in subscriptions
     ]
-    yield Table(_TERMS, terms, f"{len(subscriptions)} e-mail subscription{'' if len(subscriptions) == 1 else 's'}")
+    yield Table(_TERMS, terms, counted(len(subscriptions), "e-mail subscription"))
     if subscriptions:
         accounts = [
             (s["uid"], s["delegates"], f"{s['mailed']:,}", f"{s['mail_waiting']:,}", losses(s["lost"]),
@@ -545,7 +551,7 @@ def cancel(settings: Settings, uid: str) -> None:
         return stands
 
     cancelled = sum(stood for _, stood in asked(_delegates(config), ended))
-    click.echo(f"cancelled at {cancelled} delegate{'' if cancelled == 1 else 's'}")
+    click.echo(f"cancelled at {counted(cancelled, 'delegate')}")
 
 
 def _whole_id(given: str, known: Collection[str]) -> str:

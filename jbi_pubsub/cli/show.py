@@ -171,6 +171,11 @@ def console() -> Console:
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
+def counted(count: int, noun: str) -> str:
+    """So many of them, in English: "1 object", "2 objects"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def printable(value: object) -> str:
     """Text from a peer without what a terminal would obey: control characters become spaces."""
     return "".join(c if c.isprintable() else " " for c in str(value))

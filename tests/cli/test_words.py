@@ -19,6 +19,7 @@ import pytest
 
 from jbi_pubsub.cli import clients
 from jbi_pubsub.cli.app import HOMES, jbi
+from jbi_pubsub.cli.servers import _ended
 from jbi_pubsub.cli.show import Table, drawn
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
@@ -400,6 +401,36 @@ def test_invalid_metadata(
     assert answer.is_one_line(), answer
     assert "'lat'" in answer.err
     assert "'north'" in answer.err
+
+
+@pytest.mark.parametrize("option", ["--metadata", "--invariants"])
+def test_metadata_that_are_no_xml_are_named_by_option_and_file(
+    option: str, said: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given a picture where a document belongs, and nobody to publish to
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    given = ("--metadata", FIGURE_1) if option == "--invariants" else ()
+    answer = said(*ALONE, "publish", "--peer", "--schema", SCHEMA, *given, option, "image.png")
+    # Expect what was given, where; not what it is for inside
+    assert answer.code == 1
+    assert answer.is_one_line(), answer
+    assert answer.err.startswith(f"jbi: {option} image.png is not well-formed XML: ")
+    for strange in ("invariant metadata", "<string>"):
+        assert strange not in answer.err
+
+
+def test_one_is_not_many(flags: list[str], federation: Any, said: Callable[..., Any]) -> None:
+    federation.pad("alpha", "rome")
+    publish = ("publish", "--delegate", "alpha", "rome", "--schema", SCHEMA, "--metadata", FIGURE_1)
+    assert said(*flags, *publish).out.startswith("published 1 object under")
+    assert said(*flags, *publish, "--count", "2").out.startswith("published 2 objects under")
+    made = said(*flags, "subscribe", "--email", "a@example.org", "--type", "Intel_Imagery").out
+    assert "at 1 delegate, lease" in made
+    assert "1 services" not in said(*flags, "services").out
+    assert _ended(1, {"queued": 1, "kept": 1, "away": "", "server": ""}, state="s") == (
+        "jbi: stopped with 1 object undelivered, 0 of them by mail\n"
+        "jbi: 1 mail waited in s.mails, to go out after the next start\n"
+    )
 
 
 @pytest.mark.parametrize("option", ["--predicate", "--filter"])

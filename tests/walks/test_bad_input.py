@@ -418,6 +418,24 @@ def test_a_text_that_is_neither_xml_nor_a_file_is_told_both(unharmed: Any) -> No
             act()
 
 
+def test_an_empty_text_is_called_that(unharmed: Any) -> None:
+    # Given an empty text, which as a path is the current folder; Expect no word of a directory
+    for act, what in (
+        (lambda: unharmed.subscriber.register_subscriber("", schema=unharmed.figures.schema), "template"),
+        (lambda: unharmed.publishing.register("", unharmed.figures.schema), "invariant metadata"),
+        (lambda: unharmed.publish(""), "metadata"),
+    ):
+        with pytest.raises(MetadataError, match=f"^{what} is an empty text"):
+            act()
+
+
+def test_invariants_that_are_no_xml_are_named_by_their_file(unharmed: Any, tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    with pytest.raises(MetadataError, match=r"^invariant metadata /.*/image\.png is not well-formed XML: ") as caught:
+        unharmed.register(tmp_path / "image.png")
+    assert "<string>" not in str(caught.value)
+
+
 def test_every_error_can_be_caught_by_the_family_and_says_more_than_its_class(unharmed: Any) -> None:
     # Given bad input of several kinds; When it is used; Expect the family's base, a code and a message
     attempts: list[Callable[[], Any]] = [
