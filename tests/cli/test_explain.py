@@ -136,6 +136,22 @@ def test_an_object_is_explained_by_its_own_registration(
     assert len([line for line in answer.out.splitlines() if line.startswith("first\t")]) == 1
 
 
+def test_registrations_of_others_are_not_shown_as_if_they_were_the_objects() -> None:
+    # Given the answer about an object whose own registration has ended, and another stands
+    level = {"type": "t", "version": "1.0", "matches": True, "document": "fits", "misses": []}
+    facts = {
+        "first_level": {f"registration-{'b' * 32}": level}, "predicate_true": True, "suppressed": False,
+        "delivered": True, "predicate": "", "filter": "", "queue": {},
+    }  # fmt: skip
+    shown = list(cli._levels(cli._narrowed(facts, "a" * 32 + "000000000001")))
+    # Expect this to be said before the others
+    assert shown[0] == ("first", "-", "the object's own registration has ended; others, as if it were theirs:")
+    # When it stands; Expect it alone, and the verdict to be of it
+    own = {**facts, "first_level": {**facts["first_level"], f"registration-{'a' * 32}": {**level, "matches": False}}}
+    told = cli._narrowed(own, "a" * 32 + "000000000001")
+    assert (list(told["first_level"]), told["delivered"]) == ([f"registration-{'a' * 32}"], False)
+
+
 def test_an_object_that_was_published_just_now_is_explained_by_its_id(
     explained: tuple[Any, str], flags: list[str], said: Callable[..., Any], figures: Any
 ) -> None:
