@@ -94,7 +94,8 @@ def publish(
         *(("--metadata", path) for path in metadata),
         *([("--invariants", invariants)] if invariants else []),
     ):
-        parse_metadata(path.read_bytes(), what=f"{option} {path}")  # before anybody is looked for
+        if path.is_file():  # a pipe is read once
+            parse_metadata(path.read_bytes(), what=f"{option} {path}")  # before anybody is looked for
     files = [(m, payload[i if len(payload) > 1 else 0] if payload else None) for i, m in enumerate(metadata)]
     config = settings.load()
     open_with = {"marks": marks, "type_name": type_name}
