@@ -211,6 +211,7 @@ def test_a_server_that_is_gone_is_shown_as_such(federation: Any, eventually: Cal
     pad = federation.pad("alpha", "rome")
     servers = Servers(federation.config, ())
     federation.stack.callback(servers.close)
+    eventually(lambda: "delegate" in [facts["kind"] for facts in servers.ask()])  # the lookup service has heard of it
     assert _cells(servers.ask(), "kind", "delegate")["address"] == pad.address
     # When its port is closed while the lookup service still lists it
     pad._endpoint.stop()
