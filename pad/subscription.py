@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import hmac
 import math
@@ -31,6 +32,9 @@ MIN_SECRET: Final = 32
 """Characters of a secret that an id is made from: 128 bits in hexadecimal, as many as the id keeps of the digest."""
 DIGEST_ATTRIBUTE: Final = "mail_digest_seconds"
 """Attribute of an e-mail subscription: objects are gathered for so many seconds, and sent in one mail."""
+_ATTRIBUTES: Final = (DIGEST_ATTRIBUTE,)
+_NEAR: Final = 0.8
+"""Of difflib's ratio: three letters of a name of 19 may be others, or five be missing."""
 MAX_DIGEST_SECONDS: Final = 86_400.0
 """A day: what is gathered longer takes room that other mail needs."""
 
@@ -241,6 +245,7 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
         raise ConfigurationError(f"block_seconds {request.block_seconds} is not in 0..{MAX_BLOCK_SECONDS:g}")
     if max(len(request.uid), *(len(k) + len(v) for k, v in (*request.attributes, ("", "")))) > MAX_TEXT:
         raise OversizeError(f"a subscription's id or attribute has more than {MAX_TEXT} characters")
+    _check_attributes(request.attributes)
     for entry in request.entries:
         check_rep(entry)
     if not 1 <= request.bound <= MAX_BOUND:
@@ -254,6 +259,15 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
         payload_filter = compile_filter(request.payload_filter, namespaces=spaces)
     digest = _digest_seconds(request)
     return Subscription(request, owner, number, predicate, payload_filter, digest_seconds=digest)
+
+
+def _check_attributes(attributes: tuple[tuple[str, str], ...]) -> None:
+    """Names that are not known are others' to use; but one that is nearly a known one is a mistake, and would be
+    without effect. Raises ConfigurationError."""
+    for name, _ in attributes:
+        known = difflib.get_close_matches(name.casefold(), _ATTRIBUTES, n=1, cutoff=_NEAR)
+        if known and name not in _ATTRIBUTES:
+            raise ConfigurationError(f"no attribute {name!r}", hint=f"Did you mean {known[0]!r}?")
 
 
 def _digest_seconds(request: SubscriptionRequest) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import runpy
@@ -14,16 +15,17 @@ from typing import Any
 
 import pytest
 
-from jbi_pubsub import Config
+from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.pad.proxy import fetch_status
 
 TOP = Path(__file__).parent.parent
+README = (TOP / "README.md").read_text()
 
 
 def program(name: str) -> str:
     """The README's program behind the comment `<!-- test: name -->`."""
-    found = re.search(rf"<!-- test: {name} -->\n```python\n(.*?)```", (TOP / "README.md").read_text(), re.DOTALL)
+    found = re.search(rf"<!-- test: {name} -->\n```python\n(.*?)```", README, re.DOTALL)
     assert found is not None
     return found.group(1)
 
@@ -71,3 +73,19 @@ def test_every_setting_is_documented() -> None:
     made = runpy.run_path(str(TOP / "docs" / "make_configuration.py"))["page"]()
     assert (TOP / "docs" / "configuration.md").read_text() == made
     assert not re.search(r"\|\s+\|$", made, re.MULTILINE), "a setting has no meaning"
+
+
+def test_what_the_readme_says_of_peer_publishers_is_so() -> None:
+    # Given what a peer publisher is said to lack, and to have besides
+    told = " ".join(README.split())
+    light, peer = (
+        inspect.signature(adapter.register_publisher) for adapter in (PublisherAdapterLight, PublisherAdapter)
+    )
+    assert "it has no `connect_to_delegate`, its `register_publisher` takes no `delegate`" in told
+    assert not hasattr(PublisherAdapter, "connect_to_delegate")
+    assert set(light.parameters) - set(peer.parameters) == {"delegate"}
+    assert "its `flush` says how many objects still wait" in told
+    returned = [
+        inspect.signature(adapter.flush).return_annotation for adapter in (PublisherAdapterLight, PublisherAdapter)
+    ]
+    assert returned == ["None", "int"]

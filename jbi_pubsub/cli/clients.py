@@ -21,19 +21,20 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError, WireError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import MAX_FIELDS, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
-from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE
+from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE, InformationType
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.adapter import matching_log
 
 from .near import NearNames, told
 from .settings import Settings, json_option, looking, pass_settings, try_folder
-from .show import Column, Table, console, printable, show_json, show_table
+from .show import Column, Table, console, counted, printable, show_json, show_table
 from .show import as_json as json_text
 from .status import DISSEMINATORS, losses
 
@@ -89,6 +90,12 @@ def publish(
         raise ConfigurationError(
             f"{len(payload)} payloads for {len(metadata)} metadata", hint="Give none, one, or one each"
         )
+    for option, path in (
+        *(("--metadata", path) for path in metadata),
+        *([("--invariants", invariants)] if invariants else []),
+    ):
+        if path.is_file():  # a pipe is read once
+            parse_metadata(path.read_bytes(), what=f"{option} {path}")  # before anybody is looked for
     files = [(m, payload[i if len(payload) > 1 else 0] if payload else None) for i, m in enumerate(metadata)]
     config = settings.load()
     open_with = {"marks": marks, "type_name": type_name}
@@ -114,7 +121,7 @@ def publish(
     if as_json:
         show_json({"registration": registration, "published": ids, "undelivered": left or 0})
     else:
-        click.echo(f"published {len(ids)} objects under {registration}")
+        click.echo(f"published {counted(len(ids), 'object')} under {registration}")
 
 
 @click.command()
@@ -170,6 +177,12 @@ def subscribe(
     jbi subscribe --type alert --namespace c=urn:oasis:names:tc:emergency:cap:1.2 \\
         --predicate "/c:alert/c:status = 'Actual'" --email ops@example.org --digest 3600
     """
+    for_here = {"--count": count, "--timeout": timeout, "--out": out}
+    useless = [option for option, given in for_here.items() if given is not None]
+    if recipients and useless:
+        raise ConfigurationError(
+            f"{useless[0]} is not for --email", hint="It is for objects that are shown here; mail goes on without us"
+        )
     config = settings.load()
     with _matches_told(), SubscriberAdapter(config) as adapter:
         with looking(config):
@@ -189,7 +202,7 @@ def subscribe(
         if recipients:
             matched = adapter.wait_matched(uid, 1, 3.0)
             facts = {"subscription": uid, "delegates": matched, "lease": config.lease.mail}
-            text = f"e-mail subscription {uid} at {matched} delegates, lease {config.lease.mail:g} s"
+            text = f"e-mail subscription {uid} at {counted(matched, 'delegate')}, lease {config.lease.mail:g} s"
             click.echo(json_text(facts) if as_json else text)
             return
         if not as_json and sys.stdout.isatty():
@@ -334,8 +347,13 @@ def services(
     if as_json:
         show_json([_item_facts(item) for item in items])
     else:
-        columns = (Column("service"), Column("type"), Column("address"), Column("entries", long=True))
-        show_table(columns, map(_item_row, items), title=f"{len(items)} services")
+        show_table(_SERVICES, map(_item_row, items), title=counted(len(items), "service"))
+
+
+_SERVICES = (
+    Column("service"), Column("type"), Column("publishes", long=True, name=True, dotted=True), Column("address"),
+    Column("entries", long=True, spare=True),
+)  # fmt: skip
 
 
 def _why_none(known: Sequence[ServiceItem], types: Sequence[str], wanted: Sequence[_Wanted]) -> Iterator[str]:
@@ -435,17 +453,22 @@ def _item_facts(item: ServiceItem) -> dict[str, object]:
     }
 
 
-def _item_row(item: ServiceItem) -> tuple[str, str, str, str]:
+def _item_row(item: ServiceItem) -> tuple[str, str, str, str, str]:
+    published = (e.as_dict().get("name") or "" for e in item.entries if e.cls.name == InformationType.entry_name)
     return (
         item.service_id.removeprefix("registration-")[:8],
         item.types[0].removeprefix("jbi."),
+        ", ".join(str(name) for name in published),
         ", ".join(item.proxy.endpoints),
         "; ".join(_entry_text(e) for e in item.entries),
     )
 
 
 def _entry_text(entry: EntryRep) -> str:
+    """Without what stands in a column of its own."""
     values = {k: v for k, v in entry.as_dict().items() if v is not None and k != "schema"}
+    if entry.cls.name == InformationType.entry_name:
+        values.pop("name", None)
     return (
         f"{entry.cls.name.rpartition('#')[2].removeprefix('jbi.')}({', '.join(f'{k}={v}' for k, v in values.items())})"
     )
@@ -499,7 +522,7 @@ def _mail_tables(subscriptions: Sequence[dict[str, Any]]) -> Iterator[Table]:
         (s["uid"], ", ".join(s["recipients"]), "; ".join(s["template"]), s["predicate"], s["filter"])
         for s in subscriptions
     ]
-    yield Table(_TERMS, terms, f"{len(subscriptions)} e-mail subscription{'' if len(subscriptions) == 1 else 's'}")
+    yield Table(_TERMS, terms, counted(len(subscriptions), "e-mail subscription"))
     if subscriptions:
         accounts = [
             (s["uid"], s["delegates"], f"{s['mailed']:,}", f"{s['mail_waiting']:,}", losses(s["lost"]),
@@ -529,7 +552,7 @@ def cancel(settings: Settings, uid: str) -> None:
         return stands
 
     cancelled = sum(stood for _, stood in asked(_delegates(config), ended))
-    click.echo(f"cancelled at {cancelled} delegate{'' if cancelled == 1 else 's'}")
+    click.echo(f"cancelled at {counted(cancelled, 'delegate')}")
 
 
 def _whole_id(given: str, known: Collection[str]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 
 from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.pad.proxy import SubscriptionsProxy
 
 from .clients import asked, existing_file, subscription_servers
@@ -20,6 +21,10 @@ from .show import Column, printable, show_json, show_table
 from .status import losses
 
 Row = tuple[object, ...]
+Facts = dict[str, Any]
+
+NOTHING: Final = b"<nothing/>"
+"""A document to ask with whether a subscription stands."""
 
 WIDTHS: Final = (9, 36, 28)
 WIDTHS_OF_TWO: Final = (12, 3, 58)
@@ -33,11 +38,11 @@ MAX_VALUE: Final = 40
 @click.argument("uid")
 @click.option("--metadata", type=existing_file, help="Metadata of the object.")
 @click.option("--payload", type=existing_file, help="Its payload.")
-@click.option("--object", "object_id", default="", help="Or the id of an object published some seconds ago.")
+@click.option("--object", "object_id", help="Or the id of an object published some seconds ago.")
 @json_option
 @pass_settings
 def explain(
-    settings: Settings, uid: str, metadata: Path | None, payload: Path | None, object_id: str, as_json: bool
+    settings: Settings, uid: str, metadata: Path | None, payload: Path | None, object_id: str | None, as_json: bool
 ) -> None:
     """Say why an object would be delivered to a subscription, or not.
 
@@ -49,22 +54,21 @@ def explain(
     jbi explain subscription-... --metadata fig1.xml
     jbi explain 3f8a --object 5d1c...-17
     """
+    if not uid.strip() or (object_id is not None and not object_id.strip()):
+        what = "object" if uid.strip() else "subscription"
+        raise ConfigurationError(f"the id of the {what} is empty", hint=f"Give the id of one {what}")
     if bool(metadata) == bool(object_id) or (payload and object_id):
         raise ConfigurationError("give either --metadata, with or without --payload, or --object")
     document = metadata.read_bytes() if metadata else b""
     body = payload.read_bytes() if payload else b""
 
-    def ask(proxy: SubscriptionsProxy) -> dict[str, Any]:
-        return proxy.explain_object(uid, object_id) if object_id else proxy.explain(uid, document, body)
-
-    answers = asked(subscription_servers(settings.load()), ask)
-    found: list[dict[str, Any]] = [{"server": ", ".join(ref.endpoints), **facts} for ref, facts in answers]
+    servers = subscription_servers(settings.load())
+    if object_id:
+        found = _of_object(servers, uid, object_id)
+    else:
+        found = [_at(ref, facts) for ref, facts in asked(servers, lambda proxy: proxy.explain(uid, document, body))]
     if not found:
-        known = f", or no object {object_id} that is still known," if object_id else ""
-        raise ConfigurationError(
-            f"no subscription {uid}{known} at any delegate or peer publisher",
-            hint="It comes there with the first registration that its template matches, and goes with its subscriber",
-        )
+        raise _stands_nowhere(uid)
     names = sorted({facts["subscription"] for facts in found})
     if len(names) > 1:
         raise ConfigurationError(f"several subscriptions begin with {uid!r}: {', '.join(names)}")
@@ -73,6 +77,46 @@ def explain(
         return
     for facts in found:
         _show(facts, object_id or (metadata.name if metadata else ""))
+
+
+def _at(ref: ServiceRef, facts: Facts) -> Facts:
+    return {"server": ", ".join(ref.endpoints), **facts}
+
+
+def _stands_nowhere(uid: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"no subscription {uid} at any delegate or peer publisher",
+        hint="It comes there with the first registration that its template matches, and goes with its subscriber",
+    )
+
+
+def _of_object(servers: Iterable[SubscriptionsProxy], uid: str, object_id: str) -> list[Facts]:
+    """The answers of those that have both. Raises ConfigurationError, which says which of the two nobody has."""
+    subscription = False
+
+    def ask(proxy: SubscriptionsProxy) -> Facts:
+        nonlocal subscription
+        proxy.explain(uid, NOTHING, b"")  # it raises when the subscription does not stand there
+        subscription = True
+        return _narrowed(proxy.explain_object(uid, object_id), object_id)
+
+    found = [_at(ref, facts) for ref, facts in asked(servers, ask)]
+    if subscription and not found:
+        raise ConfigurationError(
+            f"no object {object_id} is known any more where the subscription {uid} stands",
+            hint="An object is known for some seconds after it was published; explain its document with --metadata",
+        )
+    return found
+
+
+def _narrowed(facts: Facts, object_id: str) -> Facts:
+    """With the object's own registration alone, if it still stands: an object id begins with its registration's."""
+    levels = facts["first_level"]
+    own = next((uid for uid in levels if object_id.startswith(uid.rpartition("-")[2])), "")
+    if not own:
+        return {**facts, "registration": ""}
+    delivered = facts["predicate_true"] and levels[own]["matches"] and not facts["suppressed"]
+    return {**facts, "registration": own, "first_level": {own: levels[own]}, "delivered": delivered}
 
 
 def _show(facts: dict[str, Any], what: str) -> None:
@@ -103,6 +147,8 @@ def folded(row: Row) -> Iterator[Row]:
 def _levels(facts: dict[str, Any]) -> Iterator[Row]:
     if not facts["first_level"]:
         yield "first", "no", "nobody publishes here now"
+    if facts.get("registration") == "":
+        yield "first", "-", "the object's own registration has ended; others, as if it were theirs:"
     for registration, level in facts["first_level"].items():
         why = [f"the document: {level['document']}"] if level["document"] != "fits" else []
         why += [f"the template: {miss}" for miss in level["misses"]]

@@ -28,6 +28,7 @@ from jbi_pubsub.lookup.store import Store, boot_id
 
 from .near import NearNames
 from .settings import Settings, json_option, pass_settings
+from .show import counted
 
 
 @click.group(cls=NearNames, invoke_without_command=True)
@@ -312,13 +313,13 @@ def pad(
 def _ended(left: int, mail: dict[str, Any], *, state: str) -> str:
     """What a delegate leaves undone: lines, none when it is nothing. `mail` is its status before it stopped."""
     unsent = min(left, mail["queued"] - mail["kept"])
-    told = [f"stopped with {left} objects undelivered, {unsent} of them mails"] if left else []
+    told = [f"stopped with {counted(left, 'object')} undelivered, {unsent} of them by mail"] if left else []
     if mail["away"] and mail["queued"]:
         told.append(f"the mail server {mail['server']} is away: {mail['away']}")
     if unsent:
         told.append("with --state FILE, mail of e-mail subscriptions is kept for the next start")
     if mail["kept"]:
-        told.append(f"{mail['kept']} mails waited in {state}.mails, and go out after the next start")
+        told.append(f"{counted(mail['kept'], 'mail')} waited in {state}.mails, to go out after the next start")
     return "".join(f"jbi: {line}\n" for line in told)
 
 

@@ -1,8 +1,9 @@
 """How results are shown: tables that fit the terminal, plain lines when piped, JSON whole.
 
 A table fits its width by what its columns are for: numbers and short words are never cut; what is `long` is cut at its
-end; columns that are `spare` go when there is no room for them, the last first, and it is said which; if even that does
-not do, a row is shown as lines of `column: value`.
+end; of names that are `dotted` the last part is shown; columns that are `spare` go when there is no room for them, the
+last first, and it is said which; a `name` is cut only then; if even that does not do, a row is shown as lines of
+`column: value`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ class Column(NamedTuple):
     right: bool = False
     brief: bool = False
     """Ids: in a terminal their first 12 characters behind the kind, which commands take as well."""
+    name: bool = False
+    """Of what the row is about: with `long`, cut only when the spare columns have gone."""
+    dotted: bool = False
+    """Names with dots, of which the last part will do."""
 
 
 class Table(NamedTuple):
@@ -67,10 +72,15 @@ def drawn(table: Table, *, width: int) -> str:
     shown = list(range(len(columns)))
     gone: list[str] = []
     widths = _widths(columns, cells, shown, width)
+    if widths is None and any(column.dotted for column in columns):
+        cells = [[_last(c, text) for c, text in zip(columns, row, strict=True)] for row in cells]
+        widths = _widths(columns, cells, shown, width)
     while widths is None and (spare := [i for i in shown if columns[i].spare]):
         shown.remove(spare[-1])
         gone.insert(0, columns[spare[-1]].head)
         widths = _widths(columns, cells, shown, width)
+    if widths is None:
+        widths = _widths(columns, cells, shown, width, names=False)
     if widths is None:
         lines = _records(columns, cells, width)
     else:
@@ -87,13 +97,24 @@ def _cell(column: Column, value: object) -> str:
     return text.rpartition("-")[2][:BRIEF] if column.brief else text
 
 
+def _last(column: Column, text: str) -> str:
+    return text.rpartition(".")[2] if column.dotted else text
+
+
 def _widths(
-    columns: Sequence[Column], cells: Sequence[Sequence[str]], shown: Sequence[int], most: int
+    columns: Sequence[Column],
+    cells: Sequence[Sequence[str]],
+    shown: Sequence[int],
+    most: int,
+    *,
+    names: bool = True,
 ) -> dict[int, int] | None:
-    """How wide each column is to be; None when there is no room for them all."""
+    """How wide each column is to be; None when there is no room for them all, with whole `names` if these are kept."""
     widths = {i: max(map(_length, (columns[i].head, *(row[i] for row in cells)))) for i in shown}
     least = {
-        i: min(width, max(NARROWEST, _length(columns[i].head))) if columns[i].long else width
+        i: min(width, max(NARROWEST, _length(columns[i].head)))
+        if columns[i].long and not (names and columns[i].name)
+        else width
         for i, width in widths.items()
     }
     room = most - GAP * (len(shown) - 1)
@@ -148,6 +169,11 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def counted(count: int, noun: str) -> str:
+    """So many of them, in English: "1 object", "2 objects"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def printable(value: object) -> str:

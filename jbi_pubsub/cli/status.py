@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import JbiError, ProtocolError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -36,22 +36,29 @@ DISSEMINATORS: Final = frozenset({PAD_TYPE, PUBLISHER_TYPE})
 """What a delegate or peer publisher is registered as; services of other kinds have nothing to say of our matters."""
 ANSWER_SECONDS: Final = 3.0
 """For one server to answer: the others are not to wait for a dead one much longer than people do."""
+EVERY_SECONDS: Final = 1.0
+"""Between two looks of --watch, unless told otherwise."""
 ROWS_MOST: Final = 50
 """Subscriptions shown of one server to people; JSON has all that the server tells."""
 
 _SERVERS: Final = (
-    Column("kind"), Column("name", long=True), Column("address"), Column("up", right=True),
+    Column("kind"), Column("name", long=True, name=True), Column("address"), Column("up", right=True),
     Column("regs", right=True), Column("subs", right=True), Column("leases", right=True, spare=True),
 )  # fmt: skip
 _LOOKUPS: Final = (
-    Column("lookup at", long=True), Column("items", right=True), Column("listeners", right=True, spare=True),
+    Column("lookup at", long=True, name=True), Column("items", right=True), Column("listeners", right=True, spare=True),
     Column("lookups", right=True), Column("changes", right=True, spare=True), Column("events", right=True),
     Column("lost", right=True), Column("disk", long=True),
 )  # fmt: skip
 _OBJECTS: Final = (
-    Column("objects at", long=True), Column("published", right=True), Column("unmatched", right=True, spare=True),
-    Column("matched", right=True), Column("suppressed", right=True, spare=True), Column("delivered", right=True),
-    Column("waiting", right=True), Column("sent", right=True, spare=True), Column("lost", right=True),
+    Column("objects at", long=True, name=True), Column("published", right=True),
+    Column("unmatched", right=True, spare=True), Column("matched", right=True),
+    Column("suppressed", right=True, spare=True), Column("delivered", right=True), Column("waiting", right=True),
+    Column("sent", right=True, spare=True), Column("lost", right=True),
+)  # fmt: skip
+_MAILED: Final = (
+    Column("mail at", long=True, name=True), Column("mailed", right=True), Column("waiting", right=True),
+    Column("what is wrong", long=True),
 )  # fmt: skip
 _LOSSES: Final = (Column("lost at", long=True), Column("cause"), Column("objects", right=True))
 _FAULTS: Final = (Column("fault at", long=True), Column("step", long=True), Column("times", right=True))
@@ -69,7 +76,7 @@ _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "e
 @click.command()
 @click.argument("addresses", metavar="[HOST:PORT]...", nargs=-1)
 @click.option("--watch", is_flag=True, help="Go on, with rates; every second.")
-@click.option("--every", type=click.FloatRange(0.1, 3600.0), default=1.0, metavar="SECONDS", help="With --watch.")
+@click.option("--every", type=click.FloatRange(0.1, 3600.0), metavar="SECONDS", help="With --watch: how often.")
 @click.option("--count", type=click.IntRange(1), help="With --watch: end after so many times.")
 @click.option("--subscriptions", is_flag=True, help="Also the subscriptions, those with most in their queues first.")
 @json_option
@@ -78,7 +85,7 @@ def status(
     settings: Settings,
     addresses: tuple[str, ...],
     watch: bool,
-    every: float,
+    every: float | None,
     count: int | None,
     subscriptions: bool,
     as_json: bool,
@@ -92,10 +99,12 @@ def status(
     jbi status --subscriptions 127.0.0.1:40123  # queues and losses of each subscription
     jbi status --watch --json --every 10        # a line every ten seconds, for scripts
     """
+    if not watch and (count or every):
+        raise ConfigurationError(f"{'--count' if count else '--every'} is for --watch", hint="Add --watch")
     servers = Servers(settings.load(), addresses)
     try:
         if watch:
-            _watch(servers, every, count, subscriptions=subscriptions, as_json=as_json)
+            _watch(servers, every or EVERY_SECONDS, count, subscriptions=subscriptions, as_json=as_json)
         elif as_json:
             show_json(servers.ask())
         else:
@@ -184,12 +193,15 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False) -> Iterator[T
     lookups = [facts for facts in found if facts["kind"] == "lookup"]
     known = [facts for facts in found if facts["kind"] not in ("lookup", "unreachable")]
     more = [name for name in ("mail", "kept") if any(name in facts for facts in known)]
-    columns = (*_SERVERS, *(Column(name, long=name == "mail", spare=name == "kept") for name in more))
+    columns = (*_SERVERS, *(Column(name, right=True, spare=name == "kept") for name in more))
     yield Table(columns, [_server_row(facts, more) for facts in found])
     if lookups:
         yield _with_rates(_LOOKUPS, [_lookup_row(facts) for facts in lookups], lookups, _LOOKUP_RATES)
     if known:
         yield _with_rates(_OBJECTS, [_objects_row(facts) for facts in known], known, _OBJECT_RATES)
+    mails = [_mail_row(facts) for facts in known if _has_mail(facts)]
+    if mails:
+        yield Table(_MAILED, mails)
     for columns, key in ((_LOSSES, "lost"), (_FAULTS, "faults")):
         told = [
             (_called(facts), what, f"{count:,}")
@@ -246,9 +258,22 @@ def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
 
 
 def _mail(mail: Facts) -> str:
-    """How much waits, and what for."""
-    why = mail["fault"] or mail.get("away", "")
-    return f"{mail['queued']:,}: {why}" if why else f"{mail['queued']:,}"
+    """How much waits."""
+    return f"{mail['queued']:,}"
+
+
+def _has_mail(facts: Facts) -> bool:
+    """Whether there is anything to be told of its mail."""
+    mail = facts.get("mail")
+    return mail is not None and bool(facts.get("mailed") or mail["queued"] or mail["fault"])
+
+
+def _mail_row(facts: Facts) -> Sequence[object]:
+    """With `matched`, `delivered` and `lost` the account of docs/mail.md. That a mail server was away
+    when it was last tried is nobody's concern while nothing waits for it."""
+    mail = facts["mail"]
+    wrong = mail["fault"] or (mail.get("away", "") if mail["queued"] else "")
+    return _called(facts), f"{facts.get('mailed', 0):,}", f"{mail['queued']:,}", wrong
 
 
 def _kept(kept: Facts) -> str:
@@ -277,19 +302,29 @@ def _objects_row(facts: Facts) -> Sequence[object]:
 
 def _subscription_table(facts: Facts) -> Table:
     queued = {uid: waiting for session in facts["sessions"] for uid, waiting in session["queued"].items()}
-    known = sorted(
-        facts["subscriptions"], key=lambda s: queued.get(s["uid"], 0) + sum(s["lost"].values()), reverse=True
-    )
+
+    def waiting(s: Facts) -> int:
+        return int(queued.get(s["uid"], 0) + s["mail_waiting"])
+
+    known = sorted(facts["subscriptions"], key=lambda s: waiting(s) + sum(s["lost"].values()), reverse=True)
     rows: list[Sequence[object]] = [
         (
-            s["uid"], s["predicate"], s["filter"], f"{s['policy']} {s['bound']}",
-            s["matched"], s["suppressed"], s["delivered"], queued.get(s["uid"], 0), losses(s["lost"]),
+            s["uid"], s["predicate"], s["filter"], f"{s['policy']} {s['bound']}" if s["direct"] else "e-mail",
+            s["matched"], s["suppressed"], _delivered(s), waiting(s), losses(s["lost"]),
         )
         for s in known[:ROWS_MOST]
     ]  # fmt: skip
     of = facts["counts"]["subscriptions"]
     shown = "" if len(rows) == of else f" (the first {len(rows)} of {of})"
     return Table(_SUBSCRIPTIONS, rows, f"subscriptions at {facts['address']}{shown}")
+
+
+def _delivered(subscription: Facts) -> object:
+    """To the queue and by mail: the latter counts objects times recipients."""
+    delivered, mailed = subscription["delivered"], f"{subscription['mailed']:,} mailed"
+    if not subscription["recipients"]:
+        return delivered
+    return f"{delivered:,} + {mailed}" if subscription["direct"] else mailed
 
 
 def losses(lost: dict[str, int]) -> str:

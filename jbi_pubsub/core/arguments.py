@@ -63,6 +63,8 @@ def content(given: Document, *, what: str) -> bytes:
     """A document's bytes. Raises MetadataError, which names `what`, for a file that can't be read."""
     if isinstance(given, bytes):
         return given
+    if given == "":
+        raise MetadataError(f"{what} is an empty text", hint="Give a document, or the path of one")
     path = path_of(given)
     if path is None:
         assert not isinstance(given, Path)

@@ -78,7 +78,7 @@ def parse_metadata(data: bytes, *, what: str = "metadata", limit: int = MAX_META
     except (etree.XMLSyntaxError, ValueError) as exc:
         line, column = getattr(exc, "position", (0, 0))
         raise MetadataError(
-            f"{what} is not well-formed XML: {exc}",
+            f"{what} is not well-formed XML: {getattr(exc, 'msg', exc)}",  # lxml's text adds "(<string>, line 1)"
             hint="Check the document with an XML editor or xmllint",
             line=line,
             column=column,

@@ -11,7 +11,7 @@ from typing import NewType
 
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
-from jbi_pubsub.core.arguments import Document, Source, content, source
+from jbi_pubsub.core.arguments import Document, Source, content, path_of, source
 from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, object_id_of, pack
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
@@ -110,6 +110,8 @@ def payload_bytes(payload: Payload) -> bytes:
 
 def opened(info_type: InformationType, invariants: Document, *, validate: bool) -> Publication:
     """A new registration with its invariant metadata (paper section 2.4(3)). Raises MetadataError."""
-    root = parse_metadata(content(invariants, what="invariant metadata"), what="invariant metadata")
+    path = path_of(invariants)
+    what = "invariant metadata" if path is None else f"invariant metadata {path}"
+    root = parse_metadata(content(invariants, what="invariant metadata"), what=what)
     entries = info_type.entries(root)
     return Publication(info_type, entries, validate)

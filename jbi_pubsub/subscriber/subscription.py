@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Final, NewType, Protocol, runtime_checkable
 
+from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 
@@ -32,8 +33,8 @@ REGISTRATIONS_REMEMBERED: Final = 10_000
 class SubscriptionListener(Protocol):
     """What an application is told (paper section 2.4(5)). Calls are serial per subscription, on a library thread.
 
-    An exception is logged and counted; delivery goes on. A listener that takes its time delays only its own
-    subscription (see listeners.py).
+    An exception is counted and logged, the first ones with their tracebacks, then each power of two; delivery goes on.
+    A listener that takes its time delays only its own subscription (see listeners.py).
     """
 
     def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
@@ -154,18 +155,22 @@ class LocalSubscription:
         return True
 
     def lose(self, cause: Cause, count: int, detail: str = "") -> None:
-        """Objects were lost."""
+        """Objects were lost: `count` of them, 0 when that is not known. The log is told of the first of a cause, then
+        of the sum whenever that has doubled."""
         with self._changed:
             if self._closed:
                 return
-            self.lost[cause] += max(count, 1)
+            before = self.lost[cause]
+            self.lost[cause] = total = before + max(count, 1)
             if self._listener is not None:
                 self._notices.append(LossNotice(self.uid, cause, count, detail))
                 self._announce()
-        number = count or "an unknown number of"
-        facts = {"subscription": self.uid, "cause": cause.value, "count": count}
+        if before.bit_length() == total.bit_length():
+            return  # a full queue loses object by object: told are the first, and each power of two that is passed
+        number = f"{total} objects so far" if before else _objects(count)
+        facts = {"subscription": self.uid, "cause": cause.value, "count": total if before else count}
         why = f"{cause}, {detail}" if detail else cause
-        log.warning("subscription %s lost %s objects: %s", self.uid, number, why, extra=facts)
+        log.warning("subscription %s lost %s: %s", self.uid, number, why, extra=facts)
 
     def take(self, timeout: float) -> InfoObject | None:
         """The next object, or None after `timeout` seconds or when closed."""
@@ -239,6 +244,14 @@ class LocalSubscription:
                 self._listener.lost(self.uid, notice)
             elif obj is not None:
                 self._listener.arrived(self.uid, obj)
-        except (Exception, SystemExit):  # an application's mistake must not stop its deliveries
-            self.listener_errors += 1
-            log.exception("listener of subscription %s failed", self.uid)
+        except (Exception, SystemExit) as exc:  # an application's mistake must not stop its deliveries
+            self.listener_errors = count = self.listener_errors + 1
+            if count <= TOLD_WHOLE:
+                log.error("listener of subscription %s failed", self.uid, exc_info=exc)
+            elif count & (count - 1) == 0:
+                what = type(exc).__name__
+                log.error("listener of subscription %s failed, %d times: %s: %s", self.uid, count, what, exc)
+
+
+def _objects(count: int) -> str:
+    return "1 object" if count == 1 else f"{count or 'an unknown number of'} objects"

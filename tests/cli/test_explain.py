@@ -89,7 +89,67 @@ def test_an_object_that_is_not_known_any_more_is_told(
     answer = said(*flags, "explain", explained[1], "--object", "registration-1-7")
     assert answer.code == 2
     assert answer.is_one_line(), answer
-    assert "no object registration-1-7 that is still known" in answer.err
+    # Expect the word to be of the object alone: the subscription stands
+    assert "no object registration-1-7 is known any more" in answer.err
+    assert "--metadata" in answer.err
+    assert "template" not in answer.err
+
+
+def test_a_subscription_that_stands_nowhere_is_not_blamed_on_the_object(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any], figures: Any
+) -> None:
+    publisher, _ = explained
+    published = publisher.publish(figures.register(publisher), figures.figure_1)
+    publisher.flush()
+    answer = said(*flags, "explain", "607c", "--object", published)
+    assert answer.is_one_line(), answer
+    assert "no subscription 607c at any" in answer.err
+    assert published not in answer.err
+
+
+@pytest.mark.parametrize("arguments", [("", "--object", "x"), ("x", "--object", ""), (" ", "--metadata", FIGURE_1)])
+def test_an_empty_id_is_refused_at_once(arguments: tuple[str, ...], said: Callable[..., Any]) -> None:
+    # Given nobody to ask; Expect the word to be of the id
+    answer = said("--no-multicast", "explain", *arguments)
+    assert answer.code == 2
+    assert answer.is_one_line(), answer
+    assert "is empty" in answer.err
+
+
+def test_an_object_is_explained_by_its_own_registration(
+    explained: tuple[Any, str], flags: list[str], said: Callable[..., Any], figures: Any
+) -> None:
+    # Given a registration that the template matches, and one of the 999th; When an object of the latter is explained
+    publisher, uid = explained
+    delegate = publisher.connect_to_delegate("alpha", "rome")
+    other = figures.metadata(publisher="999th")
+    registration = publisher.register_publisher(delegate, figures.schema, other)
+    published = publisher.publish(registration, other)
+    publisher.flush()
+    [facts] = json.loads(said(*flags, "explain", uid, "--object", published, "--json").out)
+    # Expect that registration alone, and what it says
+    assert (facts["registration"], list(facts["first_level"]), facts["delivered"]) == (
+        registration, [registration], False,
+    )  # fmt: skip
+    answer = said(*flags, "explain", uid, "--object", published)
+    assert "wants '418th', has '999th'" in answer.out
+    assert len([line for line in answer.out.splitlines() if line.startswith("first\t")]) == 1
+
+
+def test_registrations_of_others_are_not_shown_as_if_they_were_the_objects() -> None:
+    # Given the answer about an object whose own registration has ended, and another stands
+    level = {"type": "t", "version": "1.0", "matches": True, "document": "fits", "misses": []}
+    facts = {
+        "first_level": {f"registration-{'b' * 32}": level}, "predicate_true": True, "suppressed": False,
+        "delivered": True, "predicate": "", "filter": "", "queue": {},
+    }  # fmt: skip
+    shown = list(cli._levels(cli._narrowed(facts, "a" * 32 + "000000000001")))
+    # Expect this to be said before the others
+    assert shown[0] == ("first", "-", "the object's own registration has ended; others, as if it were theirs:")
+    # When it stands; Expect it alone, and the verdict to be of it
+    own = {**facts, "first_level": {**facts["first_level"], f"registration-{'a' * 32}": {**level, "matches": False}}}
+    told = cli._narrowed(own, "a" * 32 + "000000000001")
+    assert (list(told["first_level"]), told["delivered"]) == ([f"registration-{'a' * 32}"], False)
 
 
 def test_an_object_that_was_published_just_now_is_explained_by_its_id(

@@ -101,7 +101,7 @@ def test_the_tables_fit_the_terminal(width: int, more: dict[str, Any]) -> None:
     lines = "\n".join(drawn(table, width=width) for table in tables(found)).splitlines()
     # Expect no line to be wider than the terminal, no row to be folded or cut, and the essential columns to be there
     assert max(map(len, lines)) <= width
-    assert len([line for line in lines if "alpha, rome" in line]) == (5 if "faults" in more else 4)
+    assert len([line for line in lines if "alpha, rome" in line]) == (6 if "faults" in more else 5)
     assert not [line for line in lines if "…" in line]
     heads = " ".join(lines)
     for essential in ("published", "matched", "delivered", "waiting", "lost", "1,234,567", "missed", "queue_overflow"):
@@ -112,6 +112,63 @@ def test_the_tables_fit_the_terminal(width: int, more: dict[str, Any]) -> None:
     if "kept" in more:
         assert width == 80 or "268 MB" in heads
         assert "lease reaper" in heads
+
+
+AWAY = "[Errno 111] Error connecting to 127.0.0.1 on port 2525"
+
+
+def test_the_account_of_mail_is_shown_with_what_is_wrong_whole() -> None:
+    # Given mails that wait for a server that is away
+    facts = DELEGATE | {"mailed": 7_654_321, "mail": {"fault": "", "away": AWAY, "queued": 126}}
+    row = _cells([facts], "mail at")
+    assert row == {"mail at": "alpha, rome", "mailed": "7,654,321", "waiting": "126", "what is wrong": AWAY}
+    [table] = [table for table in tables([facts]) if table.columns[0].head == "mail at"]
+    assert "Error connecting to 127.0.0.1" in drawn(table, width=80)
+    # When nothing waits any more; Expect nothing to be wrong, whatever the last try said
+    facts["mail"] = {"fault": "", "away": AWAY, "queued": 0}
+    assert AWAY not in str(list(tables([facts])))
+    # When the disk is broken; Expect it to be told, as what comes next can't be kept
+    facts["mail"] = {"fault": "disk full", "away": AWAY, "queued": 0}
+    assert _cells([facts], "mail at")["what is wrong"] == "disk full"
+    # When nothing was ever mailed; Expect no table
+    facts = DELEGATE | {"mailed": 0, "mail": {"fault": "", "away": "", "queued": 0}}
+    assert "mail at" not in [table.columns[0].head for table in tables([facts])]
+
+
+@pytest.mark.parametrize(
+    ("options", "policy", "delivered", "waiting"),
+    [
+        ({"direct": True, "recipients": []}, "drop_oldest 10", 5, 4),
+        ({"direct": False, "recipients": ["a@x.org"]}, "e-mail", "3 mailed", 6),
+        ({"direct": True, "recipients": ["a@x.org"]}, "drop_oldest 10", "5 + 3 mailed", 6),
+    ],
+    ids=["queue", "e-mail", "both"],
+)
+def test_email_subscriptions_are_marked_as_such(
+    options: dict[str, Any], policy: str, delivered: object, waiting: int
+) -> None:
+    subscription = {
+        "uid": "subscription-1", "predicate": "", "filter": "", "policy": "drop_oldest", "bound": 10, "matched": 9,
+        "suppressed": 0, "delivered": 5, "mailed": 3, "mail_waiting": waiting - 4, "lost": {}, **options,
+    }  # fmt: skip
+    sessions = [{"queued": {"subscription-1": 4}}]
+    *_, table = tables([DELEGATE | {"subscriptions": [subscription], "sessions": sessions}], subscriptions=True)
+    row = dict(zip((column.head for column in table.columns), table.rows[0], strict=True))
+    assert (row["policy"], row["delivered"], row["waiting"]) == (policy, delivered, waiting)
+    assert str(delivered) in drawn(table, width=80)
+
+
+def test_the_address_of_a_peer_is_whole_while_other_columns_can_go() -> None:
+    # Given a peer publisher watched in 80 columns
+    peer = DELEGATE | {"kind": "peer", "address": "127.0.0.1:40123", "published": 12_345, "matched": 12_345}
+    peer |= {"unmatched": 12_345, "delivered": 12_345} | RATES
+    [table] = [table for table in tables([peer]) if table.columns[0].head == "objects at"]
+    for width in (80, 87):  # in the latter there is room for what can go, if the address is cut
+        lines = drawn(table, width=width).splitlines()
+        assert "127.0.0.1:40123" in lines[2]
+        assert max(map(len, lines)) <= width
+    # When even that does not do, expect it to be cut, and a row to stay a row
+    assert "127.0.0.1:40…" in drawn(table, width=76).splitlines()[2]
 
 
 JUNK = (None, 7, -1.5, float("nan"), "text", b"bytes", [], [1, "x"], {}, {"a": [1]}, 2**63)
@@ -154,6 +211,7 @@ def test_a_server_that_is_gone_is_shown_as_such(federation: Any, eventually: Cal
     pad = federation.pad("alpha", "rome")
     servers = Servers(federation.config, ())
     federation.stack.callback(servers.close)
+    eventually(lambda: "delegate" in [facts["kind"] for facts in servers.ask()])  # the lookup service has heard of it
     assert _cells(servers.ask(), "kind", "delegate")["address"] == pad.address
     # When its port is closed while the lookup service still lists it
     pad._endpoint.stop()

@@ -17,7 +17,13 @@ from typing import Any
 import click
 import pytest
 
+from jbi_pubsub.cli import clients
 from jbi_pubsub.cli.app import HOMES, jbi
+from jbi_pubsub.cli.servers import _ended
+from jbi_pubsub.cli.show import Table, drawn
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.item import ServiceItem
+from jbi_pubsub.pad.subscription import InformationType
 
 FILES = Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery"
 SCHEMA, FIGURE_1, FIGURE_3 = (str(FILES / name) for name in ("Intel_Imagery.xsd", "fig1.xml", "fig3-template.xml"))
@@ -345,6 +351,22 @@ def test_services_that_do_not_exist_are_answered_with_what_there_is(
         assert json.loads(said(*flags, "services", *arguments, "--json").out) == []
 
 
+@pytest.mark.parametrize(
+    ("width", "shown", "entries"),
+    [(80, " Intel_Imagery ", True), (76, " Intel_Imagery ", False), (130, " mil.af.rl.jbi.Intel_Imagery ", True)],
+)
+def test_the_type_that_a_service_publishes_is_not_cut(width: int, shown: str, entries: bool) -> None:
+    # Given a registration as the lookup service lists it
+    published = InformationType(name="mil.af.rl.jbi.Intel_Imagery", version="1.0", schema="0" * 32)
+    ref = ServiceRef("d", "delegate", ("127.0.0.1:40123",))
+    item = ServiceItem(f"registration-{'5' * 32}", ("jbi.PublisherRegistration",), ref, (published.rep(),))
+    # Expect its type whole, or its last part where there is no room, and other columns to go before that is cut
+    lines = drawn(Table(clients._SERVICES, [clients._item_row(item)]), width=width).splitlines()
+    assert shown in f"{lines[2]} "
+    assert max(map(len, lines)) <= width
+    assert entries == ("Informa" in lines[2])
+
+
 def test_no_such_delegate(flags: list[str], federation: Any, said: Callable[..., Any]) -> None:
     # Given another delegate
     federation.pad("alpha", "rome")
@@ -381,6 +403,36 @@ def test_invalid_metadata(
     assert "'north'" in answer.err
 
 
+@pytest.mark.parametrize("option", ["--metadata", "--invariants"])
+def test_metadata_that_are_no_xml_are_named_by_option_and_file(
+    option: str, said: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given a picture where a document belongs, and nobody to publish to
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    given = ("--metadata", FIGURE_1) if option == "--invariants" else ()
+    answer = said(*ALONE, "publish", "--peer", "--schema", SCHEMA, *given, option, "image.png")
+    # Expect what was given, where; not what it is for inside
+    assert answer.code == 1
+    assert answer.is_one_line(), answer
+    assert answer.err.startswith(f"jbi: {option} image.png is not well-formed XML: ")
+    for strange in ("invariant metadata", "<string>"):
+        assert strange not in answer.err
+
+
+def test_one_is_not_many(flags: list[str], federation: Any, said: Callable[..., Any]) -> None:
+    federation.pad("alpha", "rome")
+    publish = ("publish", "--delegate", "alpha", "rome", "--schema", SCHEMA, "--metadata", FIGURE_1)
+    assert said(*flags, *publish).out.startswith("published 1 object under")
+    assert said(*flags, *publish, "--count", "2").out.startswith("published 2 objects under")
+    made = said(*flags, "subscribe", "--email", "a@example.org", "--type", "Intel_Imagery").out
+    assert "at 1 delegate, lease" in made
+    assert "1 services" not in said(*flags, "services").out
+    assert _ended(1, {"queued": 1, "kept": 1, "away": "", "server": ""}, state="s") == (
+        "jbi: stopped with 1 object undelivered, 0 of them by mail\n"
+        "jbi: 1 mail waited in s.mails, to go out after the next start\n"
+    )
+
+
 @pytest.mark.parametrize("option", ["--predicate", "--filter"])
 def test_a_malformed_xpath(option: str, flags: list[str], said: Callable[..., Any]) -> None:
     answer = said(*flags, "subscribe", "--type", "x", option, "//lat >")
@@ -404,6 +456,26 @@ def test_bad_input_is_refused_before_anybody_is_looked_for(said: Callable[..., A
         answer = said(*ALONE, "subscribe", "--type", "x", *wrong)
         assert answer.is_one_line(), answer
         assert "lookup service" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("subscribe", "--email", "a@example.org", "--count", "3"), "--count"),
+        (("subscribe", "--email", "a@example.org", "--timeout", "0"), "--timeout"),
+        (("subscribe", "--email", "a@example.org", "--out", "folder"), "--out"),
+        (("status", "--count", "3"), "--count"),
+        (("status", "--every", "3"), "--every"),
+    ],
+    ids=str,
+)
+def test_an_option_that_would_be_without_effect_is_refused(
+    arguments: tuple[str, ...], option: str, said: Callable[..., Any]
+) -> None:
+    answer = said(*ALONE, *arguments)
+    assert answer.code == 2
+    assert answer.is_one_line(), answer
+    assert f"{option} is " in answer.err
 
 
 def test_cancelling_an_unknown_subscription(flags: list[str], federation: Any, said: Callable[..., Any]) -> None:

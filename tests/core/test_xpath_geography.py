@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from jbi_pubsub.core.errors import PredicateError
+from jbi_pubsub.core.errors import ArgumentError, PredicateError
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, bbox, compile_predicate
 
@@ -108,9 +109,31 @@ def test_tiny_degrees_are_written_without_exponent() -> None:
 
 @pytest.mark.parametrize(
     "box",
-    [(35, 65, 33, 70), (33, 65, 33, 70), (33, 65, 35, 65), (-91, 0, 0, 1), (0, 0, 1, 181), (float("nan"), 0, 1, 1),
-     (0, 180, 1, -180), ("33", 65, 35, 70), (None, 65, 35, 70)],
+    [(35, 65, 33, 70), (33, 65, 33, 70), (33, 65, 35, 65), (-91, 0, 0, 1), (0, 0, 1, 181),
+     (0, 180, 1, -180)],
 )  # fmt: skip
 def test_nonsense_is_refused(box: tuple[float, float, float, float]) -> None:
     with pytest.raises(PredicateError):
         bbox(*box)
+
+
+@pytest.mark.parametrize("degrees", ["33", None, True, float("nan")])
+def test_what_is_no_number_is_refused(degrees: Any) -> None:
+    with pytest.raises(ArgumentError, match="bbox: south is"):
+        bbox(degrees, 65, 35, 70)
+
+
+@pytest.mark.parametrize("name", ["location", "lat", "latord", "long", "longord"])
+@pytest.mark.parametrize("path", ["", " ", "a b", "/m/", "a or b", "a | b", "1", "m["])
+def test_a_location_that_is_no_path_is_refused(name: str, path: str) -> None:
+    # Expect an error that names the argument: it would be nowhere, or a predicate that means something else
+    with pytest.raises(PredicateError) as caught:
+        bbox(33, 65, 35, 70, **{name: path})
+    assert caught.value.facts["argument"] == name
+    with pytest.raises(ArgumentError, match=f"bbox: {name} is None"):
+        bbox(33, 65, 35, 70, **{name: None})  # type: ignore[arg-type]  # that is the test
+
+
+def test_a_location_may_have_prefixes_and_conditions() -> None:
+    where = bbox(1, 1, 2, 2, location="/c:m/c:at[@kind='a:b']", lat="c:lat", latord="@ns")
+    assert compile_predicate(where, namespaces={"c": "urn:c"}).expression == where

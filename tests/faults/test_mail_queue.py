@@ -718,6 +718,20 @@ def test_digests_are_for_mail() -> None:
         compile_subscription(request, owner="s", number=0)
 
 
+@pytest.mark.parametrize("name", ["mail_digest_second", "mail-digest-seconds", "Mail_Digest_Seconds", "digest_seconds"])
+def test_an_attribute_that_is_nearly_a_known_one_is_refused(name: str) -> None:
+    # Given a name without effect that was meant to be another; Expect it to be told, not each object mailed by itself
+    request = SubscriptionRequest("one", direct=False, recipients=("a@x.org",), attributes=((name, "60"),))
+    with pytest.raises(ConfigurationError, match=f"{name}.*Did you mean 'mail_digest_seconds'"):
+        compile_subscription(request, owner="mail", number=0)
+
+
+@pytest.mark.parametrize("name", ["", "priority", "mail_priority", "x" * 1000])
+def test_other_attributes_are_kept(name: str) -> None:
+    request = SubscriptionRequest("one", attributes=((name, "high"), (DIGEST_ATTRIBUTE, "0")))
+    assert compile_subscription(request, owner="s", number=0).request.attributes[0] == (name, "high")
+
+
 def test_what_a_server_says_can_be_shown_and_stored(
     server: Server, office: Callable[..., Office], tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:

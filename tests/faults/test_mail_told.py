@@ -69,7 +69,7 @@ def test_a_mail_server_that_is_away_is_said_when_it_begins_and_when_the_delegate
     assert pad.wait() == 0
     said = pad.stderr().removeprefix(before)
     assert pad.stderr().count("wait for it, and") == 1
-    assert "jbi: stopped with 3 objects undelivered, 3 of them mails" in said
+    assert "jbi: stopped with 3 objects undelivered, 3 of them by mail" in said
     assert f"jbi: {begins}" in said
     assert "--state FILE" in said
 
@@ -83,7 +83,7 @@ def test_mail_that_is_kept_is_said_when_the_delegate_stops(
     eventually(lambda: "and survive a stop" in pad.stderr(), what=pad.stderr)
     pad.signal(signal.SIGINT)
     assert pad.wait() == 0
-    assert f"jbi: 3 mails waited in {tmp_path / 'state.db'}.mails, and go out after the next start" in pad.stderr()
+    assert f"jbi: 3 mails waited in {tmp_path / 'state.db'}.mails, to go out after the next start" in pad.stderr()
     assert "undelivered" not in pad.stderr()
 
 

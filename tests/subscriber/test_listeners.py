@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Platform, TypeName
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 from jbi_pubsub.subscriber.listeners import MAX_WORKERS, ListenerPool
@@ -159,6 +160,23 @@ def test_a_listener_that_fails_is_called_again(
         subscription.add([_object(sequence)], lambda _count: None)
     assert eventually(lambda: listener.told == [1, 2, 3])
     assert eventually(lambda: subscription.listener_errors == 3)
+
+
+def test_a_listener_that_always_fails_does_not_fill_the_log(
+    subscribe: Callable[..., LocalSubscription], eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Listener):
+        def arrived(self, _uid: str, obj: InfoObject) -> None:
+            raise KeyError(obj.platform.sequence)
+
+    # When every one of a hundred calls fails
+    subscription = subscribe(Failing())
+    subscription.add([_object(sequence) for sequence in range(1, 101)], lambda _count: None)
+    assert eventually(lambda: subscription.listener_errors == 100)
+    # Expect the first ones with their tracebacks, then a line for each power of two
+    subscription.close()
+    assert [bool(record.exc_info) for record in caplog.records] == [True] * TOLD_WHOLE + [False] * 3
+    assert caplog.messages[-1] == "listener of subscription s0 failed, 64 times: KeyError: 64"
 
 
 def test_after_close_no_call_begins_and_none_is_under_way(subscribe: Callable[..., LocalSubscription]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
+from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, TypeName
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.subscription import LocalSubscription
@@ -52,6 +52,24 @@ def test_what_a_delegate_sends_again_is_dropped_and_its_credit_returned(subscrip
     assert _taken(subscription) == [1, 3]
     assert (subscription.duplicates, subscription.lost) == (2, {})
     assert delegate.credits == 4
+
+
+def test_losses_object_by_object_are_logged_at_each_power_of_two(
+    subscription: LocalSubscription, caplog: pytest.LogCaptureFixture
+) -> None:
+    # When a full queue loses ten objects, one by one, then thirty at once, and something else is lost
+    for count in (*[1] * 10, 30):
+        subscription.lose(Cause.QUEUE_OVERFLOW, count)
+    subscription.lose(Cause.MISSED, 0)
+    subscription.lose(Cause.SEQUENCE_GAP, 3, "delegate alpha")
+    # Expect the first of each cause in the log, then sums; all are counted
+    assert [message.removeprefix("subscription s lost ") for message in caplog.messages] == [
+        "1 object: queue_overflow",
+        *(f"{total} objects so far: queue_overflow" for total in (2, 4, 8, 40)),
+        "an unknown number of objects: missed",
+        "3 objects: sequence_gap, delegate alpha",
+    ]
+    assert subscription.lost == {"queue_overflow": 40, "missed": 1, "sequence_gap": 3}
 
 
 def test_objects_that_come_together_wake_as_many_as_wait_for_one(

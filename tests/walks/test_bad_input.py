@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub import JbiError, PublisherAdapter, PublisherAdapterLight, SubscriberAdapter
+from jbi_pubsub import JbiError, PublisherAdapter, PublisherAdapterLight, SubscriberAdapter, bbox
 from jbi_pubsub.core.arguments import rules_of
 from jbi_pubsub.core.errors import (
     AddressError,
@@ -38,7 +38,7 @@ CALLS = [
     if inspect.isfunction(call)
     and (name == "__init__" or name[0] != "_")
     and len(inspect.signature(call).parameters) > 1
-]
+] + [bbox]
 """What applications call with arguments."""
 
 
@@ -214,7 +214,7 @@ def test_none_means_none(walk: Any) -> None:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__qualname__)
 def test_the_arguments_of_every_public_call_are_checked(call: Any) -> None:
-    # Expect each call of the three adapters that takes arguments to check them, by annotations that are understood
+    # Expect each call of applications that takes arguments to check them, by annotations that are understood
     assert hasattr(call, "__wrapped__")
     assert all(rule.text for rule in rules_of(call.__wrapped__).values())
 
@@ -416,6 +416,24 @@ def test_a_text_that_is_neither_xml_nor_a_file_is_told_both(unharmed: Any) -> No
         # Expect the error to say what a text is taken for
         with pytest.raises(MetadataError, match="A text is a path unless it begins with <"):
             act()
+
+
+def test_an_empty_text_is_called_that(unharmed: Any) -> None:
+    # Given an empty text, which as a path is the current folder; Expect no word of a directory
+    for act, what in (
+        (lambda: unharmed.subscriber.register_subscriber("", schema=unharmed.figures.schema), "template"),
+        (lambda: unharmed.publishing.register("", unharmed.figures.schema), "invariant metadata"),
+        (lambda: unharmed.publish(""), "metadata"),
+    ):
+        with pytest.raises(MetadataError, match=f"^{what} is an empty text"):
+            act()
+
+
+def test_invariants_that_are_no_xml_are_named_by_their_file(unharmed: Any, tmp_path: Path) -> None:
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    with pytest.raises(MetadataError, match=r"^invariant metadata /.*/image\.png is not well-formed XML: ") as caught:
+        unharmed.register(tmp_path / "image.png")
+    assert "<string>" not in str(caught.value)
 
 
 def test_every_error_can_be_caught_by_the_family_and_says_more_than_its_class(unharmed: Any) -> None:

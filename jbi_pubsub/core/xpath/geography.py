@@ -11,15 +11,21 @@ Rules (the paper's Kabul predicate, section 2.3.2, carried to every rectangle):
 from __future__ import annotations
 
 import math
+import re
 from decimal import Decimal
 from typing import Final
 
+from jbi_pubsub.core.arguments import checked
 from jbi_pubsub.core.errors import PredicateError
+
+from .expression import PATHS, parse
 
 _POLE: Final = 90.0
 _HALF_CIRCLE: Final = 180.0
+_PREFIX: Final = re.compile(r"([^\W\d][\w.\-]*):(?!:)")
 
 
+@checked
 def bbox(
     south: float,
     west: float,
@@ -35,7 +41,7 @@ def bbox(
     """The XPath predicate "the point lies in the rectangle"; signed degrees, north and east positive.
 
     `location` is the path of the element that holds the four others; the default is that of the paper's figure 1.
-    `south` must be less than `north`, `west` different from `east`. Raises PredicateError.
+    `south` must be less than `north`, `west` different from `east`. Raises PredicateError, ArgumentError.
     """
     _check("south", south, _POLE)
     _check("north", north, _POLE)
@@ -48,6 +54,8 @@ def bbox(
             argument="bbox",
             expression="",
         )
+    for name, step in (("lat", lat), ("latord", latord), ("long", long), ("longord", longord)):
+        _check_path(location, name, step)
     latitude = _sectors(f"{location}/{lat}", f"{location}/{latord}", "N", "S", south, north, _POLE)
     longitude = _longitude(f"{location}/{long}", f"{location}/{longord}", west, east)
     return f"{_either(latitude)} and {_either(longitude)}"
@@ -89,8 +97,21 @@ def _either(sectors: list[str]) -> str:
     return sectors[0] if len(sectors) == 1 else "(" + " or ".join(f"({s})" for s in sectors) + ")"
 
 
+def _check_path(location: str, name: str, step: str) -> None:
+    """Raises PredicateError unless `location` is one path, and goes on with `step` as one."""
+    for argument, given, text in (("location", location, location), (name, step, f"{location}/{step}")):
+        spaces = dict.fromkeys(_PREFIX.findall(text), "urn:any")  # bound where the predicate is registered
+        if not given.strip() or not isinstance(parse(text, spaces, argument).tree, PATHS):
+            raise PredicateError(
+                f"{argument} is {given!r}, which is no path",
+                hint="Give one path of elements, for example /metadata/ImageDescriptor/LocationCoord",
+                argument=argument,
+                expression=given,
+            )
+
+
 def _check(name: str, degrees: float, limit: float) -> None:
-    if not isinstance(degrees, int | float) or not -limit <= degrees <= limit:
+    if not -limit <= degrees <= limit:
         raise PredicateError(
             f"{name} is {degrees!r} degrees, the limits are -{limit:g} and {limit:g}",
             hint="Give signed decimal degrees, north and east positive",
