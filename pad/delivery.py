@@ -145,13 +145,14 @@ class SubscriberSession:
         gone: list[Subscription] = []
         taken = 0
         waiting: Waiting | None = None
+        share, most = self._budget.share, self._budget.session_share
         with self._changed:
             for subscription, parcel in deliveries:
                 outlet = self._outlets.get(subscription.number)
                 if outlet is None:
                     gone.append(subscription)  # cancelled since the match: after the cancel returned nothing may come
                     continue
-                if self._is_full(outlet):
+                if outlet.waiting >= outlet.bound or outlet.waiting_bytes >= share or self._bytes >= most:
                     has_room, stands = self._make_room(outlet)
                     if not stands:
                         gone.append(subscription)

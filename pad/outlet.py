@@ -187,7 +187,13 @@ class Outlet:
     def take(self) -> Waiting:
         """The next one, to be sent."""
         self.sent += 1
-        return self._removed(self.queue.take() if self.source is None else self.source.take())
+        if self.source is not None:
+            return self._removed(self.source.take())
+        waiting = self.queue.take()
+        waiting.places -= 1
+        self.waiting -= 1
+        self.waiting_bytes -= waiting.parcel.size
+        return waiting
 
     def drop_oldest(self) -> Waiting:
         """The one that has waited longest, to be lost."""

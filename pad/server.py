@@ -34,7 +34,7 @@ from jbi_pubsub.core.errors import (
     WireError,
     report,
 )
-from jbi_pubsub.core.guard import faults, guarded
+from jbi_pubsub.core.guard import faults, guarded, note
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
@@ -431,16 +431,16 @@ class DisseminationServer:
     ) -> list[tuple[str, ErrorReport]]:
         """What is to be reported of it."""
         object_id = parcel.head.object_id
-        refusal: JbiError | None = JbiError("the delegate failed on this object", hint="Its log says how")
-        with guarded("judging an object"):
-            try:
-                if registration is None:
-                    raise UnknownUidError("publication for no registration of this publisher", object_id=object_id)
-                self.delegate.publish(registration, parcel, deliveries)
-                refusal = None
-            except JbiError as exc:
-                refusal = exc
-        if refusal is None:
+        try:
+            if registration is None:
+                raise UnknownUidError("publication for no registration of this publisher", object_id=object_id)
+            self.delegate.publish(registration, parcel, deliveries)
+        except JbiError as exc:
+            refusal = exc
+        except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as a match
+            note("judging an object", exc)
+            refusal = JbiError("the delegate failed on this object", hint="Its log says how")
+        else:
             return []
         log.info("refused object %s: %s", object_id, refusal, extra={"object": object_id})
         return [(object_id, report(refusal))]

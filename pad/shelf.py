@@ -156,7 +156,9 @@ class Shelves:
         size = parcel.size + OVERHEAD
         with self._lock:
             self.position = position = self.position + 1
-            now = shelf.last = max(now, shelf.last)  # of two publishers, the clock was read before the lock
+            if now < shelf.last:  # another publisher has read the clock later, and was faster
+                now = shelf.last
+            shelf.last = now
             kept = Kept(position, now, parcel, reader)
             if not shelf.kept:
                 self._filled.add(shelf)
