@@ -12,6 +12,7 @@ import pytest
 
 from jbi_pubsub import PublisherAdapter
 from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.pad.delegate import NOT_BEFORE
 
 pytestmark = pytest.mark.processes
 
@@ -190,3 +191,24 @@ def test_who_has_come_and_gone_is_not_waited_for(federation: Any, figures: Any) 
     peer._server.delegate._stood.wait = waited.append  # type: ignore[assignment,method-assign]
     peer.close()
     assert waited == []
+
+
+def test_a_delegate_that_was_away_and_is_back_gives_nothing_twice_and_tells_no_loss(
+    federation: Any, figures: Any
+) -> None:
+    # Given a subscription that has stood at a delegate, and got an object there
+    pad, publisher, subscriber = federation.pad(), federation.light(), federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    publisher.publish(figures.register(publisher), figures.figure_1)
+    assert subscriber.receive(uid) is not None
+    # When the session there has ended, as after a long silence, and the delegate is found again
+    local = subscriber._subscriptions[uid]
+    (session,) = subscriber._sessions.values()
+    again = subscriber._new_session(session.ref)
+    # Expect it to be asked for nothing of before, and another delegate for all since the subscription stands
+    assert local.stood_at == {pad.server_id}
+    assert again._age(local, "") == NOT_BEFORE
+    elsewhere = subscriber._new_session(msgspec.structs.replace(session.ref, service_id="f" * 32))
+    assert elsewhere._age(local, "") >= 0.0
+    for made in (again, elsewhere):
+        made._proxy.close()

@@ -674,3 +674,107 @@ def test_in_every_interleaving_each_object_comes_once_in_order_or_is_told_as_mis
     finally:
         world.delegate._newcomers._thread = None
         world.delegate.close()
+
+
+# -- the end of things, and those who wish us ill -------------------------------------------------------------------
+
+
+def test_who_still_catches_up_when_the_delegate_stops_is_told(world: World) -> None:
+    # Given a newcomer whose turn has not come, with an object of before and one that came live
+    registration = world.register()
+    world.publish(registration)
+    late = world.subscribe(age=50.0)
+    world.publish(registration)
+    # When the delegate stops
+    world.delegate._newcomers._thread = None
+    world.delegate._newcomers.stop()
+    world.delegate._sessions[world.sessions[late]].part()
+    session = world.delegate._sessions[world.sessions[late]]
+    notices = [
+        msgspec.msgpack.decode(data[ITEM.size :], type=LossNotice)
+        for parts in session._take(500, 1 << 30)
+        for data in [b"".join(parts)]
+        if ITEM.unpack_from(data)[0] == LOSS
+    ]
+    # Expect to be told that something may be missing, and what was lost for certain
+    assert {(notice.cause, notice.count) for notice in notices} == {(Cause.MISSED, 0), (Cause.SHUTDOWN, 1)}
+
+
+def test_without_a_thread_newcomers_live_and_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a system that has no thread for us
+    registration = world.register()
+    world.publish(registration)
+    world.delegate._newcomers._thread = None
+
+    def refuse(_thread: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("threading.Thread.start", refuse)
+        late = world.subscribe(age=50.0)
+    # Expect what comes live, and to be told; the next one has a thread again
+    world.publish(registration)
+    assert world.sequences(late) == [2]
+    assert world.lost[late] == {Cause.MISSED: 0}
+    assert world.delegate._newcomers._thread is None
+
+
+def test_topics_that_never_had_an_object_push_nobody_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a publisher that has left an object behind, and room for two such topics
+    monkeypatch.setattr("jbi_pubsub.pad.delegate.GHOSTS_MOST", 2)
+    honest = world.register(EntryRep(UNIT, ("honest",)))
+    world.publish(honest)
+    world.delegate.unregister_publisher(world.connection, honest.uid)
+    # When a stranger registers and leaves many times, the same topic and others
+    for number in range(20):
+        made = world.register(EntryRep(UNIT, (f"stranger-{number % 5}",)))
+        world.delegate.unregister_publisher(world.connection, made.uid)
+    world.delegate.expire()
+    # Expect who stood for the honest one to get it
+    late = world.subscribe(age=50.0, entries=(EntryRep(UNIT, ("honest",)),))
+    world.serve_all()
+    assert world.sequences(late) == [1]
+
+
+def test_a_registration_that_leaves_unannounced_keeps_no_shelf_young_for_ever(world: World) -> None:
+    # Given a topic with objects, and a second registration of it that leaves before anybody has told of it
+    registration = world.register()
+    world.publish(registration)
+    second = world.register(announced=False)
+    world.delegate.unregister_publisher(world.connection, second.uid)
+    # Expect its shelf to become old as ever
+    world.now += 60.0
+    world.delegate.expire()
+    assert world.status()["kept"]["objects"] == 0
+
+
+def test_an_object_that_is_refused_tells_no_gap(world: World) -> None:
+    # Given a subscriber and an object; When a forged one of another registration leaves out a thousand
+    registration, other = world.register(), world.register()
+    name = world.subscribe(age=0.0)
+    world.publish(registration)
+    head = Head(object_id_of(other.uid, 1000), other.uid, 1000, 1.0, "t", "1.0", b"<m/>", 0)
+    with pytest.raises(MetadataError):
+        world.delegate.publish(registration, Parcel.received(b"".join(pack(head, b"").parts)), Deliveries())
+    world.publish(registration)
+    # Expect nobody to hear of it
+    assert world.sequences(name) == [1, 2]
+    assert world.lost[name] == {}
+
+
+def test_one_session_that_takes_nothing_leaves_the_others_their_room(make: Callable[..., World]) -> None:
+    # Given a session with many subscriptions that takes nothing, and another subscriber
+    world = make(max_queued_bytes=100_000)
+    registration = world.register()
+    session = world.delegate.open_session("silent", 1e6)[0]
+    for _ in range(10):
+        world.subscribe(age=0.0, session=session, bound=1_000)
+    honest = world.subscribe(age=0.0)
+    # When far more is published than there is room for
+    for _ in range(100):
+        world.publish(registration, payload=bytes(2_000))
+        for parts in world.delegate._sessions[world.sessions[honest]]._take(500, 1 << 30):
+            world._read_one(world.sessions[honest], b"".join(parts))
+    # Expect no publish to be refused, and the other one to have all
+    assert len(world.got[honest]) == 100
+    assert world.status()["queued_bytes"] <= 100_000 // 4 + 3_000
