@@ -153,7 +153,7 @@ class SubscriberSession:
                     gone.append(subscription)  # cancelled since the match: after the cancel returned nothing may come
                     continue
                 if outlet.waiting >= outlet.bound or outlet.waiting_bytes >= share or self._bytes >= most:
-                    has_room, stands = self._make_room(outlet)
+                    has_room, stands = self._make_room(outlet, parcel.size)
                     if not stands:
                         gone.append(subscription)
                         continue
@@ -172,8 +172,9 @@ class SubscriberSession:
         self._sender.ready()
         return gone
 
-    def _make_room(self, outlet: Outlet) -> tuple[bool, bool]:
-        """The queue is full: act by the policy. (whether there is room, whether the subscription still stands)"""
+    def _make_room(self, outlet: Outlet, size: int) -> tuple[bool, bool]:
+        """The queue, or the session's share, is full: act by the policy, for an object of `size` bytes. (whether there
+        is room, whether the subscription still stands)"""
         request = outlet.subscription.request
         cause = Cause.QUEUE_OVERFLOW
         if request.policy == "block" and not outlet.held:  # nobody waits for who is still catching up
@@ -184,12 +185,14 @@ class SubscriberSession:
             if has_room:
                 return True, True
             cause = Cause.BLOCK_TIMEOUT
-        dropped = 0
+        dropped, has_room = 0, False
         if request.policy == "drop_oldest":
-            while self._is_full(outlet) and outlet.waiting:  # many small ones may have to go for a large one
-                self._drop_oldest(outlet)
+            before, others_hold = outlet.waiting_bytes, self._bytes >= self._budget.session_share
+            wanted = size if others_hold else 0  # its own oldest make way for as much, not all for what others hold
+            while outlet.waiting and (outlet.is_full(self._budget.share) or before - outlet.waiting_bytes < wanted):
+                self._drop_oldest(outlet)  # many small ones may have to go for a large one
                 dropped += 1
-        has_room = not self._is_full(outlet)
+            has_room = before - outlet.waiting_bytes >= wanted
         if not has_room:
             outlet.subscription.matched += 1
         self._lose(outlet, cause, dropped + (not has_room))

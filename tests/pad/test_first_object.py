@@ -778,3 +778,25 @@ def test_one_session_that_takes_nothing_leaves_the_others_their_room(make: Calla
     # Expect no publish to be refused, and the other one to have all
     assert len(world.got[honest]) == 100
     assert world.status()["queued_bytes"] <= 100_000 // 4 + 3_000
+
+
+def test_one_that_hoards_costs_another_of_its_session_no_more_than_the_room_for_the_next(
+    make: Callable[..., World],
+) -> None:
+    # Given a session whose share is filled by one subscription, while another has a few objects waiting
+    world = make(max_queued_bytes=400_000)
+    registration = world.register()
+    session = world.delegate.open_session("subscriber", 1e6)[0]
+    small = world.subscribe(age=0.0, session=session, predicate="/m[@small]")
+    for _ in range(5):
+        world.publish(registration, b"<m small='1'/>", bytes(1_000))
+    hoards = [world.subscribe(age=NOT_BEFORE, session=session, predicate=f"/m[@large='{n}']") for n in range(3)]
+    for number in range(len(hoards)):
+        for _ in range(25):
+            world.publish(registration, b"<m large='%d'/>" % number, bytes(2_000))
+    # When one more comes for the small one
+    world.publish(registration, b"<m small='1'/>", bytes(1_000))
+    # Expect its oldest to have made way, and no more
+    uids = {s["uid"]: s for s in world.status()["subscriptions"]}
+    assert uids[small]["lost"] == {Cause.QUEUE_OVERFLOW: 1}
+    assert world.sequences(small) == [2, 3, 4, 5, registration.sequence]
