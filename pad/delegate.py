@@ -507,8 +507,8 @@ class Delegate:
                 self._mail.open(subscription)
             self._waiting.add(key, request.entries)
             marks = self._put_in(subscription, topics)
-            self._stood.notify_all()
-        self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer)
+            self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer)
+            self._stood.notify_all()  # whoever stops now sees that it is catching up
         if lease is not None and self._store is not None:
             self._keep(Kept(request, lease.lease_id, self._wall() + lease.duration), key)
         return Granted(subscription.number, lease)
@@ -645,7 +645,7 @@ class Delegate:
         left = 0
         coming = self._config.pad.settle_seconds if closing else math.inf
         for session in sessions:  # one that has gone may never come back; one that has just come is about to connect
-            most = math.inf if session.connected else 0.0 if session.has_come else coming
+            most = math.inf if session.connected else 0.0 if session.has_gone else coming
             left += session.drain(min(most, max(0.0, deadline - self._clock())))
         return left + self._mail.drain(max(0.0, deadline - self._clock()), closing=closing)
 

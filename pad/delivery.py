@@ -72,8 +72,6 @@ class SubscriberSession:
         self.opened = 0.0
         """When, by the delegate's clock."""
         self.lease_id = ""
-        self.has_come = False
-        """Whether there ever was a connection."""
         self._changed = threading.Condition()
         self._outlets: dict[int, Outlet] = {}
         self._ready: deque[Outlet] = deque()
@@ -246,7 +244,6 @@ class SubscriberSession:
         self, sock: socket.socket, position: int, close: Callable[[], None], compression: Compression | None = None
     ) -> None:
         """Deliver over that connection from now on, which `close` closes; the subscriber is at `position`."""
-        self.has_come = True
         self._sender.attach(sock, position, ended=close, compression=compression)
 
     def part(self) -> None:
@@ -297,6 +294,12 @@ class SubscriberSession:
     def connected(self) -> bool:
         """Whether the subscriber is connected now."""
         return self._sender.connected
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether the subscriber was connected, and is not now. One whose first connection is about to be taken has
+        not gone."""
+        return self._sender.has_ended
 
     @property
     def queued(self) -> int:

@@ -12,7 +12,9 @@ import pytest
 
 from jbi_pubsub import PublisherAdapter
 from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.core.wire.hub import HubSender
 from jbi_pubsub.pad.delegate import NOT_BEFORE
+from jbi_pubsub.pad.delivery import SubscriberSession
 
 pytestmark = pytest.mark.processes
 
@@ -162,6 +164,56 @@ def test_a_peer_publisher_that_closes_at_once_leaves_its_objects_with_those_who_
         # Expect all of it
         assert [subscriber.receive(uid).platform.sequence for _ in range(5)] == [1, 2, 3, 4, 5]
     assert subscriber.losses(uid) == {}
+
+
+def test_a_subscriber_that_is_connecting_while_a_publisher_closes_is_not_taken_for_one_that_has_gone(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscriber whose data connection has come, and is about to be taken when the peer publisher drains
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    peer = federation.peer()
+    begin, drain, waits = HubSender._begin, SubscriberSession.drain, list[float]()
+
+    def drain_first(*arguments: Any) -> None:
+        with monkeypatch.context() as spied:
+            spied.setattr(SubscriberSession, "drain", lambda session, most: waits.append(most) or drain(session, 0.0))
+            peer._server.delegate.drain(5.0, closing=True)
+        begin(*arguments)
+
+    monkeypatch.setattr(HubSender, "_begin", drain_first)
+    # When it comes for an object
+    peer.publish(peer.register_publisher(figures.schema, figures.figure_1), figures.figure_1)
+    assert subscriber.receive(uid) is not None
+    # Expect that the drain would have waited for it
+    assert waits
+    assert min(waits) > 0.0
+
+
+def test_a_subscription_that_has_just_come_is_catching_up_for_whoever_stops(
+    federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a peer publisher with an object, and a subscriber that was told of it
+    subscriber = federation.subscriber()
+    subscriber.register_subscriber(type_name=TYPE)
+    peer = federation.peer()
+    delegate, seen = peer._server.delegate, list[int]()
+    come = threading.Event()
+    notify = delegate._stood.notify_all
+    monkeypatch.setattr(delegate._newcomers, "step", lambda: come.wait(0.1))  # it takes its time
+
+    def notified() -> None:
+        notify()
+        if delegate._subscriptions:
+            seen.append(delegate._newcomers.count)
+            come.set()
+
+    monkeypatch.setattr(delegate._stood, "notify_all", notified)
+    # When it subscribes, and those who wait for that are woken
+    peer.publish(peer.register_publisher(figures.schema, figures.figure_1), figures.figure_1)
+    assert come.wait(10.0)
+    # Expect them to find it catching up
+    assert seen[0] == 1
 
 
 def test_a_publisher_that_nobody_was_told_of_waits_for_nobody(federation: Any, figures: Any) -> None:

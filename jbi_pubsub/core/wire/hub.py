@@ -228,6 +228,8 @@ class HubSender:
         self._wanting = False
         """There may be something to take, but the connection or the window does not allow it yet."""
         self._stopped = False
+        self.has_ended = False
+        """There was a connection, and there is none now."""
 
     @property
     def unacknowledged(self) -> int:
@@ -286,6 +288,7 @@ class HubSender:
             _tell(ended)
             return
         self._connection = connection = _Connection(sock, ended, compression)
+        self.has_ended = False
         self._do(self._resume, connection, position)
 
     def _resume(self, connection: _Connection, position: int) -> None:
@@ -369,6 +372,7 @@ class HubSender:
     def _end(self, why: str) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
+            self.has_ended = True
             log.debug("connection ended: %s", why)
             self._hub._unsent.discard(self)
             try:
