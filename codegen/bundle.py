@@ -24,10 +24,10 @@ import msgspec
 from lxml import etree
 
 from jbi_pubsub.codegen.marks import JBI, Marks, check_marks, comments_to_attributes, parse_marks
-from jbi_pubsub.codegen.model import XML, XSD
+from jbi_pubsub.codegen.model import XML
 from jbi_pubsub.core.errors import MetadataError, OversizeError, SchemaError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, SchemaBundle, TypeName
-from jbi_pubsub.core.xml import Element, parse_metadata
+from jbi_pubsub.core.xml import XSD, Element, parse_metadata
 
 PLACE: Final = f"{{{JBI}}}place"
 """Attribute by which a normalised declaration remembers "document:line"; whatever a document says there is replaced."""

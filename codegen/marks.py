@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 from lxml import etree
 
-from jbi_pubsub.codegen.model import XML, XSD, some
+from jbi_pubsub.codegen.model import XML, some
 from jbi_pubsub.core.errors import SchemaError
-from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.xml import XSD, Element
 
 JBI: Final = "urn:jbi:codegen:1"
 VARIANCE: Final = f"{{{JBI}}}variance"

@@ -19,9 +19,6 @@ import msgspec
 from jbi_pubsub.core.info_object import TypeName
 from jbi_pubsub.lookup.entry import EntryClass, define
 
-XSD: Final = "http://www.w3.org/2001/XMLSchema"
-"""The namespace of XML Schema."""
-
 XML: Final = "http://www.w3.org/XML/1998/namespace"
 """That of xml:lang and its kin, whose prefix is never declared."""
 

@@ -11,14 +11,14 @@ from lxml import etree
 
 from jbi_pubsub.codegen.binder import Binder
 from jbi_pubsub.codegen.bundle import parse_schema
-from jbi_pubsub.codegen.certain import LeafTypes
 from jbi_pubsub.codegen.compiled import validator
 from jbi_pubsub.codegen.model import one_line
 from jbi_pubsub.codegen.opening import OPENER, Opened, Opener, opened
+from jbi_pubsub.core.documents import Texts
+from jbi_pubsub.core.documents.certain import LeafTypes
 from jbi_pubsub.core.errors import MetadataError, SchemaError, TypeConflictError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element
-from jbi_pubsub.core.xpath import Texts
 from jbi_pubsub.lookup.entry import EntryRep
 
 if TYPE_CHECKING:

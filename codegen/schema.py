@@ -42,10 +42,10 @@ from xmlschema.validators import (
 from jbi_pubsub.codegen.bundle import PLACE, Sources, normalize, read_bundle
 from jbi_pubsub.codegen.compiled import BASE
 from jbi_pubsub.codegen.marks import HOW_TO_MARK, JBI, VARIANCE, Coverage, Steps
-from jbi_pubsub.codegen.model import TEXT, XML, XSD, ValueType, one_line, readable, some
+from jbi_pubsub.codegen.model import TEXT, XML, ValueType, one_line, readable, some
 from jbi_pubsub.codegen.values import NotAValueError, canonical_text
 from jbi_pubsub.core.errors import SchemaError
-from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.xml import XSD, Element
 
 __all__ = [
     "MAX_CLASSES",

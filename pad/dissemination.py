@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
+from jbi_pubsub.core.documents import Stencil, Texts, Traced
 from jbi_pubsub.core.info_object import Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import (
@@ -23,9 +24,6 @@ from jbi_pubsub.core.xpath import (
     CostBudget,
     PayloadFilter,
     PredicateIndex,
-    Stencil,
-    Texts,
-    Traced,
     select,
 )
 from jbi_pubsub.lookup.entry import EntryRep

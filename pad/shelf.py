@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.xml import Element
-from jbi_pubsub.core.xpath import Traced
 
 OVERHEAD: Final = 1_000
 """Bytes that a kept object takes beside its own."""

@@ -10,8 +10,7 @@ import click
 import msgspec
 from rich.progress import Progress
 
-from jbi_pubsub.core.xpath import bench as match_bench
-
+from . import matching as match_bench
 from .near import NearNames
 from .settings import json_option, try_file
 from .show import Column, console, show_table

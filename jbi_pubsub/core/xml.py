@@ -43,6 +43,9 @@ _PLAIN: Final = re.compile(
 )
 """Encodings in which the bytes of ASCII characters mean these and nothing else."""
 
+XSD: Final = "http://www.w3.org/2001/XMLSchema"
+"""The namespace of XML Schema."""
+
 Element = etree._Element
 
 _trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jbi_pubsub.codegen.certain import MAX_DEPTH, LeafTypes
 from jbi_pubsub.codegen.repository import InformationType, open_type
 from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.documents import Texts
+from jbi_pubsub.core.documents.certain import MAX_DEPTH, LeafTypes
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import parse_metadata
-from jbi_pubsub.core.xpath import Texts
 
 FEW = settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

@@ -8,16 +8,18 @@ import threading
 from typing import Any
 
 import pytest
+from differential import NAMESPACES, compare, document, expression, is_taken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
 from jbi_pubsub.core.errors import MetadataError, UnknownUidError
+from jbi_pubsub.core.remembered import Remembered
 from jbi_pubsub.core.xml import parse_metadata
-from jbi_pubsub.core.xpath import PredicateIndex, bbox, check, compile_predicate, family, reading, recipe
-from jbi_pubsub.core.xpath import index as index_module
-from jbi_pubsub.core.xpath.differential import NAMESPACES, compare, document, expression, is_taken
-from jbi_pubsub.core.xpath.remembered import Remembered
+from jbi_pubsub.core.xpath import PredicateIndex, bbox, compile_predicate
+from jbi_pubsub.core.xpath.index import document as document_module
+from jbi_pubsub.core.xpath.index import grid, placement, residual
+from jbi_pubsub.core.xpath.index import predicate_index as index_module
 
 
 def index_of(*expressions: str) -> PredicateIndex[int]:
@@ -385,7 +387,7 @@ class TestExactness:
 
 class TestBounds:
     def test_more_kinds_of_predicates_than_families(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(recipe, "MAX_FAMILIES", 3)
+        monkeypatch.setattr(placement, "MAX_FAMILIES", 3)
         texts = [f"/m/{a}='1' and /m/{b}>0 and /m/{b}<5 and /m/{c}='2'" for a in "abc" for b in "abc" for c in "abc"]
         texts += [f"/m/{a}>1" for a in "abc"] + [f"not(/m/{a}=1)" for a in "abc"]
         index = exactly(texts, "<m><a>1</a><b>2</b><c>1</c></m>", "<m><a>1</a><a>2</a><b>1</b><c>2</c></m>", "<m/>")
@@ -393,13 +395,13 @@ class TestBounds:
         assert index.stats()["fallback"] == 0
 
     def test_more_paths_than_slots(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(reading, "MAX_SLOTS", 6)
+        monkeypatch.setattr(document_module, "MAX_SLOTS", 6)
         index = exactly([f"/m/a{i}=1" for i in range(20)], "<m><a3>1</a3><a17>1</a17></m>", "<m/>")
         assert index.stats()["paths"] <= 6
         assert index.stats()["fallback"] == 14
 
     def test_more_sizes_of_ranges_than_levels(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(family, "MAX_LEVELS", 3)
+        monkeypatch.setattr(grid, "MAX_LEVELS", 3)
         texts = [f"a>{i} and a<{i + 2**-k:.9f} and b>0 and b<{2**k}" for i in range(8) for k in range(12)]
         index = exactly(
             texts, *[f"<m><a>{v}</a><b>1</b></m>" for v in (0.0001, 3.001, 7.4, 9)], "<m><a>1.1</a><a>2</a><b>3</b></m>"
@@ -409,7 +411,7 @@ class TestBounds:
         assert index.stats()["rows"] == 0
 
     def test_many_rows_in_one_place(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(family, "MAX_BUCKET", 400)
+        monkeypatch.setattr(grid, "MAX_BUCKET", 400)
         texts = [f"a>{i / 1000} and a<{1 + i / 1000} and b>0 and b<1" for i in range(300)]
         texts += [f"c>={i / 1000} and c<={1 + i / 1000}" for i in range(300)]
         index = exactly(texts, *[f"<m><a>{v}</a><b>.5</b><c>{v}</c></m>" for v in (0.1234, 0.9, 1.25, 2)])
@@ -419,7 +421,7 @@ class TestBounds:
 
     def test_what_is_remembered_of_shapes_is_bounded_in_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Given little room, and many shapes of predicates with checks that come and go
-        monkeypatch.setattr(check, "MAX_FUNCTIONS_BYTES", 20 * check.FUNCTION_BYTES)
+        monkeypatch.setattr(residual, "MAX_FUNCTIONS_BYTES", 20 * residual.FUNCTION_BYTES)
         monkeypatch.setattr(index_module, "MAX_PLANS_BYTES", 50_000)
         index = index_of()
         texts = [f"/m/a=1 and not(/m/b{i % 40}={i}) and not(/m/c{i % 7}=1)" for i in range(300)]
@@ -427,7 +429,7 @@ class TestBounds:
             index.add(key, compile_predicate(text))
         assert sorted(index.match(etree.fromstring("<m><a>1</a><b3>43</b3></m>"))) == [k for k in range(300) if k != 43]
         assert index._recipes.size <= 50_000
-        assert index._checks._functions.size <= check.MAX_FUNCTIONS_BYTES
+        assert index._checks._functions.size <= residual.MAX_FUNCTIONS_BYTES
         for key in range(len(texts)):
             index.remove(key)
         # Expect nothing to be kept for a row that is gone

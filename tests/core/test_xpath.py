@@ -14,8 +14,8 @@ from lxml import etree
 from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_filter, compile_predicate, register_language
-from jbi_pubsub.core.xpath.expression import FUNCTIONS, MAX_LENGTH, MAX_NESTING
-from jbi_pubsub.core.xpath.number import number
+from jbi_pubsub.core.xpath.language.grammar import FUNCTIONS, MAX_LENGTH, MAX_NESTING
+from jbi_pubsub.core.xpath.language.number import number
 
 FIGURE_1 = b"""<metadata xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance">
 <mil.af.rl.jbi.Intel_Imagery/><RequiredMetadata><Type>Imagery</Type><publisher>418th</publisher></RequiredMetadata>

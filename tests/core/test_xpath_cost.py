@@ -10,8 +10,10 @@ from lxml import etree
 
 from jbi_pubsub.core.errors import OversizeError, PredicateError
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
-from jbi_pubsub.core.xpath import PredicateIndex, compile_filter, compile_predicate, cost, index, payload_filter, select
-from jbi_pubsub.core.xpath.cost import (
+from jbi_pubsub.core.xpath import PredicateIndex, compile_filter, compile_predicate, payload_filter, select
+from jbi_pubsub.core.xpath.index import predicate_index as index
+from jbi_pubsub.core.xpath.language import cost
+from jbi_pubsub.core.xpath.language.cost import (
     MAX_COST,
     MAX_SECONDS,
     REFERENCE,
@@ -21,7 +23,7 @@ from jbi_pubsub.core.xpath.cost import (
     rough_extent,
     terms_of,
 )
-from jbi_pubsub.core.xpath.expression import parse, selects
+from jbi_pubsub.core.xpath.language.grammar import parse, selects
 from jbi_pubsub.core.xpath.predicate import longest
 
 WIDE = chr(0x20000)

@@ -12,10 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
+from jbi_pubsub.core.documents import Stencil, Texts, Traced
+from jbi_pubsub.core.documents.stencil import MAX_EXPRESSION_BYTES, MAX_HOLES
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, parse_metadata
-from jbi_pubsub.core.xpath import PredicateIndex, Stencil, Texts, Traced, compile_predicate
-from jbi_pubsub.core.xpath.stencil import MAX_EXPRESSION_BYTES, MAX_HOLES
+from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
 
 MANY = settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 TEXT = Texts(r"[ -%'-;=?-~\t\n]*+")

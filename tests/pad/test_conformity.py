@@ -10,9 +10,9 @@ import pytest
 
 from jbi_pubsub.codegen.repository import InformationType, open_type
 from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.errors import InvariantError, JbiError, MetadataError, OversizeError
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata
-from jbi_pubsub.core.xpath import Traced
 from jbi_pubsub.pad.dissemination import PATIENCE_FIRST, STENCILS, Conformity
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "data"

@@ -1,12 +1,11 @@
 """Predicates over metadata, filters over payloads, and the index that decides many predicates at once."""
 
-from .cost import MAX_COST_OF_REGISTRATION, MAX_COST_OF_SUBSCRIBER, Charge, CostBudget
-from .examination import Condition, Found, examine
-from .geography import bbox
-from .index import PredicateIndex
-from .payload_filter import PayloadFilter, Selection, compile_filter, select
-from .predicate import Predicate, compile_predicate, register_language
-from .stencil import Stencil, Texts, Traced
+from jbi_pubsub.core.xpath.examination import Condition, Found, examine
+from jbi_pubsub.core.xpath.geography import bbox
+from jbi_pubsub.core.xpath.index.predicate_index import PredicateIndex
+from jbi_pubsub.core.xpath.language.cost import MAX_COST_OF_REGISTRATION, MAX_COST_OF_SUBSCRIBER, Charge, CostBudget
+from jbi_pubsub.core.xpath.payload_filter import PayloadFilter, Selection, compile_filter, select
+from jbi_pubsub.core.xpath.predicate import Predicate, compile_predicate, register_language
 
 __all__ = [
     "MAX_COST_OF_REGISTRATION",
@@ -19,9 +18,6 @@ __all__ = [
     "Predicate",
     "PredicateIndex",
     "Selection",
-    "Stencil",
-    "Texts",
-    "Traced",
     "bbox",
     "compile_filter",
     "compile_predicate",

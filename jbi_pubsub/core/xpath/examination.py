@@ -16,10 +16,20 @@ import msgspec
 from lxml import etree
 
 from jbi_pubsub.core.xml import Element
-
-from .cost import MAX_SECONDS, exact_extent
-from .expression import Call, Chain, Expression, Filter, Negate, Parsed, Path, is_boolean, parse, selects
-from .predicate import FOREIGN_ERRORS, XPATH, Predicate, compiled_xpath
+from jbi_pubsub.core.xpath.language.cost import MAX_SECONDS, exact_extent
+from jbi_pubsub.core.xpath.language.grammar import (
+    Call,
+    Chain,
+    Expression,
+    Filter,
+    Negate,
+    Parsed,
+    Path,
+    is_boolean,
+    parse,
+    selects,
+)
+from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, XPATH, Predicate, compiled_xpath
 
 MAX_CONDITIONS: Final = 100
 """Conditions that are looked at; who has more is shown the first."""

@@ -17,8 +17,7 @@ from typing import Final
 
 from jbi_pubsub.core.arguments import checked
 from jbi_pubsub.core.errors import PredicateError
-
-from .expression import PATHS, parse
+from jbi_pubsub.core.xpath.language.grammar import PATHS, parse
 
 _POLE: Final = 90.0
 _HALF_CIRCLE: Final = 180.0

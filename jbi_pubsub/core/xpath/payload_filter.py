@@ -20,8 +20,7 @@ import msgspec
 from lxml import etree
 
 from jbi_pubsub.core.xml import MAX_XML_PAYLOAD_BYTES, Element
-
-from .cost import (
+from jbi_pubsub.core.xpath.language.cost import (
     MAX_SECONDS_OF_BYTE,
     MAX_SECONDS_OF_FILTER,
     MAX_SECONDS_OF_FILTERS,
@@ -32,8 +31,15 @@ from .cost import (
     rough_extent,
     size_of,
 )
-from .expression import check_text
-from .predicate import FOREIGN_ERRORS, MAX_THREADS, NO_NAMESPACES, analysed, compiled_xpath, longest
+from jbi_pubsub.core.xpath.language.grammar import check_text
+from jbi_pubsub.core.xpath.predicate import (
+    FOREIGN_ERRORS,
+    MAX_THREADS,
+    NO_NAMESPACES,
+    analysed,
+    compiled_xpath,
+    longest,
+)
 
 SELECTION_NAMESPACE: Final = "urn:jbi-pubsub:selection:1"
 """Namespace of the elements around what a filter selected."""

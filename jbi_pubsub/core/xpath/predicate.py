@@ -24,10 +24,11 @@ from lxml import etree
 
 from jbi_pubsub.core import plugins
 from jbi_pubsub.core.errors import JbiError, OversizeError, PredicateError
+from jbi_pubsub.core.remembered import Remembered
 from jbi_pubsub.core.xml import Element
-
-from . import fragment
-from .cost import (
+from jbi_pubsub.core.xpath.language import conditions
+from jbi_pubsub.core.xpath.language.conditions import Plan
+from jbi_pubsub.core.xpath.language.cost import (
     MAX_COST,
     MAX_SECONDS,
     REFERENCE,
@@ -40,9 +41,16 @@ from .cost import (
     size_of,
     terms_of,
 )
-from .expression import Parsed, around, asks_position, check_namespaces, check_text, is_boolean, parse, selects
-from .fragment import Plan
-from .remembered import Remembered
+from jbi_pubsub.core.xpath.language.grammar import (
+    Parsed,
+    around,
+    asks_position,
+    check_namespaces,
+    check_text,
+    is_boolean,
+    parse,
+    selects,
+)
 
 NO_NAMESPACES: Final[Mapping[str, str]] = {}
 
@@ -210,7 +218,7 @@ class Predicate:
 
     def _compile(self) -> etree.XPath:
         before, behind = self._shape.frame
-        evaluated = self._shape.evaluated(self.expression, fragment.skeleton(self.expression)[1])
+        evaluated = self._shape.evaluated(self.expression, conditions.skeleton(self.expression)[1])
         compiled = compiled_xpath(before + evaluated + behind, dict(self.namespaces))
         if self._evaluators is None or len(self._evaluators) >= MAX_THREADS:
             self._evaluators = {}
@@ -268,7 +276,7 @@ def compile_predicate(
     bound = tuple(sorted(namespaces.items())) if namespaces else ()
     if language != XPATH:
         return _foreign(expression, bound, language, argument)
-    cut, holes = fragment.skeleton(expression)
+    cut, holes = conditions.skeleton(expression)
     shape = _shapes.get((cut, bound)) if expression.isascii() else None
     if shape is None:
         shape, seen = analysed(expression, namespaces, argument, is_filter=False)
@@ -296,8 +304,8 @@ _evaluated: weakref.WeakValueDictionary[Identity, Predicate] = weakref.WeakValue
 SHAPE_BYTES: Final = 3 << 10
 """Of a shape besides its text and plan (measured: terms of the cost and what they came to, keys, the struct)."""
 
-_IRREGULAR: Final = fragment.opaque_plan("a constant that is no finite number, or an empty text")
-_FOREIGN: Final = Shape(fragment.opaque_plan("another language"), Cost(lambda: {(0, 0, 0, 0, 0): 100_000.0}))
+_IRREGULAR: Final = conditions.opaque_plan("a constant that is no finite number, or an empty text")
+_FOREIGN: Final = Shape(conditions.opaque_plan("another language"), Cost(lambda: {(0, 0, 0, 0, 0): 100_000.0}))
 """Nobody knows what a foreign evaluator takes: 0.1 ms is what a budget is charged for one."""
 
 
@@ -323,7 +331,7 @@ def analysed(
             expression=expression,
             position=position,
         ) from exc
-    plan = fragment.analyse(tree)
+    plan = conditions.analyse(tree)
     if is_filter or plan.is_opaque:
         terms = terms_of(tree, is_sorted=is_filter)
         cost = Cost(lambda: terms)

@@ -8,10 +8,11 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from . import fragment
-from .predicate import Predicate
-from .reading import ABSENT_NUMBER, Many, Values
-from .remembered import Remembered
+from jbi_pubsub.core.remembered import Remembered
+from jbi_pubsub.core.xpath.language import conditions
+from jbi_pubsub.core.xpath.predicate import Predicate
+
+from .document import ABSENT_NUMBER, Many, Values
 
 _SPACES: Final = re.compile("[ \t\r\n]+")
 """White space of XPath 1.0 (production 39), and no other."""
@@ -125,22 +126,22 @@ def _some(test: str, found: list[Any], constant: Any) -> bool:
 
     Functions of texts read the first node, "" when there is none.
     """
-    if test in (fragment.EQUAL, fragment.NUMBER_EQUAL):
+    if test in (conditions.EQUAL, conditions.NUMBER_EQUAL):
         return any(v == constant for v in found)
-    if test in (fragment.UNEQUAL, fragment.NUMBER_UNEQUAL):
+    if test in (conditions.UNEQUAL, conditions.NUMBER_UNEQUAL):
         return any(v != constant for v in found)
-    if test == fragment.LESS_EQUAL:
+    if test == conditions.LESS_EQUAL:
         return any(v <= constant for v in found)
-    if test == fragment.GREATER_EQUAL:
+    if test == conditions.GREATER_EQUAL:
         return any(v >= constant for v in found)
-    if test == fragment.EXISTS:
+    if test == conditions.EXISTS:
         return bool(found)
     first = found[0] if found else ""
-    if test == fragment.CONTAINS:
+    if test == conditions.CONTAINS:
         return constant in first
-    if test == fragment.STARTS_WITH:
+    if test == conditions.STARTS_WITH:
         return bool(first.startswith(constant))
-    assert test == fragment.NORMALIZED_EQUAL
+    assert test == conditions.NORMALIZED_EQUAL
     return bool(normalized(first) == constant)
 
 
@@ -150,16 +151,16 @@ def normalized(text: str) -> str:
 
 
 _TEMPLATES: Final = {
-    fragment.EQUAL: "v[{slot}] == c[{place}]",
-    fragment.UNEQUAL: "v[{slot}] is not None and v[{slot}] != c[{place}]",
-    fragment.NUMBER_EQUAL: "v[{slot}] == c[{place}]",
-    fragment.NUMBER_UNEQUAL: "v[{slot}] is not absent and v[{slot}] != c[{place}]",
-    fragment.LESS_EQUAL: "v[{slot}] <= c[{place}]",
-    fragment.GREATER_EQUAL: "v[{slot}] >= c[{place}]",
-    fragment.EXISTS: "v[{slot}] is not None",
-    fragment.CONTAINS: "c[{place}] in (v[{slot}] or '')",
-    fragment.STARTS_WITH: "(v[{slot}] or '').startswith(c[{place}])",
-    fragment.NORMALIZED_EQUAL: "normalized(v[{slot}] or '') == c[{place}]",
+    conditions.EQUAL: "v[{slot}] == c[{place}]",
+    conditions.UNEQUAL: "v[{slot}] is not None and v[{slot}] != c[{place}]",
+    conditions.NUMBER_EQUAL: "v[{slot}] == c[{place}]",
+    conditions.NUMBER_UNEQUAL: "v[{slot}] is not absent and v[{slot}] != c[{place}]",
+    conditions.LESS_EQUAL: "v[{slot}] <= c[{place}]",
+    conditions.GREATER_EQUAL: "v[{slot}] >= c[{place}]",
+    conditions.EXISTS: "v[{slot}] is not None",
+    conditions.CONTAINS: "c[{place}] in (v[{slot}] or '')",
+    conditions.STARTS_WITH: "(v[{slot}] or '').startswith(c[{place}])",
+    conditions.NORMALIZED_EQUAL: "normalized(v[{slot}] or '') == c[{place}]",
 }
 """Each test for at most one node, of the values v and the constants c. Absent: None, or `absent` in number slots."""
 

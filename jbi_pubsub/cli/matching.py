@@ -16,10 +16,9 @@ from typing import Any, Final
 from lxml import etree
 
 from jbi_pubsub.core.xml import Element, parse_metadata, parser
-
-from .geography import bbox
-from .index import PredicateIndex
-from .predicate import compile_predicate, compiled_xpath
+from jbi_pubsub.core.xpath.geography import bbox
+from jbi_pubsub.core.xpath.index.predicate_index import PredicateIndex
+from jbi_pubsub.core.xpath.predicate import compile_predicate, compiled_xpath
 
 SIZES: Final = (1_000, 100_000)
 """Two sizes show the slope; `jbi bench match --sizes` takes others, up to a million in some minutes."""

@@ -12,15 +12,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from lxml import etree
 
 from jbi_pubsub.core.xml import Element
-
-from .fragment import Where
-from .number import number
+from jbi_pubsub.core.xpath.language.conditions import Where
+from jbi_pubsub.core.xpath.language.number import number
 
 PRESENT: Final = 0
 TEXT: Final = 1
@@ -130,6 +129,24 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
         if not clear or any(slot in many for slot, _, _ in found):
             return None
         return Filling(values, many, tuple(found))
+
+
+class Known(Protocol):
+    """A document of which more is known than its bytes, so that what is asked of it may be had without parsing it."""
+
+    @property
+    def root(self) -> Element:
+        """The document element, parsed by now."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of the document."""
+        ...
+
+    def read(self, layout: Layout) -> tuple[Values, Many]:
+        """As `layout.read(root)`."""
+        ...
 
 
 class Filling(msgspec.Struct, frozen=True, eq=False):

@@ -12,7 +12,7 @@ Rules:
 What has to be proven of a condition that is left out because others imply it: they name the same nodes whatever the
 document is. Names compare as whole paths, from the document element's own name on ("" there says nothing about it): a
 condition on a path below another document element, or below one of any name, implies nothing about this one. Two
-places leave something out: `_finished` here, and `_implied` in recipe.py.
+places leave something out: `_finished` here, and `_implied` in placement.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from .expression import (
+from .grammar import (
     BOOLEAN_FUNCTIONS,
     CONSTANTS,
     Call,

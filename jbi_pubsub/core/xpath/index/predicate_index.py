@@ -1,9 +1,9 @@
 """PredicateIndex: many predicates, decided together for one document.
 
 What it answers is what lxml answers for each predicate alone, bit for bit; the structure only saves work:
-- A predicate's plan (fragment.py) becomes rows (recipe.py) in families (family.py), each found by an access key.
-- A document is read once, at the paths that predicates name (reading.py). Each family is probed once; the rows it
-  yields hold, but for their checks (check.py), where lxml has the last word if it must.
+- A predicate's plan (conditions.py) becomes rows (placement.py) in families (family.py), each found by an access key.
+- A document is read once, at the paths that predicates name (document.py). Each family is probed once; the rows it
+  yields hold, but for their checks (residual.py), where lxml has the last word if it must.
 - What no row can stand for is evaluated by lxml, once per distinct expression and document.
 """
 
@@ -18,18 +18,24 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from jbi_pubsub.core.errors import MetadataError, UnknownUidError
+from jbi_pubsub.core.remembered import Remembered
 from jbi_pubsub.core.xml import Element, path_of
+from jbi_pubsub.core.xpath.language.conditions import Condition, Plan
+from jbi_pubsub.core.xpath.language.cost import (
+    MAX_SECONDS,
+    MAX_SECONDS_OF_OBJECT,
+    Extent,
+    exact_extent,
+    rough_extent,
+    size_of,
+)
+from jbi_pubsub.core.xpath.language.grammar import XML_NAMESPACE
+from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, MAX_THREADS, Predicate
 
-from .check import Checks
-from .cost import MAX_SECONDS, MAX_SECONDS_OF_OBJECT, Extent, exact_extent, rough_extent, size_of
-from .expression import XML_NAMESPACE
+from .document import EMPTY, Known, Layout, Many, Paths, Values
 from .family import Family, Probe, row_of
-from .fragment import Condition, Plan
-from .predicate import FOREIGN_ERRORS, MAX_THREADS, Predicate
-from .reading import EMPTY, Layout, Many, Paths, Values
-from .recipe import Cookbook, Recipe, Row, choose
-from .remembered import Remembered
-from .stencil import Traced
+from .placement import Cookbook, Recipe, Row, choose
+from .residual import Checks
 
 K = TypeVar("K", bound=Hashable)
 
@@ -64,7 +70,7 @@ class _Visit:
 
     __slots__ = ("_decided", "_document", "_extent", "_is_exact", "_size", "_spent", "errors", "evaluations")
 
-    def __init__(self, document: Element | Traced, size: int) -> None:
+    def __init__(self, document: Element | Known, size: int) -> None:
         self._document = document
         self._size = size
         self._extent: Extent | None = None
@@ -78,12 +84,12 @@ class _Visit:
     def root(self) -> Element:
         """The document element."""
         document = self._document
-        return document.root if isinstance(document, Traced) else document
+        return document if isinstance(document, Element) else document.root
 
     def read(self, layout: Layout) -> tuple[Values, Many]:
         """What the layout says of the document."""
         document = self._document
-        return document.read(layout) if isinstance(document, Traced) else layout.read(document)
+        return layout.read(document) if isinstance(document, Element) else document.read(layout)
 
     @property
     def extent(self) -> Extent:
@@ -91,7 +97,7 @@ class _Visit:
         if self._extent is None:
             document = self._document
             if not self._size:
-                self._size = document.size if isinstance(document, Traced) else size_of(document)
+                self._size = size_of(document) if isinstance(document, Element) else document.size
             self._extent = rough_extent(self._size)
         return self._extent
 
@@ -235,13 +241,13 @@ class PredicateIndex(Generic[K]):
         else:
             self._displace(key, *place)
 
-    def match(self, document: Element | Traced, size: int = 0) -> list[K]:
+    def match(self, document: Element | Known, size: int = 0) -> list[K]:
         """The keys whose predicate is true for the document, given by its document element or traced, each once.
 
         `size` are its bytes, if the caller knows them: then they need not be counted. Raises MetadataError when it is
         an element inside a document.
         """
-        if not isinstance(document, Traced) and document.getparent() is not None:
+        if isinstance(document, Element) and document.getparent() is not None:
             raise MetadataError(f"{path_of(document)} is not the document element", hint="Match whole documents")
         thread = threading.get_ident()
         self._active[thread] = self._epoch  # rows freed from now on keep their numbers until this match is over
@@ -276,7 +282,7 @@ class PredicateIndex(Generic[K]):
         subscription), however they were reached. `xpath_evaluations`: expressions lxml evaluated for that. `errors`:
         evaluations that failed. `predicates`, `always`: keys with and without a predicate. `indexed`, `fallback`: of
         the former, answered by rows, and by evaluating `fallback_distinct` expressions. `distinct`: rows in use and
-        fallback expressions. `families`, `paths`: see family.py, reading.py. `bytes`: estimated memory.
+        fallback expressions. `families`, `paths`: see family.py, document.py. `bytes`: estimated memory.
         """
         tallies = list(self._tallies.values())
         documents, evaluations, xpath, errors = (sum(t[i] for t in tallies) for i in range(4))

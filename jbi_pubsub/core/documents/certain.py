@@ -23,9 +23,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Generic, TypeVar, TypeVarTuple
 
-from jbi_pubsub.codegen.model import XSD
-from jbi_pubsub.core.xml import Element
-from jbi_pubsub.core.xpath.stencil import Texts
+from jbi_pubsub.core.documents.stencil import Texts
+from jbi_pubsub.core.xml import XSD, Element
 
 MAX_DEPTH: Final = 64
 """Of definitions that refer to each other, and of elements; the deepest in use (NIEM, NewsML) go to about ten."""

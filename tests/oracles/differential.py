@@ -17,9 +17,8 @@ from lxml import etree
 
 from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.xml import Element, parse_metadata
-
-from .index import PredicateIndex
-from .predicate import Predicate, compile_predicate, compiled_xpath
+from jbi_pubsub.core.xpath.index.predicate_index import PredicateIndex
+from jbi_pubsub.core.xpath.predicate import Predicate, compile_predicate, compiled_xpath
 
 BATCH_EXPRESSIONS: Final = 120
 BATCH_DENSE: Final = 300
@@ -90,7 +89,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 def compare(comparisons: int, *, seed: int = 1, progress: Callable[[int], None] | None = None) -> Comparison:
     """Compare at least `comparisons` answers; the same `seed` makes the same comparisons."""
-    chance = random.Random(seed)  # noqa: S311  # reproducible cases, no secret
+    chance = random.Random(seed)  # reproducible cases, no secret
     compared = expressions = indexed = true = 0
     found: list[Mismatch] = []
     while compared < comparisons and len(found) < 20:

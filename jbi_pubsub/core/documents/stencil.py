@@ -21,9 +21,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, has_plain_markup, parse_metadata
-
-from .number import number
-from .reading import NUMBER, Filling, Layout, Many, Values
+from jbi_pubsub.core.xpath.index.document import NUMBER, Filling, Layout, Many, Values
+from jbi_pubsub.core.xpath.language.number import number
 
 MAX_SOURCE_BYTES: Final = 8 << 10
 """Documents larger than that get no stencil: it is held for each registration, compiled to some ten times the bytes of

@@ -14,12 +14,16 @@ from typing import Final
 
 import msgspec
 
-from . import fragment
-from .check import Check, Checks, Constants, Holds
-from .family import MAX_KEYS, Bounds, Celled, Family, Key, Listed, Sorted
-from .fragment import Condition, Conjunct, Where
-from .predicate import Predicate
-from .reading import NUMBER, PRESENT, TEXT, Paths
+from jbi_pubsub.core.xpath.language import conditions
+from jbi_pubsub.core.xpath.language.conditions import Condition, Conjunct, Where
+from jbi_pubsub.core.xpath.predicate import Predicate
+
+from .document import NUMBER, PRESENT, TEXT, Paths
+from .family import MAX_KEYS, Bounds, Family, Key
+from .grid import Celled
+from .listed import Listed
+from .residual import Check, Checks, Constants, Holds
+from .sorted import Sorted
 
 MAX_FAMILIES: Final = 64
 """Families of one index: each costs a document some 0.2 us. Further kinds of rows join a family with a smaller key."""
@@ -28,10 +32,10 @@ Form = tuple[str, tuple[int, ...], tuple[int, ...], bool, bool]
 """What tells families apart: kind, slots of the equalities, slots of the ranges, whether rows have checks, and whether
 the predicates of its rows have several rows (so that one may be found twice)."""
 
-_LOWER: Final = (fragment.GREATER, fragment.GREATER_EQUAL)
-_UPPER: Final = (fragment.LESS, fragment.LESS_EQUAL)
-_CLOSED: Final = {fragment.GREATER: fragment.GREATER_EQUAL, fragment.LESS: fragment.LESS_EQUAL}
-_READINGS: Final = {fragment.EXISTS: PRESENT, fragment.SINGLE: PRESENT} | dict.fromkeys(fragment.NUMERIC, NUMBER)
+_LOWER: Final = (conditions.GREATER, conditions.GREATER_EQUAL)
+_UPPER: Final = (conditions.LESS, conditions.LESS_EQUAL)
+_CLOSED: Final = {conditions.GREATER: conditions.GREATER_EQUAL, conditions.LESS: conditions.LESS_EQUAL}
+_READINGS: Final = {conditions.EXISTS: PRESENT, conditions.SINGLE: PRESENT} | dict.fromkeys(conditions.NUMERIC, NUMBER)
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -83,7 +87,7 @@ class Cookbook:
         self._checks = checks
         self.families: dict[Form, Family] = {}
 
-    def recipes(self, plan: fragment.Plan) -> tuple[Recipe, ...] | None:
+    def recipes(self, plan: conditions.Plan) -> tuple[Recipe, ...] | None:
         """A recipe for each conjunct of `plan`, or None when lxml has to evaluate the predicate as a whole."""
         choices = [choose(c) for c in plan.conjuncts]
         if any(not c.selective and c.opaque for c in choices):
@@ -169,15 +173,15 @@ class Choice(msgspec.Struct, frozen=True):
 
 def choose(conjunct: Conjunct) -> Choice:
     """The access key and the check of a conjunct."""
-    scopes = tuple(c for c in conjunct if c.test == fragment.SINGLE)
-    reasons = tuple(c.where[0] for c in conjunct if c.test == fragment.OPAQUE)
-    plain = [c for c in conjunct if c.test not in (fragment.SINGLE, fragment.OPAQUE)]
+    scopes = tuple(c for c in conjunct if c.test == conditions.SINGLE)
+    reasons = tuple(c.where[0] for c in conjunct if c.test == conditions.OPAQUE)
+    plain = [c for c in conjunct if c.test not in (conditions.SINGLE, conditions.OPAQUE)]
     positive = [c for c in plain if not c.negated]
-    keys = _first_per_path([c for c in positive if c.test in (fragment.EQUAL, fragment.NUMBER_EQUAL)])[:MAX_KEYS]
+    keys = _first_per_path([c for c in positive if c.test in (conditions.EQUAL, conditions.NUMBER_EQUAL)])[:MAX_KEYS]
     bounded = _by_path([c for c in positive if c.test in _LOWER], [c for c in positive if c.test in _UPPER])
     ranges = [r for r in bounded if r[0] and r[1]][:2] or bounded[:1]
     if not keys and not ranges:
-        keys = [c for c in positive if c.test == fragment.EXISTS][:1]
+        keys = [c for c in positive if c.test == conditions.EXISTS][:1]
     used = {*keys, *(c for low, high in ranges for c in (*low, *high))}
     rest = tuple(c for c in plain if c not in used and not _implied(c, used))
     return Choice(tuple(keys), tuple(ranges), rest, scopes, reasons)
@@ -200,15 +204,15 @@ def _by_path(
 
 def _implied(condition: Condition, used: set[Condition]) -> bool:
     """Existence follows from an access condition on the same path or below it."""
-    if condition.test != fragment.EXISTS or condition.negated:
+    if condition.test != conditions.EXISTS or condition.negated:
         return False
     depth = len(condition.where)
     return any(u.where[:depth] == condition.where for u in used)
 
 
 def _closed(test: str, constant: str | float) -> str | float:
-    if test == fragment.GREATER:
+    if test == conditions.GREATER:
         return math.nextafter(constant, math.inf)  # type: ignore[arg-type]  # a relation's constant is a number
-    if test == fragment.LESS:
+    if test == conditions.LESS:
         return math.nextafter(constant, -math.inf)  # type: ignore[arg-type]  # as above
     return constant

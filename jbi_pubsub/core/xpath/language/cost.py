@@ -30,7 +30,7 @@ from lxml import etree
 from jbi_pubsub.core.errors import OversizeError
 from jbi_pubsub.core.xml import MAX_DEPTH, SHORTEST_LEVEL, Element
 
-from .expression import CONSTANTS, SELF, Call, Chain, Expression, Filter, Negate, Path, Step, selects
+from .grammar import CONSTANTS, SELF, Call, Chain, Expression, Filter, Negate, Path, Step, selects
 
 MAX_SECONDS: Final = 0.1
 """Of one evaluation of a predicate on the document at hand; above that it is not made."""

@@ -1,0 +1,144 @@
+"""Families: the rows of an index, kept by how they can be found.
+
+A row is one conjunct of one predicate, named by a number. Its access key is all its equalities (up to MAX_KEYS)
+together with up to two ranges closed on both sides, or one range open on one side. Rows with the same kind of key form
+a family; finding the candidates of a document costs about the same however many rows there are.
+
+Rules:
+- One writer changes a family, any number of readers search it at the same time without a lock: what a dictionary
+  holds is never changed, only replaced, each time by one store.
+- `probe` is for a family none of whose keys occurs twice in the document; `search` is exact for every document: a range
+  then holds if some node is high enough and some node, perhaps another, is low enough.
+- Rows of a family with `checks` must pass their check as well; see residual.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Callable, Iterable
+from operator import itemgetter
+from typing import Any, Final, Protocol
+
+from .document import ABSENT_NUMBER, Many, Values
+from .residual import Checks
+
+MAX_KEYS: Final = 4
+"""Equalities in an access key. More add nothing measurable: four already choose very few rows."""
+
+MAX_SEARCHED: Final = 1 << 14
+"""Bytes of a cell in which an equal row is looked for."""
+
+MAX_COMBINATIONS: Final = 1024
+"""Combinations of values tried for paths that occur several times; above, all records are gone through."""
+
+MAX_INTERNED: Final = 1024
+"""Keys kept to be shared by rows; where there are more different ones, sharing saves nothing."""
+
+Bounds = tuple[float, ...]
+"""Lower and upper bound (closed) of each range; a single bound for a range open on one side; () without range."""
+
+Key = Any  # one constant, or a tuple of them; what itemgetter makes of the same slots of a document
+Probe = Callable[[Values, list[int]], None]
+
+
+class Family(Protocol):
+    """Rows with the same kind of access key."""
+
+    slots: frozenset[int]
+    checked: bool
+    scoped: bool
+    rows: int
+
+    def packed(self, bounds: Bounds, row: int) -> bytes:
+        """A row as bytes, its number last (four bytes, little-endian)."""
+
+    def interned(self, key: Key) -> Key:
+        """An equal key, the same object for many rows, to save memory."""
+
+    def twin(self, key: Key, bounds: Bounds) -> int | None:
+        """The number of a row with the same key and bounds, if one is found quickly."""
+
+    def add(self, key: Key, packed: bytes) -> None:
+        """Take in a row."""
+
+    def remove(self, key: Key, packed: bytes) -> None:
+        """Drop a row that was added with the same arguments."""
+
+    def probe(self) -> Probe:
+        """The fast search: a function that appends the rows which hold."""
+
+    def search(self, values: Values, many: Many, found: list[int]) -> None:
+        """The exact search for a document in which paths occur several times."""
+
+    def size(self) -> int:
+        """Estimated bytes."""
+
+
+class Keyed:
+    """What the families share: records by key, and the checks of their rows."""
+
+    def __init__(
+        self, keys: tuple[int, ...], ranges: tuple[int, ...], bounds: int, checked: bool, checks: Checks
+    ) -> None:
+        self._struct = struct.Struct("<" + "d" * bounds + "I")
+        self._interned: dict[Key, Key] = {}
+        self.slots = frozenset(keys) | frozenset(ranges)
+        self.checked = checked
+        self.scoped = False
+        self.rows = 0
+        self._keys = keys
+        self._key: Callable[[Values], Key] = itemgetter(*keys) if keys else _no_key
+        self._checks = checks
+        self._records: dict[Key, Any] = {}
+
+    def packed(self, bounds: Bounds, row: int) -> bytes:
+        return self._struct.pack(*bounds, row)
+
+    def interned(self, key: Key) -> Key:
+        if len(self._interned) >= MAX_INTERNED:
+            self._interned.clear()
+        return self._interned.setdefault(key, key)
+
+    def _records_for(self, values: Values, many: Many) -> Iterable[Any]:
+        """The records whose equalities hold for some of the values."""
+        choices = [dict.fromkeys(many.get(s, (values[s],))) for s in self._keys]
+        if math.prod(map(len, choices)) > min(MAX_COMBINATIONS, len(self._records)):
+            return [
+                record
+                for key, record in list(self._records.items())
+                if all(k in c for k, c in zip(key if len(choices) > 1 else (key,), choices, strict=True))
+            ]
+        keys = itertools.product(*choices) if len(choices) != 1 else iter(choices[0])
+        return [record for key in keys if (record := self._records.get(key)) is not None]
+
+    def _pass(self, candidates: Iterable[int], values: Values, many: Many, found: list[int]) -> None:
+        if self.checked or self.scoped:
+            holds = self._checks.holds_for_many
+            found.extend([row for row in candidates if holds(row, values, many)])
+        else:
+            found.extend(candidates)
+
+
+def row_of(packed: bytes) -> int:
+    """The number of a packed row."""
+    return int.from_bytes(packed[-4:], "little")
+
+
+def aligned(rows: bytes, packed: bytes, size: int) -> int:
+    """Where `packed` is in rows of `size` bytes, or -1."""
+    place = rows.find(packed)
+    while place > 0 and place % size:
+        place = rows.find(packed, place + 1)
+    return place
+
+
+def _no_key(values: Values) -> Key:  # noqa: ARG001  # same signature as an itemgetter
+    return ()
+
+
+def span_of(slot: int, values: Values, many: Many) -> tuple[float, float] | None:
+    """The least and the greatest number at a slot; None when there is no number."""
+    numbers = [n for n in many.get(slot, (values[slot],)) if n == n and n is not ABSENT_NUMBER]
+    return (min(numbers), max(numbers)) if numbers else None
