@@ -18,6 +18,8 @@ from jbi_pubsub.core.documents.stencil import MAX_EXPRESSION_BYTES, Wanted
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
+from jbi_pubsub.core.xpath.index.document import EMPTY, Paths
+from jbi_pubsub.core.xpath.index.document import TEXT as NODE_TEXT
 
 MANY = settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 TEXT = Texts(r"[ -%'-;=?-~\t\n]*+")
@@ -265,6 +267,34 @@ def test_where_anything_may_come_parts_come_as_they_were_seen() -> None:
     inside = [b"<a>1</a>", b"<a>1</a><b>1</b><c>1</c>", b"<a>1</a><c>1</c><c>1</c><c>1</c>", b"<b>1</b>", b"<a/>"]
     assert fits(made, *(b"<m>%s</m>" % each for each in inside)) == [True, True, True, False, False]
     assert stencil(b"<m><a/><b/></m>", Says(content=ANY), b"<m><b/><a/></m>") is None
+
+
+def test_nodes_of_one_path_come_in_the_order_of_the_document() -> None:
+    # Given elements of one name that are written one for one, some of them with parts that come again and again
+    class Some(Says):
+        def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:
+            return ANY if list(path) == ["m", "b"] and tags == ["c", "c"] else EXACT
+
+    made = stencil(b"<m><b><c>1</c></b><b><c>2</c><c>3</c></b><b><c>4</c></b></m>", Some())
+    assert made is not None
+    traced = made.trace(b"<m><b><c>5</c></b><b><c>6</c></b><b><c>7</c></b></m>")
+    assert traced is not None
+    # Expect all nodes of the path, in the order in which they stand
+    paths = Paths()
+    paths.slot(("m", "b", "c"), NODE_TEXT)
+    layout = paths.layout(EMPTY)
+    assert traced.read(layout) == layout.read(traced.root)
+    assert traced.read(layout)[1] == {1: ["5", "6", "7"]}
+
+
+def test_an_element_that_is_a_leaf_here_and_none_there_has_its_whole_text() -> None:
+    made = stencil(b"<m><b><c>1</c></b><b>2</b></m>")
+    assert made is not None
+    traced = made.trace(b"<m><b><c>3</c></b><b>4</b></m>")
+    assert traced is not None
+    paths = Paths()
+    paths.slot(("m", "b"), NODE_TEXT)
+    assert traced.read(paths.layout(EMPTY))[1] == {1: ["3", "4"]}
 
 
 def test_names_that_mean_something_else_have_a_shape_of_their_own() -> None:
