@@ -363,6 +363,52 @@ def test_the_size_of_an_expression_is_bounded(leaves: int, expression: str, cont
         stencil(b"<m>" + b"<a>x</a>" * leaves + b"</m>", Says(Texts(expression), content))
 
 
+LONG = 1 << 19
+HOSTILE = {
+    "space": b" " * LONG,
+    "line ends": b"\r\n" * (LONG // 2),
+    "comments": b"<!-- c -->" * (LONG // 10),
+    "a comment that does not end": b"<!--" + b"- " * (LONG // 2),
+    "hyphens": b"<!--" + b"-" * LONG,
+    "comments that begin": b"<!--" * (LONG // 4),
+    "items": b"<i>1</i>" * (LONG // 8),
+    "items apart": b"<i>1</i> " * (LONG // 9),
+    "items that end badly": b"<i>1</i>" * (LONG // 8) + b"<i>1</j>",
+    "parts": b"<p><i>1</i><b>1</b></p>" * (LONG // 23),
+    "parts that begin": b"<p><i>1</i>" * (LONG // 11),
+    "items in a part that ends badly": b"<p>" + b"<i>1</i>" * (LONG // 8) + b"</q>",
+    "optional ones": b"<a>1</a><b>1</b>" * (LONG // 16),
+    "a text": b"<a>" + b"1" * LONG,
+    "tags that begin": b"<a" * (LONG // 2),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_no_document_takes_longer_than_its_length(what: str) -> None:
+    # Given a stencil with all that may come again or not, and leaves whose texts can be read in two ways
+    elements = {name: Particle("element", 0, 1, name) for name in "ab"}
+    part = Particle("element", 0, None, "p")
+    any_order = Particle("choice", 0, None, "", (part, *elements.values()))
+    leaves = tuple(Particle("element", 1, 1, f"n{number}") for number in range(60))
+
+    class Loose(Says):
+        def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002 - of any
+            return Texts("(?:1|2|11|[0-9]{1,9})")
+
+        def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002
+            inside = Particle("sequence", 1, 1, "", (ITEM, elements["b"]))
+            return {1: Particle("sequence", 1, 1, "", (*leaves, any_order)), 2: inside}.get(len(path), EXACT)
+
+    start = "".join(f"<n{number}>{{}}</n{number}>" for number in range(60))
+    sources = [f"<m><!-- c -->{start}<a>1</a><p><i>1</i><b>1</b></p><b>1</b></m>".replace("{}", text) for text in "1x"]
+    made = stencil(sources[0].encode(), Loose(), sources[1].encode())
+    assert made is not None
+    head = b"<m>" + start.replace("{}", "1").encode()
+    # When a long document comes that is wrong only at its end, Expect an answer in the life of the test
+    for end in (b"", b"</m", b"<x/></m>", b"<!-- c --></m>x"):
+        assert made.trace(head + HOSTILE[what] + end) is None
+
+
 def test_asking_a_traced_document_for_its_root_twice_parses_it_once() -> None:
     made = stencil(b"<m><a>1</a></m>")
     assert made is not None

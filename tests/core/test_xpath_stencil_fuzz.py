@@ -261,6 +261,8 @@ LEAF = re.compile(rb"<(\w+)[^<>]*>([^<]*)</\1>")
 def changed(document: bytes, chance: random.Random) -> bytes:
     """The document with one thing changed: an element more or less, or at another place; a text; something between."""
     leaves = list(LEAF.finditer(document))
+    if not leaves:
+        return document + b" "
     one, other = chance.choice(leaves), chance.choice(leaves)
     start, end = one.span()
     kind = chance.randrange(6)

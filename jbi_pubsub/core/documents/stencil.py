@@ -10,8 +10,8 @@ Rules:
 - Groups only around what is read, bounded or invariant. What comes again and again is one group, gone through with an
   expression of its own; the last one would be all that is kept of a group inside.
 - Time: what may come at a place is told by the name of the next tag, since each name has one place in a content model.
-  Whatever is optional, repeated or repeated inside is atomic or possessive, so nothing is tried twice but for the
-  beginning of a tag; matching is linear in the bytes, whatever they are.
+  Whatever can be read in more ways than one, is optional or comes again is atomic or possessive, so nothing is tried
+  twice but for the beginning of a tag; matching is linear in the bytes, whatever they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from jbi_pubsub.core.documents.shape import COMMENT, EXACT, SPACE, Child, Particle, Seen, Shape
+from jbi_pubsub.core.documents.shape import ANY_TEXT, COMMENT, EXACT, SPACE, Child, Particle, Seen, Shape
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata
 from jbi_pubsub.core.xpath.index.document import ABSENT_NUMBER, NUMBER, PRESENT, Layout, Many, Values, put
 from jbi_pubsub.core.xpath.language.number import number
@@ -349,10 +349,12 @@ class _Writer:
 
     def _text(self, shape: Shape, path: Path) -> bytes:
         texts = shape.texts
-        written = [re.escape(text) for text in sorted(shape.fixed, key=len, reverse=True)]
+        written = [re.escape(text) + b"(?=<)" for text in shape.fixed]
         if texts is not None:
             written.append(texts.expression.encode())
-        text = written[0] if len(written) == 1 else b"(?:" + b"|".join(written) + b")"
+        text = b"|".join(written)
+        if texts != ANY_TEXT:
+            text = b"(?>" + text + b")"  # else what may be read in two ways is tried in all of them, for each leaf
         is_bounded = texts is not None and texts.is_bounded
         is_wanted = path in self._wanted.texts
         if not (is_bounded or is_wanted or shape.is_invariant):
@@ -422,7 +424,9 @@ class _Model(NamedTuple):
 
     def _times(self, body: _Body, least: int, most: int | None) -> _Body:
         if most != 1:
-            times = b"{%d,%b}+" % (least, b"" if most is None else b"%d" % most)
+            times = (
+                b"*+" if (least, most) == (0, None) else b"{%d,%b}+" % (least, b"" if most is None else b"%d" % most)
+            )
             return lambda writer, _: writer.run(body, times)
         if least:
             return body
