@@ -156,6 +156,17 @@ def test_a_leaf_takes_only_the_texts_that_it_may_hold() -> None:
     assert found == [True, True, False, False, False, False]
 
 
+def test_a_text_that_was_seen_is_taken_beside_the_certain_ones() -> None:
+    made = stencil("<m><a>\u00e9</a><b>1</b></m>".encode())
+    documents = (
+        "<m><a>\u00e9</a><b>1</b></m>",
+        "<m><a>e</a><b>1</b></m>",
+        "<m><a>\u00e8</a><b>1</b></m>",
+        "x</a><b>1</b></m>",
+    )
+    assert fits(made, *map(str.encode, documents)) == [True, True, False, False]
+
+
 def test_texts_that_are_not_certain_each_by_itself_are_not_combined() -> None:
     # Given documents of a schema that may tie leaves together
     documents = (b"<m><a>1</a><b>1</b></m>", b"<m><a>2</a><b>2</b></m>")

@@ -36,8 +36,8 @@ MAX_FACETS: Final = 1_000
 """Of a simple type with all that it is derived from: more make an enumeration that is too long anyway."""
 
 MAX_REMEMBERED: Final = 8_000
-"""Answers of each kind kept: more than a document that a stencil is made of has kinds of elements, but for a hostile one,
-which has the same looked up again for each leaf."""
+"""Answers of each kind kept: more than there are kinds of elements in a document of which a stencil is made, but for
+a hostile one, which has the same looked up again for each leaf."""
 
 MAX_ENUMERATED_CHARS: Final = 2_000
 """Of all values of an enumeration: each stencil holds them in its expression. CAP's longest list has 120."""

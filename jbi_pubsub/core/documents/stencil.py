@@ -353,7 +353,7 @@ class _Writer:
         if texts is not None:
             written.append(texts.expression.encode())
         text = b"|".join(written)
-        if texts != ANY_TEXT:
+        if shape.fixed or texts != ANY_TEXT:
             text = b"(?>" + text + b")"  # else what may be read in two ways is tried in all of them, for each leaf
         is_bounded = texts is not None and texts.is_bounded
         is_wanted = path in self._wanted.texts
