@@ -18,6 +18,7 @@ from jbi_pubsub.core.xpath.index.document import ABSENT_NUMBER, EMPTY, NUMBER, P
 from jbi_pubsub.pad.dissemination import Conformity
 
 SPACES = 'xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1"'
+INSTANCE = 'xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xmlns:xs="http://www.w3.org/2001/XMLSchema"'
 LEAVES = {
     'type="xs:string"': ("a", "", "a b", " a "),
     'type="xs:token"': ("a", "a b", "b"),
@@ -101,6 +102,8 @@ class Kind:
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.noise = 0.0
+        self._space = chance.choice(("", "", "urn:t"))
+        self._prefix = ""
         self._has_identities = chance.random() < 0.1
         content, self._content = self._model(2)
         attributes, self._attributes = self._some_attributes()
@@ -116,7 +119,9 @@ class Kind:
             f'<xs:element name="r"><xs:complexType><xs:sequence>{INVARIANT}{wild if self._is_wild else variant}'
             f"</xs:sequence></xs:complexType>{tie if chance.random() < 0.05 else ''}</xs:element>"
         )
-        self.schema = f"<xs:schema {SPACES}>{root}{TYPES}</xs:schema>".encode()
+        own = ' xmlns="urn:t" targetNamespace="urn:t" elementFormDefault="qualified"' if self._space else ""
+        self.schema = f"<xs:schema {SPACES}{own}>{root}{TYPES}</xs:schema>".encode()
+        self.marks = f'{{"root": "{{{self._space}}}r"}}'.encode() if self._space else b'{"root": "r"}'
 
     def _model(self, depth: int) -> tuple[str, Make]:
         """A content model, "@" where attributes may be declared, and what writes content of it."""
@@ -214,6 +219,7 @@ class Kind:
             attributes += chance.choice(
                 (' z="1"', ' xml:id="q"', ' xsi:nil="true"', ' xsi:type="xs:int"', ' xmlns="urn:o"', " ")
             )
+        name = name if ":" in name or " " in name else self._prefix + name
         if not inside and chance.random() < 0.3:
             return f"<{name}{attributes}/>{self._gap()}"
         space = " " if chance.random() < self.noise / 20 else ""
@@ -229,6 +235,7 @@ class Kind:
         """One document; `noise`: how likely it is to be odd or bad."""
         self.noise = noise
         chance = self.chance
+        self._prefix = chance.choice(("", "t:", "t:", "t:", "u:")) if self._space and noise != 0.1 else ""
         who = self._tag("who", chance.choice(("us", "us", "us", "them")) if noise > 0.5 else "us", "")
         keys = "".join(
             self._tag("k", chance.choice("ab") if noise > 0.5 else "a", "") for _ in range(chance.randrange(3))
@@ -239,7 +246,8 @@ class Kind:
             wild = [self._element(name, ("1", "<y>1</y>")) for name in "zvo"]
             parts = "".join(self._times(make, 0, 2) for make in wild)
         inside = self._gap() + keys + chance.choice(("", node)) + who + parts
-        text = f'<r xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xmlns:xs="http://www.w3.org/2001/XMLSchema">{inside}</r>'
+        own = f' xmlns{":" * bool(self._prefix)}{self._prefix[:-1]}="{self._space}"' if self._space else ""
+        text = f"<{self._prefix}r{own} {INSTANCE}>{inside}</{self._prefix}r>"
         if noise and chance.random() < 0.1:
             at = chance.randrange(len(text))
             text = (
@@ -255,7 +263,7 @@ class Kind:
         return f"{head}{before}{text}{after}".encode()
 
 
-LEAF = re.compile(rb"<(\w+)[^<>]*>([^<]*)</\1>")
+LEAF = re.compile(rb"<([\w:]+)[^<>]*>([^<]*)</\1>")
 
 
 def changed(document: bytes, chance: random.Random) -> bytes:
@@ -348,10 +356,11 @@ def compare(kind: Kind, known: InformationType, tally: Tally) -> None:
 
     chance = kind.chance
     documents = [kind.document(noise) for noise in (0.0, 0.0, 0.1, 0.2, 0.5, 1.5) for _ in range(40)]
-    registered = known.entries(parse_metadata(b"<r><k>a</k><who>us</who></r>"))
+    own = f' xmlns="{kind._space}"' if kind._space else ""
+    registered = known.entries(parse_metadata(f"<r{own}><k>a</k><who>us</who></r>".encode()))
     answers = {document: outcome(parsed, document) for document in documents}
     good = [document for document, answer in answers.items() if answer[0] is not None]
-    others = [changed(document, chance) for document in good if b"<who>" in document for _ in "12"]
+    others = [changed(document, chance) for document in good if b"who>" in document for _ in "12"]
     answers.update((document, outcome(parsed, document)) for document in others)
     plans = layouts([answers[document][0] for document in good], chance)
     conformity = Conformity(known, registered, validate=validates)
@@ -398,7 +407,7 @@ def test_verdict_and_readings_are_those_of_the_parser(
         seed += 1
         kind = Kind(random.Random(seed if wanted < 10**6 else -seed))
         try:
-            known = open_type(read_bundle(kind.schema, marks=b'{"root": "r"}'))
+            known = open_type(read_bundle(kind.schema, marks=kind.marks))
         except SchemaError:
             continue  # not deterministic, or contradicting itself
         # Expect of those that are known by their bytes what is said of them when they are parsed
