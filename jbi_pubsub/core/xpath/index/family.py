@@ -9,7 +9,8 @@ Rules:
   holds is never changed, only replaced, each time by one store.
 - `probe` is for a family none of whose keys occurs twice in the document; `search` is exact for every document: a range
   then holds if some node is high enough and some node, perhaps another, is low enough.
-- Rows of a family with `checks` must pass their check as well; see residual.py.
+- Rows of a family that is `checked` must pass their check as well (residual.py); where a path occurs twice, also those
+  of one that has `scopes`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from .document import ABSENT_NUMBER, Many, Values
-from .residual import Checks
 
 MAX_KEYS: Final = 4
 """Equalities in an access key. More add nothing measurable: four already choose very few rows."""
@@ -48,7 +48,7 @@ class Family(Protocol):
 
     slots: frozenset[int]
     checked: bool
-    scoped: bool
+    asked: frozenset[int]
     rows: int
 
     def packed(self, bounds: Bounds, row: int) -> bytes:
@@ -79,18 +79,16 @@ class Family(Protocol):
 class Keyed:
     """What the families share: records by key, and the checks of their rows."""
 
-    def __init__(
-        self, keys: tuple[int, ...], ranges: tuple[int, ...], bounds: int, checked: bool, checks: Checks
-    ) -> None:
+    def __init__(self, keys: tuple[int, ...], ranges: tuple[int, ...] = (), bounds: int = 0) -> None:
         self._struct = struct.Struct("<" + "d" * bounds + "I")
         self._interned: dict[Key, Key] = {}
         self.slots = frozenset(keys) | frozenset(ranges)
-        self.checked = checked
-        self.scoped = False
+        self.checked = False
+        self.asked: frozenset[int] = frozenset()
+        """Slots that checks read, scopes among them."""
         self.rows = 0
         self._keys = keys
         self._key: Callable[[Values], Key] = itemgetter(*keys) if keys else _no_key
-        self._checks = checks
         self._records: dict[Key, Any] = {}
 
     def packed(self, bounds: Bounds, row: int) -> bytes:
@@ -112,13 +110,6 @@ class Keyed:
             ]
         keys = itertools.product(*choices) if len(choices) != 1 else iter(choices[0])
         return [record for key in keys if (record := self._records.get(key)) is not None]
-
-    def _pass(self, candidates: Iterable[int], values: Values, many: Many, found: list[int]) -> None:
-        if self.checked or self.scoped:
-            holds = self._checks.holds_for_many
-            found.extend([row for row in candidates if holds(row, values, many)])
-        else:
-            found.extend(candidates)
 
 
 def row_of(packed: bytes) -> int:

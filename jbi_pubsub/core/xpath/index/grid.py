@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from .document import Many, Values
 from .family import MAX_SEARCHED, Bounds, Key, Keyed, Probe, aligned, span_of
-from .residual import Checks
 
 SMALL: Final = 16
 """Rows with equal equalities that are simply scanned (50 ns each); only more of them are worth a grid."""
@@ -40,8 +39,8 @@ class Celled(Keyed):
     the cells holding packed rows.
     """
 
-    def __init__(self, keys: tuple[int, ...], ranges: tuple[int, ...], checked: bool, checks: Checks) -> None:
-        super().__init__(keys, ranges, 2 * len(ranges), checked, checks)
+    def __init__(self, keys: tuple[int, ...], ranges: tuple[int, ...]) -> None:
+        super().__init__(keys, ranges, 2 * len(ranges))
         self._ranges = ranges
         self._copies = 0
         self._cells = 0
@@ -126,9 +125,7 @@ class Celled(Keyed):
         raise AssertionError("a row is not where it was put")
 
     def probe(self) -> Probe:
-        if len(self._ranges) == 1:
-            return self._probe_one_range()
-        return self._probe_checked() if self.checked else self._probe_two_ranges()
+        return self._probe_one_range() if len(self._ranges) == 1 else self._probe_two_ranges()
 
     def _probe_two_ranges(self) -> Probe:
         get, key, unpack = self._records.get, self._key, self._struct.iter_unpack
@@ -154,9 +151,7 @@ class Celled(Keyed):
         return probe
 
     def _probe_one_range(self) -> Probe:
-        get, key, unpack, checks, checked = (
-            self._records.get, self._key, self._struct.iter_unpack, self._checks.of, self.checked,
-        )  # fmt: skip
+        get, key, unpack = self._records.get, self._key, self._struct.iter_unpack
         (slot,) = self._ranges
 
         def probe(values: Values, found: list[int]) -> None:
@@ -165,33 +160,12 @@ class Celled(Keyed):
                 return
             x = values[slot]
             if record.__class__ is bytes:
-                rows = [row for low, high, row in unpack(record) if low <= x <= high]
-            else:
-                rows = []
-                for width, _, cell, _ in record:
-                    bucket = cell(x // width * _STRIDE)
-                    if bucket is not None:
-                        rows += [row for low, high, row in unpack(bucket) if low <= x <= high]
-            if checked:
-                for row in rows:
-                    holds, constants, _ = checks[row]
-                    if holds(values, constants):
-                        found.append(row)
-            else:
-                found += rows
-
-        return probe
-
-    def _probe_checked(self) -> Probe:
-        plain, checks = self._probe_two_ranges(), self._checks.of
-
-        def probe(values: Values, found: list[int]) -> None:
-            rows: list[int] = []
-            plain(values, rows)
-            for row in rows:
-                holds, constants, _ = checks[row]
-                if holds(values, constants):
-                    found.append(row)
+                found += [row for low, high, row in unpack(record) if low <= x <= high]
+                return
+            for width, _, cell, _ in record:
+                bucket = cell(x // width * _STRIDE)
+                if bucket is not None:
+                    found += [row for low, high, row in unpack(bucket) if low <= x <= high]
 
         return probe
 
@@ -205,7 +179,7 @@ class Celled(Keyed):
                 for row in self._struct.iter_unpack(bucket):
                     if all(row[2 * i] <= s[1] and row[2 * i + 1] >= s[0] for i, s in enumerate(spans) if s):
                         candidates[row[-1]] = None
-            self._pass(candidates, values, many, found)
+            found.extend(candidates)
 
     def size(self) -> int:
         return self._copies * self._struct.size + 90 * self._cells + 250 * len(self._records)

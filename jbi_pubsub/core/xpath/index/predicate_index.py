@@ -20,7 +20,8 @@ import msgspec
 from jbi_pubsub.core.errors import MetadataError, UnknownUidError
 from jbi_pubsub.core.remembered import Remembered
 from jbi_pubsub.core.xml import Element, path_of
-from jbi_pubsub.core.xpath.language.conditions import Condition, Plan
+from jbi_pubsub.core.xpath.language import conditions
+from jbi_pubsub.core.xpath.language.conditions import Condition, Operand, Plan, Term
 from jbi_pubsub.core.xpath.language.cost import (
     MAX_SECONDS,
     MAX_SECONDS_OF_OBJECT,
@@ -68,13 +69,14 @@ class _State(msgspec.Struct, frozen=True, eq=False):
 class _Visit:
     """One document being matched: what lxml found out about it, and what that cost."""
 
-    __slots__ = ("_decided", "_document", "_extent", "_is_exact", "_size", "_spent", "errors", "evaluations")
+    __slots__ = ("_asked", "_decided", "_document", "_extent", "_is_exact", "_size", "_spent", "errors", "evaluations")
 
     def __init__(self, document: Element | Known, size: int) -> None:
         self._document = document
         self._size = size
         self._extent: Extent | None = None
         self._is_exact = False
+        self._asked: list[Predicate] = []
         self._spent = 0.0
         self.evaluations = 0
         self.errors = 0
@@ -116,10 +118,13 @@ class _Visit:
         return known
 
     def _evaluated(self, predicate: Predicate) -> bool:
+        self._asked.append(predicate)
         seconds = predicate.seconds(self.extent)
-        if seconds > MAX_SECONDS or self._spent + seconds > MAX_SECONDS_OF_OBJECT:
-            seconds = predicate.seconds(self.measured())
         self._spent += seconds
+        if not self._is_exact and (seconds > MAX_SECONDS or self._spent > MAX_SECONDS_OF_OBJECT):
+            extent = self.measured()
+            seconds = predicate.seconds(extent)
+            self._spent = sum(each.seconds(extent) for each in self._asked)
         if seconds > MAX_SECONDS or self._spent > MAX_SECONDS_OF_OBJECT:
             self.refused(predicate)
             return False
@@ -187,7 +192,7 @@ class PredicateIndex(Generic[K]):
         self._checks = Checks()
         self._paths = Paths()
         self._cookbook = Cookbook(self._paths, self._checks)
-        self._recipes: Remembered[Plan, tuple[Recipe, ...] | None] = Remembered(MAX_PLANS_BYTES)
+        self._recipes: Remembered[tuple[Plan, tuple[Any, ...]], tuple[Recipe, ...] | None] = Remembered(MAX_PLANS_BYTES)
         self._state = _State(EMPTY, (), ())
         self._free: list[int] = []
         self._limbo: deque[tuple[int, int]] = deque()
@@ -320,9 +325,9 @@ class PredicateIndex(Generic[K]):
             "reasons": sorted({r for c in choices for r in c.reasons}),
             "conjuncts": [
                 {
-                    "access": [_told(c, predicate) for c in (*choice.keys, *choice.bounds)],
+                    "access": [_told(c, predicate) for c in (*choice.keys, *choice.part, *choice.bounds)],
                     "checked": [_told(c, predicate) for c in choice.rest],
-                    "single": [_path(c) for c in choice.scopes],
+                    "single": [_shown(c.where, predicate) for c in choice.scopes],
                     "verified": list(choice.reasons),
                 }
                 for choice in choices
@@ -332,11 +337,12 @@ class PredicateIndex(Generic[K]):
     def _rows_of(self, predicate: Predicate) -> list[Row] | None:
         """The rows for a predicate; new families and paths are published before any row is added to them."""
         plan = predicate.plan
-        if plan in self._recipes:
-            recipes = self._recipes.get(plan)
+        fixed = tuple([predicate.constants[number] for number in plan.fixed])
+        if (plan, fixed) in self._recipes:
+            recipes = self._recipes.get((plan, fixed))
         else:
             families, paths = len(self._cookbook.families), len(self._paths)
-            recipes = self._recipes.put(plan, self._cookbook.recipes(plan), 2 * plan.size)
+            recipes = self._recipes.put((plan, fixed), self._cookbook.recipes(plan, fixed), 2 * plan.size)
             if (families, paths) != (len(self._cookbook.families), len(self._paths)):
                 self._publish()
         if recipes is None:
@@ -422,15 +428,38 @@ class PredicateIndex(Generic[K]):
             state = self._state
             values, many = visit.read(state.layout)
             values[0] = visit
+            if state.layout.terms:
+                many = state.layout.compute(values, many)
             try:
-                rows = _searched(state.simple, values, many)
+                rows = self._searched(state.simple, values, many)
                 if state.several:
-                    rows += self._one_row_each(_searched(state.several, values, many))
+                    rows += self._one_row_each(self._searched(state.several, values, many))
             except IndexError:
                 if self._state is state:
                     raise
                 continue  # a row came in that reads a path added since: read the document again, with that path
             return rows
+
+    def _searched(self, families: tuple[tuple[Family, Probe], ...], values: Values, many: Many) -> list[int]:
+        """The rows of `families` that hold."""
+        checks = self._checks.of
+        rows: list[int] = []
+        for family, probe in families:
+            is_checked = family.checked
+            found: list[int] = [] if many or is_checked else rows
+            if many and not family.slots.isdisjoint(many):
+                family.search(values, many, found)
+            else:
+                probe(values, found)
+            if found is rows or not found:
+                continue
+            if many and not family.asked.isdisjoint(many):
+                rows += [row for row in found if self._checks.holds_for_many(row, values, many)]
+            elif is_checked:
+                rows += [row for row in found if (check := checks[row])[0](values, check[1])]
+            else:
+                rows += found
+        return rows
 
     def _one_row_each(self, rows: list[int]) -> Iterable[int]:
         """Of the rows of one owner, one."""
@@ -482,23 +511,21 @@ class PredicateIndex(Generic[K]):
         tally[3] += visit.errors
 
 
-def _searched(families: tuple[tuple[Family, Probe], ...], values: Values, many: Many) -> list[int]:
-    rows: list[int] = []
-    for family, probe in families:
-        if many and (family.checked or family.scoped or not family.slots.isdisjoint(many)):
-            family.search(values, many, rows)
-        else:
-            probe(values, rows)
-    return rows
-
-
 def _told(condition: Condition, predicate: Predicate) -> str:
     constant = f" {predicate.constants[condition.parameter]!r}" if condition.parameter >= 0 else ""
-    said = f"{_path(condition)} {condition.test.removeprefix('n')}{constant}"
+    said = f"{_shown(condition.where, predicate)} {condition.test.removeprefix('n')}{constant}"
     return f"not({said})" if condition.negated else said
 
 
-def _path(condition: Condition) -> str:
-    top, *rest = condition.where
-    names = [n.replace(f"{{{XML_NAMESPACE}}}", "xml:") for n in rest]
-    return "/" + "/".join([top or "*", *names])
+def _shown(where: Operand, predicate: Predicate) -> str:
+    """A path or a term, as it may be written."""
+    if isinstance(where, int):
+        return repr(predicate.constants[where])
+    if isinstance(where, Term):
+        if where.operator == conditions.COUNT:
+            return f"count({_shown(where.operands[0], predicate)})"
+        *left, right = [_shown(each, predicate) for each in where.operands]
+        operator = "*" if where.operator == "multiply" else where.operator
+        return f"({' '.join([*left, operator, right])})"
+    steps = [step.replace(f"{{{XML_NAMESPACE}}}", "xml:") for step in where]
+    return "".join(step if step[:2] == "//" else "/" + (step or "*") for step in steps)

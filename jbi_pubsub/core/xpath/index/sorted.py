@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from .document import Many, Values
 from .family import Bounds, Key, Keyed, Probe, span_of
-from .residual import Checks
 
 CHUNK: Final = 1024
 """Bounds in one piece of a sorted record; an insertion copies one piece, 12 KiB."""
@@ -21,8 +20,8 @@ class Sorted(Keyed):
     A record is the least bounds of its pieces, and the pieces: bounds and row numbers, at most CHUNK of them.
     """
 
-    def __init__(self, keys: tuple[int, ...], slot: int, lower: bool, checked: bool, checks: Checks) -> None:
-        super().__init__(keys, (slot,), 1, checked, checks)
+    def __init__(self, keys: tuple[int, ...], slot: int, lower: bool) -> None:
+        super().__init__(keys, (slot,), 1)
         self._slot = slot
         self._lower = lower
 
@@ -66,31 +65,22 @@ class Sorted(Keyed):
             del self._records[key]
 
     def probe(self) -> Probe:
-        get, key, checks, slot, slices = self._records.get, self._key, self._checks.of, self._slot, self._slices
+        get, key, slot, slices = self._records.get, self._key, self._slot, self._slices
 
-        def plain(values: Values, found: list[int]) -> None:
+        def probe(values: Values, found: list[int]) -> None:
             record = get(key(values))
             if record is not None:
                 for rows in slices(record, values[slot]):
                     found.extend(rows)
 
-        def checked(values: Values, found: list[int]) -> None:
-            record = get(key(values))
-            if record is not None:
-                for rows in slices(record, values[slot]):
-                    for row in rows:
-                        holds, constants, _ = checks[row]
-                        if holds(values, constants):
-                            found.append(row)
-
-        return checked if self.checked else plain
+        return probe
 
     def search(self, values: Values, many: Many, found: list[int]) -> None:
         span = span_of(self._slot, values, many)
         if span is not None:
             for record in self._records_for(values, many):
                 for rows in self._slices(record, span[1] if self._lower else span[0]):
-                    self._pass(rows, values, many, found)
+                    found.extend(rows)
 
     def _slices(self, record: Any, value: float) -> Iterator[array[int]]:
         """The rows whose bound holds for `value`: lower bounds up to it, or upper bounds from it on."""
