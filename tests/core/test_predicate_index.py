@@ -21,7 +21,6 @@ from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, bbox, compile_predicate
 from jbi_pubsub.core.xpath.index import document as document_module
 from jbi_pubsub.core.xpath.index import grid, placement, residual
-from jbi_pubsub.core.xpath.index import predicate_index as index_module
 
 
 def index_of(*expressions: str) -> PredicateIndex[int]:
@@ -589,18 +588,17 @@ class TestBounds:
     def test_what_is_remembered_of_shapes_is_bounded_in_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         # Given little room, and many shapes of predicates with checks that come and go
         monkeypatch.setattr(residual, "MAX_FUNCTIONS_BYTES", 20 * residual.FUNCTION_BYTES)
-        monkeypatch.setattr(index_module, "MAX_PLANS_BYTES", 50_000)
         index = index_of()
         texts = [f"/m/a=1 and not(/m/b{i % 40}={i}) and not(/m/c{i % 7}=1)" for i in range(300)]
         for key, text in enumerate(texts):
             index.add(key, compile_predicate(text))
         assert sorted(index.match(etree.fromstring("<m><a>1</a><b3>43</b3></m>"))) == [k for k in range(300) if k != 43]
-        assert index._recipes.size <= 50_000
         assert index._checks._functions.size <= residual.MAX_FUNCTIONS_BYTES
         for key in range(len(texts)):
             index.remove(key)
         # Expect nothing to be kept for a row that is gone
         assert set(index._checks.of) == {None}
+        assert index._kinds == {}
 
     def test_what_does_not_fit_is_forgotten_and_what_is_too_large_is_not_kept(self) -> None:
         kept: Remembered[str, int] = Remembered(100)

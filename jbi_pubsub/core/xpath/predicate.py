@@ -16,7 +16,7 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Final, cast
 
 import msgspec
@@ -158,6 +158,11 @@ class Predicate:
         """Whether lxml has a part in every decision, if not for the documents that other conditions rule out. Else it
         looks only where one condition is about one of several nodes at a path."""
         return self.plan.is_opaque
+
+    @property
+    def meaning(self) -> Hashable:
+        """What makes predicates of the same plan mean the same: the constants, if all that it says is in the plan."""
+        return self.identity if self.evaluates else self.constants
 
     @property
     def identity(self) -> Identity:

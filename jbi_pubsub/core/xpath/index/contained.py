@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .document import Many, Values
-from .family import Key, Probe
+from .family import Bounds, Key, Probe
 from .listed import Listed
 
 
@@ -22,14 +22,14 @@ class Contained(Listed):
         self._is_prefix = is_prefix
         self._lengths: dict[int, int] = {}
 
-    def add(self, key: Key, packed: bytes) -> None:
+    def add(self, key: Key, bounds: Bounds, row: int) -> None:
         if len(key) not in self._lengths:
             self._lengths = {**self._lengths, len(key): 0}
         self._lengths[len(key)] += 1
-        super().add(key, packed)
+        super().add(key, bounds, row)
 
-    def remove(self, key: Key, packed: bytes) -> None:
-        super().remove(key, packed)
+    def remove(self, key: Key, bounds: Bounds, row: int) -> None:
+        super().remove(key, bounds, row)
         self._lengths[len(key)] -= 1
         if not self._lengths[len(key)]:
             self._lengths = {length: rows for length, rows in self._lengths.items() if rows}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
 from .document import Many, Values
-from .family import MAX_SEARCHED, Bounds, Key, Keyed, Probe, aligned, span_of
+from .family import Bounds, Key, Keyed, Probe, aligned, span_of
 
 SMALL: Final = 16
 """Rows with equal equalities that are simply scanned (50 ns each); only more of them are worth a grid."""
@@ -40,12 +41,14 @@ class Celled(Keyed):
     """
 
     def __init__(self, keys: tuple[int, ...], ranges: tuple[int, ...]) -> None:
-        super().__init__(keys, ranges, 2 * len(ranges))
+        super().__init__(keys, ranges)
+        self._struct = struct.Struct("<" + "d" * 2 * len(ranges) + "I")
         self._ranges = ranges
         self._copies = 0
         self._cells = 0
 
-    def add(self, key: Key, packed: bytes) -> None:
+    def add(self, key: Key, bounds: Bounds, row: int) -> None:
+        packed = self._struct.pack(*bounds, row)
         record = self._records.get(key)
         self.rows += 1
         if record is None or (isinstance(record, bytes) and len(record) < SMALL * self._struct.size):
@@ -58,40 +61,23 @@ class Celled(Keyed):
             record = ()
             for other in rows:
                 record = self._into_grid(record, other[:-1], self._struct.pack(*other))
-        self._records[key] = self._into_grid(record, self._struct.unpack(packed)[:-1], packed)
+        self._records[key] = self._into_grid(record, bounds, packed)
 
-    def remove(self, key: Key, packed: bytes) -> None:
+    def remove(self, key: Key, bounds: Bounds, row: int) -> None:
+        packed = self._struct.pack(*bounds, row)
         record = self._records[key]
         if isinstance(record, bytes):
             rest: Any = self._without(record, packed)
         else:
-            rest = self._out_of_grid(record, self._struct.unpack(packed)[:-1], packed)
+            rest = self._out_of_grid(record, bounds, packed)
         if rest:
             self._records[key] = rest
         else:
             del self._records[key]
         self.rows -= 1
 
-    def twin(self, key: Key, bounds: Bounds) -> int | None:
-        packed = self._struct.pack(*bounds, 0)[:-4]
-        record = self._records.get(key)
-        if record is None:
-            return None
-        if isinstance(record, bytes):
-            return self._found(record, packed)
-        for level in _levels_for(record, bounds):
-            bucket = level[3].get(_cell_keys(level, bounds)[0])
-            row = self._found(bucket, packed) if bucket is not None and len(bucket) <= MAX_SEARCHED else None
-            if row is not None:
-                return row
-        return None
-
-    def _found(self, bucket: bytes, packed: bytes) -> int | None:
-        place = self._place(bucket, packed)
-        return None if place < 0 else int(self._struct.unpack_from(bucket, place)[-1])
-
     def _place(self, bucket: bytes, packed: bytes) -> int:
-        return aligned(bucket, packed, self._struct.size)
+        return aligned(bucket, packed)
 
     def _without(self, bucket: bytes, packed: bytes) -> bytes:
         place = self._place(bucket, packed)

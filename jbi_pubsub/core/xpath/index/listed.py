@@ -5,29 +5,25 @@ from __future__ import annotations
 from array import array
 
 from .document import Many, Values
-from .family import Bounds, Key, Keyed, Probe, aligned, row_of
+from .family import Bounds, Key, Keyed, Probe, aligned
 
 
 class Listed(Keyed):
     """Equalities only: the rows with a key are an array of row numbers."""
 
-    def twin(self, key: Key, bounds: Bounds) -> int | None:  # noqa: ARG002  # has no ranges
-        record = self._records.get(key)
-        return record[0] if record is not None else None
-
-    def add(self, key: Key, packed: bytes) -> None:
+    def add(self, key: Key, bounds: Bounds, row: int) -> None:  # noqa: ARG002  # has no ranges
         record = self._records.get(key)
         grown = array("I") if record is None else record[:]
-        grown.append(row_of(packed))
+        grown.append(row)
         self._records[key] = grown
         self.rows += 1
 
-    def remove(self, key: Key, packed: bytes) -> None:
+    def remove(self, key: Key, bounds: Bounds, row: int) -> None:  # noqa: ARG002  # as above
         record = self._records[key]
         if len(record) == 1:
             del self._records[key]
         else:
-            place = aligned(record.tobytes(), packed[-4:], 4) // 4  # comparing bytes, not an object per number
+            place = aligned(record.tobytes(), array("I", (row,)).tobytes()) // 4  # an object per number is slow
             self._records[key] = record[:place] + record[place + 1 :]
         self.rows -= 1
 

@@ -21,21 +21,12 @@ class Sorted(Keyed):
     """
 
     def __init__(self, keys: tuple[int, ...], slot: int, lower: bool) -> None:
-        super().__init__(keys, (slot,), 1)
+        super().__init__(keys, (slot,))
         self._slot = slot
         self._lower = lower
 
-    def twin(self, key: Key, bounds: Bounds) -> int | None:
-        least, pieces = self._records.get(key) or (array("d"), ())
-        place = bisect_right(least, bounds[0]) - 1
-        if place < 0:
-            return None
-        old, rows = pieces[place]
-        at = bisect_right(old, bounds[0]) - 1
-        return rows[at] if old[at] == bounds[0] else None
-
-    def add(self, key: Key, packed: bytes) -> None:
-        bound, row = self._struct.unpack(packed)
+    def add(self, key: Key, bounds: Bounds, row: int) -> None:
+        (bound,) = bounds
         least, pieces = self._records.get(key) or (array("d"), ())
         place = max(bisect_right(least, bound) - 1, 0)
         old, rows = pieces[place] if pieces else (array("d"), array("I"))
@@ -44,8 +35,8 @@ class Sorted(Keyed):
         self._store(key, pieces[:place] + _halves(grown) + pieces[place + 1 :])
         self.rows += 1
 
-    def remove(self, key: Key, packed: bytes) -> None:
-        bound, row = self._struct.unpack(packed)
+    def remove(self, key: Key, bounds: Bounds, row: int) -> None:
+        (bound,) = bounds
         least, pieces = self._records[key]
         for place in range(max(bisect_left(least, bound) - 1, 0), len(pieces)):
             old, rows = pieces[place]

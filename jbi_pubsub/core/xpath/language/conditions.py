@@ -180,10 +180,9 @@ class Parameter(msgspec.Struct, frozen=True):
     kind: str
     bound: _Bound | None = None
 
-    def number(self, holes: list[str]) -> float:
-        """The literal as a number, without what `bound` makes of it."""
-        token = holes[self.hole]
-        value = number(token[1:-1] if token[0] in "'\"" else token)
+    def number(self, token: str) -> float:
+        """The literal, written as `token`, as a number, without what `bound` makes of it."""
+        value = number(token[1:-1]) + 0.0 if token[0] in "'\"" else number(token)  # '-0' compares as 0: one constant
         return -value if self.kind == "minus" else value
 
 
@@ -203,7 +202,7 @@ class _Bound(msgspec.Struct, frozen=True):
         """The bound; NaN when it holds for no finite number, for all of them, or a move is by 0."""
         moves = []
         for operator, parameter, is_left in self.moves:
-            by = parameter.number(holes) if parameter is not None else -1.0
+            by = parameter.number(holes[parameter.hole]) if parameter is not None else -1.0
             if not math.isfinite(by) or (by == 0 and operator in ("multiply", "div")):
                 return math.nan
             moves.append((_ARITHMETIC[operator], by, is_left))
@@ -247,14 +246,9 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
     fixed: tuple[int, ...] = ()
     """Parameters inside of terms: only where these are equal as well, predicates read the same of a document."""
 
-    @property
-    def is_opaque(self) -> bool:
-        """Whether lxml may have a part in it, not only where several nodes are at one plain path: it has the last word,
-        or decides when an index has no room for more relative paths and terms."""
-        return any(
-            c.test == OPAQUE or isinstance(c.where, Term) or is_relative(c.where)
-            for c in itertools.chain.from_iterable(self.conjuncts)
-        )
+    is_opaque: bool = False
+    """Whether lxml may have a part in it, not only where several nodes are at one plain path: it has the last word, or
+    decides when an index has no room for more relative paths and terms."""
 
     @property
     def size(self) -> int:
@@ -271,7 +265,7 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
         for parameter in self.parameters:
             token = holes[parameter.hole]
             if parameter.kind in ("number", "minus"):
-                value = parameter.number(holes)
+                value = parameter.number(token)
                 if parameter.bound is not None and math.isfinite(value):
                     value = parameter.bound.value(value, holes)
                 if not math.isfinite(value):
@@ -286,7 +280,7 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
 
 def opaque_plan(reason: str) -> Plan:
     """The plan of an expression of which nothing is understood."""
-    return Plan((_opaque(reason),), ())
+    return Plan((_opaque(reason),), (), is_opaque=True)
 
 
 def analyse(expression: Expression) -> Plan:
@@ -295,7 +289,12 @@ def analyse(expression: Expression) -> Plan:
     conjuncts = [_finished(c) for c in analysis.normal_form(expression, False, ("",))]
     terms = (c.where for conjunct in conjuncts for c in conjunct if isinstance(c.where, Term))
     fixed = dict.fromkeys(itertools.chain.from_iterable(term.parameters() for term in terms))
-    return Plan(tuple(conjuncts), tuple(analysis.parameters), tuple(fixed))
+    is_opaque = any(
+        c.test == OPAQUE or isinstance(c.where, Term) or is_relative(c.where)
+        for conjunct in conjuncts
+        for c in conjunct
+    )
+    return Plan(tuple(conjuncts), tuple(analysis.parameters), tuple(fixed), is_opaque)
 
 
 def _opaque(reason: str) -> Conjunct:
