@@ -269,7 +269,7 @@ def _new_shapes() -> float:
 
 
 def _memory(texts: list[str]) -> int:
-    """Bytes per predicate that an index holds; its keys and the predicates, which subscriptions have anyway, not counted."""
+    """Bytes per predicate that an index holds, beside the keys and predicates that subscriptions have anyway."""
     predicates = list(enumerate(map(compile_predicate, texts)))
     gc.collect()
     tracemalloc.start()
