@@ -29,7 +29,6 @@ PRESENT: Final = 0
 TEXT: Final = 1
 NUMBER: Final = 2
 COMPUTED: Final = 3
-COUNT: Final = 4
 
 MAX_SLOTS: Final = 4096
 """Slots of one index. A schema has tens to hundreds of paths; more come from nonsense, which lxml then evaluates."""
@@ -53,7 +52,7 @@ number (ANY_NUMBER)."""
 
 ANY_NUMBER: Final = [-math.inf, math.inf]
 
-Compute = Callable[[Values], float]
+Compute = Callable[[Values, Many], float]
 """A term, of the values of the slots that it reads."""
 
 _STRING: Final = etree.XPath("string()", regexp=False, smart_strings=False)
@@ -101,7 +100,7 @@ class Paths:
     def slot(self, where: Where, reading: int) -> int | None:
         """The slot for the nodes at `where`, read as `reading`; None when there are too many relative ones."""
         known = self._slots.get((where, reading))
-        if known is not None or not (is_relative(where) or reading == COUNT):
+        if known is not None or not is_relative(where):
             return known or self._slots.setdefault((where, reading), len(self._slots) + 1)
         if self._relative >= MAX_RELATIVE:
             return None
@@ -124,12 +123,12 @@ class Paths:
         relative, terms = before.relative, list(before.terms)
         reads = dict(self._terms.values())
         for (where, reading), slot in itertools.islice(self._slots.items(), len(blank) - 1, None):
-            blank.append(ABSENT_NUMBER if reading == NUMBER else 0.0 if reading == COUNT else None)
+            blank.append(ABSENT_NUMBER if reading == NUMBER else None)
             if not isinstance(where, tuple):
                 terms.append((slot, where, reads[slot]))
                 continue
             top, rest = where[0], where[1:]
-            if is_relative(where) or reading == COUNT:
+            if is_relative(where):
                 relative = relative.having(where, (slot, reading))
             elif top:
                 named[top] = named.get(top, _NOTHING).having(rest, (slot, reading))
@@ -162,16 +161,13 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
             _visit(root, self.anywhere, values, many)
         if self.relative is not NO_STEP:
             for (slot, reading), found in self.relative.nodes(root):
-                if reading == COUNT:
-                    values[slot] += 1.0
-                else:
-                    _put(slot, _value(found, reading), values, many)
+                _put(slot, _value(found, reading), values, many)
         return values, many
 
     def compute(self, values: Values, many: Many) -> Many:
         """Fill in the terms, once all else is read; gives `many` with them."""
         for slot, term, read in self.terms:
-            values[slot] = term(values)
+            values[slot] = term(values, many)
             if many and not many.keys().isdisjoint(read):
                 many = {**many, slot: ANY_NUMBER}
         return many
@@ -184,7 +180,7 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
         trees = ((root, self.named.get(root.tag)), (root, self.anywhere))
         clear = all(node is None or _find_holes(element, node, holes, found) for element, node in trees)
         for (slot, reading), element in self.relative.nodes(root):
-            if not isinstance(element, str) and reading != COUNT:
+            if not isinstance(element, str):
                 clear = clear and _find_holes(element, _Node(((slot, reading),)), holes, found)
         if not clear or any(slot in many for slot, _, _ in found):
             return None
@@ -260,6 +256,11 @@ def _fill(element: Element, slots: tuple[_Slot, ...], values: Values, many: Many
             values[slot] = value
         else:
             _put(slot, value, values, many)
+
+
+def count(values: Values, many: Many, slot: int) -> float:
+    """How many nodes there are at a slot."""
+    return float(len(many[slot])) if slot in many else float(values[slot] is not None)
 
 
 def _value(node: Element | str, reading: int) -> Any:

@@ -21,7 +21,7 @@ from jbi_pubsub.core.xpath.language.conditions import Condition, Conjunct, Opera
 from jbi_pubsub.core.xpath.predicate import Predicate
 
 from .contained import Contained
-from .document import COUNT, NUMBER, PRESENT, TEXT, Paths
+from .document import NUMBER, PRESENT, TEXT, Paths, count
 from .family import MAX_KEYS, Bounds, Family, Key
 from .grid import Celled
 from .listed import Listed
@@ -162,15 +162,15 @@ class Cookbook:
         """The slot of a term, whose text is made of numbers and of the templates below, nothing of the user's."""
         read = tuple(self._slot(path, NUMBER) for path in term.first_of())
         source = self._source(term, fixed)
-        names = {"__builtins__": {}, "over": conditions.over, "modulo": conditions.modulo}
-        slot = self._paths.computed(source, read, lambda: eval(f"lambda v: {source}", names))  # noqa: S307  # see above
+        names = {"__builtins__": {}, "over": conditions.over, "modulo": conditions.modulo, "count": count}
+        slot = self._paths.computed(source, read, lambda: eval(f"lambda v, m: {source}", names))  # noqa: S307  # see above
         if slot is None:
             raise _NoRoomError
         return slot
 
     def _source(self, operand: Operand, fixed: Mapping[int, float]) -> str:
         if isinstance(operand, Term) and operand.operator == conditions.COUNT:
-            return f"v[{self._slot(operand.operands[0], COUNT)}]"  # type: ignore[arg-type]  # a path
+            return f"count(v, m, {self._slot(operand.operands[0], PRESENT)})"  # type: ignore[arg-type]  # a path
         if isinstance(operand, Term):
             parts = [self._source(each, fixed) for each in operand.operands]
             return _OPERATIONS[operand.operator, len(parts)].format(*parts)

@@ -1,13 +1,12 @@
-"""What the index reads at relative paths: from elements of any name, anywhere, and from parents on.
+"""What the index reads at relative paths: from elements of any name, and to any depth.
 
-Rules:
-- One walk over a trie of these paths, a set of elements at a time: no element is in a set twice, so that a document
-  costs each step of the trie about its size, however it is made.
-- The document node is a parent as others; it is never read itself.
+One walk over a trie of these paths, a set of elements at a time. A path leads to any depth once at most, from elements
+that are not within each other: so no element is in a set twice, and a step costs in proportion to the document.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -21,20 +20,18 @@ Slot = tuple[int, int]
 Nodes = list[tuple[Slot, Element | str]]
 """Slots, each with one node there: an element, or the text of an attribute."""
 
-_Context = list[Element | None]
-"""A set of elements; None is the document node."""
-
 ANY: Final = "*"
-"""Stands for a step to children of any name."""
+"""A step to children of any name."""
 
 
 class Step(msgspec.Struct, frozen=True, eq=False):
-    """What to read of a set of elements: slots, slots of attributes, and further steps by how they are written."""
+    """What to read of a set of elements: slots, slots of attributes, and further steps by how they are written: to
+    children (`below`) and to any depth."""
 
     slots: tuple[Slot, ...] = ()
     attributes: tuple[tuple[str, Slot], ...] = ()
     below: tuple[tuple[str, Step], ...] = ()
-    further: tuple[tuple[str, Step], ...] = ()
+    deep: tuple[tuple[str, Step], ...] = ()
 
     def having(self, where: Where, slot: Slot) -> Step:
         """This step with a slot added at `where`; nothing is changed, only copied along the way."""
@@ -43,59 +40,62 @@ class Step(msgspec.Struct, frozen=True, eq=False):
         name, rest = where[0] or ANY, where[1:]
         if name[0] == "@":
             return msgspec.structs.replace(self, attributes=(*self.attributes, (name[1:], slot)))
-        kind = "further" if name[0] in "./" else "below"
+        kind = "deep" if name[0] == "/" else "below"
         steps = dict(getattr(self, kind))
         steps[name] = steps.get(name, NO_STEP).having(rest, slot)
         return msgspec.structs.replace(self, **{kind: tuple(steps.items())})
 
     def nodes(self, root: Element) -> Nodes:
-        """The nodes at all slots of the document with document element `root`; those of one slot in document order,
-        unless a step to any depth or to the parent leads elsewhere."""
+        """The nodes at all slots of the document with document element `root`."""
         found: Nodes = []
-        self._read([None], root, found)
+        self._deeper([root.iter(name[2:]) for name, _ in self.deep], found)
+        for name, step in self.below:
+            if name in (ANY, root.tag):
+                step._read([root], found)
         return found
 
-    def _read(self, context: _Context, root: Element, found: Nodes) -> None:
+    def at(self, path: Sequence[str]) -> tuple[tuple[Slot, ...], tuple[tuple[str, Slot], ...]]:
+        """What is read of elements at `path`, tags from the document element down: their slots, and those of their
+        attributes."""
+        if not path:
+            return self.slots, self.attributes
+        further = [step.at(path[1:]) for name, step in self.below if name in (ANY, path[0])]
+        for name, step in self.deep:
+            further += [step.at(path[place + 1 :]) for place, tag in enumerate(path) if tag == name[2:]]
+        return tuple(s for slots, _ in further for s in slots), tuple(a for _, named in further for a in named)
+
+    def _read(self, context: list[Element], found: Nodes) -> None:
         for slot in self.slots:
-            found += [(slot, element) for element in context if element is not None]
+            found += [(slot, element) for element in context]
         for name, slot in self.attributes:
-            found += [
-                (slot, text) for element in context if element is not None and (text := element.get(name)) is not None
-            ]
-        for name, step in self.further:
-            reached = _reached(context, name, root)
-            if reached:
-                step._read(reached, root, found)
+            found += [(slot, text) for element in context if (text := element.get(name)) is not None]
+        if self.deep:
+            below = ([e for each in context for e in each.iterdescendants(name[2:])] for name, _ in self.deep)
+            self._deeper(below, found)
         if self.below:
-            children = _children(context, {name for name, _ in self.below}, root)
+            children = _children(context, {name for name, _ in self.below})
             for name, step in self.below:
                 if name in children:
-                    step._read(children[name], root, found)
+                    step._read(children[name], found)
+
+    def _deeper(self, reached: Iterable[Iterable[Element]], found: Nodes) -> None:
+        for (_, step), elements in zip(self.deep, reached, strict=True):
+            context = list(elements)
+            if context:
+                step._read(context, found)
 
 
-NO_STEP = Step()
+NO_STEP: Final = Step()
 
 
-def _reached(context: _Context, name: str, root: Element) -> _Context:
-    """The parents of a set of elements, or the elements of a name that are below."""
-    if name == "..":
-        return list(dict.fromkeys([each.getparent() for each in context if each is not None]))
-    found: _Context = []
-    for each in context:
-        found += root.iter(name[2:]) if each is None else each.iterdescendants(name[2:])
-    return found
-
-
-def _children(context: _Context, names: set[str], root: Element) -> dict[str, _Context]:
+def _children(context: list[Element], names: set[str]) -> dict[str, list[Element]]:
     """The children of a set of elements by name, and all of them under ANY, if that is among the names."""
-    found: dict[str, _Context] = {}
-    every: _Context = []
+    found: dict[str, list[Element]] = {}
     for each in context:
-        for child in (root,) if each is None else each:
+        for child in each:
             tag = child.tag
             if tag in names:
                 found.setdefault(tag, []).append(child)
-            every.append(child)
     if ANY in names:
-        found[ANY] = [child for child in every if child is not None and isinstance(child.tag, str)]  # no comments
+        found[ANY] = [child for each in context for child in each if isinstance(child.tag, str)]  # no comments
     return found

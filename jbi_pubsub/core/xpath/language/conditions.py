@@ -2,8 +2,8 @@
 
 Rules:
 - A plain path is made of child steps by name from the document element, and may end in an attribute. A relative one
-  has steps to any name, to the parent, and once to any depth as well. A condition compares the nodes there with a
-  constant, or asks whether there are any.
+  has steps to any name, and once to any depth, as well. A condition compares the nodes there with a constant, or asks
+  whether there are any. What is asked of a parent's children is asked of more elements, and lxml has the last word.
 - A term is arithmetic over the first nodes at paths, NaN for none. What only moves or scales one operand is taken out
   of it: `lat - 33 < 5` is a bound on `lat`, the last number for which libxml2 finds it true (_Bound).
 - A plan is a disjunction of conjunctions of such conditions. It says the same as the expression for every document
@@ -58,7 +58,7 @@ CONDITION_BYTES: Final = 350
 
 Where = tuple[str, ...]
 """A path: the document element's name ("" for any name), child names, perhaps "@name" at the end. Relative if a step is
-"*" (children of any name), ".." (the parent) or "//name" (at any depth below; as first step any element)."""
+"*" (children of any name) or "//name" (at any depth below; as first step any element)."""
 
 
 class Term(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ def read_by(where: Where | Term) -> tuple[Where, ...]:
 
 def is_relative(where: Where) -> bool:
     """Whether a step is another one than to a child or an attribute by name."""
-    return any(step[:1] in ("*", ".", "/") for step in where)
+    return any(step[:1] in ("*", "/") for step in where)
 
 
 def over(left: float, right: float) -> float:
@@ -473,15 +473,20 @@ class _Analysis:
             raise _NotPlainError("a path from an expression")
         where: Where = () if path.start == "/" else context
         guards: _Guards = []
-        for step in path.steps:
-            where = _walked(where, step)
-            if step.predicates and where[-1] == "..":
-                raise _NotPlainError("a condition on the parent")
+        steps = list(path.steps)
+        while steps:
+            step = steps.pop(0)
+            if step == _PARENT and steps:
+                guards.append((_OF_PARENT, where))
+                step = steps.pop(0)
+                where = _beside(where, step)
+            else:
+                where = _walked(where, step)
             guards.extend((p, where) for p in _boolean(step.predicates))
         if len(where) > MAX_STEPS:
             raise _NotPlainError(f"more than {MAX_STEPS} steps")
-        if not where or where[-1] == "..":
-            raise _NotPlainError("the document node")  # which may be the parent
+        if not where:
+            raise _NotPlainError("the document node")
         return where, guards
 
     def _guarded(self, conditions: list[Condition], guards: _Guards, negated: bool) -> _Disjunction:
@@ -506,8 +511,6 @@ def _walked(where: Where, step: Step) -> Where:
     axis, test = step.axis, step.test
     if where and axis == "self" and test == "node()":
         return where
-    if where and axis == "parent" and test == "node()":
-        return (*where, "..")
     if test[-1] == ")" and axis in ("attribute", "child", "descendant"):
         raise _NotPlainError(f"the node type {test}")
     if test[0] != "*" and test[-1] == "*":
@@ -519,6 +522,19 @@ def _walked(where: Where, step: Step) -> Where:
     if axis == "descendant" and test != "*" and not any(s.startswith("//") for s in where):
         return (*where, "//" + test)
     raise _NotPlainError(f"the axis {axis}")
+
+
+def _beside(where: Where, step: Step) -> Where:
+    """Children of the parents of the nodes at `where`, and perhaps more."""
+    *above, last = where or ("",)
+    if step.axis != "child" or step.test[-1] in "*)" or not (above or last.startswith("//")):
+        raise _NotPlainError("the axis parent")
+    return (*above, f"//{step.test}" if last.startswith("//") else step.test)
+
+
+_PARENT: Final = Step("parent", "node()")
+_OF_PARENT: Final = Path("", (_PARENT,))
+"""Stands for the condition that it is the child of such a parent: not understood, and about the node before."""
 
 
 def _move(part: Expression) -> tuple[str, Number | Negate | None, bool, bool, Expression] | None:
@@ -640,7 +656,7 @@ def _finished(conjunct: Conjunct) -> Conjunct:
         return conjunct
     rest = tuple(c for c in conjunct if c.test != HAS_CHILDREN)
     needed = (c.where for c in rest if c.test in _REQUIRES_NODE and not c.negated)
-    if not any(isinstance(where, tuple) and len(where) > 1 and where[1][0] not in "@." for where in needed):
+    if not any(isinstance(where, tuple) and len(where) > 1 and where[1][0] != "@" for where in needed):
         return (*rest, *_opaque("a step to any name"))
     named = (Condition(EXISTS, where) for where in asked if where != ("",))
     return tuple(dict.fromkeys((*rest, *named)))
