@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lxml import etree
 
-from jbi_pubsub.core.documents import Stencil, Texts
 from jbi_pubsub.core.errors import MetadataError, UnknownUidError
 from jbi_pubsub.core.remembered import Remembered
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, bbox, compile_predicate
 from jbi_pubsub.core.xpath.index import document as document_module
 from jbi_pubsub.core.xpath.index import grid, placement, residual
+from jbi_pubsub.core.xpath.index.relative import NO_STEP
 
 
 def index_of(*expressions: str) -> PredicateIndex[int]:
@@ -45,6 +45,9 @@ def exactly(expressions: list[str] | tuple[str, ...], *sources: str) -> Predicat
 
 
 PARTS = ("", "2", "2003", "2003-04-01T00", "04-", "3-04", "x", "00", "2003-04-01T00:", "0")
+
+
+RELATIVE = ("//a", "//P", "* * a", "m * *", "m //P a", "* //b", "//P @id", "* *", "m P * @id", "//{urn:q}a")
 
 
 class TestRegistration:
@@ -472,23 +475,30 @@ class TestExactness:
         )
         assert index.stats()["fallback"] == 8  # //x//x, the negation of a condition in brackets, parents of parents
 
-    def test_a_document_told_by_its_bytes_is_not_parsed_for_terms_and_relative_paths(self) -> None:
-        # Given a stencil, and predicates that lxml need not look at
-        source = b"<m><g><x>c</x><y>3</y></g><h id='1'/></m>"
-        stencil = Stencil.of(source, parse_metadata(source), lambda _: Texts("[a-z0-9]*"))
-        assert stencil is not None
-        texts = ("//x[starts-with(.,'c')]", "//x[.='d' and ../y<5]", "g/y*2>7", "*/y=4", "count(//x)=1", "//g='d9'")
-        index = index_of(*texts)
-        for x, y in (("c", "3"), ("cd", "4"), ("d", "9")):
-            # When a document of that kind comes
-            traced = stencil.trace(source.replace(b">c<", f">{x}<".encode()).replace(b">3<", f">{y}<".encode()))
-            assert traced is not None
-            expected = lxml_says(texts, parse_metadata(traced._found.string))
-            # Expect lxml's answers, and a parser only for the last one, the text of two leaves
-            index_of_leaves = index_of(*texts[:-1])
-            assert sorted(index_of_leaves.match(traced)) == [k for k in expected if k < len(texts) - 1]
-            assert traced._root is None
-            assert sorted(index.match(traced)) == expected
+    @settings(derandomize=True, max_examples=200, deadline=None)
+    @given(st.integers(0, 2**32), st.lists(st.sampled_from(RELATIVE), min_size=1, max_size=4, unique=True))
+    def test_what_is_read_of_an_element_depends_on_the_tags_down_to_it(self, seed: int, paths: list[str]) -> None:
+        # Given what is to be read at relative paths
+        step = NO_STEP
+        for slot, path in enumerate(paths):
+            step = step.having(tuple(path.split()), (slot, 0))
+        root = parse_metadata(document(random.Random(seed)))
+        read = step.nodes(root)
+        for element in root.iter("*"):
+            # When an element is known by its tags alone
+            above = [str(each.tag) for each in reversed(list(element.iterancestors()))]
+            slots, attributes = step.at([*above, str(element.tag)])
+            # Expect that the same is read of it as in the walk
+            assert sorted(slots) == sorted(slot for slot, node in read if node is element)
+            assert {name for name, _ in attributes} <= {"id"}
+        texts = [slot for slot, node in read if isinstance(node, str)]
+        named = [
+            slot
+            for element in root.iter("*")
+            for name, slot in step.at([str(each.tag) for each in (*list(element.iterancestors())[::-1], element)])[1]
+            if name in element.attrib
+        ]
+        assert sorted(texts) == sorted(named)
 
     def test_a_part_of_a_text_is_looked_up(self) -> None:
         texts = [f"{function}(/m/{p},'{t}')" for function in ("contains", "starts-with") for p in "ab" for t in PARTS]
