@@ -605,7 +605,7 @@ class Delegate:
         """As `explain`, for an object that was published here some seconds ago. Raises UnknownUidError as well when it
         is not known any more."""
         parcel = recall(object_id, self.kept)
-        return self.explain(uid, parcel.head.metadata, bytes(parcel.payload))
+        return self.explain(uid, bytes(parcel.head.metadata), bytes(parcel.payload))
 
     # -- leases and life ----------------------------------------------------------------------------------------
 

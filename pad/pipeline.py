@@ -91,7 +91,7 @@ class Pipeline:
 
         Raises MetadataError, InvariantError, OversizeError or UnknownUidError: nothing is delivered then.
         """
-        judgement, topic, metadata = registration.judgement, registration.topic, parcel.head.metadata
+        judgement, topic, metadata = registration.judgement, registration.topic, bytes(parcel.head.metadata)
         if registration.has_ended:  # nobody counts for it any more
             raise UnknownUidError(f"registration {registration.uid} has ended", uid=registration.uid)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import struct
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
@@ -13,6 +13,11 @@ from .errors import ProtocolError
 
 Part = bytes | bytearray | memoryview
 """Some of an object's bytes."""
+
+if TYPE_CHECKING:
+    _Bytes = bytes | memoryview
+else:
+    _Bytes = memoryview  # what is decoded is not copied
 
 DEFAULT_VERSION: Final = "1.0"
 """Version of an information object type whose publisher names none."""
@@ -136,7 +141,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     published: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
     type_name: str
     type_version: str
-    metadata: bytes
+    metadata: _Bytes
+    """A view of the parcel's bytes, if it was received: what waits in queues is held once."""
     payload_length: Annotated[int, msgspec.Meta(ge=0)]
     hops: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     via: Annotated[tuple[str, ...], msgspec.Meta(max_length=255)] = ()
@@ -170,7 +176,7 @@ class Parcel:
         """A parcel from the bytes of one. Raises ProtocolError."""
         try:
             (length,) = _LENGTH.unpack_from(data)
-            head = _decode_head(data[4 : 4 + length])
+            head = _decode_head(memoryview(data)[4 : 4 + length])
         except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise ProtocolError(f"bad information object: {_with_name(str(exc))}") from exc
         object_id = head.object_id
@@ -186,13 +192,16 @@ class Parcel:
 
     def with_payload(self, payload: bytes) -> Parcel:
         """The same object with what a filter has left of its payload. Keeps nothing of what was taken away."""
-        first = self.parts[0] if len(self.parts) > 1 else bytes(self.parts[0][: self._payload_at])
-        return Parcel(self.head, (first, payload), len(first) + len(payload), 0)
+        head, first = self.head, self.parts[0]
+        if len(self.parts) == 1:
+            first = bytes(first[: self._payload_at])
+            head = _decode_head(memoryview(first)[4:])
+        return Parcel(head, (first, payload), len(first) + len(payload), 0)
 
     def unpacked(self) -> InfoObject:
         """The object as applications see it."""
         head = self.head
-        metadata = head.metadata
+        metadata = bytes(head.metadata)
         platform = Platform(
             head.published,
             head.registration,
