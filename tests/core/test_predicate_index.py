@@ -19,7 +19,7 @@ from jbi_pubsub.core.remembered import Remembered
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, bbox, compile_predicate
 from jbi_pubsub.core.xpath.index import document as document_module
-from jbi_pubsub.core.xpath.index import grid, placement, residual
+from jbi_pubsub.core.xpath.index import grid, placement, relative, residual
 from jbi_pubsub.core.xpath.index.relative import NO_STEP
 
 
@@ -569,6 +569,27 @@ class TestBounds:
         index = exactly(texts, "<m><a>2</a><b>1</b><a1>1</a1><a7>1</a7></m>", "<m/>")
         assert index.stats()["fallback"] == 3 + 4
         assert sum(compile_predicate(text).evaluates for text in texts) == len(texts)  # so that all are charged
+
+    def test_a_document_that_costs_too_much_to_read_at_relative_paths_is_left_to_lxml(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Given a document whose texts stand within each other, so that reading them all is the square of reading one
+        source = b"<a>" * 190 + b"x" * 900_000 + b"</a>" * 190
+        predicates = {n: compile_predicate(text) for n, text in enumerate(("//a='x'", "//a=5", "//b", "/a/a"))}
+        index: PredicateIndex[int] = PredicateIndex()
+        for key, predicate in predicates.items():
+            index.add(key, predicate)
+        read: list[int] = []
+        text_of = document_module._text
+        monkeypatch.setattr(document_module, "_text", lambda e: read.append(len(text_of(e))) or text_of(e))
+        # When it is matched, expect it not to be read to the end, and lxml to be asked, within the bounds of its cost
+        assert index.match(parse_metadata(source), len(source)) == [3]
+        assert sum(read) <= document_module.MAX_TEXT + 900_000
+        assert [predicates[n].errors for n in range(4)] == [1, 1, 0, 0]
+        # and all documents to be decided exactly, however little is read
+        monkeypatch.setattr(document_module, "MAX_TEXT", 3)
+        monkeypatch.setattr(relative, "MAX_NODES", 2)
+        assert compare(10_000, seed=11).mismatches == ()
 
     def test_a_path_of_any_length_is_taken(self) -> None:
         exactly(("/a" * 4000, "//a" + "/.." * 2000), "<a/>", "<a><a/></a>")

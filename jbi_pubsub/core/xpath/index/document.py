@@ -22,7 +22,7 @@ from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath.language.conditions import Where, is_relative
 from jbi_pubsub.core.xpath.language.number import number
 
-from .relative import NO_STEP
+from .relative import NO_STEP, UnreadableError
 from .relative import Step as Relative
 
 PRESENT: Final = 0
@@ -36,6 +36,9 @@ MAX_SLOTS: Final = 4096
 MAX_COMPUTED: Final = 64
 MAX_RELATIVE: Final = 64
 """Terms and relative paths of one index: each costs every document some 0.3 us, and some 1 us."""
+
+MAX_TEXT: Final = 2 << 20
+"""Characters read at relative paths of one document: texts within texts are read several times."""
 
 ABSENT_NUMBER: Final = math.nan - 0.0
 """Marks "no such node" in a number slot; told by identity from the NaN of a node that holds no number."""
@@ -151,7 +154,7 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     terms: tuple[tuple[int, Compute, tuple[int, ...]], ...] = ()
 
     def read(self, root: Element) -> tuple[Values, Many]:
-        """The values at all slots of the document with document element `root`."""
+        """The values at all slots of the document with document element `root`. Raises UnreadableError."""
         values = self.blank.copy()
         many: Many = {}
         node = self.named.get(root.tag)
@@ -160,8 +163,13 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
         if self.anywhere is not _NOTHING:
             _visit(root, self.anywhere, values, many)
         if self.relative is not NO_STEP:
+            room = MAX_TEXT
             for (slot, reading), found in self.relative.nodes(root):
-                _put(slot, _value(found, reading), values, many)
+                text = "" if reading == PRESENT else found if isinstance(found, str) else _text(found)
+                room -= len(text)
+                if room < 0:
+                    raise UnreadableError
+                _put(slot, number(text) if reading == NUMBER else text, values, many)
         return values, many
 
     def compute(self, values: Values, many: Many) -> Many:
@@ -250,7 +258,7 @@ def _fill(element: Element, slots: tuple[_Slot, ...], values: Values, many: Many
             value: Any = ""
         else:
             if text is None:
-                text = _STRING(element) if len(element) else element.text or ""
+                text = _text(element)
             value = number(text) if reading == NUMBER else text
         if values[slot] is None or values[slot] is ABSENT_NUMBER:
             values[slot] = value
@@ -263,11 +271,8 @@ def count(values: Values, many: Many, slot: int) -> float:
     return float(len(many[slot])) if slot in many else float(values[slot] is not None)
 
 
-def _value(node: Element | str, reading: int) -> Any:
-    if reading == PRESENT:
-        return ""
-    text = node if isinstance(node, str) else _STRING(node) if len(node) else node.text or ""
-    return number(text) if reading == NUMBER else text
+def _text(element: Element) -> str:
+    return str(_STRING(element)) if len(element) else element.text or ""
 
 
 def _put(slot: int, value: Any, values: Values, many: Many) -> None:

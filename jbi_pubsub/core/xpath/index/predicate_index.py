@@ -37,6 +37,7 @@ from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, MAX_THREADS, Predica
 from .document import EMPTY, Known, Layout, Many, Paths, Values
 from .family import Family, Probe
 from .placement import Cookbook, Recipe, Row, choose
+from .relative import NO_STEP, UnreadableError
 from .residual import Checks
 
 K = TypeVar("K", bound=Hashable)
@@ -54,6 +55,7 @@ class _State(msgspec.Struct, frozen=True, eq=False):
     """What readers need and writers replace as a whole."""
 
     layout: Layout
+    plain: Layout
     simple: tuple[tuple[Family, Probe], ...]
     several: tuple[tuple[Family, Probe], ...]
 
@@ -61,13 +63,26 @@ class _State(msgspec.Struct, frozen=True, eq=False):
 class _Visit:
     """One document being matched: what lxml found out about it, and what that cost."""
 
-    __slots__ = ("_asked", "_decided", "_document", "_extent", "_is_exact", "_size", "_spent", "errors", "evaluations")
+    __slots__ = (
+        "_asked",
+        "_decided",
+        "_document",
+        "_extent",
+        "_is_exact",
+        "_size",
+        "_spent",
+        "errors",
+        "evaluations",
+        "is_unreadable",
+    )
 
     def __init__(self, document: Element | Known, size: int) -> None:
         self._document = document
         self._size = size
         self._extent: Extent | None = None
         self._is_exact = False
+        self.is_unreadable = False
+        """At relative paths: lxml decides on those who ask for them, if it does not cost too much."""
         self._asked: list[Predicate] = []
         self._spent = 0.0
         self.evaluations = 0
@@ -80,10 +95,14 @@ class _Visit:
         document = self._document
         return document if isinstance(document, Element) else document.root
 
-    def read(self, layout: Layout) -> tuple[Values, Many]:
-        """What the layout says of the document."""
+    def read(self, layout: Layout, plain: Layout) -> tuple[Values, Many]:
+        """What the layout says of the document; if that costs too much, what `plain` says, without relative paths."""
         document = self._document
-        return layout.read(document) if isinstance(document, Element) else document.read(layout)
+        try:
+            return layout.read(document) if isinstance(document, Element) else document.read(layout)
+        except UnreadableError:
+            self.is_unreadable = True
+            return plain.read(self.root)
 
     @property
     def extent(self) -> Extent:
@@ -187,7 +206,7 @@ class PredicateIndex(Generic[K]):
         self._checks = Checks()
         self._paths = Paths()
         self._cookbook = Cookbook(self._paths, self._checks)
-        self._state = _State(EMPTY, (), ())
+        self._state = _State(EMPTY, EMPTY, (), ())
         self._free: list[int] = []
         self._limbo: deque[tuple[int, int]] = deque()
         self._epoch = 0
@@ -265,6 +284,8 @@ class PredicateIndex(Generic[K]):
             found = list(itertools.chain.from_iterable(map(owners, rows)))
             if several:  # a predicate with several rows may be found by more than one
                 found += dict.fromkeys(itertools.chain.from_iterable(map(owners, several)))
+            if visit.is_unreadable:
+                found = self._without_relative(visit, found)
         finally:
             self._active.pop(thread, None)
         self._count(thread, visit)
@@ -355,7 +376,9 @@ class PredicateIndex(Generic[K]):
         several: list[tuple[Family, Probe]] = []
         for form, family in self._cookbook.families.items():
             (several if form[-1] else simple).append((family, known.get(family) or family.probe()))
-        self._state = _State(self._paths.layout(self._state.layout), tuple(simple), tuple(several))
+        layout = self._paths.layout(self._state.layout)
+        plain = msgspec.structs.replace(layout, relative=NO_STEP)
+        self._state = _State(layout, plain, tuple(simple), tuple(several))
 
     def _place(self, key: K, predicate: Predicate, kind: _Kind) -> int | tuple[int, ...]:
         """Put a predicate that no other says the same as into the families of its rows, or to those that lxml decides;
@@ -427,7 +450,7 @@ class PredicateIndex(Generic[K]):
         """The rows that hold for the document: of predicates with one row, and of those with several."""
         while True:
             state = self._state
-            values, many = visit.read(state.layout)
+            values, many = visit.read(state.layout, state.plain)
             values[0] = visit
             if state.layout.terms:
                 many = state.layout.compute(values, many)
@@ -479,6 +502,11 @@ class PredicateIndex(Generic[K]):
                 visit.errors += 1
         visit.evaluations += len(each)
         return rows
+
+    def _without_relative(self, visit: _Visit, found: list[K]) -> list[K]:
+        """What holds for a document that was not read at relative paths."""
+        those = {key: predicate for key, predicate in list(self._placed.items()) if predicate.plan.is_relative}
+        return [key for key in found if key not in those] + [key for key, p in those.items() if visit.verifies(p)]
 
     def _evaluators(self, thread: int) -> _Evaluators:
         """This thread's compiled copies, kept while no predicate comes or goes."""

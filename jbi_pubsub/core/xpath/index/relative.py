@@ -24,6 +24,14 @@ ANY: Final = "*"
 """A step to children of any name."""
 
 
+MAX_NODES: Final = 20_000
+"""Nodes read at relative paths of one document, and elements passed in one step to them: some 20 ms."""
+
+
+class UnreadableError(Exception):
+    """Reading a document at relative paths costs too much; never leaves the index."""
+
+
 class Step(msgspec.Struct, frozen=True, eq=False):
     """What to read of a set of elements: slots, slots of attributes, and further steps by how they are written: to
     children (`below`) and to any depth."""
@@ -46,7 +54,7 @@ class Step(msgspec.Struct, frozen=True, eq=False):
         return msgspec.structs.replace(self, **{kind: tuple(steps.items())})
 
     def nodes(self, root: Element) -> Nodes:
-        """The nodes at all slots of the document with document element `root`."""
+        """The nodes at all slots of the document with document element `root`. Raises UnreadableError."""
         found: Nodes = []
         self._deeper([root.iter(name[2:]) for name, _ in self.deep], found)
         for name, step in self.below:
@@ -65,6 +73,8 @@ class Step(msgspec.Struct, frozen=True, eq=False):
         return tuple(s for slots, _ in further for s in slots), tuple(a for _, named in further for a in named)
 
     def _read(self, context: list[Element], found: Nodes) -> None:
+        if len(context) + len(found) > MAX_NODES:
+            raise UnreadableError
         for slot in self.slots:
             found += [(slot, element) for element in context]
         for name, slot in self.attributes:

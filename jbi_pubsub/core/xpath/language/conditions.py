@@ -93,6 +93,14 @@ def read_by(where: Where | Term) -> tuple[Where, ...]:
     return tuple(where.first_of()) if isinstance(where, Term) else (where,)
 
 
+def _named_by(where: Operand) -> Iterator[Where]:
+    if isinstance(where, Term):
+        for operand in where.operands:
+            yield from _named_by(operand)
+    elif isinstance(where, tuple):
+        yield where
+
+
 def is_relative(where: Where) -> bool:
     """Whether a step is another one than to a child or an attribute by name."""
     return any(step[:1] in ("*", "/") for step in where)
@@ -246,6 +254,8 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
     fixed: tuple[int, ...] = ()
     """Parameters inside of terms: only where these are equal as well, predicates read the same of a document."""
 
+    is_relative: bool = False
+    """Whether a path is relative."""
     is_opaque: bool = False
     """Whether lxml may have a part in it, not only where several nodes are at one plain path: it has the last word, or
     decides when an index has no room for more relative paths and terms."""
@@ -289,12 +299,10 @@ def analyse(expression: Expression) -> Plan:
     conjuncts = [_finished(c) for c in analysis.normal_form(expression, False, ("",))]
     terms = (c.where for conjunct in conjuncts for c in conjunct if isinstance(c.where, Term))
     fixed = dict.fromkeys(itertools.chain.from_iterable(term.parameters() for term in terms))
-    is_opaque = any(
-        c.test == OPAQUE or isinstance(c.where, Term) or is_relative(c.where)
-        for conjunct in conjuncts
-        for c in conjunct
-    )
-    return Plan(tuple(conjuncts), tuple(analysis.parameters), tuple(fixed), is_opaque)
+    each = [c for conjunct in conjuncts for c in conjunct]
+    relative = any(c.test != OPAQUE and any(map(is_relative, _named_by(c.where))) for c in each)
+    is_opaque = relative or any(c.test == OPAQUE or isinstance(c.where, Term) for c in each)
+    return Plan(tuple(conjuncts), tuple(analysis.parameters), tuple(fixed), relative, is_opaque)
 
 
 def _opaque(reason: str) -> Conjunct:
