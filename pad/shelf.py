@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import msgspec
+
 from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.xml import Element
@@ -47,20 +49,17 @@ class Reader(Protocol):
         ...
 
 
-class Kept:
-    """An object on the shelf."""
+class Kept(msgspec.Struct, eq=False, gc=False):
+    """An object on the shelf. Nothing that it refers to leads back to it: see Parcel."""
 
-    __slots__ = ("found", "parcel", "position", "reader", "time", "unmatched")
-
-    def __init__(self, position: int, time: float, parcel: Parcel, reader: Reader) -> None:
-        self.position = position
-        self.time = time
-        self.parcel = parcel
-        self.reader = reader
-        self.unmatched = False
-        """It matched nobody when it came."""
-        self.found = False
-        """Somebody who came later got it."""
+    position: int
+    time: float
+    parcel: Parcel
+    reader: Reader
+    unmatched: bool = False
+    """It matched nobody when it came."""
+    found: bool = False
+    """Somebody who came later got it."""
 
 
 class Gone:

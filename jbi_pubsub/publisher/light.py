@@ -159,7 +159,7 @@ class PublisherAdapterLight:
         with publication.lock:
             parcel = publication.next_object(data, body)
             try:
-                connection.publish(publication, parcel, seconds)
+                connection.publish(publication, [parcel], seconds)
             except JbiError:
                 publication.sequence -= 1  # not queued: the number is used again
                 raise
