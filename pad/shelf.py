@@ -150,19 +150,21 @@ class Shelves:
         with self._lock:
             shelf.young_until = now + self._seconds
 
-    def keep(self, shelf: Shelf, parcel: Parcel, reader: Reader, now: float) -> Kept:
-        """Give an object its position, and put it on the shelf."""
-        size = parcel.size + OVERHEAD
+    def keep(self, shelf: Shelf, run: Sequence[Parcel], reader: Reader, now: float) -> list[Kept]:
+        """Give objects their positions, and put them on the shelf."""
+        if not run:
+            return []
+        size = sum([parcel.size for parcel in run]) + OVERHEAD * len(run)
         with self._lock:
-            self.position = position = self.position + 1
             if now < shelf.last:  # another publisher has read the clock later, and was faster
                 now = shelf.last
             shelf.last = now
-            kept = Kept(position, now, parcel, reader)
+            kept = [Kept(position, now, parcel, reader) for position, parcel in enumerate(run, self.position + 1)]
+            self.position += len(run)
             if not shelf.kept:
                 self._filled.add(shelf)
-            shelf.kept.append(kept)
-            shelf.total += 1
+            shelf.kept.extend(kept)
+            shelf.total += len(run)
             shelf.size += size
             self.size += size
             if shelf.size > OLD_BYTES:

@@ -215,7 +215,12 @@ def _with_name(problem: str) -> str:
 
 def object_id_of(registration: str, sequence: int) -> str:
     """The id of a registration's object: the registration's own with the number, unique without a random number."""
-    return f"{registration.rpartition('-')[2]}{sequence:012x}"
+    return f"{prefix_of(registration)}{sequence:012x}"
+
+
+def prefix_of(registration: str) -> str:
+    """What the ids of a registration's objects begin with; twelve hexadecimal digits of the number follow."""
+    return registration.rpartition("-")[2]
 
 
 def pack(head: Head, payload: bytes) -> Parcel:

@@ -249,6 +249,6 @@ def test_what_a_delegate_keeps_by_the_thousand_is_nothing_that_the_garbage_colle
     # Given an object on a shelf, and as an application has it
     parcel = Parcel.received(b"".join(pack(Head("1", "registration-1", 7, 1.0, "t", "1.0", KABUL, 1), b"x").parts))
     shelves, shelf = Shelves(10.0, 1 << 20), Shelf()
-    kept = shelves.keep(shelf, parcel, Judgement(Gate(), (), MatchTable(), validate=False), 0.0)
+    (kept,) = shelves.keep(shelf, [parcel], Judgement(Gate(), (), MatchTable(), validate=False), 0.0)
     # Expect none of it to be the collector's: it took a third of a delegate's time
     assert not any(map(gc.is_tracked, (parcel, parcel.head, kept, parcel.unpacked(), parcel.unpacked().platform)))

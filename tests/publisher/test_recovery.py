@@ -330,10 +330,10 @@ def test_a_callback_for_refused_objects_that_fails_does_not_end_publishing(
     registration = figures.register(publisher)
     publish = pad.delegate.publish
 
-    def refuses_the_first(registered: Any, parcel: Any, deliveries: Any) -> int:
-        if parcel.head.sequence == 1:
-            raise InvariantError("other invariants")
-        return int(publish(registered, parcel, deliveries))
+    def refuses_the_first(registered: Any, run: Any, deliveries: Any) -> Any:
+        if run[0].head.sequence == 1:
+            return [(run[0], InvariantError("other invariants"))]
+        return publish(registered, run, deliveries)
 
     monkeypatch.setattr(pad.delegate, "publish", refuses_the_first)
     # When it publishes
