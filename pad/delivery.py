@@ -167,7 +167,7 @@ class SubscriberSession:
                 if not outlet.ready:
                     self._make_ready(outlet)
             self._budget.add(taken)
-        self._sender.ready()
+        self._sender.send()
         return gone
 
     def _make_room(self, outlet: Outlet, size: int) -> tuple[bool, bool]:
