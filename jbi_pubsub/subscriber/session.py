@@ -574,9 +574,7 @@ class DelegateSession:
         standing = [self._of_number(number, arrived) for number in numbers]  # first: it may hand on what was gathered
         return [arrived.setdefault(one, []) for one in standing if one is not None]
 
-    def _take_other(
-        self, kind: int, number: int, body: memoryview, arrived: dict[_Standing, list[InfoObject]]
-    ) -> None:
+    def _take_other(self, kind: int, number: int, body: memoryview, arrived: dict[_Standing, list[InfoObject]]) -> None:
         if kind == END:
             self._parted = True
             return

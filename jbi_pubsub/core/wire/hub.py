@@ -6,9 +6,10 @@ thread with a selector writes for all and reads all acknowledgements. Theory of 
 - Whoever has something new for a client says `ready()`, which costs next to nothing and wakes the thread only when it
   is idle. The thread takes one batch from each ready stream in turn, so a large backlog of one holds up no other, and
   sends what the socket takes. What it does not take is sent when there is room; until then nothing more is taken.
-- Whoever says `send()` instead takes and sends one batch itself, if nobody else is at that stream just now: no wake-up,
-  no switch of threads. It never waits, and leaves all that may take its time to the hub's thread: what the socket does
-  not take, whatever there is beyond a batch, TLS, compression, the end of a connection.
+- Whoever says `send()` instead takes and sends one batch itself, if the hub's thread is idle and nobody else is at that
+  stream: no wake-up, no switch of threads. (While the thread is busy, what comes meanwhile makes its batches larger.)
+  It never waits, and leaves all that may take its time to the hub's thread: what the socket does not take, whatever
+  there is beyond a batch, TLS, compression, the end of a connection.
 - A stream's `_turning` is held by whoever uses its connection and window. The hub's thread waits for it, which is for
   one batch at most; others don't: what they have found busy they leave to the hub's thread.
 - The window, what is sent again after a reconnect, and the frames are those of Sender (see `stream`).
@@ -124,6 +125,11 @@ class SenderHub:
             self._orders.append(order)
         self.wake()
         return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the thread waits. It may be about to work again."""
+        return self._asleep
 
     def enqueue(self, sender: HubSender) -> None:
         """Give the sender a turn soon. Any thread."""
@@ -261,7 +267,7 @@ class HubSender:
 
         `take` is called here, so not to be used under a lock that others need for long.
         """
-        if self._queued or not self._turning.acquire(blocking=False):
+        if self._queued or not self._hub.is_idle or not self._turning.acquire(blocking=False):
             self.ready()
             return
         try:

@@ -531,8 +531,8 @@ class Sender:
 class Receiver:
     """The receiving end: hands each item on once, in order. One thread runs it; `report` may come from others.
 
-    What comes after a pause is acknowledged at once. While batches come one upon the other, up to `ack_after` of them are
-    acknowledged together, fewer when they have the bytes of a full one, or when no more has come for ACK_SECONDS.
+    What comes after a pause is acknowledged at once. While batches come one upon the other, up to `ack_after` of them
+    are acknowledged together, fewer when they have the bytes of a full one, or when no more has come for ACK_SECONDS.
     """
 
     def __init__(
