@@ -73,6 +73,8 @@ SEND_SECONDS: Final = 30.0
 TAKE_SECONDS: Final = 1.0
 """How long a sender waits for items before it looks whether its connection still stands."""
 HANDSHAKE_SECONDS: Final = 10.0
+ACK_SECONDS: Final = 0.001
+"""How long an acknowledgement waits for more batches to go with it, while they come one upon the other."""
 IDLE_SECONDS: Final = 3600.0
 """How long one wait for a frame lasts before it is begun again; keepalive notices dead peers long before."""
 BLOCKED_SECONDS: Final = 5
@@ -127,6 +129,8 @@ class Line:
         """Read, and of no frame yet."""
         self._wants_read = False
         """TLS can't write before something has come."""
+        self._coming = select.poll()
+        self._coming.register(sock, select.POLLIN)
         sock.setblocking(not self._tls)
         if not self._tls:  # the reader waits within `recv`; who sends says each time that it does not wait there
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", BLOCKED_SECONDS, 0))
@@ -177,6 +181,19 @@ class Line:
             return kind, memoryview(got)[FRAME.size : end]
         self._ahead = bytearray()
         return kind, memoryview(self._rest(got, length, time.monotonic() + max(timeout, SEND_SECONDS)))
+
+    def has_more(self, timeout: float) -> bool:
+        """Whether there is something to read, or the line is over, within `timeout` seconds."""
+        if self._ahead:
+            return True
+        if isinstance(self._sock, ssl.SSLSocket):
+            with self._use:
+                if self._sock.pending():
+                    return True
+        try:
+            return bool(self._coming.poll(timeout * 1000))
+        except (OSError, ValueError) as exc:
+            raise WireError(f"connection lost: {explained(exc)}") from exc
 
     def shut(self) -> None:
         """Wake and end whoever reads or writes; the owner of the socket closes it."""
@@ -652,12 +669,20 @@ class Sender:
 
 
 class Receiver:
-    """The receiving end: hands each item on once, in order. One thread runs it; `report` may come from others."""
+    """The receiving end: hands each item on once, in order. One thread runs it; `report` may come from others.
 
-    def __init__(self, sink: Callable[[list[memoryview]], None], note: Callable[[], bytes]) -> None:
-        """`sink` takes the items of a batch and may block; `note()` is what the next ACK carries."""
+    What comes after a pause is acknowledged at once. While batches come one upon the other, up to `ack_after` of them
+    are acknowledged together, fewer when they have the bytes of a full one, or when no more has come for ACK_SECONDS.
+    """
+
+    def __init__(
+        self, sink: Callable[[list[memoryview]], None], note: Callable[[], bytes], *, ack_after: int = 1
+    ) -> None:
+        """`sink` takes the items of a batch and may block; `note()` is what the next ACK carries. `ack_after`: far
+        fewer than the sender may have under way, so that it never waits for us."""
         self._sink = sink
         self._note = note
+        self._ack_after = ack_after
         self._line: Line | None = None
         self._running = threading.Lock()  # held while a line is served: one after the other, never two
         self.position = 0
@@ -696,7 +721,13 @@ class Receiver:
 
     def _read_batches(self, line: Line) -> None:
         self.report()  # what the last line may have swallowed
+        reported = 0.0
+        count = size = 0  # of batches that are not acknowledged yet
         while True:
+            if count and not (count < self._ack_after and size < MAX_BATCH_BYTES and _goes_on(line, reported)):
+                self.report()
+                reported = time.monotonic()
+                count = size = 0
             try:
                 kind, body = line.receive()
             except WireTimeoutError:
@@ -704,7 +735,8 @@ class Receiver:
             if kind == BYE:
                 raise WireError("the peer said good-bye")
             self._take(inflated(kind, body, line.compression))
-            self.report()
+            count += 1
+            size += len(body)
 
     def report(self) -> None:
         """Send an ACK now. On a dead line nothing is sent: the reconnect carries the position."""
@@ -737,6 +769,12 @@ class Receiver:
         if fresh:
             self._sink(fresh)
             self.position += len(fresh)
+
+
+def _goes_on(line: Line, reported: float) -> bool:
+    """Whether more comes at once; for a line that is busy, which was acknowledged moments ago, within ACK_SECONDS."""
+    is_busy = time.monotonic() - reported < ACK_SECONDS
+    return line.has_more(ACK_SECONDS if is_busy else 0.0)
 
 
 def _split(body: memoryview, count: int) -> list[memoryview]:
