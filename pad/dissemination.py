@@ -227,14 +227,16 @@ class Judgement:
     and again; the answer holds while the metadata and the table's subscriptions are the same. One thread at a time.
     """
 
-    __slots__ = ("_conformity", "_matched", "_metadata", "_version", "table")
+    __slots__ = ("_checked", "_conformity", "_matched", "_metadata", "_version", "table")
 
     def __init__(
         self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], table: MatchTable, *, validate: bool
     ) -> None:
         self._conformity = Conformity(gate, entries, validate=validate)
         self.table = table
-        self._metadata: bytes | None = None  # none judged yet
+        self._checked: bytes | None = None  # none yet
+        self._metadata: bytes | None = None
+        """Those that were matched last; of a run all are checked before the first one is matched."""
         self._version = -1
         self._matched: list[Subscription] = []
 
@@ -246,17 +248,22 @@ class Judgement:
     def check(self, metadata: bytes) -> Element | Traced | None:
         """The document, for `match`; None: the same as last time, and as good. Raises MetadataError, InvariantError or
         OversizeError."""
-        return None if metadata == self._metadata else self._conformity.check(metadata)
+        if metadata == self._checked:
+            return None
+        document = self._conformity.check(metadata)
+        if len(metadata) <= REMEMBERED_BYTES:
+            self._checked = metadata
+        return document
 
     def match(self, metadata: bytes, document: Element | Traced | None) -> list[Subscription]:
         """The subscriptions whose predicate is true for metadata that were checked."""
         table = self.table
         version = table.version  # read first: what is added meanwhile makes the answer stale
         if document is None:
-            if version == self._version:
+            if version == self._version and metadata == self._metadata:
                 table.count_again()
                 return self._matched
-            document = parse_metadata(metadata) if table.predicates else None
+            document = self.read(metadata) if table.predicates else None
         matched = table.match(document, len(metadata))
         if len(metadata) <= REMEMBERED_BYTES:
             self._metadata, self._version, self._matched = metadata, version, matched
