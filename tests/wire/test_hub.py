@@ -17,7 +17,19 @@ import trustme
 
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
-from jbi_pubsub.core.wire.stream import ACK, ACK_BYTES, FRAME, WINDOW_BATCHES, Line, Part, Receiver
+from jbi_pubsub.core.wire.stream import (
+    ACK,
+    ACK_BYTES,
+    BATCH,
+    FRAME,
+    LENGTH,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ITEMS,
+    WINDOW_BATCHES,
+    Line,
+    Part,
+    Receiver,
+)
 
 MEGABYTE = 1 << 20
 
@@ -499,6 +511,45 @@ def test_a_tls_peer_that_takes_a_little_is_not_dropped(
     # When it reads nothing for 30 seconds, expect it to be dropped
     field.now = 120.0
     eventually(lambda: stream.ended == [server])
+
+
+class Counting(socket.socket):
+    """A socket that notes how many bytes it is given at once."""
+
+    given: list[int]
+
+    def send(self, data: Any, *flags: int) -> int:
+        """Note it."""
+        self.given.append(len(data))
+        return super().send(data, *flags)
+
+    def sendmsg(self, buffers: Any, *more: Any) -> int:
+        """Note it."""
+        self.given.append(sum(map(len, buffers)))
+        return super().sendmsg(buffers, *more)
+
+
+@pytest.mark.parametrize("size", [100, 700, 5_000, 100_000])
+def test_a_batch_is_given_to_the_socket_at_once_however_many_parts_it_has(
+    size: int, field: Field, eventually: Callable[..., Any]
+) -> None:
+    # Given a full batch of items of two parts each, be it full by their number or by their bytes
+    hub = field.hub()
+    stream = Stream(hub)
+    ours, theirs = field.pair()
+    counting = Counting(fileno=ours.detach())
+    counting.given = []
+    count = min(MAX_BATCH_ITEMS, -(-MAX_BATCH_BYTES // size))
+    stream.connect(counting)
+    stream.waiting.extend((b"x" * (size // 2), b"y" * (size // 2)) for _ in range(count))
+    # When it is sent
+    stream.sender.ready()
+    reader = field.reader(theirs)
+    eventually(lambda: stream.acked == count)
+    # Expect the first call to have got all of it, and each further one what was left by then
+    assert reader.received == [b"x" * (size // 2) + b"y" * (size // 2)] * count
+    assert counting.given[0] == FRAME.size + BATCH.size + count * (LENGTH.size + size)
+    assert counting.given == sorted(counting.given, reverse=True)
 
 
 # -- sent by whoever has something --------------------------------------------------------------------------------
