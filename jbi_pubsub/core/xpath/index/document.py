@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -27,6 +27,9 @@ NUMBER: Final = 2
 
 MAX_SLOTS: Final = 4096
 """Slots of one index. A schema has tens to hundreds of paths; more come from nonsense, which lxml then evaluates."""
+
+MAX_READERS: Final = 16
+"""Kinds of documents for which a layout remembers how to read them."""
 
 ABSENT_NUMBER: Final = math.nan - 0.0
 """Marks "no such node" in a number slot; told by identity from the NaN of a node that holds no number."""
@@ -101,12 +104,13 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     """An immutable plan for reading documents; any thread may use it.
 
     `blank` are the values of a document with none of the nodes, `named` what to read by the document element's tag,
-    `anywhere` what to read whatever it is.
+    `anywhere` what to read whatever it is. `readers` read documents that need not be parsed for it (see documents/).
     """
 
     blank: Values
     named: dict[Any, _Node]
     anywhere: _Node
+    readers: dict[int, Any] = msgspec.field(default_factory=dict)
 
     def read(self, root: Element) -> tuple[Values, Many]:
         """The values at all slots of the document with document element `root`."""
@@ -119,16 +123,26 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
             _visit(root, self.anywhere, values, many)
         return values, many
 
-    def filling(self, root: Element, holes: Mapping[Element, int]) -> Filling | None:
-        """How to read documents that differ from `root`'s in the text of the leaves `holes` only; None when that can't
-        be told from these texts one by one."""
-        values, many = self.read(root)
-        found: list[tuple[int, int, int]] = []
-        trees = ((root, self.named.get(root.tag)), (root, self.anywhere))
-        clear = all(node is None or _find_holes(element, node, holes, found) for element, node in trees)
-        if not clear or any(slot in many for slot, _, _ in found):
-            return None
-        return Filling(values, many, tuple(found))
+    def at(self, path: Sequence[str]) -> tuple[tuple[_Slot, ...], tuple[tuple[str, _Slot], ...]]:
+        """What is read of elements at `path` (tags from the document element down): their slots, and those of their
+        attributes."""
+        slots: tuple[_Slot, ...] = ()
+        attributes: tuple[tuple[str, _Slot], ...] = ()
+        for top in (self.named.get(path[0]), self.anywhere):
+            node = top
+            for tag in path[1:]:
+                node = node.below.get(tag) if node is not None and node.below else None
+            if node is not None:
+                slots += node.slots
+                attributes += node.attributes
+        return slots, attributes
+
+    def remember(self, key: int, reader: Any) -> Any:
+        """Keep what reads documents of one kind by this layout, for a few kinds."""
+        if len(self.readers) >= MAX_READERS:
+            self.readers.clear()
+        self.readers[key] = reader
+        return reader
 
 
 class Known(Protocol):
@@ -149,32 +163,13 @@ class Known(Protocol):
         ...
 
 
-class Filling(msgspec.Struct, frozen=True, eq=False):
-    """The values of one document, and which slots hold the text of a hole: (slot, reading, hole)."""
-
-    values: Values
-    many: Many
-    holes: tuple[tuple[int, int, int], ...]
-
-
-def _find_holes(element: Element, node: _Node, holes: Mapping[Element, int], found: list[tuple[int, int, int]]) -> bool:
-    """Note which slots hold the text of a hole. False: one holds a text that several make up."""
-    read = [(slot, reading) for slot, reading in node.slots if reading != PRESENT]
-    if element in holes:
-        found += ((slot, reading, holes[element]) for slot, reading in read)
-    elif read and any(below in holes for below in element.iterdescendants()):
-        return False
-    below = node.below or {}
-    return all(_find_holes(child, below[child.tag], holes, found) for child in element if child.tag in below)
-
-
 def _visit(element: Element, node: _Node, values: Values, many: Many) -> None:
     if node.slots:
         _fill(element, node.slots, values, many)
     for name, (slot, reading) in node.attributes:
         text = element.get(name)
         if text is not None:
-            _put(slot, "" if reading == PRESENT else number(text) if reading == NUMBER else text, values, many)
+            put(slot, "" if reading == PRESENT else number(text) if reading == NUMBER else text, values, many)
     below = node.below
     if below is None:
         return
@@ -199,10 +194,11 @@ def _fill(element: Element, slots: tuple[_Slot, ...], values: Values, many: Many
         if values[slot] is None or values[slot] is ABSENT_NUMBER:
             values[slot] = value
         else:
-            _put(slot, value, values, many)
+            put(slot, value, values, many)
 
 
-def _put(slot: int, value: Any, values: Values, many: Many) -> None:
+def put(slot: int, value: Any, values: Values, many: Many) -> None:
+    """Note one more value at a slot."""
     before = values[slot]
     if before is None or before is ABSENT_NUMBER:
         values[slot] = value
