@@ -60,16 +60,11 @@ class InformationTypeGate(Grammar, Protocol):
 class MatchTable:
     """The subscriptions whose template matched one set of invariants, with their predicates indexed.
 
-    One writer at a time (the delegate's lock); readers need none: the index swaps snapshots, and a key whose
-    subscription is gone is passed over.
+    One writer at a time (the delegate's lock); readers need none: the index swaps snapshots.
     """
 
     def __init__(self) -> None:
-        self._index: PredicateIndex[int] = PredicateIndex()
-        self._by_key: dict[int, Subscription] = {}
-        self._unconditional: dict[int, Subscription] = {}
-        self._keys: dict[int, int] = {}
-        self._next_key = 0
+        self._index: PredicateIndex[Subscription] = PredicateIndex()
         self.predicates = 0
         """How many of the subscriptions have a predicate: without any the metadata need not be read."""
         self.filters = 0
@@ -83,22 +78,17 @@ class MatchTable:
         they are here; FAR while one is on its way in."""
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return len(self._index)
 
     def subscriptions(self) -> list[Subscription]:
         """All of them."""
-        return list(self._by_key.values())
+        return self._index.keys()
 
     def add(self, subscription: Subscription) -> None:
         """Add a subscription that matched at the first level; twice counts once."""
-        if id(subscription) in self._keys:
+        if subscription in self._index:
             return
-        self._next_key += 1
-        self._by_key[self._next_key] = subscription
-        self._keys[id(subscription)] = self._next_key
-        self._index.add(self._next_key, subscription.predicate)
-        if subscription.predicate is None:
-            self._unconditional[self._next_key] = subscription
+        self._index.add(subscription, subscription.predicate)
         self.predicates += subscription.predicate is not None
         self.filters += subscription.payload_filter is not None
         self.budget.add(subscription.charges)
@@ -106,11 +96,8 @@ class MatchTable:
 
     def remove(self, subscription: Subscription) -> None:
         """Take it out; unknown ones are ignored."""
-        key = self._keys.pop(id(subscription), None)
-        if key is not None:
-            self._index.remove(key)
-            del self._by_key[key]
-            self._unconditional.pop(key, None)
+        if subscription in self._index:
+            self._index.remove(subscription)
             self.predicates -= subscription.predicate is not None
             self.filters -= subscription.payload_filter is not None
             self.budget.remove(subscription.charges)
@@ -119,9 +106,8 @@ class MatchTable:
     def match(self, document: Element | Traced | None, size: int = 0) -> list[Subscription]:
         """Those whose predicate is true; without `document` those that have none. `size`: its bytes, if known."""
         if document is None or not self.predicates:
-            return list(self._unconditional.values())
-        by_key = self._by_key
-        return [s for key in self._index.match(document, size) if (s := by_key.get(key)) is not None]
+            return self._index.unconditional()
+        return self._index.match(document, size)
 
     def count_again(self) -> None:
         """The last answer of `match` was given once more."""

@@ -487,3 +487,28 @@ def test_predicates_that_come_later_are_answered_as_well() -> None:
     # Expect all to be answered
     assert matched(b"50", b"60") == ["east", "either", "north"]
     assert matched(b"10", b"70") == ["east"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_parsed"),
+    [
+        (["g/y * 2 > 7", "/m/g/y=4", "number(g/y) - 1 < 2.5"], False),
+        (["//x[starts-with(.,'c') and ../y<5]", "*/y=4", "count(//x)=1", "//h/@id='1'", "//g='d9'"], True),
+    ],
+    ids=["terms", "relative paths"],
+)
+def test_a_known_document_is_parsed_for_what_its_tree_alone_says(texts: list[str], is_parsed: bool) -> None:
+    # Given a stencil, and predicates that lxml need not look at, or must for some
+    source = b"<m><g><x>c</x><y>3</y></g><h id='1'/></m>"
+    made = stencil(source)
+    assert made is not None
+    index = index_of(*texts)
+    for x, y in (("c", "3"), ("cd", "4"), ("d", "9")):
+        # When a document of that kind comes
+        data = source.replace(b">c<", f">{x}<".encode()).replace(b">3<", f">{y}<".encode())
+        traced = made.trace(data)
+        assert traced is not None
+        # Expect lxml's answers, with a parser where the index reads relative paths
+        expected = [n for n, text in enumerate(texts) if parse_metadata(data).xpath(f"boolean({text})")]
+        assert sorted(index.match(traced)) == expected
+        assert (traced._root is not None) == is_parsed

@@ -25,6 +25,7 @@ from typing import Any, Final, NamedTuple
 from jbi_pubsub.core.documents.shape import COMMENT, EXACT, SPACE, Child, Particle, Seen, Shape
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata
 from jbi_pubsub.core.xpath.index.document import ABSENT_NUMBER, NUMBER, PRESENT, Layout, Many, Values, put
+from jbi_pubsub.core.xpath.index.relative import NO_STEP
 from jbi_pubsub.core.xpath.language.number import number
 
 MAX_EXPRESSION_BYTES: Final = 256 << 10
@@ -161,6 +162,8 @@ class Stencil:
 
     def _reader(self, layout: Layout) -> _Reader | Wanted | None:
         """Also: what has to be wanted for that."""
+        if layout.relative is not NO_STEP:
+            return None  # which elements a relative path names, the tree says
         texts: list[Path] = []
         tags: list[Path] = []
         for path, is_leaf in self._leaves.items():
