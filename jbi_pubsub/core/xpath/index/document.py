@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -32,6 +32,9 @@ COMPUTED: Final = 3
 
 MAX_SLOTS: Final = 4096
 """Slots of one index. A schema has tens to hundreds of paths; more come from nonsense, which lxml then evaluates."""
+
+MAX_READERS: Final = 16
+"""Kinds of documents for which a layout remembers how to read them."""
 
 MAX_COMPUTED: Final = 64
 MAX_RELATIVE: Final = 64
@@ -144,7 +147,8 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     """An immutable plan for reading documents; any thread may use it.
 
     `blank` are the values of a document with none of the nodes, `named` what to read by the document element's tag,
-    `anywhere` what to read whatever it is; `terms` are slots, what computes them, and the slots they read.
+    `anywhere` what to read whatever it is; `terms` are slots, what computes them, and the slots they read. `readers`
+    read documents that need not be parsed for it (see documents/).
     """
 
     blank: Values
@@ -152,6 +156,7 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
     anywhere: _Node
     relative: Relative = NO_STEP
     terms: tuple[tuple[int, Compute, tuple[int, ...]], ...] = ()
+    readers: dict[int, Any] = msgspec.field(default_factory=dict)
 
     def read(self, root: Element) -> tuple[Values, Many]:
         """The values at all slots of the document with document element `root`. Raises UnreadableError."""
@@ -169,8 +174,30 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
                 room -= len(text)
                 if room < 0:
                     raise UnreadableError
-                _put(slot, number(text) if reading == NUMBER else text, values, many)
+                put(slot, number(text) if reading == NUMBER else text, values, many)
         return values, many
+
+    def at(self, path: Sequence[str]) -> tuple[tuple[_Slot, ...], tuple[tuple[str, _Slot], ...]]:
+        """What is read of elements at `path` (tags from the document element down): their slots, and those of their
+        attributes."""
+        slots: tuple[_Slot, ...] = ()
+        attributes: tuple[tuple[str, _Slot], ...] = ()
+        for top in (self.named.get(path[0]), self.anywhere):
+            node = top
+            for tag in path[1:]:
+                node = node.below.get(tag) if node is not None and node.below else None
+            if node is not None:
+                slots += node.slots
+                attributes += node.attributes
+        further, named = self.relative.at(path)
+        return slots + further, attributes + named
+
+    def remember(self, key: int, reader: Any) -> Any:
+        """Keep what reads documents of one kind by this layout, for a few kinds."""
+        if len(self.readers) >= MAX_READERS:
+            self.readers.clear()
+        self.readers[key] = reader
+        return reader
 
     def compute(self, values: Values, many: Many) -> Many:
         """Fill in the terms, once all else is read; gives `many` with them."""
@@ -179,20 +206,6 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
             if many and not many.keys().isdisjoint(read):
                 many = {**many, slot: ANY_NUMBER}
         return many
-
-    def filling(self, root: Element, holes: Mapping[Element, int]) -> Filling | None:
-        """How to read documents that differ from `root`'s in the text of the leaves `holes` only; None when that can't
-        be told from these texts one by one."""
-        values, many = self.read(root)
-        found: list[tuple[int, int, int]] = []
-        trees = ((root, self.named.get(root.tag)), (root, self.anywhere))
-        clear = all(node is None or _find_holes(element, node, holes, found) for element, node in trees)
-        for (slot, reading), element in self.relative.nodes(root):
-            if not isinstance(element, str):
-                clear = clear and _find_holes(element, _Node(((slot, reading),)), holes, found)
-        if not clear or any(slot in many for slot, _, _ in found):
-            return None
-        return Filling(values, many, tuple(found))
 
 
 class Known(Protocol):
@@ -213,32 +226,13 @@ class Known(Protocol):
         ...
 
 
-class Filling(msgspec.Struct, frozen=True, eq=False):
-    """The values of one document, and which slots hold the text of a hole: (slot, reading, hole)."""
-
-    values: Values
-    many: Many
-    holes: tuple[tuple[int, int, int], ...]
-
-
-def _find_holes(element: Element, node: _Node, holes: Mapping[Element, int], found: list[tuple[int, int, int]]) -> bool:
-    """Note which slots hold the text of a hole. False: one holds a text that several make up."""
-    read = [(slot, reading) for slot, reading in node.slots if reading != PRESENT]
-    if element in holes:
-        found += ((slot, reading, holes[element]) for slot, reading in read)
-    elif read and any(below in holes for below in element.iterdescendants()):
-        return False
-    below = node.below or {}
-    return all(_find_holes(child, below[child.tag], holes, found) for child in element if child.tag in below)
-
-
 def _visit(element: Element, node: _Node, values: Values, many: Many) -> None:
     if node.slots:
         _fill(element, node.slots, values, many)
     for name, (slot, reading) in node.attributes:
         text = element.get(name)
         if text is not None:
-            _put(slot, "" if reading == PRESENT else number(text) if reading == NUMBER else text, values, many)
+            put(slot, "" if reading == PRESENT else number(text) if reading == NUMBER else text, values, many)
     below = node.below
     if below is None:
         return
@@ -263,7 +257,7 @@ def _fill(element: Element, slots: tuple[_Slot, ...], values: Values, many: Many
         if values[slot] is None or values[slot] is ABSENT_NUMBER:
             values[slot] = value
         else:
-            _put(slot, value, values, many)
+            put(slot, value, values, many)
 
 
 def count(values: Values, many: Many, slot: int) -> float:
@@ -275,7 +269,8 @@ def _text(element: Element) -> str:
     return str(_STRING(element)) if len(element) else element.text or ""
 
 
-def _put(slot: int, value: Any, values: Values, many: Many) -> None:
+def put(slot: int, value: Any, values: Values, many: Many) -> None:
+    """Note one more value at a slot."""
     before = values[slot]
     if before is None or before is ABSENT_NUMBER:
         values[slot] = value
