@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import struct
+from collections.abc import Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -252,3 +253,13 @@ def decode(data: Part) -> InfoObject:
     """The object of the joined parts of `encode`. Raises ProtocolError."""
     head, payload_at = _read(data)
     return _unpacked(head, bytes(data[payload_at:]))
+
+
+def decode_cut(parts: Sequence[Part]) -> InfoObject:
+    """The same of the pieces, at least one, into which these were cut: the payload is copied once. Raises
+    ProtocolError."""
+    first, *more = parts
+    if _LENGTH.size + int.from_bytes(first[: _LENGTH.size], "big") > len(first):
+        first, more = b"".join(parts), []  # the first one does not hold the whole head
+    head, payload_at = _read(first)
+    return _unpacked(head, b"".join([first[payload_at:], *more]))
