@@ -40,6 +40,13 @@ class Gate:
     def texts(self, path: Any) -> None:
         """Nothing is certain."""
 
+    def content(self, path: Any, tags: Any) -> None:
+        """Nor here."""
+
+    def is_invariant(self, _path: Any) -> bool:
+        """Nothing is."""
+        return False
+
 
 def _subscription(uid: str, predicate: str = "", **options: Any) -> Subscription:
     return compile_subscription(SubscriptionRequest(uid, predicate=predicate, **options), owner="s", number=1)

@@ -47,8 +47,12 @@ class Gate:
 
     def check_invariants(self, _root: Any, _registered: Any) -> None: ...
 
-    def texts(self, _path: Any) -> None:
-        return None
+    def texts(self, _path: Any) -> None: ...
+
+    def content(self, _path: Any, _tags: Any) -> None: ...
+
+    def is_invariant(self, _path: Any) -> bool:
+        return False
 
 
 def take(delegate: Delegate, registration: Registration, parcel: Parcel, deliveries: Deliveries) -> None:
