@@ -1,16 +1,20 @@
-"""Publisher -> delegate -> subscriber over loopback, each a process of its own.
+"""Publisher -> delegate -> subscribers over loopback, end to end.
 
-    python benchmarks/dissemination.py [--json] [--scale 1.0] [--only tls]
+    python benchmarks/dissemination.py [--json] [--scale 1.0] [--only TLS]
 
-Objects per second with metadata that vary from object to object or do not, with and without predicates, MB/s with
-large payloads in clear and over mutual TLS, latency one by one, fan-out within a process and over processes, and what a
-stopped subscriber costs the others. Ratios are against the first row of the same run. CPU is of all three parties (of
-the subscribers all), in us an object: steadier than rates on a machine that does other things as well.
+A process each for the lookup service, the delegate and the publisher (this one), and one subscriber process, or as many
+as the row's name says. Documents are those of figure 1 (0.6 KB), the position another one in each unless the row says
+otherwise; all are validated. Each row has a federation of its own; ratios are against the first row of the same run.
+
+`CPU us` is of all parties together, an object: steadier than rates on a machine that does other things as well.
+`busiest` is the party with the most CPU time, and how much of a core that was: near 100 % it is what limits the row.
+Latency runs from publish() to the subscriber's hands, of every LOOK-th delivery. `delegate MB` is what it grew by.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -19,20 +23,37 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import LookupSection, QueueSection, TlsSection
+from jbi_pubsub.core.info_object import InfoObject
 
 DATA = Path(__file__).parent.parent / "examples" / "data" / "intel_imagery"
 METADATA = (DATA / "fig1.xml").read_bytes()
-KABUL = "*[/metadata/ImageDescriptor/LocationCoord/lat>33.2 and /metadata/ImageDescriptor/LocationCoord/lat<35.0]"
+LATITUDE = "/metadata/ImageDescriptor/LocationCoord/lat"
+KABUL = f"*[{LATITUDE}>33.2 and {LATITUDE}<35.0]"
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
+LOOK = 8
+"""One delivery in so many has its latency taken: the subscriber is to spend no more than one that only receives."""
+BOUND = 10_000
+"""Objects that may wait for a subscription by default. Rows that are not about that allow more."""
+MANY = 1_000
+"""Objects in one call of publish_many."""
+
+Parties = dict[str, list[int]]
+"""Process ids by party."""
+Watch = Callable[[Parties], AbstractContextManager[object]]
+"""Entered when all are connected, left when all has been delivered."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -41,37 +62,74 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
-def subscribe(config: Config, predicate: str, subscriptions: int, expected: int, out: Any) -> None:
-    """A subscriber process: takes `expected` objects for each subscription, tells when and how late they were."""
+def megabytes(pid: int) -> float:
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1e6
+
+
+class Listener:
+    """Of all subscriptions of a process that get different objects: counts them."""
+
+    def __init__(self, expected: int, arrived: Callable[[InfoObject], None]) -> None:
+        self.done = threading.Event()
+        self._left = expected
+        self._arrived = arrived
+        self._lock = threading.Lock()  # calls are one at a time for a subscription, not for all
+
+    def arrived(self, _uid: str, obj: InfoObject) -> None:
+        """One more."""
+        with self._lock:
+            self._arrived(obj)
+            self._left -= 1
+            if not self._left:
+                self.done.set()
+
+    def lost(self, uid: str, notice: object) -> None:
+        """None should be."""
+        print("lost:", uid, notice, file=sys.stderr)
+
+
+def subscribe(config: Config, predicates: Sequence[str], expected: int, out: Any) -> None:
+    """A subscriber process: takes `expected` deliveries in all, and tells when, how late they were and what they cost.
+    Subscriptions that are alike are read in turn; others have a listener."""
+    late: list[float] = []
+    number = itertools.count()
+
+    def arrived(obj: InfoObject) -> None:
+        if not next(number) % LOOK:
+            late.append(time.time() - obj.platform.published)
+
     with SubscriberAdapter(config) as adapter:
-        uids = [adapter.register_subscriber(type_name=TYPE, predicate=predicate) for _ in range(subscriptions)]
+        listener = Listener(expected, arrived) if len(set(predicates)) > 1 else None
+        uids = [adapter.register_subscriber(type_name=TYPE, predicate=p, listener=listener) for p in predicates]
         out.put("ready")
         for uid in uids:
             adapter.wait_matched(uid, 1, 30)
         out.put("matched")
         before = time.process_time()
-        late = []
-        for _ in range(expected):
-            for uid in uids:
-                obj = adapter.receive(uid, 60)
-                assert obj is not None, adapter.status()
-                late.append(time.time() - obj.platform.published)
+        if listener is not None:
+            assert listener.done.wait(120), adapter.status()
+        else:
+            for _ in range(expected // len(uids)):
+                for uid in uids:
+                    obj = adapter.receive(uid, 60)
+                    assert obj is not None, adapter.status()
+                    arrived(obj)
         late.sort()
-        spent = time.process_time() - before
-        out.put((time.time(), statistics.median(late), late[int(len(late) * 0.99)], spent))
+        out.put((time.time(), statistics.median(late), late[int(len(late) * 0.99)], time.process_time() - before))
 
 
 class Federation:
     """A lookup service and a delegate, each a process; in clear, or with mutual TLS."""
 
-    def __init__(self, tls: TlsSection) -> None:
+    def __init__(self, tls: TlsSection, *, keeps: bool = True) -> None:
         self._tls = tls
         names = ("certificate", "key", "ca")
         given = {f"JBI_TLS_{n.upper()}": getattr(tls, n) for n in names if getattr(tls, n)}
-        self._environment = {**os.environ, **given}
+        self._environment = {**os.environ, **given, **({} if keeps else {"JBI_PAD_KEEP_SECONDS": "0"})}
         self.lookup, answer = self._start("lookup", "--port", "0")
-        self.locator = answer["address"]
-        self.pad, _ = self._start("--locator", self.locator, "pad", "bench", "here")
+        self._locator = answer["address"]
+        self.pad, _ = self._start("--locator", self._locator, "pad", "bench", "here")
 
     def _start(self, *words: str) -> tuple[subprocess.Popen[str], dict[str, str]]:
         command = [sys.executable, "-m", "jbi_pubsub", "--no-multicast", *words, "--json"]
@@ -79,12 +137,11 @@ class Federation:
         assert process.stdout is not None
         return process, json.loads(process.stdout.readline())
 
-    @property
-    def config(self) -> Config:
-        """For its clients."""
+    def config(self, bound: int) -> Config:
+        """For its clients; `bound` of what may wait for a subscription."""
         return Config(
-            lookup=LookupSection(locators=(self.locator,), multicast=False),
-            queue=QueueSection(bound=200_000, publish_seconds=60),
+            lookup=LookupSection(locators=(self._locator,), multicast=False),
+            queue=QueueSection(bound=bound, publish_seconds=60),
             tls=self._tls,
         )
 
@@ -95,65 +152,124 @@ class Federation:
             process.wait(20)
 
 
-def varied(count: int) -> Iterator[bytes]:
-    """Metadata as a moving source says them: each another position, all of them in the rectangle."""
-    for at in range(count):
-        yield METADATA.replace(b"<lat>33.34<", b"<lat>33.%06d<" % (300_000 + at % 400_000))
+def positions(count: int) -> Iterable[int]:
+    """Millionths of a degree, spread over 400,000 of them."""
+    return (at * 7_919 % 400_000 for at in range(count))
 
 
-def measure(
-    federation: Federation,
-    *,
-    count: int,
-    payload: bytes,
-    predicate: str = "",
-    subscribers: int = 1,
-    each: int = 1,
-    pause: float = 0.0,
-    vary: bool = True,
-    validate: bool = True,
-    stopped: int = 0,
-) -> dict[str, float]:
-    """`count` objects for `subscribers` processes with `each` subscriptions; `stopped` more processes take nothing."""
-    config = federation.config
-    out: Any = multiprocessing.Queue()
-    arguments = (config, predicate, each, count, out)
-    processes = [multiprocessing.Process(target=subscribe, args=arguments) for _ in range(subscribers + stopped)]
-    for process in processes:
-        process.start()
-    with PublisherAdapterLight(config) as adapter:
-        for _ in processes:
-            assert out.get(timeout=60) == "ready"
-        delegate = adapter.connect_to_delegate("bench", "here")
-        registration = adapter.register_publisher(delegate, DATA / "Intel_Imagery.xsd", METADATA, validate=validate)
-        for _ in processes:
-            assert out.get(timeout=60) == "matched"
-        for process in processes[subscribers:]:
-            os.kill(process.pid or 0, signal.SIGSTOP)
-        documents = list(varied(count)) if vary else [METADATA] * count
-        spent = time.process_time() + cpu_seconds(federation.pad.pid)
-        begin = time.time()
-        for metadata in documents:
+def stripes(number: int) -> list[str]:
+    """Predicates of which exactly one holds for each document."""
+    edges = [33.2999995 + at * 0.4 / number for at in range(number + 1)]
+    return [f"*[{LATITUDE}>{low:.7f} and {LATITUDE}<{high:.7f}]" for low, high in itertools.pairwise(edges)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a row measures: `count` objects for `processes` subscriber processes with `each` subscriptions."""
+
+    count: int
+    payload: int
+    predicate: str = ""
+    """Of all subscriptions, if each has not its `own`, of which one matches an object."""
+    own: bool = False
+    processes: int = 1
+    each: int = 1
+    rate: float = 0.0
+    """Objects a second, where who is late catches up; 0: as fast as they are taken."""
+    many: bool = False
+    """By publish_many, MANY in a call."""
+    vary: bool = True
+    stopped: int = 0
+    """Further subscriber processes that take nothing."""
+    bound: int = 200_000
+    keeps: bool = True
+    """Whether the delegate keeps objects for newcomers (`[pad] keep_seconds`), which hides what a queue weighs."""
+
+    def documents(self) -> list[bytes]:
+        """Metadata as a moving source says them, all in the rectangle; or always the same."""
+        if not self.vary:
+            return [METADATA] * self.count
+        return [METADATA.replace(b"<lat>33.34<", b"<lat>33.%06d<" % (300_000 + at)) for at in positions(self.count)]
+
+    def subscribers(self) -> list[tuple[list[str], int]]:
+        """Predicates of each process, and how many deliveries it gets."""
+        number = self.processes * self.each
+        if not self.own:
+            return [([self.predicate] * self.each, self.count * self.each)] * (self.processes + self.stopped)
+        matched = Counter(at * number // 400_000 for at in positions(self.count))
+        shares = [range(at, number, self.processes) for at in range(self.processes)]
+        predicates = stripes(number)
+        return [([predicates[at] for at in share], sum(matched[at] for at in share)) for share in shares]
+
+    def publish_all(self, adapter: Any, registration: str, documents: Sequence[bytes]) -> None:
+        """As this case says."""
+        payload = b"x" * self.payload
+        if self.many:
+            for at in range(0, len(documents), MANY):
+                adapter.publish_many(registration, [(metadata, payload) for metadata in documents[at : at + MANY]])
+            return
+        begin = time.perf_counter()
+        for at, metadata in enumerate(documents):
+            if self.rate and (left := begin + at / self.rate - time.perf_counter()) > 0:
+                time.sleep(left)
             adapter.publish(registration, metadata, payload)
-            if pause:
-                time.sleep(pause)
-        published = time.time() - begin
-        ends = [out.get(timeout=240) for _ in range(subscribers)]
-        spent = time.process_time() + cpu_seconds(federation.pad.pid) - spent + sum(end[3] for end in ends)
-        for process in processes[subscribers:]:
+
+
+def measure(case: Case, tls: TlsSection | None = None, watch: Watch = lambda _: nullcontext()) -> dict[str, Any]:
+    """A row: the case in a federation of its own, in clear or with `tls`."""
+    federation = Federation(tls or TlsSection(), keeps=case.keeps)
+    out: Any = multiprocessing.Queue()
+    config = federation.config(case.bound)
+    arguments = [(config, *share, out) for share in case.subscribers()]
+    processes = [multiprocessing.Process(target=subscribe, args=given, daemon=True) for given in arguments]
+    try:
+        for process in processes:
+            process.start()
+        with PublisherAdapterLight(config) as adapter:
+            _await(out, "ready", len(processes))
+            delegate = adapter.connect_to_delegate("bench", "here")
+            registration = adapter.register_publisher(delegate, DATA / "Intel_Imagery.xsd", METADATA)
+            _await(out, "matched", len(processes))
+            pids = [process.pid or 0 for process in processes]
+            taking, stopped = pids[: case.processes], pids[case.processes :]
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            documents = case.documents()
+            pad = federation.pad.pid
+            parties = {"publisher": [os.getpid()], "delegate": [pad], "subscribers": taking}
+            with watch({**parties, "lookup": [federation.lookup.pid]}):
+                cpu, memory, begin = (time.process_time(), cpu_seconds(pad)), megabytes(pad), time.time()
+                case.publish_all(adapter, registration, documents)
+                published = time.time() - begin
+                ends = [out.get(timeout=240) for _ in taking]
+                spent = {"publisher": time.process_time() - cpu[0], "delegate": cpu_seconds(pad) - cpu[1]}
+                grown = megabytes(pad) - memory
+    finally:
+        for process in processes:
             process.kill()
-    for process in processes:
-        process.join()
+        federation.close()
     took = max(end[0] for end in ends) - begin
+    shares = {name: seconds / took for name, seconds in spent.items()} | {"subscriber": max(e[3] for e in ends) / took}
+    busiest = max(shares, key=lambda name: shares[name])
+    deliveries = sum(expected for _, expected in case.subscribers()[: case.processes])
     return {
-        "objects/s": round(count / took),
-        "publish/s": round(count / published),
-        "MB/s": round(count * len(payload) / took / 1e6, 1),
-        "deliveries/s": round(count * subscribers * each / took),
-        "CPU us": round(spent / count * 1e6, 1),
+        "objects": case.count,
+        "objects/s": round(case.count / took),
+        "publish/s": round(case.count / published),
+        "MB/s": round(case.count * case.payload / took / 1e6, 1),
+        "deliveries/s": round(deliveries / took),
+        "CPU us": round((sum(spent.values()) + sum(end[3] for end in ends)) / case.count * 1e6, 1),
+        "busiest": f"{busiest} {shares[busiest]:.0%}",
         "p50 ms": round(statistics.median(end[1] for end in ends) * 1e3, 2),
         "p99 ms": round(max(end[2] for end in ends) * 1e3, 2),
+        "delegate MB": round(grown, 1),
     }
+
+
+def _await(out: Any, word: str, count: int) -> None:
+    for _ in range(count):
+        said = out.get(timeout=60)
+        assert said == word, said
 
 
 @contextmanager
@@ -171,58 +287,65 @@ def authority() -> Iterator[TlsSection]:
         yield TlsSection(**paths)
 
 
-def rows(scale: float, only: str) -> dict[str, dict[str, float]]:
-    """All measurements whose name contains `only`."""
-    small, kilo, large, huge = (b"x" * size for size in (100, 1 << 10, 64 << 10, 1 << 20))
-    clear: dict[str, dict[str, Any]] = {
-        "small": {"count": 20_000, "payload": small},
-        "small, same metadata": {"count": 50_000, "payload": small, "vary": False},
-        "1 KB, predicate": {"count": 20_000, "payload": kilo, "predicate": KABUL},
-        "64 KB": {"count": 4_000, "payload": large},
-        "1 MB": {"count": 500, "payload": huge},
-        "one by one": {"count": 1_000, "payload": kilo, "predicate": KABUL, "pause": 0.003},
-        "to 10 subscriptions of one process": {"count": 5_000, "payload": kilo, "predicate": KABUL, "each": 10},
-        "to 4 processes": {"count": 5_000, "payload": kilo, "predicate": KABUL, "subscribers": 4},
-        "to 1 process, one by one": {"count": 1_000, "payload": kilo, "pause": 0.002},
-        "the same, 1 other stopped": {"count": 1_000, "payload": kilo, "pause": 0.002, "stopped": 1},
-    }
-    secured: dict[str, dict[str, Any]] = {
-        "TLS, 1 KB, predicate": {"count": 10_000, "payload": kilo, "predicate": KABUL},
-        "TLS, 64 KB": {"count": 2_000, "payload": large},
-        "TLS, 1 MB": {"count": 200, "payload": huge},
-    }
-    found = {}
-    for cases, tls in ((clear, False), (secured, True)):
-        chosen = {name: options for name, options in cases.items() if only in name}
+SMALL, KILO, LARGE, HUGE = 100, 1 << 10, 64 << 10, 1 << 20
+CASES = {
+    "100 B, one by one calls": Case(80_000, SMALL),
+    "100 B, publish_many": Case(80_000, SMALL, many=True),
+    "100 B, same metadata": Case(80_000, SMALL, vary=False),
+    "1 KB, predicate": Case(20_000, KILO, KABUL),
+    "64 KB": Case(6_000, LARGE),
+    "1 MB": Case(600, HUGE),
+    "1 KB, all match: 10 in 1 process": Case(5_000, KILO, KABUL, each=10),
+    "1 KB, all match: 10 in 2 processes": Case(5_000, KILO, KABUL, processes=2, each=5),
+    "1 KB, all match: 10 in 10 processes": Case(5_000, KILO, KABUL, processes=10),
+    "12,500/s: 1 in 1 process": Case(25_000, KILO, own=True, rate=12_500),
+    "12,500/s: 10 in 2 processes": Case(25_000, KILO, own=True, rate=12_500, processes=2, each=5),
+    "12,500/s: 100 in 2 processes": Case(25_000, KILO, own=True, rate=12_500, processes=2, each=50),
+    "300/s": Case(900, KILO, KABUL, rate=300),
+    "5,000/s, none stopped": Case(15_000, KILO, rate=5_000, bound=BOUND, keeps=False),
+    "1 stopped, its queue a tenth full": Case(BOUND // 10, KILO, rate=5_000, stopped=1, bound=BOUND, keeps=False),
+    "1 stopped, its queue at the bound": Case(15_000, KILO, rate=5_000, stopped=1, bound=BOUND, keeps=False),
+}
+SECURED = {
+    "TLS, 1 KB, predicate": Case(10_000, KILO, KABUL),
+    "TLS, 64 KB": Case(3_000, LARGE),
+    "TLS, 1 MB": Case(300, HUGE),
+}
+
+
+def rows(scale: float, only: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All measurements whose name contains `only`; rows about a bound are never scaled."""
+    for cases, section in ((CASES, nullcontext(None)), (SECURED, authority())):
+        chosen = {name: case for name, case in cases.items() if only in name}
+        if not hasattr(PublisherAdapterLight, "publish_many"):
+            chosen = {name: case for name, case in chosen.items() if not case.many}
         if not chosen:
             continue
-        with authority() if tls else nullcontext(TlsSection()) as section:
-            federation = Federation(section)
-            try:
-                for name, options in chosen.items():
-                    found[name] = measure(federation, **{**options, "count": max(10, int(options["count"] * scale))})
-            finally:
-                federation.close()
-    return found
+        with section as tls:
+            for name, case in chosen.items():
+                count = case.count if case.bound == BOUND else max(2 * MANY // 10, int(case.count * scale))
+                yield name, measure(replace(case, count=count), tls)
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the table, row by row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--scale", type=float, default=1.0, help="of the number of objects")
     parser.add_argument("--only", default="", help="rows whose name contains this")
     options = parser.parse_args()
     multiprocessing.set_start_method("spawn")
-    found = rows(options.scale, options.only)
+    found = {}
+    for name, row in rows(options.scale, options.only):
+        if not options.json:
+            if not found:
+                print(f"{'':36}" + "".join(f"{column:>14}" for column in row) + f"{'ratio':>8}")
+            base = next(iter(found.values()), row)["objects/s"]
+            cells = "".join(f"{cell:>14,}" if not isinstance(cell, str) else f"{cell:>14}" for cell in row.values())
+            print(f"{name:36}{cells}{row['objects/s'] / base:>8.2f}", flush=True)
+        found[name] = row
     if options.json:
         print(json.dumps(found))
-        return
-    columns = list(next(iter(found.values())))
-    base = next(iter(found.values()))["objects/s"]
-    print(f"{'':36}" + "".join(f"{c:>14}" for c in columns) + f"{'ratio':>8}")
-    for name, row in found.items():
-        print(f"{name:36}" + "".join(f"{row[c]:>14}" for c in columns) + f"{row['objects/s'] / base:>8.2f}")
 
 
 if __name__ == "__main__":

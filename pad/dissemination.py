@@ -60,16 +60,11 @@ class InformationTypeGate(Grammar, Protocol):
 class MatchTable:
     """The subscriptions whose template matched one set of invariants, with their predicates indexed.
 
-    One writer at a time (the delegate's lock); readers need none: the index swaps snapshots, and a key whose
-    subscription is gone is passed over.
+    One writer at a time (the delegate's lock); readers need none: the index swaps snapshots.
     """
 
     def __init__(self) -> None:
-        self._index: PredicateIndex[int] = PredicateIndex()
-        self._by_key: dict[int, Subscription] = {}
-        self._unconditional: dict[int, Subscription] = {}
-        self._keys: dict[int, int] = {}
-        self._next_key = 0
+        self._index: PredicateIndex[Subscription] = PredicateIndex()
         self.predicates = 0
         """How many of the subscriptions have a predicate: without any the metadata need not be read."""
         self.filters = 0
@@ -83,22 +78,17 @@ class MatchTable:
         they are here; FAR while one is on its way in."""
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return len(self._index)
 
     def subscriptions(self) -> list[Subscription]:
         """All of them."""
-        return list(self._by_key.values())
+        return self._index.keys()
 
     def add(self, subscription: Subscription) -> None:
         """Add a subscription that matched at the first level; twice counts once."""
-        if id(subscription) in self._keys:
+        if subscription in self._index:
             return
-        self._next_key += 1
-        self._by_key[self._next_key] = subscription
-        self._keys[id(subscription)] = self._next_key
-        self._index.add(self._next_key, subscription.predicate)
-        if subscription.predicate is None:
-            self._unconditional[self._next_key] = subscription
+        self._index.add(subscription, subscription.predicate)
         self.predicates += subscription.predicate is not None
         self.filters += subscription.payload_filter is not None
         self.budget.add(subscription.charges)
@@ -106,11 +96,8 @@ class MatchTable:
 
     def remove(self, subscription: Subscription) -> None:
         """Take it out; unknown ones are ignored."""
-        key = self._keys.pop(id(subscription), None)
-        if key is not None:
-            self._index.remove(key)
-            del self._by_key[key]
-            self._unconditional.pop(key, None)
+        if subscription in self._index:
+            self._index.remove(subscription)
             self.predicates -= subscription.predicate is not None
             self.filters -= subscription.payload_filter is not None
             self.budget.remove(subscription.charges)
@@ -119,9 +106,8 @@ class MatchTable:
     def match(self, document: Element | Traced | None, size: int = 0) -> list[Subscription]:
         """Those whose predicate is true; without `document` those that have none. `size`: its bytes, if known."""
         if document is None or not self.predicates:
-            return list(self._unconditional.values())
-        by_key = self._by_key
-        return [s for key in self._index.match(document, size) if (s := by_key.get(key)) is not None]
+            return self._index.unconditional()
+        return self._index.match(document, size)
 
     def count_again(self) -> None:
         """The last answer of `match` was given once more."""
@@ -227,14 +213,16 @@ class Judgement:
     and again; the answer holds while the metadata and the table's subscriptions are the same. One thread at a time.
     """
 
-    __slots__ = ("_conformity", "_matched", "_metadata", "_version", "table")
+    __slots__ = ("_checked", "_conformity", "_matched", "_metadata", "_version", "table")
 
     def __init__(
         self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], table: MatchTable, *, validate: bool
     ) -> None:
         self._conformity = Conformity(gate, entries, validate=validate)
         self.table = table
-        self._metadata: bytes | None = None  # none judged yet
+        self._checked: bytes | None = None  # none yet
+        self._metadata: bytes | None = None
+        """Those that were matched last; of a run all are checked before the first one is matched."""
         self._version = -1
         self._matched: list[Subscription] = []
 
@@ -246,17 +234,22 @@ class Judgement:
     def check(self, metadata: bytes) -> Element | Traced | None:
         """The document, for `match`; None: the same as last time, and as good. Raises MetadataError, InvariantError or
         OversizeError."""
-        return None if metadata == self._metadata else self._conformity.check(metadata)
+        if metadata == self._checked:
+            return None
+        document = self._conformity.check(metadata)
+        if len(metadata) <= REMEMBERED_BYTES:
+            self._checked = metadata
+        return document
 
     def match(self, metadata: bytes, document: Element | Traced | None) -> list[Subscription]:
         """The subscriptions whose predicate is true for metadata that were checked."""
         table = self.table
         version = table.version  # read first: what is added meanwhile makes the answer stale
         if document is None:
-            if version == self._version:
+            if version == self._version and metadata == self._metadata:
                 table.count_again()
                 return self._matched
-            document = parse_metadata(metadata) if table.predicates else None
+            document = self.read(metadata) if table.predicates else None
         matched = table.match(document, len(metadata))
         if len(metadata) <= REMEMBERED_BYTES:
             self._metadata, self._version, self._matched = metadata, version, matched

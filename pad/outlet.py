@@ -12,24 +12,48 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
+
+import msgspec
 
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest
 
 
-class Waiting:
-    """An object that waits for one or several subscriptions of a session, each with an outlet of its own."""
+class Waiting(msgspec.Struct, eq=False, gc=False):
+    """An object that waits for one or several subscriptions of a session, each with an outlet of its own.
 
-    __slots__ = ("outlets", "parcel", "places")
+    A delegate keeps hundreds of thousands, which the garbage collector need not look at: whoever gives up an outlet
+    empties it.
+    """
 
-    def __init__(self, parcel: Parcel) -> None:
-        self.parcel = parcel
-        self.places = 0
-        """In how many outlets it waits: its bytes count once, however many there are."""
-        self.outlets: list[Outlet] = []
-        """Who might take it together with the first that does."""
+    parcel: Parcel
+    places: int = 0
+    """In how many outlets it waits: its bytes count once, however many there are."""
+    outlets: Sequence[Outlet] = ()
+    """Who might take it together with the first that does."""
+
+    def put_into(self, outlet: Outlet) -> None:
+        """It waits there as well."""
+        self.places += 1
+        if not self.outlets:
+            self.outlets = outlet.alone  # the commonest, and the same for all that wait there
+        elif isinstance(self.outlets, list):
+            self.outlets.append(outlet)
+        else:
+            self.outlets = [*self.outlets, outlet]
+
+
+class Flight:
+    """Items on their way, one after the other, each of which completes a delivery to the same subscriptions, or to none
+    (chunks, notices)."""
+
+    __slots__ = ("count", "subscriptions")
+
+    def __init__(self, subscriptions: tuple[Subscription, ...], count: int) -> None:
+        self.subscriptions = subscriptions
+        self.count = count
 
 
 class DeliveryQueue(Protocol):
@@ -136,13 +160,14 @@ class Outlet:
     """What one subscription has waiting and under way. Its session's lock covers it."""
 
     __slots__ = (
-        "bound", "consumed", "cutting", "held", "next_chunk", "queue", "ready", "sent", "source", "subscription",
-        "untold", "waiting", "waiting_bytes",
+        "alone", "bound", "consumed", "cutting", "held", "next_chunk", "queue", "ready", "sent", "source",
+        "subscription", "untold", "waiting", "waiting_bytes",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription, *, held: bool = False) -> None:
         """`held`: a newcomer whose source is being made ready: nothing goes out."""
         self.subscription = subscription
+        self.alone = (self,)
         self.bound = subscription.request.bound
         self.held = held
         self.source: DeliveryQueue | None = None
@@ -168,8 +193,7 @@ class Outlet:
 
     def put(self, waiting: Waiting, size: int) -> None:
         """One more waits, of `size` bytes."""
-        waiting.outlets.append(self)
-        waiting.places += 1
+        waiting.put_into(self)
         self.queue.put(waiting)
         self.waiting += 1
         self.waiting_bytes += size
@@ -177,35 +201,41 @@ class Outlet:
     def catch_up(self, arrears: Arrears) -> None:
         """From now on they go out, then what has come meanwhile."""
         for waiting in arrears:
-            waiting.outlets.append(self)
-            waiting.places += 1
+            waiting.put_into(self)
         self.held = False
         self.source = arrears or None
         self.waiting += len(arrears)
         self.waiting_bytes += arrears.size
 
-    def take(self) -> Waiting:
-        """The next one, to be sent."""
-        self.sent += 1
-        if self.source is not None:
-            return self._removed(self.source.take())
-        waiting = self.queue.take()
-        waiting.places -= 1
-        self.waiting -= 1
-        self.waiting_bytes -= waiting.parcel.size
-        return waiting
+    @property
+    def front(self) -> DeliveryQueue:
+        """What the next one comes from."""
+        return self.queue if self.source is None else self.source
+
+    @property
+    def credit(self) -> int:
+        """How many objects more its subscriber may have."""
+        return self.bound - self.sent + self.consumed
+
+    def took(self, count: int, size: int) -> None:
+        """So many were taken from the front, to be sent, of `size` bytes in all."""
+        self.sent += count
+        self.waiting -= count
+        self.waiting_bytes -= size
+        self._pass_source()
 
     def drop_oldest(self) -> Waiting:
         """The one that has waited longest, to be lost."""
-        return self._removed(self.queue.drop_oldest() if self.source is None else self.source.drop_oldest())
-
-    def _removed(self, waiting: Waiting) -> Waiting:
-        if self.source is not None and not len(self.source):
-            self.source = None
+        waiting = self.front.drop_oldest()
         waiting.places -= 1
         self.waiting -= 1
         self.waiting_bytes -= waiting.parcel.size
+        self._pass_source()
         return waiting
+
+    def _pass_source(self) -> None:
+        if self.source is not None and not len(self.source):
+            self.source = None
 
     def is_next(self, waiting: Waiting) -> bool:
         """Whether that object is what it would send next."""
@@ -215,7 +245,7 @@ class Outlet:
             and not self.held
             and self.cutting is None
             and not self.untold
-            and (self.queue.head() if self.source is None else self.source.head()) is waiting
+            and self.front.head() is waiting
         )
 
     def may_send(self) -> bool:

@@ -458,6 +458,9 @@ LEAVES = (
 )
 """What is read of single leaves, but for a few."""
 OTHERS = (
+    *("lat + lon > 40", "a * 2 >= 14 and b", "-a < -5", "//lat - 3 > 5", "//a[starts-with(., '7') and ../b]", "//b//a"),
+    *("*/a mod 2 = 1", "/m/*[a='7'][lat > 1]", "count(//a) - count(//b) > 0", "count(*) = 2", "contains(//b, '7')"),
+    *("//@a", ".//b/@x='1'", "//a != 7", "//b/../a"),
     *("//a = 1", "count(//a) > 2", "*[lat > 0 and a]", "not(/m/a)", "/m/b[a = '1']/lat > 0", "contains(/m/a, 'N')"),
     *("/m = '1'", "/m/a = /m/b", "string-length(//b) > 1", "/m/a != 'N'", "/m/*/a = 34.5", "sum(//lat) > 5"),
 )
@@ -555,6 +558,21 @@ def test_damaged_documents_are_traced_only_if_they_still_are_what_the_stencil_sa
         assert elements == [(each.tag, dict(each.attrib), len(each)) for each in parse_metadata(source).iter()]
 
 
+def test_for_relative_paths_terms_and_counts_nothing_is_parsed() -> None:
+    # Given a stencil, and predicates that are about elements of any name, anywhere, and computed
+    made = stencil(b"<m><g><x>c</x><y>3</y></g><x>d</x></m>")
+    assert made is not None
+    index = index_of(
+        "//x[starts-with(., 'e')]", "//x = 'c'", "//y * 2 > 7", "*/y = 4", "count(//x) = 2", "//x[../y = 5]"
+    )
+    # When documents of that kind come, expect their answers without a parser
+    for x, y, answer in ((b"c", b"3", [0, 1, 4]), (b"k", b"4", [2, 3, 4])):
+        traced = made.trace(b"<m><g><x>%s</x><y>%s</y></g><x>e</x></m>" % (x, y))
+        assert isinstance(traced, Traced)
+        assert sorted(index.match(traced)) == answer
+        assert traced._root is None
+
+
 def test_predicates_that_come_later_are_answered_as_well() -> None:
     # Given an index and a stencil that it has read documents by
     index: PredicateIndex[str] = PredicateIndex()
@@ -574,3 +592,28 @@ def test_predicates_that_come_later_are_answered_as_well() -> None:
     # Expect all to be answered
     assert matched(b"50", b"60") == ["east", "either", "north"]
     assert matched(b"10", b"70") == ["east"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_parsed"),
+    [
+        (["g/y * 2 > 7", "/m/g/y=4", "number(g/y) - 1 < 2.5"], False),
+        (["//x[starts-with(.,'c') and ../y<5]", "*/y=4", "count(//x)=1", "//h/@id='1'", "//g='d9'"], True),
+    ],
+    ids=["terms", "relative paths"],
+)
+def test_a_known_document_is_parsed_for_what_its_tree_alone_says(texts: list[str], is_parsed: bool) -> None:
+    # Given a stencil, and predicates that lxml need not look at, or must for some
+    source = b"<m><g><x>c</x><y>3</y></g><h id='1'/></m>"
+    made = stencil(source)
+    assert made is not None
+    index = index_of(*texts)
+    for x, y in (("c", "3"), ("cd", "4"), ("d", "9")):
+        # When a document of that kind comes
+        data = source.replace(b">c<", f">{x}<".encode()).replace(b">3<", f">{y}<".encode())
+        traced = made.trace(data)
+        assert traced is not None
+        # Expect lxml's answers, with a parser where the index reads relative paths
+        expected = [n for n, text in enumerate(texts) if parse_metadata(data).xpath(f"boolean({text})")]
+        assert sorted(index.match(traced)) == expected
+        assert (traced._root is not None) == is_parsed

@@ -1,23 +1,15 @@
 """jbi-pubsub: a lookup service and one delegate, a PublisherAdapterLight, one SubscriberAdapter a subscriber process.
 
-`jbi-lean` switches the validation against the schema off; invariants are always checked."""
+Every object is validated against the strict schema of its style, by publisher and delegate. `jbi-lean` switches that
+off; invariants are always checked. The subscribers of a process share its connections."""
 import json
 import subprocess
 import sys
 import time
 
+from workload import schema
+
 from .base import Adapter, Publisher
-
-SCHEMA = b"""<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1">
-<xs:element name="metadata"><xs:complexType><xs:sequence>
- <xs:element name="mil.af.rl.jbi.Intel_Imagery"><xs:complexType/></xs:element>
- <xs:element name="RequiredMetadata" jbi:variance="invariant"><xs:complexType><xs:sequence>
-  <xs:element name="Type" type="xs:token"/><xs:element name="JBIIIdentifier" type="xs:token" jbi:variance="variant"/>
-  <xs:element name="publisher" type="xs:token"/><xs:element name="keywords" type="xs:token"/>
-  <xs:element name="language" type="xs:language"/></xs:sequence></xs:complexType></xs:element>
- <xs:any minOccurs="0" maxOccurs="unbounded" processContents="lax"/>
-</xs:sequence></xs:complexType></xs:element></xs:schema>"""
-
 
 class Jbi(Adapter):
     name = "jbi"
@@ -49,8 +41,10 @@ class Jbi(Adapter):
 
             def prepare(s, obj):
                 if s.reg is None:
-                    s.reg = s.pal.register_publisher(s.delegate, SCHEMA, obj.metadata, validate=ad.validate)
-                    time.sleep(2.0 + ad.N / 200)
+                    s.reg = s.pal.register_publisher(s.delegate, schema(ad.style), obj.metadata, validate=ad.validate)
+                    standing = s.pal.wait_for_subscribers(s.reg, ad.N, 60)
+                    if standing < ad.N:
+                        raise RuntimeError(f"{standing} of {ad.N} subscriptions stand")
                 return obj
 
             def publish(s, obj):
