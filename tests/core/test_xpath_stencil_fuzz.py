@@ -328,6 +328,12 @@ def layouts(roots: list[Element], chance: random.Random) -> list[Layout]:
             for reading in (PRESENT, TEXT, NUMBER):
                 if chance.random() < share and (is_leaf or reading == PRESENT or chance.random() < odd):
                     paths.slot(path if chance.random() < 0.8 else ("", *path[1:]), reading)
+        for path in chance.sample(sorted(leaves), min(4, len(leaves))):
+            where = chance.choice(
+                ((f"//{path[-1]}",), ("*", *path[1:]), (f"//{path[0]}", *path[1:]), ("", "*", *path[2:]))
+            )
+            if share == 1.0 and leaves[path] and all(leaves[other] for other in leaves if other[-1] == path[-1]):
+                paths.slot(where, chance.choice((PRESENT, TEXT, NUMBER)))
         for path in attributes:
             if chance.random() < share:
                 paths.slot(path, chance.choice((PRESENT, TEXT, NUMBER)))
