@@ -195,8 +195,8 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class _Bound(msgspec.Struct, frozen=True):
-    """Of x, such that `x` and then all `moves`, the first first, compare as `test` with the constant: the last such
-    number, from below if `rising`.
+    """The last number x for which x, after all `moves`, compares as `test` with the constant: the greatest if it is an
+    upper bound, else the least.
 
     Each move (operator, constant, whether the constant stands left) keeps the order of numbers or turns it around, and
     so does its rounding; so those for which it holds are all up to the bound, or all from it on.
