@@ -65,7 +65,7 @@ Report = dict[str, Any]
 
 
 def run(sizes: Sequence[int] = SIZES, progress: Callable[[str], None] | None = None) -> list[Report]:
-    """One row per workload and size, as plain data. Times are microseconds of the processor, memory bytes; see row_of."""
+    """One row per workload and size, as plain data. Times are microseconds of the processor; see `row_of`."""
     rows = []
     for name, workload in WORKLOADS.items():
         for size in sizes:
