@@ -147,6 +147,11 @@ def joined(rows):
     return groups
 
 
+def is_void(r):
+    """Whether somebody did not get what he should, or got what he should not."""
+    return any(x.get(k) for x in (r, r.get("lat", {})) for k in ("lost", "extra", "stuck", "bad"))
+
+
 def table(rows):
     """Markdown."""
     yield "| documents | N | matches | system | objects/s | ratio | deliveries/s | CPU us | p50 / p99 ms | lost / extra | processes |"
@@ -158,10 +163,9 @@ def table(rows):
             lat = r.get("lat", {})
             loud = max(r["cpu_other"], lat.get("cpu_other", 0)) > QUIET
             noisy += loud
-            void = any(x.get(k) for x in (r, lat) for k in ("lost", "extra", "stuck", "bad"))
             yield "| " + " | ".join((
                 style, f"{n:,}", "all" if m == n > 1 else f"{m}", system + " *" * loud,
-                ("void: " if void else "") + f"{r['obj_s']:,.0f}", f"{r['obj_s'] / base:.2f}" if base else "-",
+                ("void: " if is_void(r) else "") + f"{r['obj_s']:,.0f}", f"{r['obj_s'] / base:.2f}" if base else "-",
                 f"{r['deliv_s']:,.0f}", f"{r['cpu_us_per_obj']:,.0f}",
                 f"{lat['p50_ms']:.2f} / {lat['p99_ms']:.1f} at {lat['obj_s']:,.0f}/s" if lat.get("p50_ms") else "-",
                 f"{r['lost'] + lat.get('lost', 0)} / {r['extra'] + lat.get('extra', 0)}",
@@ -197,7 +201,7 @@ def plot(rows, name):
     lines = {}
     for (style, n, m, _, processes), found in joined(rows).items():
         for system, r in found.items():
-            if m == 1 and (n, processes) != (10, 10):
+            if m == 1 and (n, processes) != (10, 10) and not is_void(r):
                 lines.setdefault((style, system), {})[n] = r["obj_s"]
     styles = [s for s in workload.STYLES if any(style == s for style, _ in lines)]
     figure, panels = pyplot.subplots(1, len(styles), figsize=(1 + 4 * len(styles), 5), sharey=True, squeeze=False)
