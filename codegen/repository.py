@@ -14,7 +14,7 @@ from jbi_pubsub.codegen.bundle import parse_schema
 from jbi_pubsub.codegen.compiled import validator
 from jbi_pubsub.codegen.model import one_line
 from jbi_pubsub.codegen.opening import OPENER, Opened, Opener, opened
-from jbi_pubsub.core.documents import Texts
+from jbi_pubsub.core.documents import Particle, Texts
 from jbi_pubsub.core.documents.certain import LeafTypes
 from jbi_pubsub.core.errors import MetadataError, SchemaError, TypeConflictError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
@@ -106,13 +106,23 @@ class InformationType:
 
     def texts(self, path: Sequence[str]) -> Texts | None:
         """Texts that the leaf at `path` (tags from the document element down) of a valid document may hold instead of
-        its own, with the document as valid and its invariants the same; None: none for certain."""
-        if self._binder.is_invariant(path):
-            return None
+        its own, with the document as valid; None: none for certain."""
+        return self._certain().texts(path)
+
+    def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:
+        """A content model of the element at `path` in which each of `tags`, its children in a valid document, has one
+        place; see core/documents/shape.py."""
+        return self._certain().content(path, tags)
+
+    def is_invariant(self, path: Sequence[str]) -> bool:
+        """Whether the element at `path` belongs to the invariant part."""
+        return self._binder.is_invariant(path)
+
+    def _certain(self) -> LeafTypes:
         if self._leaf_types is None:
             documents = {name: parse_schema(name, data) for name, data in self._opened.documents.items()}
             self._leaf_types = LeafTypes(documents, self._opened.main)
-        return self._leaf_types.texts(path)
+        return self._leaf_types
 
     def derive(self, predicate: str, namespaces: Mapping[str, str] = {}) -> tuple[EntryRep, ...]:
         """Entry templates that match whatever publishes an object for which `predicate` is true; () for none."""

@@ -49,7 +49,7 @@ from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.newcomers import Newcomers
 from jbi_pubsub.pad.outlet import Budget
-from jbi_pubsub.pad.pipeline import Pipeline
+from jbi_pubsub.pad.pipeline import Pipeline, Refused
 from jbi_pubsub.pad.registration import Entries, Registration, Topic
 from jbi_pubsub.pad.stages import Stages, stages_of
 from jbi_pubsub.pad.store import Kept, SubscriptionStore
@@ -326,11 +326,15 @@ class Delegate:
             connection.registrations.pop(registration.number, None)
         self._drop_registrations([registration])
 
-    def publish(self, registration: Registration, parcel: Parcel, deliveries: Deliveries) -> int:
-        """Admit and judge an object (see pipeline.py); how many subscriptions it matched, 0 for one seen before."""
-        if not self.pipeline.admit(registration, parcel):
-            return 0
-        return self.pipeline.judge(registration, parcel, deliveries)
+    def publish(self, registration: Registration, run: Sequence[Parcel], deliveries: Deliveries) -> Refused:
+        """Admit and judge consecutive objects (see pipeline.py); those that were refused."""
+        refused: Refused = []
+        admitted = self.pipeline.admit(registration, run, refused)
+        try:
+            self.pipeline.judge(registration, admitted, deliveries, refused)
+        except UnknownUidError as exc:
+            refused += [(parcel, exc) for parcel in admitted]
+        return refused
 
     def announced(self, uid: str, told: int) -> None:
         """A lookup service has begun to tell of a registration, `told` so many of it. Unknown ids are ignored."""
@@ -605,7 +609,7 @@ class Delegate:
         """As `explain`, for an object that was published here some seconds ago. Raises UnknownUidError as well when it
         is not known any more."""
         parcel = recall(object_id, self.kept)
-        return self.explain(uid, parcel.head.metadata, bytes(parcel.payload))
+        return self.explain(uid, bytes(parcel.head.metadata), bytes(parcel.payload))
 
     # -- leases and life ----------------------------------------------------------------------------------------
 

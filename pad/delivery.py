@@ -25,7 +25,7 @@ from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
 from jbi_pubsub.core.wire.deflate import Compression, described
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
-from jbi_pubsub.pad.outlet import Arrears, Budget, Outlet, Waiting
+from jbi_pubsub.pad.outlet import Arrears, Budget, Flight, Outlet, Waiting
 from jbi_pubsub.pad.subscription import Subscription, shown
 
 ITEM: Final = struct.Struct("!BI")
@@ -75,8 +75,8 @@ class SubscriberSession:
         self._changed = threading.Condition()
         self._outlets: dict[int, Outlet] = {}
         self._ready: deque[Outlet] = deque()
-        self._flying: deque[tuple[Subscription, ...]] = deque()
-        """For each item under way whose delivery it completes."""
+        self._flying: deque[Flight] = deque()
+        """Whose delivery the items under way complete."""
         self._closed = False
         self._parting = False
         """END is to go out behind all else."""
@@ -125,49 +125,61 @@ class SubscriberSession:
             outlet = self._outlets.pop(subscription.number, None)
             if outlet is None:
                 return 0
-            waiting = outlet.held_up + sum(subscription in flying for flying in self._flying)
-            self._flying = deque(tuple(s for s in flying if s is not subscription) for flying in self._flying)
+            waiting = outlet.held_up
+            for flight in self._flying:
+                if subscription in flight.subscriptions:
+                    waiting += flight.count
+                    flight.subscriptions = tuple(s for s in flight.subscriptions if s is not subscription)
             self._empty(outlet)
             outlet.cutting = None
             outlet.untold.clear()
             self._changed.notify_all()
             return waiting
 
-    def offer(self, deliveries: Sequence[Delivery]) -> list[Subscription]:
+    def offer(self, deliveries: Sequence[Delivery], *, at_once: bool = False) -> list[Subscription]:
         """Queue objects, each by its subscription's policy, and have them go out; may wait up to `block_seconds` for
         those under `block`. For each that came to nothing its subscription, which is gone, and does not account for it
         any more.
 
-        A batch of publications becomes a batch of deliveries here, not a wake-up and a lock each.
+        A batch of publications becomes a batch of deliveries here, not a wake-up and a lock each. `at_once`: this
+        thread sends them, if it can (see `HubSender.send`).
         """
         gone: list[Subscription] = []
         taken = 0
+        subscription: Subscription | None = None
+        outlet: Outlet | None = None
         waiting: Waiting | None = None
         share, most = self._budget.share, self._budget.session_share
         with self._changed:
-            for subscription, parcel in deliveries:
-                outlet = self._outlets.get(subscription.number)
+            for whose, parcel in deliveries:
+                if whose is not subscription:  # of a run, consecutive objects for one, the outlet is looked up once
+                    subscription, outlet = whose, self._outlets.get(whose.number)
                 if outlet is None:
-                    gone.append(subscription)  # cancelled since the match: after the cancel returned nothing may come
+                    gone.append(whose)  # cancelled since the match: after the cancel returned nothing may come
                     continue
+                size = parcel.size
                 if outlet.waiting >= outlet.bound or outlet.waiting_bytes >= share or self._bytes >= most:
-                    has_room, stands = self._make_room(outlet, parcel.size)
+                    has_room, stands = self._make_room(outlet, size)
+                    subscription = None  # others may be cancelled meanwhile as well
                     if not stands:
-                        gone.append(subscription)
+                        gone.append(whose)
                         continue
                     if not has_room:
                         continue
-                subscription.matched += 1
+                whose.matched += 1
                 if waiting is None or waiting.parcel is not parcel:
                     waiting = Waiting(parcel)
                 if waiting.places == 0:
-                    taken += parcel.size
-                    self._bytes += parcel.size
-                outlet.put(waiting, parcel.size)
+                    taken += size
+                    self._bytes += size
+                outlet.put(waiting, size)
                 if not outlet.ready:
                     self._make_ready(outlet)
             self._budget.add(taken)
-        self._sender.ready()
+        if at_once:
+            self._sender.send()
+        else:
+            self._sender.ready()
         return gone
 
     def _make_room(self, outlet: Outlet, size: int) -> tuple[bool, bool]:
@@ -227,14 +239,11 @@ class SubscriberSession:
             while self._ready and len(items) < max_items and size < max_bytes:
                 outlet = self._ready.popleft()
                 outlet.ready = False
-                item = self._next(outlet)
-                if item is not None:
-                    items.append(item)
-                    size += sum(map(len, item))
-                    self._make_ready(outlet)
+                size += self._next(outlet, items, max_items, max_bytes - size)
+                self._make_ready(outlet)
             if self._parting and not self._ready and len(items) < max_items:
                 self._parting = False
-                self._flying.append(())
+                self._fly((), 1)
                 items.append((ITEM.pack(END, 0),))
             self._charge(-self._freed)
             self._changed.notify_all()  # room for those who wait under `block`
@@ -273,9 +282,9 @@ class SubscriberSession:
             for outlet in self._outlets.values():
                 outlet.subscription.lost[cause] += outlet.held_up
                 self._empty(outlet)
-            for flying in self._flying:
-                for subscription in flying:
-                    subscription.lost[cause] += 1
+            for flight in self._flying:
+                for subscription in flight.subscriptions:
+                    subscription.lost[cause] += flight.count
             self._outlets.clear()
             self._ready.clear()
             self._flying.clear()
@@ -312,7 +321,7 @@ class SubscriberSession:
         """Objects on their way and not acknowledged, those also of which some chunks have gone; one for several
         subscriptions counts for each."""
         with self._changed:
-            return sum(map(len, self._flying)) + sum(o.cutting is not None for o in self._outlets.values())
+            return self._under_way() + sum(o.cutting is not None for o in self._outlets.values())
 
     def status(self) -> dict[str, object]:
         """Plain data: connection, queue lengths."""
@@ -334,51 +343,84 @@ class SubscriberSession:
         self._charge(-freed)
 
     def _left(self) -> int:
-        return sum(outlet.held_up for outlet in self._outlets.values()) + sum(map(len, self._flying))
+        return sum(outlet.held_up for outlet in self._outlets.values()) + self._under_way()
 
-    def _next(self, outlet: Outlet) -> Parts | None:
-        number = outlet.subscription.number
+    def _under_way(self) -> int:
+        return sum(flight.count * len(flight.subscriptions) for flight in self._flying)
+
+    def _fly(self, subscriptions: tuple[Subscription, ...], count: int) -> None:
+        if self._flying and self._flying[-1].subscriptions == subscriptions:
+            self._flying[-1].count += count
+        else:
+            self._flying.append(Flight(subscriptions, count))
+
+    def _next(self, outlet: Outlet, items: list[Parts], max_items: int, max_bytes: int) -> int:
+        """Put what goes out next of that outlet behind `items`; its bytes."""
         if outlet.cutting is not None:
-            return self._next_chunk(outlet)
-        if outlet.untold:
-            cause, count = outlet.untold.popitem()
-            self._flying.append(())
-            notice = LossNotice(outlet.subscription.uid, Cause(cause), min(count, COUNT_MOST))
-            return ITEM.pack(LOSS, number), msgspec.msgpack.encode(notice)
-        if not outlet.may_send():
-            return None
-        waiting = self._take_from(outlet)
-        parcel = waiting.parcel
-        if parcel.size > self._chunk:
-            outlet.cutting = chunks(parcel.parts, self._chunk)
+            item = self._next_chunk(outlet)
+        elif outlet.untold:
+            item = self._next_notice(outlet)
+        elif not outlet.may_send():
+            return 0
+        elif outlet.front.head().parcel.size > self._chunk:
+            waiting = outlet.front.take()
+            waiting.places -= 1
+            outlet.took(1, waiting.parcel.size)
+            self._freed += waiting.parcel.size if waiting.places == 0 else 0
+            outlet.cutting = chunks(waiting.parcel.parts, self._chunk)
             outlet.next_chunk = next(outlet.cutting)
-            return self._next_chunk(outlet)
-        if len(waiting.outlets) > 1:
-            return self._shared(outlet, waiting)
-        self._flying.append((outlet.subscription,))
-        return ITEM.pack(OBJECT, number), *parcel.parts
+            item = self._next_chunk(outlet)
+        else:
+            return self._next_run(outlet, items, max_items, max_bytes)
+        items.append(item)
+        return sum(map(len, item))
 
-    def _take_from(self, outlet: Outlet) -> Waiting:
-        waiting = outlet.take()
-        if waiting.places == 0:
-            self._freed += waiting.parcel.size
-        return waiting
+    def _next_notice(self, outlet: Outlet) -> Parts:
+        cause, count = outlet.untold.popitem()
+        self._fly((), 1)
+        notice = LossNotice(outlet.subscription.uid, Cause(cause), min(count, COUNT_MOST))
+        return ITEM.pack(LOSS, outlet.subscription.number), msgspec.msgpack.encode(notice)
 
-    def _shared(self, first: Outlet, waiting: Waiting) -> Parts:
-        """The object once for all subscriptions that are ready for it now; the others get it by itself."""
-        together = [first.subscription]
-        for outlet in waiting.outlets:
-            if len(together) == SHARED_MOST:
+    def _next_run(self, first: Outlet, items: list[Parts], max_items: int, max_bytes: int) -> int:
+        """A run of objects, each once for all subscriptions that are ready for it now; the others get it by itself. It
+        is one object if anybody else is ready, whose turn it is then."""
+        front = first.front
+        waiting = front.head()
+        outlets = waiting.outlets
+        together = [first]
+        if len(outlets) > 1:
+            together += [one for one in outlets if one is not first and one.is_next(waiting)][: SHARED_MOST - 1]
+        fronts = [outlet.front for outlet in together[1:]]
+        most = 1
+        if len(self._ready) == sum(outlet.ready for outlet in together):
+            lengths = [len(one) for one in (front, *fronts)]
+            most = min(max_items - len(items), *lengths, *[outlet.credit for outlet in together])
+        head = _item_head(together)
+        count = size = sent = 0
+        while True:
+            parcel = waiting.parcel
+            front.take()
+            for other in fronts:
+                other.take()
+            waiting.places -= len(together)
+            waiting.outlets = outlets[SHARED_MOST:]
+            if waiting.places == 0:
+                self._freed += parcel.size
+            items.append((head, *parcel.parts))
+            count += 1
+            size += parcel.size
+            sent += len(head) + parcel.size
+            if count >= most or sent >= max_bytes:
                 break
-            if outlet is not first and outlet.is_next(waiting):
-                self._take_from(outlet)
-                together.append(outlet.subscription)
-        waiting.outlets = waiting.outlets[SHARED_MOST:]
-        self._flying.append(tuple(together))
-        if len(together) == 1:
-            return ITEM.pack(OBJECT, first.subscription.number), *waiting.parcel.parts
-        numbers = struct.pack(f"!{len(together)}I", *(s.number for s in together))
-        return ITEM.pack(SHARED, len(together)), numbers, *waiting.parcel.parts
+            waiting = front.head()
+            if waiting.outlets != outlets or waiting.parcel.size > self._chunk:
+                break
+            if fronts and any(other.head() is not waiting for other in fronts):
+                break
+        for outlet in together:
+            outlet.took(count, size)
+        self._fly(tuple([outlet.subscription for outlet in together]), count)
+        return sent
 
     def _next_chunk(self, outlet: Outlet) -> Parts:
         assert outlet.cutting is not None
@@ -387,7 +429,7 @@ class SubscriberSession:
         last = outlet.next_chunk is None
         if last:
             outlet.cutting = None
-        self._flying.append((outlet.subscription,) if last else ())
+        self._fly((outlet.subscription,) if last else (), 1)
         return ITEM.pack(LAST_CHUNK if last else CHUNK, outlet.subscription.number), chunk
 
     def _make_ready(self, outlet: Outlet) -> None:
@@ -415,9 +457,15 @@ class SubscriberSession:
         except msgspec.DecodeError as exc:
             raise ProtocolError(f"bad acknowledgement: {exc}") from exc
         with self._changed:
-            for _ in range(min(count, len(self._flying))):
-                for subscription in self._flying.popleft():
-                    subscription.delivered += 1
+            while count and self._flying:
+                flight = self._flying[0]
+                arrived = min(count, flight.count)
+                for subscription in flight.subscriptions:
+                    subscription.delivered += arrived
+                count -= arrived
+                flight.count -= arrived
+                if not flight.count:
+                    self._flying.popleft()
             for number, total in consumed.items():
                 outlet = self._outlets.get(number)
                 if outlet is not None and outlet.consumed < total <= outlet.sent:
@@ -427,6 +475,13 @@ class SubscriberSession:
             ready = bool(self._ready)
         if ready:
             self._sender.ready()
+
+
+def _item_head(together: Sequence[Outlet]) -> bytes:
+    numbers = [outlet.subscription.number for outlet in together]
+    if len(numbers) == 1:
+        return ITEM.pack(OBJECT, numbers[0])
+    return ITEM.pack(SHARED, len(numbers)) + struct.pack(f"!{len(numbers)}I", *numbers)
 
 
 class Deliveries:
@@ -448,4 +503,5 @@ class Deliveries:
     def offer(self) -> list[Subscription]:
         """Hand all to their sessions; what came to nothing, see `SubscriberSession.offer`."""
         gathered, self._by_session, self.size = self._by_session, {}, 0
-        return [gone for session, deliveries in gathered.items() for gone in session.offer(deliveries)]
+        alone = len(gathered) == 1  # several sessions cost one wake-up of the hub, and it fills their batches meanwhile
+        return [gone for session, deliveries in gathered.items() for gone in session.offer(deliveries, at_once=alone)]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from jbi_pubsub.core.documents import Stencil, Texts, Traced
+from jbi_pubsub.core.documents import ANY, ANY_TEXT, Grammar, Invariants, Particle, Texts, Traced, known_documents
 from jbi_pubsub.core.info_object import Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import (
@@ -30,7 +30,7 @@ from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.subscription import Subscription
 
 
-class InformationTypeGate(Protocol):
+class InformationTypeGate(Grammar, Protocol):
     """The type of a registration, as the type repository opens it: all that a delegate knows of schemas."""
 
     @property
@@ -56,25 +56,15 @@ class InformationTypeGate(Protocol):
         """Raises InvariantError naming path, registered and found value."""
         ...
 
-    def texts(self, path: Sequence[str]) -> Texts | None:
-        """Texts that the leaf at `path` (tags from the document element down) may hold instead of its own, with the
-        metadata as valid and their invariants the same; None: none for certain."""
-        ...
-
 
 class MatchTable:
     """The subscriptions whose template matched one set of invariants, with their predicates indexed.
 
-    One writer at a time (the delegate's lock); readers need none: the index swaps snapshots, and a key whose
-    subscription is gone is passed over.
+    One writer at a time (the delegate's lock); readers need none: the index swaps snapshots.
     """
 
     def __init__(self) -> None:
-        self._index: PredicateIndex[int] = PredicateIndex()
-        self._by_key: dict[int, Subscription] = {}
-        self._unconditional: dict[int, Subscription] = {}
-        self._keys: dict[int, int] = {}
-        self._next_key = 0
+        self._index: PredicateIndex[Subscription] = PredicateIndex()
         self.predicates = 0
         """How many of the subscriptions have a predicate: without any the metadata need not be read."""
         self.filters = 0
@@ -88,22 +78,17 @@ class MatchTable:
         they are here; FAR while one is on its way in."""
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return len(self._index)
 
     def subscriptions(self) -> list[Subscription]:
         """All of them."""
-        return list(self._by_key.values())
+        return self._index.keys()
 
     def add(self, subscription: Subscription) -> None:
         """Add a subscription that matched at the first level; twice counts once."""
-        if id(subscription) in self._keys:
+        if subscription in self._index:
             return
-        self._next_key += 1
-        self._by_key[self._next_key] = subscription
-        self._keys[id(subscription)] = self._next_key
-        self._index.add(self._next_key, subscription.predicate)
-        if subscription.predicate is None:
-            self._unconditional[self._next_key] = subscription
+        self._index.add(subscription, subscription.predicate)
         self.predicates += subscription.predicate is not None
         self.filters += subscription.payload_filter is not None
         self.budget.add(subscription.charges)
@@ -111,11 +96,8 @@ class MatchTable:
 
     def remove(self, subscription: Subscription) -> None:
         """Take it out; unknown ones are ignored."""
-        key = self._keys.pop(id(subscription), None)
-        if key is not None:
-            self._index.remove(key)
-            del self._by_key[key]
-            self._unconditional.pop(key, None)
+        if subscription in self._index:
+            self._index.remove(subscription)
             self.predicates -= subscription.predicate is not None
             self.filters -= subscription.payload_filter is not None
             self.budget.remove(subscription.charges)
@@ -124,9 +106,8 @@ class MatchTable:
     def match(self, document: Element | Traced | None, size: int = 0) -> list[Subscription]:
         """Those whose predicate is true; without `document` those that have none. `size`: its bytes, if known."""
         if document is None or not self.predicates:
-            return list(self._unconditional.values())
-        by_key = self._by_key
-        return [s for key in self._index.match(document, size) if (s := by_key.get(key)) is not None]
+            return self._index.unconditional()
+        return self._index.match(document, size)
 
     def count_again(self) -> None:
         """The last answer of `match` was given once more."""
@@ -156,68 +137,65 @@ class Disseminated(NamedTuple):
 REMEMBERED_BYTES: Final = 16 << 10
 """Larger metadata are judged each time: with 10,000 registrations the answers kept hold 160 MB of metadata at most."""
 
-STENCILS: Final = 2
-"""Kept for a registration: with an optional element once there, once not, a source has two kinds of documents."""
-PATIENCE_FIRST: Final = 50
-"""Documents that are parsed before a stencil is made, which takes as long as parsing and checking 50 to 100."""
-PATIENCE_MOST: Final = 1 << 20
-"""With a source that never fits its stencils, making them comes to nothing beside the parsing."""
+MAX_PASSED: Final = 8
+"""Ways to write the invariants of a registration that are remembered."""
+
+
+class _Unvalidated:
+    """What is certain of documents that are not validated: anything goes, but for what is invariant."""
+
+    def __init__(self, gate: Grammar) -> None:
+        self.is_invariant = gate.is_invariant
+
+    def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002 - of any leaf
+        """Any."""
+        return ANY_TEXT
+
+    def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002 - of any element
+        """Any."""
+        return ANY
 
 
 class Conformity:
     """Whether the metadata of one registration's objects are what was registered: valid, with its invariants.
 
-    Metadata that differ from earlier ones in certain texts alone are told by a stencil, without a parser. Several
-    threads may use it: what they may overwrite for one another is only how soon a stencil is made.
+    Metadata that are like known ones of the type are told without a parser, once its invariants as they are written
+    have passed. Several threads may use it.
     """
 
-    __slots__ = ("_entries", "_fitted", "_gate", "_parsed", "_patience", "_stencils", "_tried", "validates")
+    __slots__ = ("_entries", "_gate", "_known", "_passed", "validates")
 
     def __init__(self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], *, validate: bool) -> None:
         self._gate = gate
         self._entries = entries
         self.validates = validate
-        self._stencils: tuple[Stencil, ...] = ()
-        self._patience = PATIENCE_FIRST
-        self._tried = False
-        self._parsed = 0
-        self._fitted = 0
+        self._known = known_documents((gate.digest, validate), gate if validate else _Unvalidated(gate))
+        self._passed: frozenset[Invariants] = frozenset()
 
     def check(self, metadata: bytes) -> Element | Traced:
         """The document, parsed if need be. Raises MetadataError, InvariantError or OversizeError."""
-        traced = self._traced(metadata)
-        if traced is not None:
-            self._fitted += 1
+        traced = self._known.trace(metadata)
+        if traced is not None and traced.invariants in self._passed:
             return traced
         root = parse_metadata(metadata)
         if self.validates:
             self._gate.validate(root)
         self._gate.check_invariants(root, self._entries)
-        self._parsed += 1
-        if self._parsed >= self._patience:
-            self._learn(metadata, root)
+        if traced is None:
+            self._known.parsed(metadata)
+        else:
+            self._pass(traced.invariants)
         return root
 
     def read(self, metadata: bytes) -> Element | Traced:
         """The document of metadata that passed before."""
-        traced = self._traced(metadata)
-        return parse_metadata(metadata) if traced is None else traced
+        return self._known.trace(metadata) or parse_metadata(metadata)
 
-    def _traced(self, metadata: bytes) -> Traced | None:
-        for stencil in self._stencils:
-            traced = stencil.trace(metadata)
-            if traced is not None:
-                return traced
-        return None
-
-    def _learn(self, metadata: bytes, root: Element) -> None:
-        """Make a stencil of a good document; wait longer for the next one if the last try was of little use."""
-        is_useful = not self._tried or self._fitted >= self._parsed
-        self._patience = PATIENCE_FIRST if is_useful else min(2 * self._patience, PATIENCE_MOST)
-        self._tried, self._parsed, self._fitted = True, 0, 0
-        made = Stencil.of(metadata, root, self._gate.texts)
-        if made is not None:
-            self._stencils = (made, *self._stencils)[:STENCILS]
+    def _pass(self, invariants: Invariants) -> None:
+        """Remember invariants that are the registered ones."""
+        if sum(len(text or b"") for text in invariants[1]) <= REMEMBERED_BYTES:
+            before = self._passed if len(self._passed) < MAX_PASSED else frozenset()
+            self._passed = before | {invariants}
 
 
 class Judgement:
@@ -227,14 +205,16 @@ class Judgement:
     and again; the answer holds while the metadata and the table's subscriptions are the same. One thread at a time.
     """
 
-    __slots__ = ("_conformity", "_matched", "_metadata", "_version", "table")
+    __slots__ = ("_checked", "_conformity", "_matched", "_metadata", "_version", "table")
 
     def __init__(
         self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], table: MatchTable, *, validate: bool
     ) -> None:
         self._conformity = Conformity(gate, entries, validate=validate)
         self.table = table
-        self._metadata: bytes | None = None  # none judged yet
+        self._checked: bytes | None = None  # none yet
+        self._metadata: bytes | None = None
+        """Those that were matched last; of a run all are checked before the first one is matched."""
         self._version = -1
         self._matched: list[Subscription] = []
 
@@ -246,17 +226,22 @@ class Judgement:
     def check(self, metadata: bytes) -> Element | Traced | None:
         """The document, for `match`; None: the same as last time, and as good. Raises MetadataError, InvariantError or
         OversizeError."""
-        return None if metadata == self._metadata else self._conformity.check(metadata)
+        if metadata == self._checked:
+            return None
+        document = self._conformity.check(metadata)
+        if len(metadata) <= REMEMBERED_BYTES:
+            self._checked = metadata
+        return document
 
     def match(self, metadata: bytes, document: Element | Traced | None) -> list[Subscription]:
         """The subscriptions whose predicate is true for metadata that were checked."""
         table = self.table
         version = table.version  # read first: what is added meanwhile makes the answer stale
         if document is None:
-            if version == self._version:
+            if version == self._version and metadata == self._metadata:
                 table.count_again()
                 return self._matched
-            document = parse_metadata(metadata) if table.predicates else None
+            document = self.read(metadata) if table.predicates else None
         matched = table.match(document, len(metadata))
         if len(metadata) <= REMEMBERED_BYTES:
             self._metadata, self._version, self._matched = metadata, version, matched

@@ -250,7 +250,7 @@ class Newcomers:
 
     def _owe(self, kept: Kept, group: _Group) -> None:
         """Put one kept object down for those that it matches."""
-        newcomers, metadata = group.newcomers, kept.parcel.head.metadata
+        newcomers, metadata = group.newcomers, bytes(kept.parcel.head.metadata)
         if kept.time < min((n.since for n in list(newcomers.values())), default=math.inf):
             return
         document = kept.reader.read(metadata) if group.table.predicates else None

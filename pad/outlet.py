@@ -32,6 +32,17 @@ class Waiting:
         """Who might take it together with the first that does."""
 
 
+class Flight:
+    """Items on their way, one after the other, each of which completes a delivery to the same subscriptions, or to none
+    (chunks, notices)."""
+
+    __slots__ = ("count", "subscriptions")
+
+    def __init__(self, subscriptions: tuple[Subscription, ...], count: int) -> None:
+        self.subscriptions = subscriptions
+        self.count = count
+
+
 class DeliveryQueue(Protocol):
     """What holds objects back for one subscription. QoS brings others than first-in first-out."""
 
@@ -184,28 +195,35 @@ class Outlet:
         self.waiting += len(arrears)
         self.waiting_bytes += arrears.size
 
-    def take(self) -> Waiting:
-        """The next one, to be sent."""
-        self.sent += 1
-        if self.source is not None:
-            return self._removed(self.source.take())
-        waiting = self.queue.take()
-        waiting.places -= 1
-        self.waiting -= 1
-        self.waiting_bytes -= waiting.parcel.size
-        return waiting
+    @property
+    def front(self) -> DeliveryQueue:
+        """What the next one comes from."""
+        return self.queue if self.source is None else self.source
+
+    @property
+    def credit(self) -> int:
+        """How many objects more its subscriber may have."""
+        return self.bound - self.sent + self.consumed
+
+    def took(self, count: int, size: int) -> None:
+        """So many were taken from the front, to be sent, of `size` bytes in all."""
+        self.sent += count
+        self.waiting -= count
+        self.waiting_bytes -= size
+        self._pass_source()
 
     def drop_oldest(self) -> Waiting:
         """The one that has waited longest, to be lost."""
-        return self._removed(self.queue.drop_oldest() if self.source is None else self.source.drop_oldest())
-
-    def _removed(self, waiting: Waiting) -> Waiting:
-        if self.source is not None and not len(self.source):
-            self.source = None
+        waiting = self.front.drop_oldest()
         waiting.places -= 1
         self.waiting -= 1
         self.waiting_bytes -= waiting.parcel.size
+        self._pass_source()
         return waiting
+
+    def _pass_source(self) -> None:
+        if self.source is not None and not len(self.source):
+            self.source = None
 
     def is_next(self, waiting: Waiting) -> bool:
         """Whether that object is what it would send next."""
@@ -215,7 +233,7 @@ class Outlet:
             and not self.held
             and self.cutting is None
             and not self.untold
-            and (self.queue.head() if self.source is None else self.source.head()) is waiting
+            and self.front.head() is waiting
         )
 
     def may_send(self) -> bool:

@@ -1,8 +1,9 @@
-"""The way of one object through a delegate or peer publisher: admit, check, keep, match, cut, outlet.
+"""The way of objects through a delegate or peer publisher: admit, check, keep, match, cut, outlet.
 
-`admit` may wait and refuse: all back-pressure is there. `judge` decides what becomes of the object, and never waits.
-What it comes to is gathered in Deliveries: the caller has them `deliver`ed, once for a batch, and then `sync`ed before
-it acknowledges the batch. One thread at a time for one registration, which keeps its order.
+They go in runs, consecutive objects of one registration. `admit` may wait and refuse: all back-pressure is there.
+`judge` decides what becomes of the objects, and never waits. What it comes to is gathered in Deliveries: the caller has
+them `deliver`ed, once for a batch, and then `sync`ed before it acknowledges the batch. One thread at a time for one
+registration, which keeps its order.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from threading import Event
 from typing import Final
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import BackPressureError, MetadataError, OversizeError, UnknownUidError
+from jbi_pubsub.core.documents import Traced
+from jbi_pubsub.core.errors import BackPressureError, JbiError, MetadataError, OversizeError, UnknownUidError
+from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, Platform, TypeName
+from jbi_pubsub.core.xml import Element
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
 from jbi_pubsub.pad.dissemination import Disseminated, disseminate
@@ -30,6 +34,9 @@ log = logging.getLogger("jbi_pubsub.pad")
 GAP_MOST: Final = 1_000_000
 """Objects that a publisher may claim to have lost between two: 20 s of the fastest. A number beyond is no gap but a
 lie, and whoever tells it once could tell all subscribers of 2^53 lost objects."""
+
+Refused = list[tuple[Parcel, JbiError]]
+"""Objects that were not taken, each with the reason."""
 
 NO_OBJECT: Final = InfoObject("", TypeName(""), b"", b"", Platform(0.0, "", 0, 0, 0))
 """Before the first one."""
@@ -61,55 +68,80 @@ class Pipeline:
         self._unpacked: tuple[Head | None, InfoObject] = (None, NO_OBJECT)
         self.stopping = Event()
 
-    def admit(self, registration: Registration, parcel: Parcel) -> bool:
-        """Take the next object in, as soon as there is room. False: it was seen before, and is passed over.
+    def admit(self, registration: Registration, run: Sequence[Parcel], refused: Refused) -> list[Parcel]:
+        """Take consecutive objects of a registration in, each as soon as there is room; those that were not seen
+        before. To `refused` with BackPressureError what found no room in time, with MetadataError what is not the
+        registration's."""
+        admitted: list[Parcel] = []
+        for parcel in run:
+            gap = parcel.head.sequence - registration.sequence - 1
+            if gap < 0:
+                continue
+            try:
+                self._admit(registration, parcel, gap)
+            except (BackPressureError, MetadataError) as exc:
+                registration.refused += 1
+                refused.append((parcel, exc))
+            else:
+                registration.sequence = parcel.head.sequence
+                admitted.append(parcel)
+        return admitted
 
-        Raises BackPressureError when there is no room in time, MetadataError for one that is not the registration's.
-        """
-        head = parcel.head
-        gap = head.sequence - registration.sequence - 1
-        if gap < 0:
-            return False
-        try:
-            if self._budget.used >= self._budget.limit:
-                self._wait_for_budget()
-            if not registration.has_settled and not self._shelves.has_room(parcel.size):
-                self._let_newcomers_come(registration, parcel)
-            for wait in self._room:
-                wait(registration, parcel)
-            registration.check_head(head)
-            if gap and registration.sequence:  # the first one may be any: an earlier delegate had those before it
-                self._tell_of_gap(registration, gap)
-            registration.sequence = head.sequence
-        except (BackPressureError, MetadataError):
-            registration.refused += 1
-            raise
-        return True
+    def _admit(self, registration: Registration, parcel: Parcel, gap: int) -> None:
+        if self._budget.used >= self._budget.limit:
+            self._wait_for_budget()
+        if not registration.has_settled and not self._shelves.has_room(parcel.size):
+            self._let_newcomers_come(registration, parcel)
+        for wait in self._room:
+            wait(registration, parcel)
+        registration.check_head(parcel.head)
+        if gap and registration.sequence:  # the first one may be any: an earlier delegate had those before it
+            self._tell_of_gap(registration, gap)
 
-    def judge(self, registration: Registration, parcel: Parcel, deliveries: Deliveries) -> int:
-        """Decide what becomes of an object that was admitted; how many subscriptions it matches.
+    def judge(self, registration: Registration, run: Sequence[Parcel], deliveries: Deliveries, refused: Refused) -> int:
+        """Decide what becomes of objects that were admitted; how many subscriptions they match.
 
-        Raises MetadataError, InvariantError, OversizeError or UnknownUidError: nothing is delivered then.
-        """
-        judgement, topic, metadata = registration.judgement, registration.topic, parcel.head.metadata
+        To `refused` with MetadataError, InvariantError or OversizeError what is not as it was registered, and with
+        JbiError what has met a fault of ours: nothing of it is delivered. Raises UnknownUidError when the registration
+        has ended."""
         if registration.has_ended:  # nobody counts for it any more
             raise UnknownUidError(f"registration {registration.uid} has ended", uid=registration.uid)
-        try:
-            document = judgement.check(metadata)
-        except (MetadataError, OversizeError):
-            registration.refused += 1
-            raise
-        registration.published += 1
-        kept = self._shelves.keep(topic.shelf, parcel, judgement, self._clock())
-        matched = judgement.match(metadata, document)
-        if kept.position <= judgement.table.settled:  # somebody has just come: this he gets from the shelf
-            matched = [s for s in matched if s.place < kept.position]
-        if not matched:
-            registration.unmatched += 1
-            self._shelves.unmatched(kept)
-        else:
-            self.hand_out(parcel, matched, deliveries, filters=judgement.table.filters > 0)
-        return len(matched)
+        judgement, topic = registration.judgement, registration.topic
+        good = self._check(registration, run, refused)
+        registration.published += len(good)
+        kept = self._shelves.keep(topic.shelf, [parcel for parcel, _, _ in good], judgement, self._clock())
+        matches = 0
+        for (parcel, metadata, document), each in zip(good, kept, strict=True):
+            try:
+                matched = judgement.match(metadata, document)
+                if each.position <= judgement.table.settled:  # somebody has just come: this he gets from the shelf
+                    matched = [s for s in matched if s.place < each.position]
+                if not matched:
+                    registration.unmatched += 1
+                    self._shelves.unmatched(each)
+                else:
+                    matches += len(matched)
+                    self.hand_out(parcel, matched, deliveries, filters=judgement.table.filters > 0)
+            except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as a match
+                refused.append((parcel, _fault(exc)))
+        return matches
+
+    def _check(
+        self, registration: Registration, run: Sequence[Parcel], refused: Refused
+    ) -> list[tuple[Parcel, bytes, Element | Traced | None]]:
+        """Those that are as they were registered, each with its metadata and document."""
+        check = registration.judgement.check
+        good: list[tuple[Parcel, bytes, Element | Traced | None]] = []
+        for parcel in run:
+            metadata = bytes(parcel.head.metadata)
+            try:
+                good.append((parcel, metadata, check(metadata)))
+            except (MetadataError, OversizeError) as exc:
+                registration.refused += 1
+                refused.append((parcel, exc))
+            except Exception as exc:  # noqa: BLE001  # noted
+                refused.append((parcel, _fault(exc)))
+        return good
 
     def deliver(self, deliveries: Deliveries) -> None:
         """What `judge` has gathered goes to the subscribers' queues, and out."""
@@ -191,3 +223,9 @@ class Pipeline:
     def _came_to_nothing(self, gone: Sequence[Subscription]) -> None:
         for subscription in gone:
             self._account.add(matched=1, lost={str(subscription.ended): 1})
+
+
+def _fault(exc: Exception) -> JbiError:
+    """What a publisher is told of a fault of ours, which is noted here."""
+    note("judging an object", exc)
+    return JbiError("the delegate failed on this object", hint="Its log says how")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from jbi_pubsub.core.errors import MetadataError
-from jbi_pubsub.core.info_object import Head, object_id_of
+from jbi_pubsub.core.info_object import Head, prefix_of
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
 from jbi_pubsub.pad.shelf import Shelf
@@ -67,6 +67,10 @@ class Registration:
     has_ended: bool = False
     has_settled: bool = False
     """Its publisher has waited once for those who come late."""
+    _prefix: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._prefix = prefix_of(self.uid)
 
     def check_head(self, head: Head) -> None:
         """Raises MetadataError for an object of another registration or type, or with another's id: mail servers and
@@ -74,7 +78,7 @@ class Registration:
         known = self.gate.type
         if head.registration != self.uid or head.type_name != known.name or head.type_version != known.version:
             raise MetadataError(f"object {head.object_id} is not of registration {self.uid}")
-        if head.object_id != object_id_of(self.uid, head.sequence):
+        if head.object_id != f"{self._prefix}{head.sequence:012x}":
             raise MetadataError(f"object id {head.object_id} is not that of number {head.sequence} of {self.uid}")
 
     def status(self) -> dict[str, object]:

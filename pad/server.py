@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from heapq import nlargest
 from pathlib import Path
@@ -34,7 +34,7 @@ from jbi_pubsub.core.errors import (
     WireError,
     report,
 )
-from jbi_pubsub.core.guard import faults, guarded, note
+from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
@@ -49,6 +49,7 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.delegate import Delegate, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.mail.store import MailStore
+from jbi_pubsub.pad.pipeline import Refused
 from jbi_pubsub.pad.proxy import (
     CHUNK,
     DELEGATE,
@@ -83,9 +84,9 @@ log = logging.getLogger("jbi_pubsub.pad")
 LOOKUP_SECONDS: Final = 2.0
 """For asking the lookup services about a type: a registration must not hang because one of them does."""
 
-DELIVER_EVERY: Final = 32
-"""Publications of a batch after which what they come to is delivered: about a millisecond's work."""
-DELIVER_BYTES: Final = 1 << 20
+RUN_MOST: Final = 50
+"""Publications of a batch after which what they come to is delivered: about half a millisecond's work."""
+RUN_BYTES: Final = 1 << 20
 """The same for large objects: what is gathered counts in no queue's bound yet."""
 
 STATUS_ROWS: Final = 5_000
@@ -409,41 +410,24 @@ class DisseminationServer:
         except UnknownUidError as exc:
             raise WireError(str(exc)) from exc
         deliveries = Deliveries()
-        waiting = 0
-        try:
-            for item in items:
-                self.refuse_when_stopping()
-                data = _whole(item, coming)
-                if data is not None:
-                    parcel = Parcel.received(data)
-                    number = PUBLICATION.unpack_from(item)[1]
-                    refused += self._publish_one(registrations.get(number), parcel, deliveries)
-                    waiting += 1
-                if waiting == DELIVER_EVERY or deliveries.size > DELIVER_BYTES:
-                    self.delegate.pipeline.deliver(deliveries)
-                    waiting = 0
-        finally:  # what was taken is delivered, also when something behind it ends the connection
-            self.delegate.pipeline.deliver(deliveries)
+        for number, run in _runs(items, coming):
+            self.refuse_when_stopping()
+            try:
+                refusals = self._judge(registrations, number, run, deliveries)
+                refused += [_reported(parcel, why) for parcel, why in refusals]
+            finally:  # what was taken is delivered, also when something behind it ends the connection
+                self.delegate.pipeline.deliver(deliveries)
         self.delegate.pipeline.sync()  # before the batch is acknowledged: then the publisher forgets it
 
-    def _publish_one(
-        self, registration: Registration | None, parcel: Parcel, deliveries: Deliveries
-    ) -> list[tuple[str, ErrorReport]]:
-        """What is to be reported of it."""
-        object_id = parcel.head.object_id
-        try:
-            if registration is None:
-                raise UnknownUidError("publication for no registration of this publisher", object_id=object_id)
-            self.delegate.publish(registration, parcel, deliveries)
-        except JbiError as exc:
-            refusal = exc
-        except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as a match
-            note("judging an object", exc)
-            refusal = JbiError("the delegate failed on this object", hint="Its log says how")
-        else:
-            return []
-        log.info("refused object %s: %s", object_id, refusal, extra={"object": object_id})
-        return [(object_id, report(refusal))]
+    def _judge(
+        self, registrations: Mapping[int, Registration], number: int, run: Sequence[Parcel], deliveries: Deliveries
+    ) -> Refused:
+        """What was refused of a run."""
+        registration = registrations.get(number)
+        if registration is None:
+            why = UnknownUidError("publication for no registration of this publisher", number=number)
+            return [(parcel, why) for parcel in run]
+        return self.delegate.publish(registration, run, deliveries)
 
     def _reap(self) -> None:
         while not self._stopping.wait(REAP_SECONDS):
@@ -459,8 +443,33 @@ class DisseminationServer:
                     self.forget_publications(connection_id)
 
 
-def _whole(item: memoryview, coming: dict[int, bytearray]) -> Part | None:
-    """The bytes of an object if the item completes one. Raises ProtocolError.
+def _runs(items: Sequence[memoryview], coming: dict[int, bytearray]) -> Iterator[tuple[int, list[Parcel]]]:
+    """A batch as runs: the number of a registration, and consecutive objects of it. Raises ProtocolError behind those
+    before the bad item."""
+    run: list[Parcel] = []
+    last = size = 0
+    for item in items:
+        try:
+            number, data = _whole(item, coming)
+            parcel = Parcel.received(data) if data is not None else None
+        except ProtocolError:
+            if run:
+                yield last, run
+            raise
+        if parcel is None:
+            continue
+        if run and (number != last or len(run) == RUN_MOST or size > RUN_BYTES):
+            yield last, run
+            run, size = [], 0
+        run.append(parcel)
+        last = number
+        size += parcel.size
+    if run:
+        yield last, run
+
+
+def _whole(item: memoryview, coming: dict[int, bytearray]) -> tuple[int, Part | None]:
+    """The number of a registration, and the bytes of an object if the item completes one. Raises ProtocolError.
 
     A small one is copied, so that it does not hold the whole batch that it came in for as long as it waits.
     """
@@ -469,12 +478,19 @@ def _whole(item: memoryview, coming: dict[int, bytearray]) -> Part | None:
     kind, number = PUBLICATION.unpack_from(item)
     body = item[PUBLICATION.size :]
     if kind not in (CHUNK, LAST_CHUNK):
-        return bytes(body) if body.nbytes < memoryview(item.obj).nbytes // 2 else body
+        return number, bytes(body) if body.nbytes < memoryview(item.obj).nbytes // 2 else body
     gathered = coming.setdefault(number, bytearray())
     if len(gathered) + len(body) > MAX_ITEM_BYTES or len(coming) > MAX_COMING:
         raise ProtocolError(f"object of more than {MAX_ITEM_BYTES} bytes, or more than {MAX_COMING} at once")
     gathered += body
-    return coming.pop(number) if kind == LAST_CHUNK else None
+    return number, coming.pop(number) if kind == LAST_CHUNK else None
+
+
+def _reported(parcel: Parcel, why: JbiError) -> tuple[str, ErrorReport]:
+    """What its publisher is told of an object that was refused."""
+    object_id = parcel.head.object_id
+    log.info("refused object %s: %s", object_id, why, extra={"object": object_id})
+    return object_id, report(why)
 
 
 def _encode_refusals(refusals: list[tuple[str, ErrorReport]]) -> bytes:

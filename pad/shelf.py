@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+import msgspec
+
 from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.xml import Element
@@ -47,20 +49,17 @@ class Reader(Protocol):
         ...
 
 
-class Kept:
-    """An object on the shelf."""
+class Kept(msgspec.Struct, eq=False, gc=False):
+    """An object on the shelf. Nothing that it refers to leads back to it: see Parcel."""
 
-    __slots__ = ("found", "parcel", "position", "reader", "time", "unmatched")
-
-    def __init__(self, position: int, time: float, parcel: Parcel, reader: Reader) -> None:
-        self.position = position
-        self.time = time
-        self.parcel = parcel
-        self.reader = reader
-        self.unmatched = False
-        """It matched nobody when it came."""
-        self.found = False
-        """Somebody who came later got it."""
+    position: int
+    time: float
+    parcel: Parcel
+    reader: Reader
+    unmatched: bool = False
+    """It matched nobody when it came."""
+    found: bool = False
+    """Somebody who came later got it."""
 
 
 class Gone:
@@ -151,19 +150,21 @@ class Shelves:
         with self._lock:
             shelf.young_until = now + self._seconds
 
-    def keep(self, shelf: Shelf, parcel: Parcel, reader: Reader, now: float) -> Kept:
-        """Give an object its position, and put it on the shelf."""
-        size = parcel.size + OVERHEAD
+    def keep(self, shelf: Shelf, run: Sequence[Parcel], reader: Reader, now: float) -> list[Kept]:
+        """Give objects their positions, and put them on the shelf."""
+        if not run:
+            return []
+        size = sum([parcel.size for parcel in run]) + OVERHEAD * len(run)
         with self._lock:
-            self.position = position = self.position + 1
             if now < shelf.last:  # another publisher has read the clock later, and was faster
                 now = shelf.last
             shelf.last = now
-            kept = Kept(position, now, parcel, reader)
+            kept = [Kept(position, now, parcel, reader) for position, parcel in enumerate(run, self.position + 1)]
+            self.position += len(run)
             if not shelf.kept:
                 self._filled.add(shelf)
-            shelf.kept.append(kept)
-            shelf.total += 1
+            shelf.kept.extend(kept)
+            shelf.total += len(run)
             shelf.size += size
             self.size += size
             if shelf.size > OLD_BYTES:

@@ -125,8 +125,22 @@ def _fits(call: Callable[..., object], name: str, value: object, rule: _Rule) ->
     """Whether every value of its type fits. Raises ArgumentError when this one does not."""
     exact = type(value) in rule.exact
     if not exact and not rule.fits(value):
-        raise _refusal(call, name, value, rule)
+        raise _refusal(call.__qualname__.removesuffix(".__init__"), name, value, rule)
     return exact
+
+
+class Argument:
+    """One argument that is looked at by itself: of a call that takes many at once."""
+
+    def __init__(self, call: str, name: str, hint: Any) -> None:
+        self._call = call
+        self._name = name
+        self._rule = _rule(hint)
+
+    def check(self, value: object) -> None:
+        """Raises ArgumentError."""
+        if type(value) not in self._rule.exact and not self._rule.fits(value):
+            raise _refusal(self._call, self._name, value, self._rule)
 
 
 def rules_of(call: Callable[..., object]) -> dict[str, _Rule]:
@@ -136,10 +150,9 @@ def rules_of(call: Callable[..., object]) -> dict[str, _Rule]:
     return {name: _rule(hints[name]) for name in names}
 
 
-def _refusal(call: Callable[..., object], name: str, value: object, rule: _Rule) -> ArgumentError:
+def _refusal(spoken: str, name: str, value: object, rule: _Rule) -> ArgumentError:
     shown = repr(value)
     shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
-    spoken = call.__qualname__.removesuffix(".__init__")
     hint = f"It takes {rule.text}"
     if isinstance(value, str) and not _is_text(value):
         hint += "; half a surrogate pair is no character"

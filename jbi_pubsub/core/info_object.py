@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import struct
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
@@ -14,11 +14,16 @@ from .errors import ProtocolError
 Part = bytes | bytearray | memoryview
 """Some of an object's bytes."""
 
+if TYPE_CHECKING:
+    _Bytes = bytes | memoryview
+else:
+    _Bytes = memoryview  # what is decoded is not copied
+
 DEFAULT_VERSION: Final = "1.0"
 """Version of an information object type whose publisher names none."""
 
 
-class TypeName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True):
+class TypeName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=True, gc=False):
     """Name and version of an information object type. Each pair has exactly one schema (paper section 2.1)."""
 
     name: str
@@ -28,7 +33,7 @@ class TypeName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, order=Tr
         return f"{self.name} {self.version}"
 
 
-class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """What the platform adds to an object. `published` is seconds since the epoch at the publisher.
 
     `sequence` counts the objects of one registration from 1 without gaps; `hops` and `via` are for relays and
@@ -44,7 +49,7 @@ class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     via: tuple[str, ...] = ()
 
 
-class InfoObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class InfoObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """An information object. `metadata` are the published bytes; `payload` may have been cut by a filter.
 
     `platform.payload_length` is the length as published, so that a receiver sees what a filter took away.
@@ -136,7 +141,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     published: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
     type_name: str
     type_version: str
-    metadata: bytes
+    metadata: _Bytes
+    """A view of the parcel's bytes, if it was received: what waits in queues is held once."""
     payload_length: Annotated[int, msgspec.Meta(ge=0)]
     hops: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     via: Annotated[tuple[str, ...], msgspec.Meta(max_length=255)] = ()
@@ -150,27 +156,26 @@ _encode_head: Final = msgspec.msgpack.Encoder().encode
 _decode_head: Final = msgspec.msgpack.Decoder(Head).decode
 
 
-class Parcel:
+class Parcel(msgspec.Struct, eq=False, gc=False):
     """An information object on its way: its head read, its bytes as they go over the wire, not copied.
 
-    The last of `parts` ends with the payload; whoever passes the object on passes `parts` on.
+    The last of `parts` ends with the payload; whoever passes the object on passes `parts` on. It can't be part of a
+    cycle, and the garbage collector need not look at it: a delegate keeps tens of thousands.
     """
 
-    __slots__ = ("_payload_at", "head", "parts", "size")
-
-    def __init__(self, head: Head, parts: tuple[Part, ...], size: int, payload_at: int) -> None:
-        """`size` of all parts; `payload_at`: where in the last part the payload begins."""
-        self.head = head
-        self.parts = parts
-        self.size = size
-        self._payload_at = payload_at
+    head: Head
+    parts: tuple[Part, ...]
+    size: int
+    """Of all parts."""
+    payload_at: int
+    """Where in the last part the payload begins."""
 
     @classmethod
     def received(cls, data: Part) -> Parcel:
         """A parcel from the bytes of one. Raises ProtocolError."""
         try:
             (length,) = _LENGTH.unpack_from(data)
-            head = _decode_head(data[4 : 4 + length])
+            head = _decode_head(memoryview(data)[4 : 4 + length])
         except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise ProtocolError(f"bad information object: {_with_name(str(exc))}") from exc
         object_id = head.object_id
@@ -182,17 +187,20 @@ class Parcel:
     def payload(self) -> Part:
         """The payload, not copied."""
         last = self.parts[-1]
-        return memoryview(last)[self._payload_at :] if self._payload_at else last
+        return memoryview(last)[self.payload_at :] if self.payload_at else last
 
     def with_payload(self, payload: bytes) -> Parcel:
         """The same object with what a filter has left of its payload. Keeps nothing of what was taken away."""
-        first = self.parts[0] if len(self.parts) > 1 else bytes(self.parts[0][: self._payload_at])
-        return Parcel(self.head, (first, payload), len(first) + len(payload), 0)
+        head, first = self.head, self.parts[0]
+        if len(self.parts) == 1:
+            first = bytes(first[: self.payload_at])
+            head = _decode_head(memoryview(first)[4:])
+        return Parcel(head, (first, payload), len(first) + len(payload), 0)
 
     def unpacked(self) -> InfoObject:
         """The object as applications see it."""
         head = self.head
-        metadata = head.metadata
+        metadata = bytes(head.metadata)
         platform = Platform(
             head.published,
             head.registration,
@@ -216,7 +224,12 @@ def _with_name(problem: str) -> str:
 
 def object_id_of(registration: str, sequence: int) -> str:
     """The id of a registration's object: the registration's own with the number, unique without a random number."""
-    return f"{registration.rpartition('-')[2]}{sequence:012x}"
+    return f"{prefix_of(registration)}{sequence:012x}"
+
+
+def prefix_of(registration: str) -> str:
+    """What the ids of a registration's objects begin with; twelve hexadecimal digits of the number follow."""
+    return registration.rpartition("-")[2]
 
 
 def pack(head: Head, payload: bytes) -> Parcel:

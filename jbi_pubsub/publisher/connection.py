@@ -13,8 +13,7 @@ import logging
 import random
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from uuid import uuid4
 
@@ -33,29 +32,24 @@ from jbi_pubsub.core.errors import (
     rebuild,
 )
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.info_object import Parcel, Part
+from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import (
-    CHUNK_BYTES,
-    MAX_BATCH_ITEMS,
     Hello,
     Line,
     Sender,
-    chunks,
     greet,
 )
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, DelegateProxy, Opened, Refusals
+from jbi_pubsub.pad.proxy import DelegateProxy, Opened, Refusals
 
+from .lanes import Lanes
 from .publication import Publication
 
 log = logging.getLogger("jbi_pubsub.publisher")
 
-QUEUE_ITEMS: Final = 10_000
-QUEUE_BYTES: Final = 64 << 20
-"""Bounds of what publish() may queue before it waits: a second or two of a fast publisher."""
 BACKOFF_FIRST: Final = 0.1
 BACKOFF_MOST: Final = 5.0
 ASK_PAUSE: Final = 0.05
@@ -66,203 +60,6 @@ TRIED_MOST: Final = 100
 """Delegates that are remembered for not answering."""
 ABANDONED_SECONDS: Final = 10.0
 """Until a registration that was not answered to is taken back: longer than a delegate needs for one."""
-
-
-class _Account:
-    """How many objects of a registration were queued, and how many of them the delegate has, since none waited."""
-
-    __slots__ = ("acknowledged", "queued")
-
-    def __init__(self) -> None:
-        self.queued = self.acknowledged = 0
-
-
-class _Queue:
-    """Publications waiting to be sent (Source). Registrations take turns, large objects go in chunks. `_changed`
-    covers all state."""
-
-    def __init__(self, filled: Callable[[], None] = lambda: None, *, chunk: int = CHUNK_BYTES) -> None:
-        """`filled` is called when a full batch waits; `chunk`: see [link] chunk."""
-        self._filled = filled
-        self._chunk = chunk
-        self._changed = threading.Condition()
-        self._lanes: dict[int, deque[tuple[Part, ...]]] = {}
-        self._turns: deque[int] = deque()
-        self._cutting: dict[int, deque[memoryview]] = {}
-        self._taken: deque[tuple[int, tuple[Part, ...], bool]] = deque()
-        """For each item under way its registration, its whole object, and whether it is the last of that, until it is
-        acknowledged."""
-        self._held_back: set[int] = set()
-        """Registrations that the delegate does not take: what is of them stays here, and holds up no other."""
-        self._accounts: dict[int, _Account] = {}
-        """Of registrations that have something waiting or under way."""
-        self._awaiting = 0
-        """Who waits until the delegate has something."""
-        self._whole: dict[int, tuple[Part, ...]] = {}
-        self._count = 0
-        self._bytes = 0
-
-    def put(self, number: int, parts: tuple[Part, ...], timeout: float) -> None:
-        size = sum(map(len, parts))
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            while self._count and (self._count >= QUEUE_ITEMS or self._bytes + size > QUEUE_BYTES):
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise BackPressureError(
-                        f"the delegate takes no more: {self._count} objects wait since {timeout:g} s",
-                        hint="Publish more slowly, or give a longer timeout",
-                    )
-                self._changed.wait(left)
-            account = self._accounts.get(number)
-            if account is None:
-                account = self._accounts[number] = _Account()
-            account.queued += 1
-            lane = self._lanes.setdefault(number, deque())
-            lane.append(parts)
-            if len(lane) == 1 and number not in self._cutting and number not in self._held_back:
-                self._turns.append(number)
-            was_full = self.is_full()
-            self._count += 1
-            self._bytes += size
-            if self._count == 1:
-                self._changed.notify_all()
-            filled = not was_full and self.is_full()
-        if filled:
-            self._filled()
-
-    @property
-    def waiting(self) -> int:
-        """Objects that are not sent yet."""
-        return self._count
-
-    def is_full(self) -> bool:
-        """Whether a full batch waits (Source)."""
-        return self._count >= MAX_BATCH_ITEMS or self._bytes >= self._chunk
-
-    def take(self, max_items: int, max_bytes: int, timeout: float) -> list[tuple[Part, ...]]:
-        items: list[tuple[Part, ...]] = []
-        size = 0
-        with self._changed:
-            if not self._turns:
-                self._changed.wait(timeout)
-            while self._turns and len(items) < max_items and size < max_bytes:
-                number = self._turn()
-                items.append(self._next(number))
-                size += sum(map(len, items[-1]))
-                if self._lanes[number] or number in self._cutting:
-                    self._turns.append(number)
-                else:
-                    del self._lanes[number]
-            self._changed.notify_all()
-        return items
-
-    def _turn(self) -> int:
-        """Whose turn it is. A large object begins only when fewer are under way than a delegate takes at once; those
-        under way have turns, so there is always one."""
-        while True:
-            number = self._turns.popleft()
-            if number in self._cutting or len(self._cutting) < MAX_COMING:
-                return number
-            if sum(map(len, self._lanes[number][0])) <= self._chunk:
-                return number
-            self._turns.append(number)
-
-    def _next(self, number: int) -> tuple[Part, ...]:
-        cutting = self._cutting.get(number)
-        if cutting is None:
-            parts = self._lanes[number].popleft()
-            self._count -= 1
-            self._bytes -= sum(map(len, parts))
-            if sum(map(len, parts)) <= self._chunk:
-                self._taken.append((number, parts, True))
-                return PUBLICATION.pack(WHOLE, number), *parts
-            self._whole[number] = parts
-            cutting = self._cutting[number] = deque(chunks(parts, self._chunk))
-        chunk = cutting.popleft()
-        self._taken.append((number, self._whole[number], not cutting))
-        if cutting:
-            return PUBLICATION.pack(CHUNK, number), chunk
-        del self._cutting[number], self._whole[number]
-        return PUBLICATION.pack(LAST_CHUNK, number), chunk
-
-    def wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def acknowledged(self, count: int) -> None:
-        """So many items more have been taken by the delegate."""
-        with self._changed:
-            for _ in range(min(count, len(self._taken))):
-                number, _, last = self._taken.popleft()
-                if last:
-                    account = self._accounts[number]
-                    account.acknowledged += 1
-                    if account.acknowledged == account.queued:
-                        del self._accounts[number]
-            if self._awaiting:
-                self._changed.notify_all()
-
-    def restart(self, held_back: Collection[int] = ()) -> None:
-        """The delegate has forgotten us: whatever it has not acknowledged whole goes again, before the rest; but what
-        is of the registrations `held_back` stays."""
-        with self._changed:
-            self._held_back = set(held_back)
-            again: dict[int, list[tuple[Part, ...]]] = {}
-            for number, parts, _ in self._taken:
-                lane = again.setdefault(number, [])
-                if not lane or lane[-1] is not parts:
-                    lane.append(parts)
-            for number in self._cutting:
-                lane = again.setdefault(number, [])
-                if not lane or lane[-1] is not self._whole[number]:
-                    lane.append(self._whole[number])
-            for number, lane in again.items():
-                self._lanes.setdefault(number, deque()).extendleft(reversed(lane))
-                self._count += len(lane)
-                self._bytes += sum(len(part) for parts in lane for part in parts)
-            self._taken.clear()
-            self._cutting.clear()
-            self._turns = deque(n for n, waiting in self._lanes.items() if waiting and n not in self._held_back)
-            self._changed.notify_all()
-
-    def release(self, number: int) -> None:
-        """The delegate takes the registration now."""
-        with self._changed:
-            if number in self._held_back:
-                self._held_back.discard(number)
-                if self._lanes.get(number):
-                    self._turns.append(number)
-                    self._changed.notify_all()
-
-    def drop(self, number: int) -> int:
-        """A registration that is held back has ended; how many objects are lost with it."""
-        with self._changed:
-            self._held_back.discard(number)
-            lane = self._lanes.pop(number, deque())
-            self._count -= len(lane)
-            self._bytes -= sum(len(part) for parts in lane for part in parts)
-            account = self._accounts.pop(number, None)
-            if account is not None:
-                account.acknowledged = account.queued  # nobody has to wait for them any more
-            self._changed.notify_all()
-            return len(lane)
-
-    def wait_taken(self, timeout: float, number: int | None = None) -> int:
-        """Wait until the delegate has all that is queued by now, of one registration or of all, whatever is queued
-        meanwhile; how many of the objects it has not after `timeout` s."""
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            awaited = [(a, a.queued) for known, a in self._accounts.items() if number is None or known == number]
-            self._awaiting += 1
-            try:
-                while (waiting := sum(max(0, queued - a.acknowledged) for a, queued in awaited)) and (
-                    left := deadline - time.monotonic()
-                ) > 0:
-                    self._changed.wait(left)
-            finally:  # an application may be interrupted here
-                self._awaiting -= 1
-            return waiting
 
 
 class DelegateConnection:
@@ -296,7 +93,7 @@ class DelegateConnection:
         self._refusals: dict[str, JbiError] = {}
         """Registrations that the delegate refused when we came back, until it takes them."""
         self._next_number = 0
-        self._queue = _Queue(lambda: self._sender.nudge(), chunk=config.link.chunk)
+        self._queue = Lanes(chunk=config.link.chunk)
         self._sender = Sender(self._queue, name=f"publish-{name}", acked=self._acked, batch_bytes=config.link.chunk)
         self._gone = False
         self._taken = 0
@@ -366,13 +163,22 @@ class DelegateConnection:
             if standing >= count or left <= 0 or self._stopping.wait(ASK_PAUSE):  # others have calls to make, too
                 return standing
 
-    def publish(self, publication: Publication, parcel: Parcel, timeout: float) -> None:
-        """Queue an object. Raises BackPressureError, or WireError when the delegate has refused to take back its
-        registration."""
+    def publish(self, publication: Publication, run: Sequence[Parcel], timeout: float) -> None:
+        """Queue consecutive objects. Raises BackPressureError with how many were `published`, or WireError when the
+        delegate has refused to take back their registration."""
         refusal = self._refusals.get(publication.uid)
         if refusal is not None:
-            raise WireError(f"the delegate does not take the registration back: {refusal.message}", hint=refusal.hint)
-        self._queue.put(publication.number, parcel.parts, timeout)
+            raise WireError(
+                f"the delegate does not take the registration back: {refusal.message}", hint=refusal.hint, published=0
+            )
+        queued = self._queue.put(publication.number, run, timeout)
+        self._sender.push()
+        if queued < len(run):
+            raise BackPressureError(
+                f"the delegate takes no more: {self._queue.waiting} objects wait since {timeout:g} s",
+                hint="Publish more slowly, or give a longer timeout",
+                published=queued,
+            )
 
     def flush(self, timeout: float, publication: Publication | None = None) -> None:
         """Wait until what was published by now, of one registration or of all, is acknowledged. Raises
@@ -488,6 +294,7 @@ class DelegateConnection:
                 log.warning("%s: the delegate takes registration %s again", self._name, uid)
                 self._queue.release(publication.number)
                 del self._refusals[uid]
+                self._sender.push()
 
     def _take_back(self, proxy: DelegateProxy, opened: Opened) -> None:
         """Take back what may be registered although we were not told."""

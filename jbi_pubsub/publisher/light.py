@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final, NewType, Self
@@ -18,6 +18,7 @@ from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.core.arguments import Document, Source, checked, content
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, WireError, unknown_uid
+from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -31,6 +32,8 @@ from .publication import (
     open_type,
     opened,
     payload_bytes,
+    published,
+    runs_of,
 )
 
 DelegateUid = NewType("DelegateUid", str)
@@ -70,7 +73,7 @@ class PublisherAdapterLight:
         self._community: JoinManager | None = None
         self._renewals = LeaseRenewalManager(self._name)
         self._closed = False
-        self._pid = os.getpid()
+        self._birthplace = Birthplace()
 
     @checked
     def connect_to_delegate(
@@ -155,15 +158,49 @@ class PublisherAdapterLight:
         publication, connection = self._publication(registration)
         data, body = content(metadata, what="metadata"), payload_bytes(payload)
         publication.check(data)
+        (object_id,) = self._queue(publication, connection, [(data, body)], timeout)
+        return object_id
+
+    @checked
+    def publish_many(
+        self,
+        registration: RegistrationUid,
+        objects: Iterable[tuple[Document, Payload]],
+        *,
+        timeout: float | None = None,
+    ) -> list[str]:
+        """Publish many objects that are at hand, pairs of metadata and payload, for less than as many calls of
+        `publish`; their ids. In order, as if published one by one; some go before the iterable has ended. Waits up to
+        `timeout` seconds for room, each time. Raises as `publish` does, with how many were `published` before in the
+        error's `facts`, and ArgumentError.
+        """
+        self._check_open()
+        publication, connection = self._publication(registration)
+        ids: list[str] = []
+        try:
+            for run in runs_of(objects, publication.check):
+                ids += self._queue(publication, connection, run, timeout)
+        except JbiError as exc:
+            exc.facts["published"] = len(ids) + published(exc)
+            raise
+        return ids
+
+    def _queue(
+        self,
+        publication: Publication,
+        connection: DelegateConnection,
+        run: Sequence[tuple[bytes, bytes]],
+        timeout: float | None,
+    ) -> list[str]:
         seconds = self._config.queue.publish_seconds if timeout is None else timeout
         with publication.lock:
-            parcel = publication.next_object(data, body)
+            parcels = publication.next_objects(run)
             try:
-                connection.publish(publication, parcel, seconds)
-            except JbiError:
-                publication.sequence -= 1  # not queued: the number is used again
+                connection.publish(publication, parcels, seconds)
+            except JbiError as exc:
+                publication.sequence -= len(run) - published(exc)  # not queued: the number is used again
                 raise
-        return parcel.head.object_id
+        return [parcel.head.object_id for parcel in parcels]
 
     @checked
     def wait_for_subscribers(self, registration: RegistrationUid, count: int = 1, timeout: float = 10.0) -> int:
@@ -220,7 +257,7 @@ class PublisherAdapterLight:
     @checked
     def close(self, timeout: float = 5.0) -> None:
         """Disconnect from all delegates, handing over what is queued within `timeout` seconds. Safe to call twice."""
-        if self._pid != os.getpid():
+        if not self._birthplace.is_here():
             return  # a forked child: the connections are its parent's
         with self._lock:
             if self._closed:
@@ -336,7 +373,7 @@ class PublisherAdapterLight:
         return found
 
     def _check_open(self) -> None:
-        if self._closed or self._pid != os.getpid():
+        if self._closed or not self._birthplace.is_here():
             raise AdapterStateError(
                 "this PublisherAdapterLight is closed, or belongs to the parent process",
                 hint="Open a new one after a fork",

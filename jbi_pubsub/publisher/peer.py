@@ -6,9 +6,8 @@ filters, e-mail. Calls are those of PublisherAdapterLight without the delegate.
 
 from __future__ import annotations
 
-import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,6 +16,7 @@ from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.arguments import Document, Source, checked, content
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
+from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.server import DisseminationServer
@@ -28,6 +28,8 @@ from .publication import (
     open_type,
     opened,
     payload_bytes,
+    published,
+    runs_of,
 )
 
 
@@ -49,7 +51,7 @@ class PublisherAdapter:
         self._lock = threading.Lock()
         self._next_number = 0
         self._closed = False
-        self._pid = os.getpid()
+        self._birthplace = Birthplace()
 
     @checked
     def register_publisher(
@@ -98,17 +100,42 @@ class PublisherAdapter:
         self._check_open()
         publication, registered = self._find(registration)
         data, body = content(metadata, what="metadata"), payload_bytes(payload)
+        (object_id,) = self._disseminate(publication, registered, [(data, body)])
+        return object_id
+
+    @checked
+    def publish_many(self, registration: RegistrationUid, objects: Iterable[tuple[Document, Payload]]) -> list[str]:
+        """Publish many objects that are at hand; see PublisherAdapterLight.publish_many."""
+        self._check_open()
+        publication, registered = self._find(registration)
+        ids: list[str] = []
+        try:
+            for run in runs_of(objects):
+                ids += self._disseminate(publication, registered, run)
+        except JbiError as exc:
+            exc.facts["published"] = len(ids) + published(exc)
+            raise
+        return ids
+
+    def _disseminate(
+        self, publication: Publication, registered: Registration, run: Sequence[tuple[bytes, bytes]]
+    ) -> list[str]:
+        """Up to the first object that is refused, whose error is raised with how many were `published`."""
+        ids: list[str] = []
         with publication.lock:
-            parcel = publication.next_object(data, body)
             deliveries = Deliveries()
             try:
-                self._server.delegate.publish(registered, parcel, deliveries)
-            except JbiError:  # refused: the number is used again, subscribers see no gap
-                publication.sequence -= 1
-                registered.sequence = publication.sequence
-                raise
-            self._server.delegate.pipeline.deliver(deliveries)
-        return parcel.head.object_id
+                for pair in run:
+                    (parcel,) = publication.next_objects([pair])
+                    refused = self._server.delegate.publish(registered, [parcel], deliveries)
+                    for _, why in refused:  # the number is used again, subscribers see no gap
+                        registered.sequence = publication.sequence = publication.sequence - 1
+                        why.facts["published"] = len(ids)
+                        raise why
+                    ids.append(parcel.head.object_id)
+            finally:
+                self._server.delegate.pipeline.deliver(deliveries)
+        return ids
 
     @checked
     def unregister_publisher(self, registration: RegistrationUid) -> None:
@@ -143,7 +170,7 @@ class PublisherAdapter:
     @checked
     def close(self, timeout: float = 5.0) -> None:
         """Leave: deliver what waits within `timeout` seconds, end all threads. Safe to call twice."""
-        if not self._closed and self._pid == os.getpid():  # a forked child leaves its parent's alone
+        if not self._closed and self._birthplace.is_here():  # a forked child leaves its parent's alone
             self._closed = True
             self._server.stop(timeout)
 
@@ -160,7 +187,7 @@ class PublisherAdapter:
         return found
 
     def _check_open(self) -> None:
-        if self._closed or self._pid != os.getpid():
+        if self._closed or not self._birthplace.is_here():
             raise AdapterStateError(
                 "this PublisherAdapter is closed, or belongs to the parent process", hint="Open a new one after a fork"
             )

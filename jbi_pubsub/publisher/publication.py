@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
-from typing import NewType
+from typing import Final, NewType
 
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
-from jbi_pubsub.core.arguments import Document, Source, content, path_of, source
-from jbi_pubsub.core.errors import OversizeError
-from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, object_id_of, pack
-from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES
+from jbi_pubsub.core.arguments import Argument, Document, Source, content, path_of, source
+from jbi_pubsub.core.errors import ArgumentError, JbiError, OversizeError
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, pack, prefix_of
+from jbi_pubsub.core.wire.stream import MAX_BATCH_BYTES, MAX_ITEM_BYTES
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.dissemination import Conformity
@@ -25,6 +25,14 @@ RegistrationUid = NewType("RegistrationUid", str)
 
 Payload = bytes | bytearray | memoryview | str | Path | Element | None
 """A payload: bytes as they are, text as UTF-8, a file's content, an lxml element as XML, None for no payload."""
+
+
+METADATA: Final = Argument("publish_many", "metadata", Document)
+PAYLOAD: Final = Argument("publish_many", "payload", Payload)
+
+RUN_ITEMS: Final = 100
+RUN_BYTES: Final = MAX_BATCH_BYTES
+"""Of objects that are published together: a batch, or a part of one."""
 
 
 class Publication:
@@ -44,6 +52,7 @@ class Publication:
         self.number = 1
         """Of the registration at its delegate."""
         self.lock = threading.Lock()
+        self._prefix = prefix_of(self.uid)
         self._conformity = Conformity(info_type, entries, validate=validate)
         self._checked: bytes | None = None
         """The metadata that passed last, if any did: a source whose objects differ in their payloads alone need not
@@ -60,14 +69,18 @@ class Publication:
         self._conformity.check(metadata)
         self._checked = metadata
 
-    def next_object(self, metadata: bytes, payload: bytes) -> Parcel:
-        """The next object. Call under `lock`."""
-        self.sequence = sequence = self.sequence + 1
-        kind = self.info_type.type
-        object_id = object_id_of(self.uid, sequence)
-        return pack(
-            Head(object_id, self.uid, sequence, time.time(), kind.name, kind.version, metadata, len(payload)), payload
-        )
+    def next_objects(self, run: Sequence[tuple[bytes, bytes]]) -> list[Parcel]:
+        """The next objects, of metadata and payloads. Call under `lock`."""
+        kind, now, uid, prefix = self.info_type.type, time.time(), self.uid, self._prefix
+        first = self.sequence + 1
+        self.sequence += len(run)
+        return [
+            pack(
+                Head(f"{prefix}{number:012x}", uid, number, now, kind.name, kind.version, metadata, len(payload)),
+                payload,
+            )
+            for number, (metadata, payload) in enumerate(run, first)
+        ]
 
 
 def open_type(
@@ -106,6 +119,53 @@ def payload_bytes(payload: Payload) -> bytes:
         limit = MAX_ITEM_BYTES - (2 << 20)
         raise OversizeError(f"payload has {len(data)} bytes, the limit is {limit}", size=len(data), limit=limit)
     return data
+
+
+def runs_of(
+    objects: Iterable[tuple[Document, Payload]], check: Callable[[bytes], None] = lambda _metadata: None
+) -> Iterator[list[tuple[bytes, bytes]]]:
+    """Many objects in runs of some, their metadata checked. What comes before a bad one is given first; then the errors
+    of `check` are raised, or ArgumentError for what is no pair of metadata and payload."""
+    run: list[tuple[bytes, bytes]] = []
+    size = 0
+    for given in objects:
+        try:
+            metadata, payload = _pair(given)
+            check(metadata)
+        except JbiError:
+            if run:
+                yield run
+            raise
+        run.append((metadata, payload))
+        size += len(metadata) + len(payload)
+        if len(run) == RUN_ITEMS or size >= RUN_BYTES:
+            yield run
+            run, size = [], 0
+    if run:
+        yield run
+
+
+def published(exc: JbiError) -> int:
+    """How many objects of many were published before one was refused."""
+    count = exc.facts.get("published")
+    return count if isinstance(count, int) else 0
+
+
+def _pair(given: object) -> tuple[bytes, bytes]:
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise ArgumentError(
+            f"publish_many takes pairs (metadata, payload), not {type(given).__name__}",
+            hint="Give None as the payload where there is none",
+            call="publish_many",
+            argument="objects",
+        )
+    metadata, payload = given
+    if type(metadata) is not bytes:
+        METADATA.check(metadata)
+        metadata = content(metadata, what="metadata")
+    if type(payload) is not bytes:
+        PAYLOAD.check(payload)
+    return metadata, payload_bytes(payload)
 
 
 def opened(info_type: InformationType, invariants: Document, *, validate: bool) -> Publication:

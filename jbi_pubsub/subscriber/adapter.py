@@ -71,12 +71,15 @@ class SubscriberAdapter:
 
     _open: ClassVar[tuple[int, SubscriberAdapter] | None] = None
     _open_lock: ClassVar[threading.Lock] = threading.Lock()
+    _forks_before: ClassVar[int] = 0
+    """From the first process to this one: asked for each object, where the process's id would cost a system call."""
 
     @checked
     def __init__(self, config: Config | None = None, *, name: str | None = None) -> None:
         self._config = config or effective()
         self._name = name or f"subscriber-{os.getpid()}"
         self._pid = os.getpid()
+        self._forks = SubscriberAdapter._forks_before
         with SubscriberAdapter._open_lock:
             standing = SubscriberAdapter._open
             if standing is not None and standing[0] == self._pid:
@@ -445,14 +448,13 @@ class SubscriberAdapter:
 
     def _find(self, subscription: SubscriptionUid) -> LocalSubscription:
         self._check_open()
-        with self._lock:
-            found = self._subscriptions.get(subscription)
+        found = self._subscriptions.get(subscription)  # a look at one key needs no lock, and is made for each object
         if found is None:
             raise unknown_uid("subscription", subscription, "register_subscriber")
         return found
 
     def _check_open(self) -> None:
-        if self._pid != os.getpid():
+        if self._forks != SubscriberAdapter._forks_before:
             raise AdapterStateError(
                 "this SubscriberAdapter belongs to the parent process", hint="Open a new one after the fork"
             )
@@ -469,6 +471,7 @@ def _after_fork() -> None:
     """In a child the parent's adapter is not open; its lock may have been held by a thread that is not here."""
     SubscriberAdapter._open_lock = threading.Lock()
     SubscriberAdapter._open = None
+    SubscriberAdapter._forks_before += 1
 
 
 os.register_at_fork(after_in_child=_after_fork)

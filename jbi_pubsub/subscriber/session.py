@@ -14,7 +14,8 @@ import random
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -37,7 +38,7 @@ from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
-from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, greet
+from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, WINDOW_BATCHES, Hello, Line, Receiver, greet
 from jbi_pubsub.pad.delegate import NOT_BEFORE, Granted
 from jbi_pubsub.pad.delivery import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
 from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Opened, Subscribed, SubscriptionsProxy
@@ -56,18 +57,29 @@ full for a thousand subscribers is asked 17 times a second."""
 CREDIT_PART: Final = 4
 """Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported."""
 
+ACK_AFTER: Final = WINDOW_BATCHES // 2
+"""Batches that are acknowledged together while they come one upon the other: as many again may be under way."""
+
 
 class _Standing:
     """A subscription as it stands at the delegate."""
 
     def __init__(
-        self, subscription: LocalSubscription, number: int, lease: Lease | None, due: Callable[[], None]
+        self,
+        subscription: LocalSubscription,
+        number: int,
+        lease: Lease | None,
+        news: deque[_Standing],
+        due: Callable[[], None],
     ) -> None:
-        """`due` is called when enough is consumed for a report of its own."""
+        """It puts itself among the `news` when something was consumed, and calls `due` when that is enough for a report
+        of its own."""
         self.subscription = subscription
         self.number = number
         self.lease = lease
         self.reported = 0
+        self._news = news
+        self._is_news = False
         self._due = due
         self._report_after = max(1, subscription.request.bound // CREDIT_PART)
         self._lock = threading.Lock()  # covers consumed: several threads of an application may take
@@ -79,8 +91,24 @@ class _Standing:
         """The application has taken so many objects more."""
         with self._lock:
             self.consumed += count
+        if not self._is_news:
+            self._is_news = True
+            self._news.append(self)
         if self.consumed - self.reported >= self._report_after:
             self._due()
+
+    def report(self) -> bool:
+        """Whether something was consumed since the last report; from now on it is reported."""
+        self._is_news = False  # before the number is read: what is consumed from here on makes it news again
+        total = self.consumed
+        is_more, self.reported = total > self.reported, total
+        return is_more
+
+    def report_again(self) -> None:
+        """The last report may not have come."""
+        self.reported = 0
+        self._is_news = True
+        self._news.append(self)
 
     def gather(self, chunk: memoryview) -> None:
         """Some more of a large object. Raises ProtocolError when it becomes too large."""
@@ -137,6 +165,8 @@ class DelegateSession:
         self._untold: list[LocalSubscription] = []
         """What stood there when the session was lost, until it is known whether the delegate is gone as well."""
         self._by_number: dict[int, _Standing] = {}
+        self._news: deque[_Standing] = deque()
+        """Of which something was consumed since the last acknowledgement."""
         self._highest = 0
         """Number of the latest subscription granted, whether it is still wanted or not: later ones have higher ones."""
         self._opened: Opened | None = None
@@ -354,7 +384,7 @@ class DelegateSession:
 
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
         uid = subscription.uid
-        standing = _Standing(subscription, granted.number, granted.lease, self._report_credits)
+        standing = _Standing(subscription, granted.number, granted.lease, self._news, self._report_credits)
         with self._changed:
             subscription.stood_at.add(self.ref.service_id)
             self._highest = max(self._highest, granted.number)
@@ -470,7 +500,7 @@ class DelegateSession:
             if opened is None:
                 return
             if opened.uid != session_id or receiver is None:
-                session_id, receiver = opened.uid, Receiver(self._take, self._consumed)
+                session_id, receiver = opened.uid, Receiver(self._take, self._consumed, ack_after=ACK_AFTER)
             began, position = time.monotonic(), receiver.position
             with guarded("delivery connection"):
                 try:
@@ -503,7 +533,7 @@ class DelegateSession:
             with self._changed:
                 self._receiver = receiver
                 for standing in self._by_number.values():
-                    standing.reported = 0  # the last line may have swallowed it
+                    standing.report_again()  # the last line may have swallowed it
             receiver.run(line)
         finally:
             with self._changed:
@@ -513,29 +543,45 @@ class DelegateSession:
     def _take(self, items: list[memoryview]) -> None:
         """Hand a batch on: to each subscription at once what is for it."""
         arrived: dict[_Standing, list[InfoObject]] = {}
+        for_whom: int | bytes = -1  # the number, or numbers, of the run of objects that was begun
+        lists: Sequence[list[InfoObject]] = ()  # of those in `arrived`
         for item in items:
             try:
                 kind, number = ITEM.unpack_from(item)
-                numbers = struct.unpack_from(f"!{_at_most(number)}I", item, ITEM.size) if kind == SHARED else ()
+                if kind == OBJECT:
+                    at = ITEM.size
+                    if number != for_whom:
+                        for_whom, lists = number, self._lists((number,), arrived)
+                elif kind == SHARED:
+                    at = ITEM.size + 4 * _at_most(number)
+                    if (numbers := bytes(item[ITEM.size : at])) != for_whom:
+                        lists = self._lists(struct.unpack(f"!{number}I", numbers), arrived)
+                        for_whom = numbers
+                else:
+                    self._take_other(kind, number, item[ITEM.size :], arrived)
+                    for_whom = -1
+                    continue
             except struct.error as exc:
                 raise ProtocolError(f"bad delivery: {exc}") from exc
-            if kind == END:
-                self._parted = True
-            elif kind == SHARED:
-                obj = decode(item[ITEM.size + 4 * len(numbers) :])
-                for one in numbers:
-                    if (standing := self._of_number(one, arrived)) is not None:
-                        arrived.setdefault(standing, []).append(obj)
-            elif (standing := self._of_number(number, arrived)) is not None:
-                self._take_one(kind, standing, item[ITEM.size :], arrived)
+            if lists:  # else they were cancelled meanwhile
+                obj = decode(item[at:])
+                for objects in lists:
+                    objects.append(obj)
         _hand_on(arrived)
 
-    def _take_one(
-        self, kind: int, standing: _Standing, body: memoryview, arrived: dict[_Standing, list[InfoObject]]
-    ) -> None:
-        if kind == OBJECT:
-            arrived.setdefault(standing, []).append(decode(body))
-        elif kind in (CHUNK, LAST_CHUNK):
+    def _lists(self, numbers: Sequence[int], arrived: dict[_Standing, list[InfoObject]]) -> list[list[InfoObject]]:
+        """Where objects for these subscriptions are gathered."""
+        standing = [self._of_number(number, arrived) for number in numbers]  # first: it may hand on what was gathered
+        return [arrived.setdefault(one, []) for one in standing if one is not None]
+
+    def _take_other(self, kind: int, number: int, body: memoryview, arrived: dict[_Standing, list[InfoObject]]) -> None:
+        if kind == END:
+            self._parted = True
+            return
+        standing = self._of_number(number, arrived)
+        if standing is None:
+            return
+        if kind in (CHUNK, LAST_CHUNK):
             standing.gather(body)
             if kind == LAST_CHUNK:
                 arrived.setdefault(standing, []).append(decode(standing.gathered()))
@@ -574,11 +620,16 @@ class DelegateSession:
             receiver.report()
 
     def _consumed(self) -> bytes:
-        with self._changed:
-            news = {n: s.consumed for n, s in self._by_number.items() if s.consumed > s.reported}
-            for number, total in news.items():
-                self._by_number[number].reported = total
-        return msgspec.msgpack.encode(news) if news else b""
+        """The note of an acknowledgement: what was consumed in all, of those of which something was since the last."""
+        consumed = {}
+        while self._news:
+            try:
+                standing = self._news.popleft()
+            except IndexError:  # another thread reports as well
+                break
+            if standing.report() and self._by_number.get(standing.number) is standing:
+                consumed[standing.number] = standing.reported
+        return msgspec.msgpack.encode(consumed) if consumed else b""
 
 
 def _at_most(count: int) -> int:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, NewType, Protocol, runtime_checkable
 
 from jbi_pubsub.core.guard import TOLD_WHOLE
@@ -71,10 +72,16 @@ class _Seen:
 
     __slots__ = ("last", "overtaken", "since", "source")
 
-    def __init__(self, source: Consumer, first: int) -> None:
+    def __init__(self, source: Consumer) -> None:
         self.source = source
-        self.last = self.since = first
-        self.overtaken = 0
+        self.last = self.since = self.overtaken = 0
+
+    def begin(self, sequence: int, source: Consumer) -> None:
+        """An object that is new, the first one at all or the next one from `source`."""
+        if self.last and source == self.source:
+            self.source = source  # another object may stand for the same: asked by identity from now on
+            return
+        self.source, self.overtaken, self.since = source, self.last, sequence
 
     def is_late(self, sequence: int, source: Consumer) -> bool:
         """Whether an object that is not new was never seen; asked once for each."""
@@ -122,37 +129,41 @@ class LocalSubscription:
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Objects have come; those seen before are dropped (same registration, not a later sequence number)."""
         dropped = late = 0
+        registration, seen = "", None
         with self._changed:
+            if self._closed:
+                dropped, objects = len(objects), ()
             for obj in objects:
                 platform = obj.platform
-                if not self._closed and self._is_new(platform.registration, platform.sequence, consumed):
+                if seen is None or platform.registration != registration:
+                    registration = platform.registration
+                    seen = self._seen_of(registration, consumed)
+                sequence = platform.sequence
+                if sequence > seen.last:
+                    if consumed is not seen.source or not seen.last:
+                        seen.begin(sequence, consumed)
+                    seen.last = sequence
                     self._waiting.append((obj, consumed))
                     continue
                 dropped += 1
-                late += not self._closed and self._seen[platform.registration].is_late(platform.sequence, consumed)
-            if not self._closed:
+                late += seen.is_late(sequence, consumed)
+            if objects:
                 self.arrived += len(objects) - dropped
                 self.duplicates += dropped - late
-            self._announce()
+                self._announce()
         if dropped:
             consumed(dropped)
         if late:
             self.lose(Cause.LATE, late)
 
-    def _is_new(self, registration: str, sequence: int, source: Consumer) -> bool:
+    def _seen_of(self, registration: str, source: Consumer) -> _Seen:
         seen = self._seen.get(registration)
         if seen is None:
-            self._seen[registration] = _Seen(source, sequence)
+            seen = self._seen[registration] = _Seen(source)
             if len(self._seen) > REGISTRATIONS_REMEMBERED:
                 self._seen.popitem(last=False)
-            return sequence > 0
-        if sequence <= seen.last:
-            return False
-        if source != seen.source:
-            seen.source, seen.overtaken, seen.since = source, seen.last, sequence
-        seen.last = sequence
         self._seen.move_to_end(registration)
-        return True
+        return seen
 
     def lose(self, cause: Cause, count: int, detail: str = "") -> None:
         """Objects were lost: `count` of them, 0 when that is not known. The log is told of the first of a cause, then
@@ -174,21 +185,33 @@ class LocalSubscription:
 
     def take(self, timeout: float) -> InfoObject | None:
         """The next object, or None after `timeout` seconds or when closed."""
-        deadline = time.monotonic() + timeout
-        with self._changed:
-            while not self._waiting and not self._closed and (left := deadline - time.monotonic()) > 0:
-                self._changed.wait(left)
-            if not self._waiting:
+        try:
+            obj, consumed = self._waiting.popleft()  # what waits needs no lock and no clock
+        except IndexError:
+            awaited = self._await(timeout)
+            if awaited is None:
                 return None
-            obj, consumed = self._waiting.popleft()
+            obj, consumed = awaited
         consumed(1)
         return obj
 
+    def _await(self, timeout: float) -> tuple[InfoObject, Consumer] | None:
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while not self._closed:
+                with suppress(IndexError):  # who has not waited may have been quicker
+                    return self._waiting.popleft()
+                if (left := deadline - time.monotonic()) <= 0:
+                    break
+                self._changed.wait(left)
+        return None
+
     def drain(self) -> list[InfoObject]:
         """All objects that wait, without waiting."""
-        with self._changed:
-            taken = list(self._waiting)
-            self._waiting.clear()
+        taken = []
+        with self._changed, suppress(IndexError):  # nothing more comes under the lock; others may take without it
+            while True:
+                taken.append(self._waiting.popleft())
         for consumed, count in Counter(consumed for _, consumed in taken).items():
             consumed(count)
         return [obj for obj, _ in taken]
@@ -208,15 +231,14 @@ class LocalSubscription:
 
     def serve(self) -> bool:
         """Tell the listener some of what waits; whether there is more. One thread at a time (a pool's Client)."""
+        with self._changed:
+            self._served_by = threading.current_thread()
         for _ in range(SERVED_AT_ONCE):
-            with self._changed:
-                self._served_by = threading.current_thread()
-                if self._notices:
-                    obj, consumed, notice = None, None, self._notices.popleft()
-                elif self._waiting:
-                    (obj, consumed), notice = self._waiting.popleft(), None
-                else:
-                    return self._rest()
+            try:
+                notice = self._notices.popleft() if self._notices else None
+                obj, consumed = (None, None) if notice is not None else self._waiting.popleft()
+            except IndexError:  # all of it is told, or it was closed
+                break
             self._tell(obj, notice)
             if consumed is not None:
                 consumed(1)

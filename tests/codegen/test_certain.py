@@ -309,10 +309,6 @@ def test_of_what_is_not_understood_nothing_is_certain(element: str) -> None:
     assert document_type(element).texts(("r", "v")) is None
 
 
-def test_the_invariants_are_never_certain() -> None:
-    assert document_type().texts(("r", "who")) is None
-
-
 @pytest.mark.parametrize(
     "tie",
     [
@@ -599,9 +595,10 @@ def test_the_leaves_of_real_schemas() -> None:
     # Given the imagery schema of the figures
     imagery = open_type(read_bundle(Path(__file__).parent.parent / "fixtures/intel_imagery/Intel_Imagery.xsd"))
     coordinates = ("metadata", "ImageDescriptor", "LocationCoord")
-    # Expect numbers and enumerations of the variant part to be certain, and nothing of the invariant part
+    # Expect numbers and enumerations of the variant part to be certain, of the invariant part as well
     assert imagery.texts((*coordinates, "lat")) is not None
     letters = imagery.texts((*coordinates, "latord"))
     assert letters is not None
     assert letters.expression == "(?:N|S)"
-    assert imagery.texts(("metadata", "RequiredMetadata", "publisher")) is None
+    assert imagery.is_invariant(("metadata", "RequiredMetadata", "publisher"))
+    assert not imagery.is_invariant((*coordinates, "lat"))

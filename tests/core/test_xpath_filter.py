@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lxml import etree
 
 from jbi_pubsub.core.xml import Element, parse_payload
-from jbi_pubsub.core.xpath import Selection, compile_filter
+from jbi_pubsub.core.xpath import Selection, compile_filter, payload_filter
 from jbi_pubsub.core.xpath import payload_filter as module
 
 FIGURES = Path(__file__).parent.parent / "fixtures" / "intel_imagery"
@@ -135,3 +137,25 @@ def test_a_failing_evaluation_selects_nothing() -> None:
     cut = compile_filter("position()")
     assert cut.apply(etree.fromstring("<m/>")) == module.NOTHING
     assert cut.errors == 1
+
+
+def test_equal_filters_are_one_and_analysed_once_while_one_of_them_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a filter in use
+    analysed = payload_filter.analysed
+    asked: list[str] = []
+
+    def noted(expression: str, *rest: Any, **named: Any) -> Any:
+        asked.append(expression)
+        return analysed(expression, *rest, **named)
+
+    monkeypatch.setattr(payload_filter, "analysed", noted)
+    one = compile_filter("//p:only-here", namespaces={"p": "urn:p"})
+    # Expect an equal one to be the same object, without more ado, and one with another namespace to be another
+    assert compile_filter("//p:only-here", namespaces={"p": "urn:p"}) is one
+    assert asked == ["//p:only-here"]
+    assert compile_filter("//p:only-here", namespaces={"p": "urn:q"}) is not one
+    # and it to be made anew when it was out of use
+    del one
+    gc.collect()
+    compile_filter("//p:only-here", namespaces={"p": "urn:p"})
+    assert len(asked) == 3

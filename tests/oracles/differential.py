@@ -2,8 +2,8 @@
 
 The grammar covers what the index understands and, on purpose, its borders: several nodes at a path, absent nodes, odd
 numbers, mixed content, attributes, namespaces, positions, unions of unions, functions of the first node, nested
-conditions, absolute paths (of this document element, another, or any) inside conditions, and documents with other
-document elements.
+conditions, absolute paths (of this document element, another, or any) inside conditions, arithmetic, paths to any
+depth, any name and the parent, elements within ones of their own name, and documents with other document elements.
 """
 
 from __future__ import annotations
@@ -192,7 +192,9 @@ def _content(chance: random.Random) -> str:
         return value
     middle = len(value) // 2
     head, tail = value[:middle], value[middle:]
-    between = chance.choice(["<!--c-->", "<?p i?>", f"<![CDATA[{tail}]]>", "<z/>", f"<z>{head}</z>", "&#53;"])
+    between = chance.choice(
+        ["<!--c-->", "<?p i?>", f"<![CDATA[{tail}]]>", "<z/>", f"<z>{head}</z>", "&#53;", f"<a>{head}</a>"]
+    )
     return f"{head}{between}" if "CDATA" in between else f"{head}{between}{tail}"
 
 
@@ -209,13 +211,22 @@ def expression(chance: random.Random, depth: int = 0, context: str = "") -> str:
         return _conditional(chance, depth, context)
     if kind < 0.66:
         return _range(chance, context)
+    if kind < 0.72:
+        return _arithmetic(chance, context)
+    if kind < 0.78:
+        return _relative(chance, depth, context)
     if kind < 0.9:
         return _comparison(chance, context)
     return _border(chance, depth, context)
 
 
 def _dense(chance: random.Random) -> str:
-    """Ranges of all sizes close to the numbers that documents hold, with and without an equality."""
+    """Ranges of all sizes close to the numbers that documents hold, with and without an equality; over terms, relative
+    paths and parts of texts as well."""
+    if chance.random() < 0.2:
+        joint = chance.choice((" and ", " or "))
+        kinds = chance.sample((_sum, _anywhere, _part), chance.choice((1, 1, 2)))
+        return joint.join(kind(chance) for kind in kinds)
     found = []
     for path in chance.sample(("/m/a", "/m/b", "/m/P/a"), chance.choice((1, 2, 2, 3))):
         low = float(chance.choice(_NUMBERS)) - chance.choice((0, 0, 0.001, 1, 3))
@@ -228,6 +239,93 @@ def _dense(chance: random.Random) -> str:
     if chance.random() < 0.1:
         found.append(_comparison(chance, ""))
     return chance.choice((" and ", " and ", " and ", " or ")).join(found)
+
+
+def _sum(chance: random.Random) -> str:
+    operator = chance.choice(("<", "<=", ">", ">=", "=", "!="))
+    term = chance.choice(
+        ("a+b", "/m/a*/m/b", "a - 5", "-a", "a div 2", "/m/P/a - b", "count(//a)", "a mod 5", "P/a*2+a")
+    )
+    return f"{term}{operator}{_literal_number(chance)}"
+
+
+def _anywhere(chance: random.Random) -> str:
+    path = chance.choice(("//a", "//P/b", "/m/*/a", ".//a", "//a/../b", "//q:a", "//P//a", "/*/*", "//P/@id"))
+    return f"{path}{chance.choice(('<', '<=', '>', '>=', '=', '!='))}{_literal(chance)}"
+
+
+def _part(chance: random.Random) -> str:
+    path = chance.choice(("a", "/m/b", "/m/P/a", "//a", "//c"))
+    text = chance.choice((*_TEXTS, *_NUMBERS, *_ODD))[: chance.randrange(4)]
+    return f"{chance.choice(('contains', 'starts-with'))}({path},'{text}')"
+
+
+def _literal_number(chance: random.Random) -> str:
+    return chance.choice(_NUMBERS) if chance.random() < 0.8 else chance.choice(("1e400", "0.5", "12", "-0.5", "'7'"))
+
+
+def _arithmetic(chance: random.Random, context: str) -> str:
+    """A calculation, compared with a constant."""
+    term = _operation(chance, context)
+    operator = chance.choice(("=", "!=", "<", "<=", ">", ">="))
+    return (
+        f"{_literal_number(chance)}{operator}{term}" if chance.random() < 0.2 else f"{term}{operator}{_literal(chance)}"
+    )
+
+
+def _operation(chance: random.Random, context: str, depth: int = 0) -> str:
+    kind = chance.random()
+    if kind < (0.1 if depth < 1 else 0.3):
+        path = _path(chance, context) if chance.random() < 0.8 else _deep(chance, context)
+        path = "self::node()" if path == "." else path
+        return f"{chance.choice(('number', 'number', 'count'))}({path})" if chance.random() < 0.4 else path
+    if kind < 0.45 and depth:
+        return chance.choice((*_NUMBERS, "2", "1e300", "3", "-2", "0"))
+    if kind < 0.55:
+        return f"-{_operation(chance, context, depth + 1)}" if depth < 3 else "-a"
+    if kind < 0.65 and depth < 3:
+        return f"({_operation(chance, context, depth + 1)})"
+    if depth > 2:
+        return chance.choice(("a", "b", "5"))
+    operator = chance.choice((" + ", " - ", "*", " div ", " mod "))
+    return f"{_operation(chance, context, depth + 1)}{operator}{_operation(chance, context, depth + 1)}"
+
+
+def _deep(chance: random.Random, context: str) -> str:
+    """A relative path: to any depth, to any name, to the parent."""
+    name = chance.choice(("a", "b", "P", "q:a", "z", "m", "c"))
+    start = chance.choice(
+        ("//", "//", "/m//", "//P/", "/m/*/", "/*/*/", ".//", "*/", "descendant::", "/m/P/.//", "/m/a/../")
+    )
+    if context:
+        start = chance.choice(("../", "../", "../../", ".//", "*/", "descendant::", "//", "../*/", "P/../"))
+    tail = chance.choice(("", "", "", "/@id", "/..", "/../b", "/*", "/a", "/../@id", "/../../c", "//a", "/."))
+    return f"{start}{name}{tail}"
+
+
+def _relative(chance: random.Random, depth: int, context: str) -> str:
+    """A relative path, with conditions on it or without."""
+    path = _deep(chance, context)
+    kind = chance.random()
+    if kind < 0.4:
+        return f"{path}{_tested(chance)}"
+    if kind < 0.5:
+        return f"count({path}){chance.choice(('>', '<', '=', '!='))}{chance.randrange(4)}"
+    path += "/b" if path.endswith(".") else ""  # an abbreviated step has no conditions
+    text = chance.choice(_TEXTS + _ODD)[:2]
+    within = chance.choice(
+        (
+            f"starts-with(.,'{text}') and ../b<{chance.choice(_NUMBERS)}",
+            f"contains(.,'{text}')",
+            f".{_tested(chance) or '=5'}",
+            f"../a{_tested(chance)}",
+            f"{_deep(chance, 'inside')}{_tested(chance)}",
+            _arithmetic(chance, "inside"),
+            expression(chance, min(depth + 2, 3), "inside"),
+        )
+    )
+    inverted = chance.choice(("", "", "", "not"))
+    return f"{inverted}({path}[{within}]{chance.choice(('', '', '/../a', '[1]'))})" if depth else f"{path}[{within}]"
 
 
 def _path(chance: random.Random, context: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,20 @@ import pytest
 
 from jbi_pubsub.codegen.repository import InformationType, open_type
 from jbi_pubsub.codegen.schema import read_bundle
-from jbi_pubsub.core.documents import Traced
+from jbi_pubsub.core.documents import KnownDocuments, Traced, known
+from jbi_pubsub.core.documents.known import MAX_STENCILS, PATIENCE_FIRST
 from jbi_pubsub.core.errors import InvariantError, JbiError, MetadataError, OversizeError
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata
-from jbi_pubsub.pad.dissemination import PATIENCE_FIRST, STENCILS, Conformity
+from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
+from jbi_pubsub.pad.dissemination import MAX_PASSED, Conformity
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "data"
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of documents that other tests have made."""
+    monkeypatch.setattr(known, "_by_type", weakref.WeakValueDictionary())
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +48,7 @@ def conformity(kind: InformationType) -> Conformity:
 def taught(kind: InformationType) -> Conformity:
     """After so many documents that it has a stencil of them."""
     made = conformity(kind)
-    for number in range(PATIENCE_FIRST):
+    for number in range(PATIENCE_FIRST + 1):  # the last one shows its invariants
         made.check(with_latitude(f"{number}.5"))
     return made
 
@@ -92,44 +101,127 @@ def test_what_the_validator_itself_fails_on_is_refused() -> None:
         made.check(document % b"123456789012345678")
 
 
-def test_two_kinds_of_documents_have_a_stencil_each(imagery: InformationType) -> None:
-    # Given objects now with, now without the optional part
+def test_an_optional_part_a_repeated_one_and_comments_are_known_by_one_stencil(imagery: InformationType) -> None:
+    # Given objects now with, now without the optional part, with a comment here and there
     made = conformity(imagery)
     head, _, rest = figure_1().partition(b"<ImageDescriptor>")
-    without = head + rest.partition(b"</ImageDescriptor>")[2]
-    head, _, rest = figure_1().partition(b"<Area>")
-    elsewhere = head + b"<Area>Rome</Area>" + rest.partition(b"</Area>")[2]
-    kinds = [figure_1().replace(b"\n", b"\n "), elsewhere]
-    for number in range(3 * PATIENCE_FIRST):
+    kinds = [
+        figure_1(),
+        head + rest.partition(b"</ImageDescriptor>")[2],
+        figure_1().replace(b"<Area>", b"<!-- where -->\n<Area>"),
+    ]
+    for number in range(2 * PATIENCE_FIRST):
+        made.check(kinds[number % 3])
+    # Expect all to be recognised, and so what is new in the same places
+    new = figure_1().replace(b"<lat>", b"<lat>1").replace(b"<LocationCoord>", b"<!-- <lat> --><LocationCoord>")
+    assert all(isinstance(made.check(kind), Traced) for kind in (*kinds, new))
+    assert len(made._known.stencils) == 1
+
+
+def test_registrations_of_a_type_share_what_is_known_of_its_documents(imagery: InformationType) -> None:
+    # Given a registration whose documents are known, and other ones of the type with other invariants
+    first = taught(imagery)
+    for publisher in (b"419th", b"420th"):
+        metadata = figure_1().replace(b"418th", publisher)
+        other = Conformity(imagery, imagery.entries(parse_metadata(metadata)), validate=True)
+        # When the second document of each comes
+        assert not isinstance(other.check(metadata), Traced)
+        # Expect it to be known, and one with the invariants of the first to be refused as ever
+        assert isinstance(other.check(metadata), Traced)
+        with pytest.raises(InvariantError):
+            other.check(figure_1())
+        with pytest.raises(InvariantError):
+            first.check(metadata)
+
+
+def test_what_is_not_validated_has_stencils_of_its_own(imagery: InformationType) -> None:
+    # Given two registrations of a type, one of which is not validated
+    made = taught(imagery)
+    entries = imagery.entries(parse_metadata(figure_1()))
+    lax = Conformity(imagery, entries, validate=False)
+    wrong = figure_1().replace(b"<latord>N", b"<latord>Q")
+    for _ in range(PATIENCE_FIRST + 1):
+        lax.check(wrong)
+    # Expect what is invalid to be known to this one, and refused by the other
+    assert isinstance(lax.check(wrong.replace(b"<Area>", b"<Area>in ")), Traced)
+    with pytest.raises(InvariantError):
+        lax.check(wrong.replace(b"418th", b"419th"))
+    with pytest.raises(MetadataError):
+        made.check(wrong)
+
+
+def test_stencils_go_with_the_last_registration(imagery: InformationType) -> None:
+    # Given a type whose documents are known; When its registrations are gone
+    made = taught(imagery)
+    documents = weakref.ref(made._known)
+    del made
+    # Expect nothing to be held of it
+    assert documents() is None
+
+
+def test_ways_to_write_the_invariants_are_remembered_in_small_number(imagery: InformationType) -> None:
+    # Given a source that writes its repeated invariants in another way each time
+    made = taught(imagery)
+    for number in range(3 * MAX_PASSED):
+        made.check(figure_1().replace(b"</keywords>", b"</keywords>" + b" " * number))
+        assert len(made._passed) <= MAX_PASSED
+
+
+def test_kinds_of_documents_that_are_unlike_have_a_stencil_each_and_the_commonest_stay(
+    imagery: InformationType,
+) -> None:
+    # Given documents of which some are written in other ways
+    made = conformity(imagery)
+    kinds = [
+        figure_1().replace(b'version="1.0"', b'version="1.0"' + b" " * number) for number in range(MAX_STENCILS + 2)
+    ]
+    for number in range(10 * PATIENCE_FIRST):
         made.check(kinds[number % 2])
-    # Expect both to be recognised; what has no leaf to vary is parsed
-    assert all(isinstance(made.check(kind), Traced) for kind in kinds)
-    assert not isinstance(made.check(without), Traced)
-    assert len(made._stencils) <= STENCILS
+        made.check(kinds[number % len(kinds)])
+    # Expect the commonest to be known
+    assert all(isinstance(made.check(kind), Traced) for kind in kinds[:2])
+    assert len(made._known.stencils) <= MAX_STENCILS
 
 
-def test_of_sources_that_never_repeat_themselves_few_stencils_are_made(imagery: InformationType) -> None:
+def test_of_sources_that_never_repeat_themselves_few_stencils_are_made(
+    imagery: InformationType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Given a source each of whose documents is laid out in another way
     made = conformity(imagery)
-    asked = 0
+    tries = 0
+    learn = KnownDocuments.learn
 
-    class Asked:
-        """Counts how often the schema is asked for certain texts."""
+    def counted(known: KnownDocuments, samples: Any, weight: float) -> None:
+        nonlocal tries
+        tries += 1
+        learn(known, samples, weight)
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(imagery, name)
-
-        def texts(self, path: Any) -> Any:
-            nonlocal asked
-            asked += path[-1] == "lat"
-            return imagery.texts(path)
-
-    made._gate = Asked()
+    monkeypatch.setattr(KnownDocuments, "learn", counted)
     # When many of them come
     for number in range(10 * PATIENCE_FIRST):
-        made.check(figure_1().replace(b"</metadata>", b" " * number + b"</metadata>"))
+        made.check(figure_1().replace(b"</metadata>", b"</metadata" + b" " * number + b">"))
     # Expect ever longer waits between two tries
-    assert asked == 4
+    assert tries == 4
+
+
+def test_what_predicates_read_is_learned(imagery: InformationType) -> None:
+    # Given known documents, and predicates over two leaves
+    made = taught(imagery)
+    index: PredicateIndex[str] = PredicateIndex()
+    index.add("rome", compile_predicate("/metadata/ImageDescriptor/Area = 'Rome'"))
+    index.add("far", compile_predicate("/metadata/ImageDescriptor/LocationCoord/lat > 40"))
+
+    def is_parsed() -> bool:
+        traced = made.check(with_latitude("50"))
+        assert isinstance(traced, Traced)
+        assert sorted(index.match(traced)) == ["far"]
+        return traced._root is not None
+
+    # When some were parsed for it
+    while is_parsed():
+        pass
+    # Expect the next ones not to be, until a predicate reads something else
+    assert not is_parsed()
 
 
 # -- against the parser ---------------------------------------------------------------------------------------------
@@ -197,5 +289,5 @@ def test_every_answer_is_the_parsers(name: str) -> None:
         metadata = changed.encode()
         # Expect for each the parser's answer, down to the words of the error
         assert outcome(tried.check, metadata) == outcome(parser, metadata), changed
-        traced += any(stencil.trace(metadata) is not None for stencil in tried._stencils)
+        traced += any(stencil.trace(metadata) is not None for stencil in tried._known.stencils)
     assert traced > 100

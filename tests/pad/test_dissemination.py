@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from jbi_pubsub.core.info_object import Head, Parcel, TypeName, decode, pack
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import PayloadFilter
 from jbi_pubsub.pad.dissemination import REMEMBERED_BYTES, Judgement, MatchTable, disseminate
+from jbi_pubsub.pad.shelf import OVERHEAD, Shelf, Shelves
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
 
 KABUL = b"<m><lat>34.5</lat></m>"
@@ -37,6 +40,13 @@ class Gate:
 
     def texts(self, path: Any) -> None:
         """Nothing is certain."""
+
+    def content(self, path: Any, tags: Any) -> None:
+        """Nor here."""
+
+    def is_invariant(self, _path: Any) -> bool:
+        """Nothing is."""
+        return False
 
 
 def _subscription(uid: str, predicate: str = "", **options: Any) -> Subscription:
@@ -178,6 +188,32 @@ def test_what_a_filter_takes_away_is_not_kept() -> None:
     assert held == selected.parcel.size < 1000
 
 
+@pytest.mark.parametrize("payload_filter", ["", "//x"])
+def test_what_waits_is_held_once_and_takes_no_more_than_is_counted_for_it(payload_filter: str) -> None:
+    # Given objects with large metadata, as they come over the wire
+    metadata = KABUL.replace(b"</m>", b" " * 20_000 + b"</m>")
+    came = [
+        b"".join(pack(Head(f"o{n}", "registration-1", n, 1.0, "t", "1.0", metadata, len(PAYLOAD)), PAYLOAD).parts)
+        for n in range(50)
+    ]
+    subscription = _subscription("s", payload_filter=payload_filter)
+    # When they are read and disseminated
+    gc.collect()
+    tracemalloc.start()
+    waiting = []
+    for data in came:
+        parcel = Parcel.received(bytes(bytearray(data)))  # a copy that nobody else holds
+        waiting += [selected.parcel for selected in disseminate(parcel, [subscription]).selected]
+    del parcel
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # Expect them to take their size and some overhead, and to be whole
+    assert held < sum(each.size + OVERHEAD for each in waiting)
+    assert {decode(b"".join(each.parts)).metadata for each in waiting} == {metadata}
+    assert {bytes(each.head.metadata) for each in waiting} == {metadata}
+
+
 PAYLOAD = b"<r><x>1</x><y/></r>"
 
 
@@ -241,3 +277,12 @@ def test_a_payload_of_eleven_million_elements_stops_nobody(federation: Any, figu
     assert [len(obj.payload) if obj else None for obj in received][1] == len(poison)
     assert all(obj is not None and b"selection" in bytes(obj.payload[:99]) for obj in received[::2])
     assert pad.delegate.status()["subscriptions"][0]["unfiltered"] == 1
+
+
+def test_what_a_delegate_keeps_by_the_thousand_is_nothing_that_the_garbage_collector_goes_through() -> None:
+    # Given an object on a shelf, and as an application has it
+    parcel = Parcel.received(b"".join(pack(Head("1", "registration-1", 7, 1.0, "t", "1.0", KABUL, 1), b"x").parts))
+    shelves, shelf = Shelves(10.0, 1 << 20), Shelf()
+    (kept,) = shelves.keep(shelf, [parcel], Judgement(Gate(), (), MatchTable(), validate=False), 0.0)
+    # Expect none of it to be the collector's: it took a third of a delegate's time
+    assert not any(map(gc.is_tracked, (parcel, parcel.head, kept, parcel.unpacked(), parcel.unpacked().platform)))

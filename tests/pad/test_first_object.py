@@ -47,8 +47,18 @@ class Gate:
 
     def check_invariants(self, _root: Any, _registered: Any) -> None: ...
 
-    def texts(self, _path: Any) -> None:
-        return None
+    def texts(self, _path: Any) -> None: ...
+
+    def content(self, _path: Any, _tags: Any) -> None: ...
+
+    def is_invariant(self, _path: Any) -> bool:
+        return False
+
+
+def take(delegate: Delegate, registration: Registration, parcel: Parcel, deliveries: Deliveries) -> None:
+    """As a delegate takes one object; raises why it was refused."""
+    for _, why in delegate.publish(registration, [parcel], deliveries):
+        raise why
 
 
 class World:
@@ -101,7 +111,7 @@ class World:
         head = Head(object_id_of(uid, sequence), uid, sequence, 1.0, "t", "1.0", metadata, len(payload))
         deliveries = Deliveries()
         self.published[uid, sequence] = self.now
-        self.delegate.publish(registration, Parcel.received(b"".join(pack(head, payload).parts)), deliveries)
+        take(self.delegate, registration, Parcel.received(b"".join(pack(head, payload).parts)), deliveries)
         self.delegate.pipeline.deliver(deliveries)
 
     def subscribe(self, age: float, *, session: str = "", **options: Any) -> str:
@@ -553,7 +563,7 @@ def test_numbers_that_no_publisher_can_have_skipped_are_refused(world: World) ->
     def skip_to(sequence: int) -> None:
         head = Head(object_id_of(uid, sequence), uid, sequence, 1.0, "t", "1.0", b"<m/>", 0)
         deliveries = Deliveries()
-        world.delegate.publish(registration, Parcel.received(b"".join(pack(head, b"").parts)), deliveries)
+        take(world.delegate, registration, Parcel.received(b"".join(pack(head, b"").parts)), deliveries)
         world.delegate.pipeline.deliver(deliveries)
 
     with pytest.raises(MetadataError, match="leaves out"):
@@ -755,7 +765,7 @@ def test_an_object_that_is_refused_tells_no_gap(world: World) -> None:
     world.publish(registration)
     head = Head(object_id_of(other.uid, 1000), other.uid, 1000, 1.0, "t", "1.0", b"<m/>", 0)
     with pytest.raises(MetadataError):
-        world.delegate.publish(registration, Parcel.received(b"".join(pack(head, b"").parts)), Deliveries())
+        take(world.delegate, registration, Parcel.received(b"".join(pack(head, b"").parts)), Deliveries())
     world.publish(registration)
     # Expect nobody to hear of it
     assert world.sequences(name) == [1, 2]

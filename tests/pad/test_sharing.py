@@ -213,6 +213,82 @@ def test_on_a_slow_link_a_small_object_waits_for_a_chunk_and_not_for_a_large_obj
     assert (far.delivered, near.delivered) == (1, 1)
 
 
+def test_what_waits_for_one_alone_leaves_as_a_run_within_its_credit(
+    session: SubscriberSession, subscribe: Callable[..., Subscription], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscription that may have five objects with its application, and has taken two of three
+    subscription = subscribe(1, bound=5)
+    reader = Subscriber(session)
+    session.offer([(subscription, _parcel(n)) for n in (1, 2, 3)])
+    reader.read()
+    reader.acknowledge({1: 2})
+    looks: list[int] = []
+    next_one = session._next
+    monkeypatch.setattr(session, "_next", lambda *given: (looks.append(1), next_one(*given))[1])
+    # When five more come in a batch, expect four to go at once, with one look at who is next, and one to wait
+    session.offer([(subscription, _parcel(n)) for n in range(4, 9)])
+    assert reader.read() == 4
+    assert len(looks) == 1
+    assert (session.queued, session.in_flight) == (1, 4)
+    # Expect the account to be even when a part of them is acknowledged, and the subscription cancelled then
+    session._acked(3, b"")
+    assert (subscription.delivered, session.in_flight) == (6, 1)
+    assert session.remove(subscription) == 2
+    assert (session.in_flight, session._budget.used) == (0, 0)
+
+
+def test_a_run_stops_at_a_batchs_end(session: SubscriberSession, subscribe: Callable[..., Subscription]) -> None:
+    subscription = subscribe(1)
+    session.offer([(subscription, _parcel(n, 100)) for n in range(1, 21)])
+    reader = Subscriber(session)
+    assert reader.read(most=7) == 7
+    assert 2 <= reader.read(most_bytes=400) <= 3
+    reader.read()
+    assert reader.got == {1: list(range(1, 21))}
+
+
+def test_those_who_are_ready_take_turns_object_by_object(
+    session: SubscriberSession, subscribe: Callable[..., Subscription]
+) -> None:
+    # Given two subscriptions with objects of their own
+    ours = [subscribe(n) for n in (1, 2)]
+    for subscription in ours:
+        session.offer([(subscription, _parcel(10 * subscription.number + n)) for n in range(3)])
+    # When a batch is taken, expect neither to wait for the other's run
+    reader = Subscriber(session)
+    reader.read()
+    assert [sequence for _, _, sequence in reader.items] == [10, 20, 11, 21, 12, 22]
+
+
+def test_a_run_for_several_goes_once_and_ends_where_they_part(
+    session: SubscriberSession, subscribe: Callable[..., Subscription]
+) -> None:
+    # Given three objects for two subscriptions, a fourth for one of them, and a fifth for both
+    ours = [subscribe(n) for n in (1, 2)]
+    one, two, three, four, five = (_parcel(n) for n in range(1, 6))
+    session.offer([(s, parcel) for parcel in (one, two, three) for s in ours])
+    session.offer([(ours[1], four), *((s, five) for s in ours)])
+    reader = Subscriber(session)
+    reader.read()
+    # Expect each to have its own in order, and what is for both to have gone once while they kept step
+    assert reader.got == {1: [1, 2, 3, 5], 2: [1, 2, 3, 4, 5]}
+    assert reader.items[:3] == [(SHARED, (1, 2), n) for n in (1, 2, 3)]
+    reader.acknowledge({})
+    assert [s.delivered for s in ours] == [4, 5]
+    assert session._budget.used == 0
+
+
+def test_a_batch_of_acknowledged_objects_is_accounted_for_in_one_step(
+    session: SubscriberSession, subscribe: Callable[..., Subscription]
+) -> None:
+    subscription = subscribe(1)
+    session.offer([(subscription, _parcel(n)) for n in range(1, 401)])
+    Subscriber(session).read()
+    assert len(session._flying) == 1
+    session._acked(400, b"")
+    assert (subscription.delivered, len(session._flying)) == (400, 0)
+
+
 @settings(derandomize=True, deadline=None, max_examples=200)
 @given(
     bounds=st.lists(st.integers(1, 6), min_size=1, max_size=5),
@@ -232,10 +308,12 @@ def test_every_subscription_gets_what_it_would_get_alone(
         session.add(subscription)
     reader = Subscriber(session)
     consumed = dict.fromkeys(range(1, len(ours) + 1), 0)
-    # When objects are offered to some of them, read in batches of any size, and consumed at any pace
-    for sequence in range(1, steps + 1):
-        parcel = _parcel(sequence)
-        session.offer([(s, parcel) for s in ours if chance.random() < 0.7])
+    # When runs of objects are offered to some of them, read in batches of any size, and consumed at any pace
+    sequence = 0
+    for _ in range(steps):
+        whose = [s for s in ours if chance.random() < 0.7]
+        run = [_parcel(sequence := sequence + 1) for _ in range(chance.randint(1, 4))]
+        session.offer([(s, parcel) for parcel in run for s in whose if chance.random() < 0.9])
         if chance.random() < 0.6:
             reader.read(chance.randint(1, 4))
         if chance.random() < 0.5:

@@ -60,11 +60,11 @@ def test_a_young_shelf_keeps_for_its_seconds_and_an_old_one_for_the_last_second(
     shelves, shelf = Shelves(10.0, 1 << 20), Shelf()
     shelves.announced(shelf, 0.0)
     for second in range(9):
-        shelves.keep(shelf, parcel(second + 1), READER, float(second))
+        shelves.keep(shelf, [parcel(second + 1)], READER, float(second))
     # Expect all of it before 10 s have gone, and then what came within the last second
     shelves.trim(9.5)
     assert numbers(shelves, shelf) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    shelves.keep(shelf, parcel(10), READER, 9.6)
+    shelves.keep(shelf, [parcel(10)], READER, 9.6)
     shelves.trim(10.1)
     assert numbers(shelves, shelf) == [10]
     assert shelves.look(shelf, [(0.0, 10), (4.0, 10), (9.0, 10)])[2] == [9, 5, 0]
@@ -74,7 +74,7 @@ def test_a_young_shelf_keeps_for_its_seconds_and_an_old_one_for_the_last_second(
 
 def test_while_no_lookup_service_has_told_of_it_a_shelf_stays_young() -> None:
     shelves, shelf = Shelves(10.0, 1 << 20), Shelf()
-    shelves.keep(shelf, parcel(1), READER, 0.0)
+    shelves.keep(shelf, [parcel(1)], READER, 0.0)
     shelves.trim(1e6)
     assert numbers(shelves, shelf) == [1]
 
@@ -83,7 +83,7 @@ def test_an_old_shelf_holds_few_bytes_however_fast_they_come() -> None:
     shelves, shelf = Shelves(10.0, 1 << 30), Shelf()
     shelves.announced(shelf, -100.0)
     for number in range(1, 100):
-        shelves.keep(shelf, parcel(number, 100_000), READER, 0.0)
+        shelves.keep(shelf, [parcel(number, 100_000)], READER, 0.0)
         assert shelves.size <= OLD_BYTES
     assert numbers(shelves, shelf)[-1] == 99
 
@@ -92,10 +92,10 @@ def test_the_largest_shelf_gives_up_its_oldest_and_a_quiet_one_keeps_its_first()
     # Given room for ten objects, and a quiet registration's first one
     limit = 10 * (parcel(999, 5000).size + OVERHEAD)
     shelves, quiet, loud = Shelves(10.0, limit), Shelf(), Shelf()
-    shelves.keep(quiet, parcel(1, 5000), READER, 0.0)
+    shelves.keep(quiet, [parcel(1, 5000)], READER, 0.0)
     # When another floods
     for number in range(1, 1000):
-        shelves.keep(loud, parcel(number, 5000), READER, 0.001 * number)
+        shelves.keep(loud, [parcel(number, 5000)], READER, 0.001 * number)
         assert shelves.size <= limit
     # Expect the quiet one's first, and the latest of the other; all that has gone is counted
     assert numbers(shelves, quiet) == [1]
@@ -105,7 +105,7 @@ def test_the_largest_shelf_gives_up_its_oldest_and_a_quiet_one_keeps_its_first()
 
 def test_an_object_larger_than_all_the_room_is_counted_as_gone() -> None:
     shelves, shelf = Shelves(10.0, 50_000), Shelf()
-    shelves.keep(shelf, parcel(1, 60_000), READER, 1.0)
+    shelves.keep(shelf, [parcel(1, 60_000)], READER, 1.0)
     assert (len(shelves), shelves.size) == (0, 0)
     assert shelves.look(shelf, [(0.0, 1), (2.0, 1)])[2] == [1, 0]
 
@@ -113,14 +113,14 @@ def test_an_object_larger_than_all_the_room_is_counted_as_gone() -> None:
 def test_without_seconds_nothing_is_kept_and_everything_counted() -> None:
     shelves, shelf = Shelves(0.0, 1 << 30), Shelf()
     for number in range(1, 6):
-        assert shelves.keep(shelf, parcel(number), READER, float(number)).position == number
+        assert shelves.keep(shelf, [parcel(number)], READER, float(number))[0].position == number
     assert shelves.size == 0
     assert shelves.look(shelf, [(3.0, 5), (0.0, 2)])[2] == [3, 2]
 
 
 def test_an_object_is_found_by_its_id_while_it_lies_there() -> None:
     shelves, shelf = Shelves(10.0, 1 << 20), Shelf()
-    shelves.keep(shelf, parcel(7), READER, 0.0)
+    shelves.keep(shelf, [parcel(7)], READER, 0.0)
     found = shelves.find(object_id_of(UID, 7))
     assert found is not None
     assert found.head.sequence == 7
@@ -132,7 +132,7 @@ def test_an_object_is_found_by_its_id_while_it_lies_there() -> None:
 def test_an_object_counts_as_found_late_once_whoever_comes_first(found_first: bool) -> None:
     # Given an object that matches nobody, and two who find it, one of them before that was known
     shelves, shelf = Shelves(10.0, 1 << 20), Shelf()
-    kept = shelves.keep(shelf, parcel(1), READER, 0.0)
+    (kept,) = shelves.keep(shelf, [parcel(1)], READER, 0.0)
     steps = [shelves.found, shelves.unmatched] if found_first else [shelves.unmatched, shelves.found]
     for step in (*steps, shelves.found):
         step(kept)

@@ -92,7 +92,9 @@ class World:
         uid = self.registration.uid
         head = Head(object_id_of(uid, sequence), uid, sequence, 1.0, "t", "1.0", b"<m/>", len(payload))
         deliveries = Deliveries()
-        self.delegate.publish(self.registration, Parcel.received(b"".join(pack(head, payload).parts)), deliveries)
+        parcel = Parcel.received(b"".join(pack(head, payload).parts))
+        for _, why in self.delegate.publish(self.registration, [parcel], deliveries):
+            raise why
         if offer:
             self.delegate.pipeline.deliver(deliveries)
         return deliveries

@@ -19,6 +19,7 @@ from jbi_pubsub.core.errors import (
     WireError,
     WireTimeoutError,
 )
+from jbi_pubsub.core.info_object import Head, Parcel
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
@@ -28,7 +29,8 @@ from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, DelegateProxy, fetch_status
 from jbi_pubsub.publisher import connection as connection_module
 from jbi_pubsub.publisher import light
-from jbi_pubsub.publisher.connection import DelegateConnection, _Queue
+from jbi_pubsub.publisher.connection import DelegateConnection
+from jbi_pubsub.publisher.lanes import Lanes
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -328,10 +330,10 @@ def test_a_callback_for_refused_objects_that_fails_does_not_end_publishing(
     registration = figures.register(publisher)
     publish = pad.delegate.publish
 
-    def refuses_the_first(registered: Any, parcel: Any, deliveries: Any) -> int:
-        if parcel.head.sequence == 1:
-            raise InvariantError("other invariants")
-        return int(publish(registered, parcel, deliveries))
+    def refuses_the_first(registered: Any, run: Any, deliveries: Any) -> Any:
+        if run[0].head.sequence == 1:
+            return [(run[0], InvariantError("other invariants"))]
+        return publish(registered, run, deliveries)
 
     monkeypatch.setattr(pad.delegate, "publish", refuses_the_first)
     # When it publishes
@@ -369,18 +371,23 @@ def _objects(items: list[tuple[Any, ...]]) -> list[bytes]:
     return whole
 
 
-def _all(queue: _Queue) -> list[tuple[Any, ...]]:
-    return queue.take(1000, 1 << 30, 0.0)
+def _put(queue: Lanes, number: int, parts: tuple[Any, ...]) -> None:
+    head = Head("", "", 0, 0.0, "", "", b"", 0)
+    assert queue.put(number, [Parcel(head, parts, sum(map(len, parts)), 0)], 1.0) == 1
+
+
+def _all(queue: Lanes) -> list[tuple[Any, ...]]:
+    return queue.take(1000, 1 << 30)
 
 
 @pytest.mark.parametrize(("taken", "acknowledged"), [(t, a) for t in range(1, 6) for a in range(t + 1)])
 def test_a_large_object_that_has_not_gone_whole_goes_again_whole(taken: int, acknowledged: int) -> None:
     # Given a large object and a small one behind it, some items taken, some of these acknowledged
     assert sum(map(len, LARGE)) > 4 * CHUNK_BYTES
-    queue = _Queue()
-    queue.put(1, LARGE, 1.0)
-    queue.put(1, SMALL, 1.0)
-    assert len(queue.take(taken, 1 << 30, 0.0)) == taken
+    queue = Lanes()
+    _put(queue, 1, LARGE)
+    _put(queue, 1, SMALL)
+    assert len(queue.take(taken, 1 << 30)) == taken
     queue.acknowledged(acknowledged)
     # When everything begins again with a delegate that knows nothing of it
     queue.restart()
@@ -392,13 +399,13 @@ def test_a_large_object_that_has_not_gone_whole_goes_again_whole(taken: int, ack
 
 def test_large_objects_of_several_registrations_each_go_again_once() -> None:
     # Given large objects of two registrations that take turns, half of them gone
-    queue = _Queue()
+    queue = Lanes()
     for number in (1, 2):
-        queue.put(number, LARGE, 1.0)
-    queue.acknowledged(len(queue.take(5, 1 << 30, 0.0)))
+        _put(queue, number, LARGE)
+    queue.acknowledged(len(queue.take(5, 1 << 30)))
     # When everything begins again twice
     queue.restart()
-    queue.take(3, 1 << 30, 0.0)
+    queue.take(3, 1 << 30)
     queue.restart()
     # Expect each of them once, and then nothing to wait for
     items = _all(queue)
@@ -411,10 +418,10 @@ def test_large_objects_of_several_registrations_each_go_again_once() -> None:
 
 def test_no_more_large_objects_are_under_way_than_a_delegate_takes_at_once() -> None:
     # Given a large object of each of many registrations, and small ones of others
-    queue = _Queue()
+    queue = Lanes()
     large, small = range(1, 4 * MAX_COMING), range(100, 110)
     for number in (*large, *small):
-        queue.put(number, LARGE if number in large else SMALL, 1.0)
+        _put(queue, number, LARGE if number in large else SMALL)
     # When all of it is sent
     items = _all(queue)
     # Expect the small ones to go in the first round, and no more large ones to be under way at any time
@@ -434,12 +441,12 @@ def test_no_more_large_objects_are_under_way_than_a_delegate_takes_at_once() -> 
 
 def test_on_a_slow_link_a_small_object_waits_for_a_chunk_and_not_for_a_large_object() -> None:
     # Given chunks of 4 kB, a large object under way, and a small one of another registration behind it
-    queue = _Queue(chunk=4 << 10)
-    queue.put(1, LARGE, 1.0)
-    first = queue.take(MAX_BATCH_ITEMS, 4 << 10, 0.0)
-    queue.put(2, SMALL, 1.0)
+    queue = Lanes(chunk=4 << 10)
+    _put(queue, 1, LARGE)
+    first = queue.take(MAX_BATCH_ITEMS, 4 << 10)
+    _put(queue, 2, SMALL)
     # Expect a batch of about a chunk at a time, and the small one in the next or the one after it
-    batches = [first, *(queue.take(MAX_BATCH_ITEMS, 4 << 10, 0.0) for _ in range(2))]
+    batches = [first, *(queue.take(MAX_BATCH_ITEMS, 4 << 10) for _ in range(2))]
     assert all(sum(len(part) for item in batch for part in item) < 9 << 10 for batch in batches)
     assert _objects([i for batch in batches for i in batch if PUBLICATION.unpack(i[0])[1] == 2]) == [b"".join(SMALL)]
     # Expect the large one whole
@@ -449,8 +456,8 @@ def test_on_a_slow_link_a_small_object_waits_for_a_chunk_and_not_for_a_large_obj
 
 def test_an_object_that_has_gone_is_not_kept() -> None:
     # Given a large object
-    queue = _Queue()
-    queue.put(1, LARGE, 1.0)
+    queue = Lanes()
+    _put(queue, 1, LARGE)
     # When all of it is acknowledged
     queue.acknowledged(len(_all(queue)))
     # Expect nothing of it to be kept, nor to go again
@@ -461,13 +468,13 @@ def test_an_object_that_has_gone_is_not_kept() -> None:
 
 def test_a_registration_that_was_taken_back_leaves_nothing_in_the_queue() -> None:
     # Given objects of many registrations, large and small, that have gone
-    queue = _Queue()
+    queue = Lanes()
     for number in range(100):
-        queue.put(number, SMALL if number % 2 else LARGE, 1.0)
-    queue.acknowledged(len(queue.take(1000, 1 << 40, 0.0)))
+        _put(queue, number, SMALL if number % 2 else LARGE)
+    queue.acknowledged(len(queue.take(1000, 1 << 40)))
     # Expect nothing to be kept of them, and the next object of one of them to go
     assert queue._lanes == {}
-    queue.put(7, SMALL, 1.0)
+    _put(queue, 7, SMALL)
     assert _objects(_all(queue)) == [b"".join(SMALL)]
 
 
@@ -475,7 +482,7 @@ def test_a_flush_waits_for_what_has_left_the_queue_and_is_not_sent_yet() -> None
     # Given an object that the sending thread has taken from the queue a moment ago
     renewals = LeaseRenewalManager("test")
     connection = DelegateConnection(Config(), renewals, find=lambda *_: pytest.fail("asked"), name="p", refused=None)
-    connection._queue.put(1, SMALL, 1.0)
+    _put(connection._queue, 1, SMALL)
     taken = len(_all(connection._queue))
     # Expect a flush to know of it, until it is acknowledged
     with pytest.raises(BackPressureError, match="1 objects"):
@@ -586,9 +593,9 @@ def test_a_forked_child_that_closes_its_parents_publishers_leaves_them_alone(
 @pytest.mark.parametrize("number", [1, 2, None], ids=["the busy one", "another", "all"])
 def test_what_was_published_before_is_waited_for_and_not_what_is_published_meanwhile(number: int | None) -> None:
     # Given an object of each of two registrations under way
-    queue = _Queue()
+    queue = Lanes()
     for registration in (1, 2):
-        queue.put(registration, SMALL, 1.0)
+        _put(queue, registration, SMALL)
     assert len(_all(queue)) == 2
     left: list[int] = []
     flushing = threading.Thread(target=lambda: left.append(queue.wait_taken(10.0, number)))
@@ -597,7 +604,7 @@ def test_what_was_published_before_is_waited_for_and_not_what_is_published_meanw
         pass
     # When there is never a moment without one under way
     for _ in range(10):
-        queue.put(1, SMALL, 1.0)
+        _put(queue, 1, SMALL)
         _all(queue)
         queue.acknowledged(1)
     # Expect whoever waits for the first ones not to wait for the others
@@ -614,7 +621,7 @@ def test_a_registration_is_ended_while_another_one_publishes_without_pause(
     federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a publisher with two registrations, of which one always has something under way
-    monkeypatch.setattr(_Queue, "acknowledged", _all_but_one(_Queue.acknowledged))
+    monkeypatch.setattr(Lanes, "acknowledged", _all_but_one(Lanes.acknowledged))
     section = msgspec.structs.replace(federation.config.queue, publish_seconds=1.0)
     federation.config = msgspec.structs.replace(federation.config, queue=section)
     pad, publisher, (busy, quiet) = _of_several(federation, figures, 2)
@@ -627,7 +634,7 @@ def test_a_registration_is_ended_while_another_one_publishes_without_pause(
     connection._queue.acknowledged(1)  # or the end would wait for it
 
 
-def _all_but_one(acknowledged: Callable[[_Queue, int], None]) -> Callable[[_Queue, int], None]:
+def _all_but_one(acknowledged: Callable[[Lanes, int], None]) -> Callable[[Lanes, int], None]:
     return lambda queue, count: acknowledged(queue, min(count, len(queue._taken) - 1))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import ssl
 import threading
@@ -16,7 +17,19 @@ import trustme
 
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
-from jbi_pubsub.core.wire.stream import ACK, ACK_BYTES, FRAME, WINDOW_BATCHES, Line, Part, Receiver
+from jbi_pubsub.core.wire.stream import (
+    ACK,
+    ACK_BYTES,
+    BATCH,
+    FRAME,
+    LENGTH,
+    MAX_BATCH_BYTES,
+    MAX_BATCH_ITEMS,
+    WINDOW_BATCHES,
+    Line,
+    Part,
+    Receiver,
+)
 
 MEGABYTE = 1 << 20
 
@@ -498,3 +511,323 @@ def test_a_tls_peer_that_takes_a_little_is_not_dropped(
     # When it reads nothing for 30 seconds, expect it to be dropped
     field.now = 120.0
     eventually(lambda: stream.ended == [server])
+
+
+class Counting(socket.socket):
+    """A socket that notes how many bytes it is given at once."""
+
+    given: list[int]
+
+    def send(self, data: Any, *flags: int) -> int:
+        """Note it."""
+        self.given.append(len(data))
+        return super().send(data, *flags)
+
+    def sendmsg(self, buffers: Any, *more: Any) -> int:
+        """Note it."""
+        self.given.append(sum(map(len, buffers)))
+        return super().sendmsg(buffers, *more)
+
+
+@pytest.mark.parametrize("size", [100, 700, 5_000, 100_000])
+def test_a_batch_is_given_to_the_socket_at_once_however_many_parts_it_has(
+    size: int, field: Field, eventually: Callable[..., Any]
+) -> None:
+    # Given a full batch of items of two parts each, be it full by their number or by their bytes
+    hub = field.hub()
+    stream = Stream(hub)
+    ours, theirs = field.pair()
+    counting = Counting(fileno=ours.detach())
+    counting.given = []
+    count = min(MAX_BATCH_ITEMS, -(-MAX_BATCH_BYTES // size))
+    stream.connect(counting)
+    stream.waiting.extend((b"x" * (size // 2), b"y" * (size // 2)) for _ in range(count))
+    # When it is sent
+    stream.sender.ready()
+    reader = field.reader(theirs)
+    eventually(lambda: stream.acked == count)
+    # Expect the first call to have got all of it, and each further one what was left by then
+    assert reader.received == [b"x" * (size // 2) + b"y" * (size // 2)] * count
+    assert counting.given[0] == FRAME.size + BATCH.size + count * (LENGTH.size + size)
+    assert counting.given == sorted(counting.given, reverse=True)
+
+
+# -- sent by whoever has something --------------------------------------------------------------------------------
+
+
+def idle(stream: Stream, hub: SenderHub, eventually: Callable[..., Any]) -> None:
+    """Wait until it is connected and the hub's thread has nothing to do."""
+    eventually(lambda: stream.sender.connected and hub.is_idle)
+
+
+def test_what_is_new_is_sent_by_the_thread_that_has_it(field: Field, eventually: Callable[..., Any]) -> None:
+    # Given a connected stream of an idle hub
+    hub = field.hub()
+    stream = Stream(hub)
+    ours, theirs = field.pair()
+    stream.connect(ours)
+    idle(stream, hub, eventually)
+    threads: list[threading.Thread] = []
+    stream.on_take = lambda: threads.append(threading.current_thread())
+
+    # When a thread has something new, expect it to be on its way when the call returns
+    stream.waiting.append((b"new",))
+    stream.sender.send()
+    assert threads == [threading.current_thread()]
+    assert theirs.recv(100, socket.MSG_PEEK | socket.MSG_DONTWAIT)[-3:] == b"new"
+
+    # When more than a batch waits, expect one to go at once, and the hub's thread to see to the rest
+    stream.waiting.extend((b"%d" % n,) for n in range(1200))
+    eventually(lambda: hub.is_idle)
+    stream.sender.send()
+    reader = field.reader(theirs)
+    eventually(lambda: stream.acked == 1201)
+    assert reader.received == [b"new", *(b"%d" % n for n in range(1200))]
+    assert threads[1] is threading.current_thread()
+    assert set(threads[2:]) == {hub._thread}
+
+
+def test_a_peer_that_takes_nothing_does_not_hold_up_who_sends(field: Field, eventually: Callable[..., Any]) -> None:
+    # Given a stream whose peer reads nothing
+    hub = field.hub(send_seconds=30.0)
+    stream = Stream(hub)
+    ours, theirs = field.pair()
+    stream.connect(ours)
+    idle(stream, hub, eventually)
+
+    # When far more is sent than its socket takes, expect each call to return, and little to be taken
+    for n in range(200):
+        stream.waiting.append((b"%6d" % n * 10_000,))
+        stream.sender.send()
+    assert len(stream.waiting) >= 200 - 2 * WINDOW_BATCHES
+    taken = len(stream.waiting)
+
+    # Expect the hub's thread to know of it: the peer has its time, and is dropped when that is over
+    eventually(lambda: hub._unsent == {stream.sender})
+    field.now = 29.0
+    stream.sender.send()
+    assert len(stream.waiting) == taken
+    assert stream.ended == []
+    field.now = 120.0
+    eventually(lambda: stream.ended == [ours])
+    stream.sender.send()  # to nobody
+    theirs.close()
+
+    # When it comes back and reads, expect everything once, in order
+    again, reading = field.pair()
+    stream.connect(again)
+    reader = field.reader(reading)
+    eventually(lambda: stream.acked == 200, 30.0)
+    assert reader.received == [b"%6d" % n * 10_000 for n in range(200)]
+
+
+def test_who_finds_a_stream_busy_does_not_wait_for_it(field: Field, eventually: Callable[..., Any]) -> None:
+    # Given a thread in the middle of sending
+    hub = field.hub()
+    stream = Stream(hub)
+    ours, theirs = field.pair()
+    stream.connect(ours)
+    reader = field.reader(theirs)
+    idle(stream, hub, eventually)
+    entered, gate = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        stream.on_take = lambda: None
+        entered.set()
+        assert gate.wait(10.0)
+
+    stream.on_take = hold
+    stream.waiting.append((b"first",))
+    sending = threading.Thread(target=stream.sender.send)
+    sending.start()
+    assert entered.wait(10.0)
+
+    # When another one has something as well, expect its call to return at once
+    stream.waiting.append((b"second",))
+    stream.sender.send()
+    assert reader.received == []
+
+    # When the first goes on, expect both items, in order
+    gate.set()
+    sending.join()
+    eventually(lambda: stream.acked == 2)
+    assert reader.received == [b"first", b"second"]
+
+
+def test_a_fault_while_a_thread_sends_is_the_streams_and_not_the_threads(
+    field: Field, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a stream whose source fails once
+    hub = field.hub()
+    stream = Stream(hub)
+    ours, _silent = field.pair()
+    stream.connect(ours)
+    idle(stream, hub, eventually)
+
+    def fail() -> None:
+        stream.on_take = lambda: None
+        raise KeyError("a fault")
+
+    stream.on_take = fail
+
+    # When a thread sends, expect its call to return, and the connection to be ended by the hub's thread
+    stream.waiting.append((b"kept",))
+    stream.sender.send()
+    eventually(lambda: stream.ended == [ours])
+    assert "a fault" in caplog.text
+    assert not stream.sender.connected
+
+    # When its peer comes back, expect what was not taken
+    again, theirs = field.pair()
+    stream.connect(again)
+    reader = field.reader(theirs)
+    eventually(lambda: stream.acked == 1)
+    assert reader.received == [b"kept"]
+
+
+def test_a_connection_that_breaks_while_a_thread_sends_is_ended_by_the_hub(
+    field: Field, eventually: Callable[..., Any]
+) -> None:
+    # Given a stream whose peer leaves just before something is sent to it, unnoticed by the hub's thread
+    hub = field.hub()
+    stream = Stream(hub)
+    ours, theirs = field.pair()
+    stream.connect(ours)
+    idle(stream, hub, eventually)
+    stream.on_take = lambda: theirs.close()
+
+    # When a thread sends, expect its call to return, the connection to be over, and the item to be kept
+    stream.waiting.append((b"kept",))
+    stream.sender.send()
+    eventually(lambda: stream.ended == [ours])
+    assert stream.sender.unacknowledged == 1
+    stream.on_take = lambda: None
+    again, reading = field.pair()
+    stream.connect(again)
+    reader = field.reader(reading)
+    eventually(lambda: stream.acked == 1)
+    assert reader.received == [b"kept"]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["hub", "stream"])
+def test_what_is_stopped_while_a_thread_sends_ends_behind_it(
+    whole: bool, field: Field, eventually: Callable[..., Any]
+) -> None:
+    # Given a thread in the middle of sending
+    hub = field.hub()
+    stream = Stream(hub)
+    ours, theirs = field.pair()
+    stream.connect(ours)
+    idle(stream, hub, eventually)
+    entered, gate = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        assert gate.wait(10.0)
+
+    stream.on_take = hold
+    stream.waiting.append((b"last",))
+    sending = threading.Thread(target=stream.sender.send)
+    sending.start()
+    assert entered.wait(10.0)
+
+    # When the hub, or the stream, is stopped, expect the connection to stay for as long as the thread uses it
+    stopping = threading.Thread(target=hub.stop if whole else stream.sender.stop)
+    stopping.start()
+    eventually(lambda: hub._stopping if whole else stream.sender._stopped)
+    assert stream.ended == []
+    gate.set()
+
+    # Expect it to be over then, whole, and nothing to be sent any more
+    sending.join()
+    stopping.join()
+    eventually(lambda: stream.ended == [ours])
+    assert theirs.recv(100)[-4:] == b"last"
+    assert theirs.recv(100) == b""
+    stream.waiting.append((b"nobody hears this",))
+    stream.sender.send()
+    assert len(stream.waiting) == 1
+
+
+def test_tls_is_left_to_the_hubs_thread(
+    field: Field, contexts: tuple[ssl.SSLContext, ssl.SSLContext], eventually: Callable[..., Any]
+) -> None:
+    # Given a TLS connection
+    hub = field.hub()
+    stream = Stream(hub)
+    server, client = secured(field, contexts)
+    stream.connect(server)
+    reader = field.reader(client)
+    idle(stream, hub, eventually)
+    threads: list[threading.Thread] = []
+    stream.on_take = lambda: threads.append(threading.current_thread())
+    # When a thread has something, expect it to be sent by the one thread that uses OpenSSL's object
+    stream.waiting.append((b"item",))
+    stream.sender.send()
+    eventually(lambda: stream.acked == 1)
+    assert reader.received == [b"item"]
+    assert set(threads) == {hub._thread}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_several_threads_that_send_over_lines_that_are_cut_lose_and_double_nothing(
+    seed: int, field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given four threads that have items for the same stream, of any size, numbered in the order in which they wait;
+    # in some of the runs they take the hub's thread for idle although it is not
+    chance = random.Random(seed)
+    if seed % 2:
+        monkeypatch.setattr(SenderHub, "is_idle", True)
+    hub = field.hub()
+    stream = Stream(hub)
+    lock, made = threading.Lock(), [0]
+    sizes = [chance.choice((0, 10, 100, 30_000, 300_000)) for _ in range(1500)]
+
+    def send() -> None:
+        while True:
+            with lock:
+                if made[0] == len(sizes):
+                    return
+                made[0] += 1
+                stream.waiting.append((made[0].to_bytes(8, "big"), bytes(sizes[made[0] - 1])))
+            stream.sender.send()
+
+    received: list[tuple[int, int]] = []
+
+    def take(items: list[memoryview]) -> None:
+        received.extend((int.from_bytes(item[:8], "big"), len(item) - 8) for item in items)
+
+    receiver = Receiver(take, lambda: b"", ack_after=4)
+    senders = [threading.Thread(target=send) for _ in range(4)]
+    for sender in senders:
+        sender.start()
+
+    # When the connection is cut again and again, at either end, in the middle of frames
+    cuts = 0
+    while not (len(received) == len(sizes) and stream.acked == len(sizes)):
+        ours, theirs = field.pair()
+        for sock in (ours, theirs):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        stream.connect(ours, receiver.position)
+        reading = threading.Thread(target=run, args=(receiver, Line(theirs)))
+        reading.start()
+        aim = receiver.position + chance.randrange(1, 200) if cuts < 12 else len(sizes) + 1
+        while reading.is_alive() and receiver.position < aim and stream.acked < len(sizes):
+            reading.join(0.001)
+        cuts += 1
+        with suppress(OSError):  # ended by the other end
+            (ours if chance.random() < 0.5 else theirs).shutdown(socket.SHUT_RDWR)
+        reading.join(10.0)
+        assert not reading.is_alive()
+    for sender in senders:
+        sender.join()
+
+    # Expect every item once, whole, in order
+    assert received == [(n, size) for n, size in enumerate(sizes, 1)]
+    assert cuts > 3
+
+
+def run(receiver: Receiver, line: Line) -> None:
+    """Receive until the line is cut."""
+    with suppress(WireError):
+        receiver.run(line)

@@ -36,20 +36,16 @@ class Numbers:
         self.taken = 0
         self._at_once = at_once
         self._size = size
-        self._empty = threading.Event()
 
-    def take(self, max_items: int, max_bytes: int, timeout: float) -> list[tuple[Part, ...]]:  # noqa: ARG002  # a Source
+    def take(self, max_items: int, max_bytes: int) -> list[tuple[Part, ...]]:  # noqa: ARG002  # a Source
         """The next ones."""
-        if self.taken >= self.count:
-            self._empty.wait(min(timeout, 0.02))
-            return []
         first = self.taken + 1
         self.taken = min(self.count, self.taken + min(max_items, self._at_once))
         return [(n.to_bytes(8, "big"), bytes(self._size - 8)) for n in range(first, self.taken + 1)]
 
-    def wake(self) -> None:
-        """End a wait."""
-        self._empty.set()
+    def is_empty(self) -> bool:
+        """Whether there are no more."""
+        return self.taken >= self.count
 
     def is_full(self) -> bool:
         """Whether a full batch waits."""
@@ -147,7 +143,7 @@ class Hubbed:
         self._hub.stop()
 
     def _take(self, max_items: int, max_bytes: int) -> list[tuple[Part, ...]]:
-        items = self._source.take(max_items, max_bytes, 0.0)
+        items = self._source.take(max_items, max_bytes)
         if self._source.taken < self._source.count:
             self.sender.ready()
         return items

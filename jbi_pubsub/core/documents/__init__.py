@@ -1,5 +1,19 @@
-"""Documents that are like known ones: told by their bytes, with the same answers as by parsing them."""
+"""Documents that are known without being parsed, since good ones like them have been seen."""
 
-from .stencil import Stencil, Texts, Traced
+from .known import KnownDocuments, known_documents
+from .shape import ANY, ANY_TEXT, EXACT, Grammar, Particle, Texts
+from .stencil import Invariants, Stencil, Traced
 
-__all__ = ["Stencil", "Texts", "Traced"]
+__all__ = [
+    "ANY",
+    "ANY_TEXT",
+    "EXACT",
+    "Grammar",
+    "Invariants",
+    "KnownDocuments",
+    "Particle",
+    "Stencil",
+    "Texts",
+    "Traced",
+    "known_documents",
+]

@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Generic, TypeVar, TypeVarTuple
 
-from jbi_pubsub.core.documents.stencil import Texts
+from jbi_pubsub.core.documents.shape import ANY, ANY_TEXT, EXACT, Particle, Texts
 from jbi_pubsub.core.xml import XSD, Element
 
 MAX_DEPTH: Final = 64
@@ -46,7 +46,6 @@ _PLAIN: Final = r"[ -%'-;=?-~\t\n]"
 _SOLID: Final = r"[!-%'-;=?-~]"
 """Characters of ASCII without markup; without white space as well, whose length depends on the whiteSpace facet."""
 
-_ANY_TEXT: Final = Texts(_PLAIN + "*+")
 _DATE: Final = (
     r"[1-9]\d{3}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
 )
@@ -56,8 +55,8 @@ _ANY: Final = frozenset(("anyType", "anySimpleType"))
 _STRINGS: Final = frozenset(("string", "normalizedString", "token"))
 _LEXICAL: Final = {
     "boolean": r"(?:true|false|[01])",
-    "float": r"[+-]?\d{1,9}(?:\.\d{1,9})?",
-    "double": r"[+-]?\d{1,9}(?:\.\d{1,9})?(?:[eE][+-]?\d{1,2})?",
+    "float": r"[+-]?+\d{1,9}+(?>\.\d{1,9}+|)",
+    "double": r"[+-]?+\d{1,9}+(?>\.\d{1,9}+|)(?>[eE][+-]?+\d{1,2}+|)",
     "dateTime": f"{_DATE}T{_TIME}{_ZONE}",
     "date": f"{_DATE}{_ZONE}",
     "time": f"{_TIME}{_ZONE}",
@@ -92,6 +91,8 @@ _GROUPS: Final = frozenset(f"{{{XSD}}}{name}" for name in ("sequence", "choice",
 _IGNORED: Final = frozenset(
     f"{{{XSD}}}{name}" for name in ("annotation", "attribute", "attributeGroup", "anyAttribute")
 )
+_TYPE_NAMES: Final = ("type", "base", "itemType", "memberTypes")
+_IDENTITIES: Final = frozenset(("ID", "IDREF", "IDREFS", "ENTITY", "ENTITIES", "NOTATION"))
 _LINKS: Final = (f"{{{XSD}}}include", f"{{{XSD}}}import")
 
 Path = Sequence[str]
@@ -180,6 +181,7 @@ class LeafTypes:
         self._content = _Memory(self._content_of)
         self._step = _Memory(self._below)
         self._leaf = _Memory(self._of_element)
+        self._model = _Memory(self._model_of)
         roots = [root for root in documents.values() if root.tag == f"{{{XSD}}}schema"]
         for root in roots:
             space = _target(root)
@@ -187,6 +189,7 @@ class LeafTypes:
                 self._known[str(part.tag).rpartition("}")[2], f"{space}{part.get('name')}"] = part
         ties = any(True for root in roots for _ in root.iter(*(f"{{{XSD}}}{name}" for name in _TYING)))
         is_whole = len(roots) == len(documents) and _are_all_read(documents, main)
+        self._has_identities = any(_has_identities(root) for root in roots)
         self._unclear = ties or not is_whole or _has_chameleons(roots)
 
     def texts(self, path: Path) -> Texts | None:
@@ -200,9 +203,35 @@ class LeafTypes:
             found: Element | None = declaration
             for tag in path[1:]:
                 found = self._step(found, tag)
-            return _ANY_TEXT if found is None else self._leaf(found)
+            return ANY_TEXT if found is None else self._leaf(found)
         except _UnclearError:
             return None
+
+    def content(self, path: Path, tags: Sequence[str]) -> Particle | None:
+        """A content model of the element at `path`, in which each of `tags`, its children in a valid document, has one
+        place; EXACT where that is not understood. None: nothing is certain, not even that elements are valid each by
+        itself."""
+        if self._unclear or self._has_identities or len(path) > MAX_DEPTH:
+            return None
+        try:
+            found = self._known.get(("element", path[0]))
+            if found is None:
+                return EXACT
+            for tag in path[1:]:
+                found = self._step(found, tag)
+            model = ANY if found is None else self._model(found)
+            named = model.tags()
+            takes_others = _takes_others(model)
+            if len(set(named)) < len(named) or any(tag not in named and not takes_others for tag in tags):
+                return EXACT
+            for tag in tags:
+                self._step(found, tag)
+                known = self._known.get(("element", tag))
+                if tag not in named and known is not None and known.get("substitutionGroup") is not None:
+                    return EXACT  # it may stand for another one
+            return model
+        except _UnclearError:
+            return EXACT
 
     # -- elements -----------------------------------------------------------------------------------------------
 
@@ -290,6 +319,66 @@ class LeafTypes:
                 base = self._definition(f"{{{space}}}{local}" if space else local)  # anyType is none
                 self._collect(base, content, seen, depth)
 
+    def _model_of(self, declaration: Element) -> Particle:
+        """The content model of an element of complex type. Raises _UnclearError."""
+        if declaration.get("fixed") is not None or declaration.get("default") is not None:
+            raise _UnclearError
+        kind = self._type(declaration)
+        if kind is None:
+            return ANY
+        if kind.tag != f"{{{XSD}}}complexType":
+            raise _UnclearError
+        self._content(kind)  # so many particles, and no more
+        return self._model_of_type(kind, MAX_DEPTH)
+
+    def _model_of_type(self, kind: Element, depth: int) -> Particle:
+        if not depth:
+            raise _UnclearError
+        parts: list[Particle] = []
+        for child in kind.iterchildren("*"):
+            if child.tag == f"{{{XSD}}}complexContent":
+                parts += [self._model_of_derived(step, depth - 1) for step in child.iterchildren("*")]
+            elif child.tag not in _IGNORED:
+                parts.append(self._model_of_part(child, depth - 1, is_once=True))
+        return parts[0] if len(parts) == 1 else Particle("sequence", parts=tuple(parts))
+
+    def _model_of_derived(self, step: Element, depth: int) -> Particle:
+        """What an extension adds to its base, or a restriction's own."""
+        own = self._model_of_type(step, depth)
+        if step.tag == f"{{{XSD}}}restriction":
+            return own
+        if step.tag != f"{{{XSD}}}extension":
+            raise _UnclearError
+        space, local = _resolved(step, step.get("base", ""))
+        base = self._model_of_type(self._definition(f"{{{space}}}{local}" if space else local), depth)
+        return Particle("sequence", parts=(base, own))
+
+    def _model_of_part(self, part: Element, depth: int, *, is_once: bool) -> Particle:
+        """One particle; `is_once`: what holds it comes once."""
+        if not depth:
+            raise _UnclearError
+        least, most = _occurs(part)
+        if part.tag == f"{{{XSD}}}element" and (is_once or (least <= 1 and most in (1, None))):
+            return Particle("element", least, most, self._particle(part)[0])
+        if part.tag == f"{{{XSD}}}any" and is_once and (least, most) == ANY[1:3]:
+            return ANY
+        if least > 1 or most not in (1, None):
+            raise _UnclearError  # counts within counts
+        is_once = is_once and (least, most) == (1, 1)
+        if part.tag == f"{{{XSD}}}group":
+            space, local = _resolved(part, part.get("ref", ""))
+            group = self._known.get(("group", f"{{{space}}}{local}" if space else local))
+            inside = [] if group is None else _particles(group)
+            if len(inside) != 1:
+                raise _UnclearError
+            return Particle("sequence", least, most, "", (self._model_of_part(inside[0], depth - 1, is_once=is_once),))
+        kind = {f"{{{XSD}}}sequence": "sequence", f"{{{XSD}}}choice": "choice"}.get(str(part.tag))
+        if kind is None:
+            raise _UnclearError
+        is_once = is_once and kind == "sequence"
+        parts = tuple(self._model_of_part(each, depth - 1, is_once=is_once) for each in _particles(part))
+        return Particle(kind, least, most, "", parts)
+
     def _particle(self, element: Element) -> tuple[str, Element]:
         ref = element.get("ref")
         if ref is not None:
@@ -312,7 +401,7 @@ class LeafTypes:
         if named is not None and _resolved(declaration, named)[0] == XSD:
             return self._of_type(declaration, named, (), MAX_DEPTH)
         kind = self._type(declaration)
-        return _ANY_TEXT if kind is None else self._of_definition(kind, (), MAX_DEPTH)
+        return ANY_TEXT if kind is None else self._of_definition(kind, (), MAX_DEPTH)
 
     def _of_type(self, place: Element, name: str, facets: _Facets, depth: int) -> Texts | None:
         """Of the type called `name` at `place`, under the facets of types derived from it."""
@@ -367,6 +456,36 @@ def _are_all_read(documents: Mapping[str, Element], main: str) -> bool:
     return len(reached) == len(documents) and len({_target(documents[name]) for name in entrances}) == len(entrances)
 
 
+def _particles(part: Element) -> list[Element]:
+    return [each for each in part.iterchildren("*") if each.tag not in _IGNORED]
+
+
+def _has_identities(root: Element) -> bool:
+    """Whether a type is used whose values must be there once in a document, or be declared in it."""
+    words = (word for part in root.iter("*") for name in _TYPE_NAMES for word in part.get(name, "").split())
+    return any(word.rpartition(":")[2] in _IDENTITIES for word in words)
+
+
+def _takes_others(model: Particle) -> bool:
+    """Whether elements of any other name may come; with several places for them it is not clear where."""
+    if model.kind == "any":
+        return True
+    count = sum(map(_takes_others, model.parts))
+    if count > 1:
+        raise _UnclearError
+    return count == 1
+
+
+def _occurs(part: Element) -> tuple[int, int | None]:
+    """How often a particle may come."""
+    least, most = _count(part.get("minOccurs", "1")), part.get("maxOccurs", "1").strip()
+    if most == "unbounded":
+        return least, None
+    if _count(most) < max(1, least):
+        raise _UnclearError
+    return least, _count(most)
+
+
 def _has_chameleons(roots: Sequence[Element]) -> bool:
     """Whether a document without a namespace may be included into one with a namespace."""
     return len({_target(root) for root in roots}) > 1 and any(not _target(root) for root in roots)
@@ -404,7 +523,7 @@ def _of_builtin(name: str, restrictions: _Facets) -> Texts | None:
             return None
         return _one_of(set(enumerations[0]).intersection(*enumerations), lexical)
     if name in _ANY and not facets:
-        return _ANY_TEXT
+        return ANY_TEXT
     if name in _STRINGS:
         return _of_string(facets)
     bounds = {facet: facets.pop(facet) for facet in _BOUNDS if facet in facets}
@@ -426,12 +545,12 @@ def _one_of(values: set[str], lexical: str) -> Texts | None:
     plain = sorted(value for value in values if re.fullmatch(lexical, value, re.ASCII))
     if not plain or sum(map(len, plain)) > MAX_ENUMERATED_CHARS:
         return None
-    return Texts("(?:" + "|".join(map(re.escape, plain)) + ")")
+    return Texts("(?:" + "|".join(map(re.escape, sorted(plain, key=len, reverse=True))) + ")")
 
 
 def _of_string(facets: dict[str, list[str]]) -> Texts | None:
     if not facets:
-        return _ANY_TEXT
+        return ANY_TEXT
     if not facets.keys() <= {"length", "minLength", "maxLength"}:
         return None
     least = max([_count(v) for name in ("length", "minLength") for v in facets.get(name, ())], default=0)
@@ -447,8 +566,8 @@ def _of_decimal(facets: dict[str, list[str]]) -> str | None:
     fraction = min(map(_count, facets.get("fractionDigits", ())), default=total // 2)
     if total - fraction < 1:
         return None
-    after = rf"(?:\.\d{{1,{fraction}}})?" if fraction else ""
-    return rf"[+-]?\d{{1,{total - fraction}}}{after}"
+    after = rf"(?>\.\d{{1,{fraction}}}+|)" if fraction else ""
+    return rf"[+-]?+\d{{1,{total - fraction}}}+{after}"
 
 
 def _count(value: str) -> int:

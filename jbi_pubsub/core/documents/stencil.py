@@ -1,126 +1,179 @@
-"""Documents that differ from a known one in the text of some leaves only: recognised by their bytes, without a parser.
+"""Documents that are like known ones: recognised by their bytes, without a parser.
 
-A source publishes the same document again and again with other readings in it. One regular expression, made from a
-document that was parsed and found good, tells such a one in a tenth of the time that parsing and checking it takes:
-what lies between the holes has the same bytes, in a hole stands a text that is certain to be as good as the one before.
+A source publishes the same document again and again with other readings in it, with a part more or less. One regular
+expression, made from the shape of documents that were parsed and found good, tells such a one in a tenth of the time
+that parsing and checking it takes.
 
 Rules:
-- A stencil never guesses: what does not fit is parsed. What fits has the same elements and attributes, in the same
-  order, and the same text outside the holes.
-- A hole is the whole text of a leaf element. Which texts it takes, the caller says (`Texts`): they have no markup, no
-  reference, no carriage return and nothing beyond ASCII, so that their bytes are their characters.
-- No stencil is made of documents with comments, CDATA sections, processing instructions, a DOCTYPE, xsi:type or
-  xsi:nil, nor where ASCII bytes may mean other characters. The tokens are held against the parsed tree.
+- A stencil never guesses: what does not fit is parsed. What fits is as well-formed and as valid as the documents that
+  it was made of; what is invariant in it is told apart (`Traced.invariants`) and left to the caller to compare.
+- Groups only around what is read, bounded or invariant. What comes again and again is one group, gone through with an
+  expression of its own; the last one would be all that is kept of a group inside.
+- Time: what may come at a place is told by the name of the next tag, since each name has one place in a content model.
+  Whatever is optional, repeated or repeated inside is atomic or possessive, so nothing is tried twice but for the
+  beginning of a tag; matching is linear in the bytes, whatever they are.
 """
 
 from __future__ import annotations
 
-import math
+import dataclasses
+import itertools
 import re
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
-from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, has_plain_markup, parse_metadata
-from jbi_pubsub.core.xpath.index.document import NUMBER, Filling, Layout, Many, Values
+from jbi_pubsub.core.documents.shape import COMMENT, EXACT, SPACE, Child, Particle, Seen, Shape
+from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata
+from jbi_pubsub.core.xpath.index.document import ABSENT_NUMBER, NUMBER, PRESENT, Layout, Many, Values, put
 from jbi_pubsub.core.xpath.language.number import number
 
-MAX_SOURCE_BYTES: Final = 8 << 10
-"""Documents larger than that get no stencil: it is held for each registration, compiled to some ten times the bytes of
-its expression."""
+MAX_EXPRESSION_BYTES: Final = 256 << 10
+"""Of a stencil; an expression of that size takes some 0.5 s to compile, and some ten times its bytes of memory."""
 
-MAX_HOLES: Final = 200
-"""Leaves of one document that may vary; more leave the stencil no better than the parser."""
+_GROUP: Final = b"\0("
+"""Opens a group, until it is decided whether it is one: no expression has a zero byte."""
 
-MAX_EXPRESSION_BYTES: Final = 4 * MAX_SOURCE_BYTES
-"""Of a document and what may stand in its holes together; an expression of that size takes some 50 ms to compile.
-Enumerations are written out for each leaf."""
+_GAP: Final = SPACE + rb"(?:" + COMMENT + SPACE + rb")*+"
 
-_TAG: Final = re.compile(
-    rb"""<(/?)([^\s<>/!?="']+)(?:\s+[^\s<>/="']+\s*=\s*(?:"[^"<]*"|'[^'<]*'))*\s*(/?)>""", re.ASCII
-)
-_DECLARATION: Final = re.compile(rb"\s*<\?xml\s[^<>]*\?>")
-_XSI: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
-_BINDING: Final = (f"{_XSI}type", f"{_XSI}nil")
+Path = tuple[str, ...]
+"""Tags from the document element down."""
+
+Invariants = tuple[int, tuple[bytes | None, ...]]
+
+_numbers = itertools.count()
 
 
-class Texts(NamedTuple):
-    """Texts that a leaf may hold: those that `expression` matches as a whole; if it is bounded, numbers between the
-    bounds, both excluded (a rounded bound then does no harm)."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be read of documents: the paths of leaves whose text is asked for, and of elements of which it is
+    asked whether they are there, or what their attributes are."""
 
-    expression: str
-    above: float = -math.inf
-    below: float = math.inf
+    texts: frozenset[Path] = frozenset()
+    tags: frozenset[Path] = frozenset()
 
-    @property
-    def is_bounded(self) -> bool:
-        """Whether the value counts as well."""
-        return self.above > -math.inf or self.below < math.inf
+    def __or__(self, other: Wanted) -> Wanted:
+        return Wanted(self.texts | other.texts, self.tags | other.tags)
+
+    def __contains__(self, other: object) -> bool:
+        return isinstance(other, Wanted) and other.texts <= self.texts and other.tags <= self.tags
+
+
+NOTHING: Final = Wanted()
+
+
+class _Place(NamedTuple):
+    """A group that is read: the bytes of a leaf's text (with what some of them mean) or of a start tag."""
+
+    group: int
+    path: Path
+    is_text: bool
+    known: dict[bytes, Any]
+
+
+class _Bound(NamedTuple):
+    """A group whose number has to lie between bounds, unless it is one of `known`."""
+
+    group: int
+    above: float
+    below: float
+    known: dict[bytes, str]
+
+
+class _Run(NamedTuple):
+    """A group of what comes again and again, and the expression of each."""
+
+    group: int
+    each: _Scope
+
+
+class _Scope(NamedTuple):
+    """What one expression tells; `bounded` are those of its runs in which numbers have to lie between bounds."""
+
+    expression: re.Pattern[bytes]
+    places: tuple[_Place, ...]
+    bounds: tuple[_Bound, ...]
+    runs: tuple[_Run, ...]
+    bounded: tuple[_Run, ...]
+
+    def holds(self, found: re.Match[bytes]) -> bool:
+        """Whether the numbers lie between their bounds."""
+        for group, above, below, known in self.bounds:
+            text = found[group]
+            if text is not None and text not in known and not above < float(text) < below:
+                return False
+        for group, each in self.bounded:
+            if not all(map(each.holds, each.expression.finditer(found.string, *found.span(group)))):
+                return False
+        return True
 
 
 class Stencil:
-    """See the module. Immutable but for what it remembers of one layout; several threads may use it."""
+    """See the module. Immutable but for its counts; several threads may use it."""
 
-    def __init__(self, source: bytes, leaves: Sequence[int], expression: re.Pattern[bytes], bounds: _Bounds) -> None:
-        """`leaves`: for each group of `expression` the place of its leaf among the elements of `source`."""
-        self._source = source
-        self._leaves = leaves
-        self._fit = expression.fullmatch
-        self._bounds = bounds
-        self._filling: tuple[Layout, Filling | None] | None = None
+    def __init__(self, shape: Seen, wanted: Wanted = NOTHING) -> None:
+        """Compiles it, for documents of which `wanted` is read. Raises OverflowError if it would be too large."""
+        self.shape = shape
+        self.wanted = wanted
+        self.fitted = 0
+        """Documents, about: counted without a lock, as the next."""
+        self.unread = 0
+        """Documents that had to be parsed, since `missing` of them was not read."""
+        self.missing = NOTHING
+        self.kind = self.number = next(_numbers)
+        writer = _Writer(wanted)
+        gap = _GAP if shape.comments else SPACE
+        body = writer.element(shape.root, (), is_certain=True)
+        scope = writer.scope(re.escape(shape.declaration) + gap + body + gap)
+        self._scope = scope
+        self._fit = scope.expression.fullmatch
+        self._is_bounded = bool(scope.bounds or scope.bounded)
+        self._invariants = tuple(writer.invariants)
+        self._leaves = dict(_leaves_of(shape.root, ()))
 
-    @classmethod
-    def of(cls, source: bytes, root: Element, texts: Callable[[Sequence[str]], Texts | None]) -> Stencil | None:
-        """A stencil of `source`, which parses to `root`; None when it can't have one.
-
-        `texts(path)` are the texts that may stand in a leaf at `path` (the tags from the document element down)
-        instead of its own; None: no other.
-        """
-        spans = _leaf_spans(source, root) if len(source) <= MAX_SOURCE_BYTES else None
-        if spans is None:
-            return None
-        parts: list[bytes] = []
-        leaves: list[int] = []
-        bounds: list[tuple[int, float, float]] = []
-        at, size = 0, len(source)
-        for place, (element, start, end) in spans.items():
-            wanted = texts(_path(element))
-            if wanted is None or not re.fullmatch(wanted.expression.encode(), source[start:end]):
-                continue
-            parts += (re.escape(source[at:start]), b"(", wanted.expression.encode(), b")")
-            at = end
-            size += len(wanted.expression)
-            leaves.append(place)
-            if len(leaves) > MAX_HOLES or size > MAX_EXPRESSION_BYTES:
-                return None
-            if wanted.is_bounded:
-                bounds.append((len(leaves), wanted.above, wanted.below))
-        if not leaves:
-            return None
-        parts.append(re.escape(source[at:]))
-        return cls(source, leaves, re.compile(b"".join(parts)), tuple(bounds))
+    def wanting(self, wanted: Wanted) -> Stencil:
+        """The same, for documents of which `wanted` is read. Raises OverflowError."""
+        made = Stencil(self.shape, wanted)
+        made.kind, made.fitted = self.kind, self.fitted
+        return made
 
     def trace(self, data: bytes) -> Traced | None:
         """The document, if it fits."""
         found = self._fit(data)
-        if found is None or len(data) > MAX_METADATA_BYTES:
+        if found is None or len(data) > MAX_METADATA_BYTES or (self._is_bounded and not self._scope.holds(found)):
             return None
-        for group, above, below in self._bounds:
-            if not above < float(found[group]) < below:
-                return None
         return Traced(self, found)
 
-    def filling(self, layout: Layout) -> Filling | None:
-        """What to read of documents that fit; None: they have to be parsed for that."""
-        known = self._filling
-        if known is None or known[0] is not layout:
-            root = parse_metadata(self._source)
-            elements = list(root.iter())
-            holes = {elements[place]: group for group, place in enumerate(self._leaves, 1)}
-            known = self._filling = layout, layout.filling(root, holes)
-        return known[1]
+    def invariants(self, found: re.Match[bytes]) -> Invariants:
+        """What is invariant in a document that fits."""
+        return self.kind, found.group(0, *self._invariants)[1:] if self._invariants else ()
 
+    def reader(self, layout: Layout) -> _Reader | None:
+        """How to read documents that fit; None: they have to be parsed for that."""
+        known: tuple[_Reader | Wanted | None] | None = layout.readers.get(self.number)
+        if known is None:
+            known = layout.remember(self.number, (self._reader(layout),))
+        reader = known[0]
+        if isinstance(reader, Wanted):
+            self.unread += 1
+            self.missing |= reader
+            return None
+        return reader
 
-_Bounds = tuple[tuple[int, float, float], ...]
+    def _reader(self, layout: Layout) -> _Reader | Wanted | None:
+        """Also: what has to be wanted for that."""
+        texts: list[Path] = []
+        tags: list[Path] = []
+        for path, is_leaf in self._leaves.items():
+            slots, attributes = layout.at(path)
+            readings = {reading for _, reading in slots}
+            if readings - {PRESENT}:
+                if not is_leaf:
+                    return None  # a text that several make up
+                texts.append(path)
+            if attributes or PRESENT in readings:
+                tags.append(path)
+        needed = Wanted(frozenset(texts), frozenset(tags))
+        return _Reader.of(self._scope, layout) if needed in self.wanted else needed
 
 
 class Traced:
@@ -145,61 +198,244 @@ class Traced:
         """Bytes of the document."""
         return len(self._found.string)
 
+    @property
+    def invariants(self) -> Invariants:
+        """The stencil's number and what is invariant: equal for two documents only if they tell the same of the
+        registration."""
+        return self._stencil.invariants(self._found)
+
     def read(self, layout: Layout) -> tuple[Values, Many]:
         """As `layout.read(root)`."""
-        filling = self._stencil.filling(layout)
-        if filling is None:
+        reader = self._stencil.reader(layout)
+        if reader is None:
             return layout.read(self.root)
-        values = filling.values.copy()
-        found = self._found
-        for slot, reading, hole in filling.holes:
-            text = found[hole].decode()
-            values[slot] = number(text) if reading == NUMBER else text
-        return values, filling.many
+        values = layout.blank.copy()
+        many: Many = {}
+        reader.read(self._found, values, many)
+        return values, many
 
 
-def _leaf_spans(source: bytes, root: Element) -> dict[int, tuple[Element, int, int]] | None:
-    """For each leaf with an end tag, by its place among all elements: the element, and where in the bytes its text
-    begins and ends. None when that can't be told."""
-    declaration = _DECLARATION.match(source)
-    begin = declaration.end() if declaration else 0
-    if not has_plain_markup(source) or b"<!" in source or b"<?" in source[begin:]:
-        return None
-    elements = list(root.iter())
-    spans: dict[int, tuple[Element, int, int]] = {}
-    opened: re.Match[bytes] | None = None
-    place, end = -1, begin
-    for tag in _TAG.finditer(source, begin):
-        if b"<" in source[end : tag.start()]:
-            return None
-        if tag[1]:
-            if opened is not None:
-                spans[place] = elements[place], opened.end(), tag.start()
-            opened = None
-        else:
-            place += 1
-            if place == len(elements) or not _agrees(elements[place], tag[2]):
-                return None
-            opened = None if tag[3] else tag
-        end = tag.end()
-    if place + 1 != len(elements) or source[end:].strip():
-        return None
-    is_same = all(_holds(element, source[start:end]) for element, start, end in spans.values())
-    return spans if is_same else None
+class _Reader:
+    """What one expression tells at the slots of one layout."""
+
+    __slots__ = ("_runs", "_tags", "_texts")
+
+    def __init__(self, texts: Sequence[Any], tags: Sequence[Any], runs: Sequence[Any]) -> None:
+        self._texts = texts
+        self._tags = tags
+        self._runs = runs
+
+    @classmethod
+    def of(cls, scope: _Scope, layout: Layout) -> _Reader:
+        """For a layout all of whose places are among the scope's."""
+        texts: list[tuple[int, int, bool, dict[bytes, str]]] = []
+        tags: list[tuple[int, int, int, dict[bytes, str]]] = []
+        for place in scope.places:
+            slots, attributes = layout.at(place.path)
+            for slot, reading in slots:
+                if place.is_text and reading != PRESENT:
+                    texts.append((place.group, slot, reading == NUMBER, place.known))
+                elif not place.is_text and reading == PRESENT:
+                    tags.append((place.group, slot, PRESENT, dict.fromkeys(place.known, "")))
+            for name, (slot, reading) in attributes if not place.is_text else ():
+                held = {s: "" if reading == PRESENT else own[name] for s, own in place.known.items() if name in own}
+                tags.append((place.group, slot, reading, held))
+        runs = [(group, each.expression.finditer, cls.of(each, layout)) for group, each in scope.runs]
+        return cls(texts, tags, [run for run in runs if not run[2].is_idle])
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing to read."""
+        return not (self._texts or self._tags or self._runs)
+
+    def read(self, found: re.Match[bytes], values: Values, many: Many) -> None:
+        """Put what was found at its slots."""
+        for group, slot, is_number, known in self._texts:
+            raw = found[group]
+            if raw is None:
+                continue
+            text = known[raw] if known and raw in known else raw.decode()
+            value: Any = number(text) if is_number else text
+            before = values[slot]
+            if before is None or before is ABSENT_NUMBER:
+                values[slot] = value
+            else:
+                put(slot, value, values, many)
+        for group, slot, reading, held in self._tags:
+            said = held.get(found[group])
+            if said is not None:
+                put(slot, number(said) if reading == NUMBER else said, values, many)
+        for group, finditer, each in self._runs:
+            for one in finditer(found.string, *found.span(group)):
+                each.read(one, values, many)
 
 
-def _agrees(element: Element, name: bytes) -> bool:
-    """Whether that may be the element's tag, and the document leaves its type to the schema."""
-    local = str(element.tag).rpartition("}")[2]
-    return name.rpartition(b":")[2] == local.encode() and not any(map(element.attrib.has_key, _BINDING))
+_Body = Callable[["_Writer", bool], bytes]
+"""Writes a part of an expression; the flag says whether it is always there."""
 
 
-def _holds(element: Element, text: bytes) -> bool:
-    """Whether the element is a leaf with that text, or one whose text can't be in a hole anyway."""
-    if b"&" in text or b"\r" in text or not text.isascii():
-        return True
-    return len(element) == 0 and (element.text or "") == text.decode()
+class _Writer:
+    """Writes one expression, with its groups in the order of the document."""
+
+    def __init__(self, wanted: Wanted, room: list[int] | None = None) -> None:
+        """`room`: how many bytes it and those inside may still take."""
+        self._wanted = wanted
+        self._room = [MAX_EXPRESSION_BYTES] if room is None else room
+        self._groups = 0
+        self._places: list[_Place] = []
+        self._bounds: list[_Bound] = []
+        self._runs: list[_Run] = []
+        self.invariants: list[int] = []
+
+    def scope(self, body: bytes) -> _Scope:
+        """All that was written."""
+        self._room[0] -= len(body)
+        if self._room[0] < 0:
+            raise OverflowError
+        expression = re.compile(body.replace(_GROUP, b"("))
+        bounded = tuple(run for run in self._runs if run.each.bounds or run.each.bounded)
+        return _Scope(expression, tuple(self._places), tuple(self._bounds), tuple(self._runs), bounded)
+
+    def element(self, shape: Shape, above: Path, *, is_certain: bool) -> bytes:
+        """One element; `is_certain`: it is always there."""
+        path = (*above, shape.tag)
+        opening = {start: own for start, own in shape.starts.items() if not start.endswith(b"/>")}
+        empty = {start: own for start, own in shape.starts.items() if start not in opening}
+        tells = shape.is_invariant and not (is_certain and len(shape.starts) == 1)
+        forms: list[bytes] = []
+        if opening:
+            start = self._start(opening, path, tells=tells)
+            forms.append(start + self._content(shape, path) + re.escape(shape.end))
+        if empty:
+            is_text = path in self._wanted.texts and not shape.children
+            forms.append(self._start(empty, path, tells=tells, is_text=is_text))
+        return forms[0] if len(forms) == 1 else b"(?>" + b"|".join(forms) + b")"
+
+    def _start(self, starts: dict[bytes, dict[str, str]], path: Path, *, tells: bool, is_text: bool = False) -> bytes:
+        """A start tag; `is_text`: it stands for an empty text as well."""
+        is_wanted = path in self._wanted.tags
+        written = _one_of(starts)
+        if not (tells or is_wanted or is_text):
+            return written
+        written = self._grouped(written)
+        if is_wanted:
+            self._places.append(_Place(self._groups, path, False, starts))
+        if is_text:
+            self._places.append(_Place(self._groups, path, True, dict.fromkeys(starts, "")))
+        if tells:
+            self.invariants.append(self._groups)
+        return written
+
+    def _content(self, shape: Shape, path: Path) -> bytes:
+        """What stands between the tags of an element."""
+        if not shape.children:
+            return self._text(shape, path)
+        gap = _GAP if shape.comments else SPACE
+        if shape.content in (None, EXACT):
+            inside = [self.element(child.shape, path, is_certain=True) + gap for child in shape.children]
+            return gap + b"".join(inside)
+        assert shape.content is not None
+        children = {child.shape.tag: child for child in shape.children}
+        model = _Model(children, frozenset(shape.content.tags()), path, gap)
+        return gap + model.body(shape.content)(self, True)
+
+    def _text(self, shape: Shape, path: Path) -> bytes:
+        texts = shape.texts
+        written = [re.escape(text) for text in sorted(shape.fixed, key=len, reverse=True)]
+        if texts is not None:
+            written.append(texts.expression.encode())
+        text = written[0] if len(written) == 1 else b"(?:" + b"|".join(written) + b")"
+        is_bounded = texts is not None and texts.is_bounded
+        is_wanted = path in self._wanted.texts
+        if not (is_bounded or is_wanted or shape.is_invariant):
+            return text
+        text = self._grouped(text)
+        if is_wanted:
+            self._places.append(_Place(self._groups, path, True, shape.fixed))
+        if texts is not None and is_bounded:
+            self._bounds.append(_Bound(self._groups, texts.above, texts.below, shape.fixed))
+        if shape.is_invariant:
+            self.invariants.append(self._groups)
+        return text
+
+    def _grouped(self, written: bytes) -> bytes:
+        self._groups += 1
+        return _GROUP + written + b")"
+
+    def run(self, body: _Body, times: bytes) -> bytes:
+        """What may come again and again."""
+        each = _Writer(self._wanted, self._room)
+        self._groups += 1  # opened before what `body` writes, which has no groups of its own here
+        group = self._groups
+        written = body(each, False)
+        plain = b"(?:" + written.replace(_GROUP, b"(?:") + b")" + times
+        is_read = bool(each._places or each._bounds or each._runs)
+        if is_read:
+            self._runs.append(_Run(group, each.scope(written)))
+        if each.invariants:
+            self.invariants.append(group)
+        if is_read or each.invariants:
+            return _GROUP + plain + b")"
+        self._groups -= 1
+        return plain
 
 
-def _path(element: Element) -> list[str]:
-    return [str(each.tag) for each in reversed(list(element.iterancestors()))] + [str(element.tag)]
+class _Model(NamedTuple):
+    """A content model, with the children that were seen; the others can't come."""
+
+    children: dict[str, Child]
+    named: frozenset[str]
+    path: Path
+    gap: bytes
+
+    def body(self, particle: Particle) -> _Body:
+        """What writes a part of the model that can come."""
+        if particle.kind == "element":
+            return self._times(self._child(self.children[particle.tag]), particle.least, particle.most)
+        if particle.kind == "any":
+            others = [child for tag, child in self.children.items() if tag not in self.named]
+            return _sequence([self._times(self._child(c), c.least, None if c.many else 1) for c in others])
+        inside = [self.body(part) for part in particle.parts if self.can_come(part)]
+        made = _choice(inside) if particle.kind == "choice" else _sequence(inside)
+        return self._times(made, particle.least, particle.most)
+
+    def can_come(self, particle: Particle) -> bool:
+        """Whether enough of it was seen."""
+        if particle.kind == "element":
+            return particle.tag in self.children
+        if particle.kind == "any":
+            return not self.named.issuperset(self.children)
+        can = list(map(self.can_come, particle.parts))
+        is_whole = all(here or not part.least for here, part in zip(can, particle.parts, strict=True))
+        return any(can) and (is_whole or particle.kind == "choice")
+
+    def _child(self, child: Child) -> _Body:
+        return lambda writer, is_certain: writer.element(child.shape, self.path, is_certain=is_certain) + self.gap
+
+    def _times(self, body: _Body, least: int, most: int | None) -> _Body:
+        if most != 1:
+            times = b"{%d,%b}+" % (least, b"" if most is None else b"%d" % most)
+            return lambda writer, _: writer.run(body, times)
+        if least:
+            return body
+        return lambda writer, _: b"(?>" + body(writer, False) + b"|)"
+
+
+def _choice(inside: Sequence[_Body]) -> _Body:
+    return lambda writer, _: b"(?>" + b"|".join(body(writer, False) for body in inside) + b")"
+
+
+def _sequence(inside: Sequence[_Body]) -> _Body:
+    return lambda writer, is_certain: b"".join(body(writer, is_certain) for body in inside)
+
+
+def _one_of(starts: Collection[bytes]) -> bytes:
+    written = [re.escape(start) for start in starts]
+    return written[0] if len(written) == 1 else b"(?>" + b"|".join(written) + b")"
+
+
+def _leaves_of(shape: Shape, above: Path) -> Iterable[tuple[Path, bool]]:
+    path = (*above, shape.tag)
+    yield path, not shape.children
+    for child in shape.children:
+        yield from _leaves_of(child.shape, path)

@@ -6,6 +6,12 @@ thread with a selector writes for all and reads all acknowledgements. Theory of 
 - Whoever has something new for a client says `ready()`, which costs next to nothing and wakes the thread only when it
   is idle. The thread takes one batch from each ready stream in turn, so a large backlog of one holds up no other, and
   sends what the socket takes. What it does not take is sent when there is room; until then nothing more is taken.
+- Whoever says `send()` instead takes and sends one batch itself, if the hub's thread is idle and nobody else is at that
+  stream: no wake-up, no switch of threads. (While the thread is busy, what comes meanwhile makes its batches larger.)
+  It never waits, and leaves all that may take its time to the hub's thread: what the socket does not take, whatever
+  there is beyond a batch, TLS, compression, the end of a connection.
+- A stream's `_turning` is held by whoever uses its connection and window. The hub's thread waits for it, which is for
+  one batch at most; others don't: what they have found busy they leave to the hub's thread.
 - The window, what is sent again after a reconnect, and the frames are those of Sender (see `stream`).
 - A peer that takes nothing of what waits for SEND_SECONDS is disconnected, and may come back and resume.
 - The handshake is done by the connection's own thread, which then hands the socket over and ends.
@@ -38,6 +44,7 @@ from .stream import (
     MAX_BATCH_BYTES,
     MAX_BATCH_ITEMS,
     SEND_SECONDS,
+    Batch,
     Window,
     acknowledged,
     deflated,
@@ -118,6 +125,11 @@ class SenderHub:
             self._orders.append(order)
         self.wake()
         return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the thread waits. It may be about to work again."""
+        return self._asleep
 
     def enqueue(self, sender: HubSender) -> None:
         """Give the sender a turn soon. Any thread."""
@@ -201,7 +213,7 @@ class SenderHub:
 class HubSender:
     """The sending end of one stream, as Sender is, without a thread.
 
-    Any thread may call what is public. All else runs on the hub's thread.
+    Any thread may call what is public. All else runs on the hub's thread, but for `_send_here` and what it calls.
     """
 
     def __init__(
@@ -222,6 +234,8 @@ class HubSender:
         self._batch_bytes = batch_bytes
         self._take = take
         self._acked = acked
+        self._turning = threading.Lock()
+        """Covers what follows. The selector, and the end of a connection, are the hub's thread's alone."""
         self._window = Window()
         self._connection: _Connection | None = None
         self._queued = False
@@ -246,6 +260,22 @@ class HubSender:
         if not self._queued:  # two threads at once queue it twice, which costs one empty turn
             self._queued = True
             self._hub.enqueue(self)
+
+    def send(self) -> None:
+        """There is something to take: a batch of it goes out at once, on this thread, as far as the socket takes it.
+        Never waits; what can't be done without, the hub's thread does.
+
+        `take` is called here, so not to be used under a lock that others need for long.
+        """
+        if self._queued or not self._hub.is_idle or not self._turning.acquire(blocking=False):
+            self.ready()
+            return
+        try:
+            is_left = self._send_here()
+        finally:
+            self._turning.release()
+        if is_left:
+            self.ready()
 
     @property
     def compression(self) -> Compression | None:
@@ -287,11 +317,11 @@ class HubSender:
             log.warning("connection refused: %s", exc)
             _tell(ended)
             return
-        self._connection = connection = _Connection(sock, ended, compression)
-        self.has_ended = False
-        self._do(self._resume, connection, position)
+        self._do(self._resume, _Connection(sock, ended, compression), position)
 
     def _resume(self, connection: _Connection, position: int) -> None:
+        self._connection = connection  # from here on others send over it, too: behind what was under way
+        self.has_ended = False
         count = self._window.acknowledge(position)
         if count:
             self._acked(count, b"")
@@ -304,12 +334,10 @@ class HubSender:
         """Do a step; whatever fails ends this connection, and no other: neither the peer nor the source is trusted so
         far."""
         try:
-            step(*arguments)
-        except (JbiError, OSError) as exc:
-            why = str(exc)
+            with self._turning:
+                step(*arguments)
         except Exception as exc:  # noqa: BLE001  # noted
-            note("a stream of the hub", exc)
-            why = "failure"
+            why = _why(exc)
         else:
             return
         with guarded("the end of a stream"):
@@ -320,6 +348,8 @@ class HubSender:
         connection = self._connection
         if connection is None:
             return
+        if connection.failed:
+            raise WireError(connection.failed)
         if mask & _READ or connection.tls:
             for kind, body in connection.read():
                 self._take_ack(kind, body)
@@ -337,17 +367,45 @@ class HubSender:
         """Send one batch, if there is one, and the window and the socket have room."""
         self._queued = False
         connection = self._connection
-        if connection is None or connection.unsent or not self._window.may_add():
-            self._wanting = True
-            return
-        self._wanting = False
-        items = self._take(MAX_BATCH_ITEMS, self._batch_bytes)
-        if items:
-            batch = self._window.add(items)
+        if connection is not None:
+            if connection.failed:
+                raise WireError(connection.failed)
+            if connection.unsent and self not in self._hub._unsent:
+                self._flush(connection)  # what another thread has left
+        batch = self._next_batch(connection)
+        if batch is not None and connection is not None:
             connection.put(batch.frame)
             self._flush(connection)
-            if batch.count >= MAX_BATCH_ITEMS or batch.size >= self._batch_bytes:
+            if self._is_full(batch):
                 self.ready()  # there is more; the others come first
+
+    def _send_here(self) -> bool:
+        """The same on any thread; whether something is left for the hub's. Under `_turning`."""
+        connection = self._connection
+        if connection is not None and (connection.failed or connection.tls or connection.compression is not None):
+            return True
+        try:
+            batch = self._next_batch(connection)
+            if batch is None or connection is None:
+                return False
+            connection.put(batch.frame)
+            connection.write()
+        except Exception as exc:  # noqa: BLE001  # noted; whoever had something for this peer has no part in it
+            if connection is not None:
+                connection.failed = _why(exc)
+            return True
+        return connection.unsent > 0 or self._is_full(batch)
+
+    def _next_batch(self, connection: _Connection | None) -> Batch | None:
+        if connection is None or connection.unsent or not self._window.may_add():
+            self._wanting = True
+            return None
+        self._wanting = False
+        items = self._take(MAX_BATCH_ITEMS, self._batch_bytes)
+        return self._window.add(items) if items else None
+
+    def _is_full(self, batch: Batch) -> bool:
+        return batch.count >= MAX_BATCH_ITEMS or batch.size >= self._batch_bytes
 
     def _flush(self, connection: _Connection) -> None:
         took = connection.write()
@@ -367,10 +425,11 @@ class HubSender:
     def _drop_if_stalled(self, now: float) -> None:
         connection = self._connection
         if connection is not None and now >= connection.deadline:
-            self._end(str(WireTimeoutError(f"peer is too slow: {connection.unsent} parts unsent")))
+            raise WireTimeoutError(f"peer is too slow: {connection.unsent} parts unsent")
 
     def _end(self, why: str) -> None:
-        connection, self._connection = self._connection, None
+        with self._turning:
+            connection, self._connection = self._connection, None
         if connection is not None:
             self.has_ended = True
             log.debug("connection ended: %s", why)
@@ -379,6 +438,14 @@ class HubSender:
                 self._hub._selector.unregister(connection.sock)
             finally:
                 _tell(connection.ended)
+
+
+def _why(exc: Exception) -> str:
+    """Why a connection ends. What nobody expected is noted."""
+    if isinstance(exc, (JbiError, OSError)):
+        return str(exc) or type(exc).__name__
+    note("a stream of the hub", exc)
+    return "failure"
 
 
 def _tell(ended: Callable[[], None]) -> None:
@@ -400,6 +467,8 @@ class _Connection:
         self.deadline = 0.0
         self.wants_room = False
         """The socket is full: to be written when the selector says so."""
+        self.failed = ""
+        """Why it is to end, if that was found on another thread than the hub's."""
         self.answers = False
         """TLS has to write before it can read on (keys are renewed), and the socket is full."""
         self._out: deque[memoryview] = deque()
@@ -415,7 +484,9 @@ class _Connection:
         if self.compression is not None:
             self._plain.append(frame)
             return
-        self._out.extend(memoryview(part) for part in frame if len(part))
+        if len(frame) > PARTS_AT_ONCE:  # many small items: to copy them costs less than to send them in portions
+            frame = [b"".join(frame)]
+        self._out.extend([memoryview(part) for part in frame if len(part)])
 
     def write(self) -> int:
         """Write what the socket takes, at most about TURN_BYTES; how much. Raises OSError."""

@@ -22,6 +22,7 @@ import select
 import socket
 import ssl
 import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -72,8 +73,18 @@ SEND_SECONDS: Final = 30.0
 TAKE_SECONDS: Final = 1.0
 """How long a sender waits for items before it looks whether its connection still stands."""
 HANDSHAKE_SECONDS: Final = 10.0
+ACK_SECONDS: Final = 0.001
+"""How long an acknowledgement waits for more batches to go with it, while they come one upon the other."""
 IDLE_SECONDS: Final = 3600.0
 """How long one wait for a frame lasts before it is begun again; keepalive notices dead peers long before."""
+BLOCKED_SECONDS: Final = 5
+"""How long the system waits for bytes in one call, without a poll before it."""
+AHEAD_BYTES: Final = 8 << 10
+"""Read at once where a frame begins: head and body of a small one, and what comes behind it, in one call."""
+GATHERED_MOST: Final = 512
+"""Parts that the system is given to gather in one call; it takes 1,024 (IOV_MAX)."""
+JOINED_BYTES: Final = 64 << 10
+"""Parts of a batch below this size are joined: copying costs less than one more piece for the system to gather."""
 
 T = TypeVar("T")
 
@@ -114,32 +125,75 @@ class Line:
         """Of the batches, if both ends have agreed on it (`greet`, `welcome`)."""
         self._use = threading.Lock()  # OpenSSL objects are not safe for a reader beside a writer
         self._sending = threading.Lock()  # one frame at a time
-        sock.setblocking(False)
+        self._ahead = bytearray()
+        """Read, and of no frame yet."""
+        self._wants_read = False
+        """TLS can't write before something has come."""
+        self._coming = select.poll()
+        self._coming.register(sock, select.POLLIN)
+        sock.setblocking(not self._tls)
+        if not self._tls:  # the reader waits within `recv`; who sends says each time that it does not wait there
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", BLOCKED_SECONDS, 0))
 
     def send(self, kind: int, parts: Sequence[Part], timeout: float = SEND_SECONDS) -> None:
         """One frame. Raises WireError or WireTimeoutError; the line is unusable after either."""
         total = sum(map(len, parts))
         if total > MAX_FRAME_BYTES:
             raise OversizeError(f"frame of {total} bytes, the limit is {MAX_FRAME_BYTES}")
-        self.send_frame([FRAME.pack(total, kind), *parts], timeout)
+        self.send_frame([b"".join([FRAME.pack(total, kind), *parts])], timeout)
 
     def send_frame(self, frame: Sequence[Part], timeout: float = SEND_SECONDS) -> None:
-        """The same for a frame that has its head already (`Batch.frame`)."""
+        """The same for a frame that has its head already (`Batch.frame`), or for what is left of one."""
         with self._sending:
             if self.compression is not None:
                 frame = deflated(frame, self.compression)
-            if len(frame) > 1 and (self._tls or sum(map(len, frame)) < MAX_BATCH_BYTES):
-                frame = [b"".join(frame)]
-            for part in frame:
-                self._write(memoryview(part), timeout)
+            left, deadline = list(frame), time.monotonic() + timeout
+            while left := self._written(left):
+                size = sum(map(len, left))
+                event = select.POLLIN if self._wants_read else select.POLLOUT
+                self._wait(event, deadline, f"{size} bytes unsent")
+                deadline = time.monotonic() + timeout  # a slow link is no dead one
 
-    def receive(self, timeout: float = IDLE_SECONDS, limit: int = MAX_FRAME_BYTES) -> tuple[int, memoryview]:
-        """The next frame of at most `limit` bytes: (kind, body). Raises WireError, WireTimeoutError, ProtocolError."""
-        head = self._read(FRAME.size, timeout)
-        length, kind = FRAME.unpack(head)
+    def begin_frame(self, frame: Sequence[Part]) -> list[Part]:
+        """Send as much of a frame as goes without waiting, on a line that is not compressed; what is left, for
+        `send_frame`. Raises WireError."""
+        with self._sending:
+            return self._written(list(frame))
+
+    def receive(
+        self, timeout: float = IDLE_SECONDS, limit: int = MAX_FRAME_BYTES, *, ahead: int = AHEAD_BYTES
+    ) -> tuple[int, memoryview]:
+        """The next frame of at most `limit` bytes: (kind, body). Up to `ahead` bytes behind its head are read with it:
+        0 for who hands the socket over then. Raises WireError, WireTimeoutError, ProtocolError."""
+        deadline = time.monotonic() + timeout
+        got = self._ahead
+        while len(got) < FRAME.size:
+            space = bytearray(max(FRAME.size - len(got), ahead))
+            read = self._read(space, deadline, len(got), FRAME.size)
+            got += memoryview(space)[:read]
+        length, kind = FRAME.unpack_from(got)
         if length > limit:
-            raise ProtocolError(alert_in(head) or f"peer announces a frame of {length} bytes, the limit is {limit}")
-        return kind, memoryview(self._read(length, max(timeout, SEND_SECONDS)))
+            alert = alert_in(bytes(got[: FRAME.size]))
+            raise ProtocolError(alert or f"peer announces a frame of {length} bytes, the limit is {limit}")
+        end = FRAME.size + length
+        if len(got) >= end:
+            self._ahead = got[end:]
+            return kind, memoryview(got)[FRAME.size : end]
+        self._ahead = bytearray()
+        return kind, memoryview(self._rest(got, length, time.monotonic() + max(timeout, SEND_SECONDS)))
+
+    def has_more(self, timeout: float) -> bool:
+        """Whether there is something to read, or the line is over, within `timeout` seconds."""
+        if self._ahead:
+            return True
+        if isinstance(self._sock, ssl.SSLSocket):
+            with self._use:
+                if self._sock.pending():
+                    return True
+        try:
+            return bool(self._coming.poll(timeout * 1000))
+        except (OSError, ValueError) as exc:
+            raise WireError(f"connection lost: {explained(exc)}") from exc
 
     def shut(self) -> None:
         """Wake and end whoever reads or writes; the owner of the socket closes it."""
@@ -147,22 +201,33 @@ class Line:
             # Not SSLSocket's own shutdown: that takes the TLS state away from under a thread that reads or writes.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
-    def _read(self, count: int, timeout: float) -> bytearray:
+    def _rest(self, got: bytearray, count: int, deadline: float) -> bytearray:
+        """The body of a frame, of which `got` has the head and a part."""
         data = bytearray(min(count, STEP_BYTES))  # what is announced is not taken before it comes
-        got = 0
-        deadline = time.monotonic() + timeout
-        while got < count:
-            if got == len(data):
-                data.extend(bytes(min(count - got, got)))
+        at = len(got) - FRAME.size
+        data[:at] = memoryview(got)[FRAME.size :]
+        while at < count:
+            if at == len(data):
+                data.extend(bytes(min(count - at, at)))
+            with memoryview(data) as view:
+                at += self._read(view[at:], deadline, at, count)
+        return data
+
+    def _read(self, space: bytearray | memoryview, deadline: float, at: int, count: int) -> int:
+        """Bytes read into `space`, at least one, after the first `at` of `count`."""
+        while True:
+            if not self._tls and deadline - time.monotonic() < BLOCKED_SECONDS:
+                self._wait(select.POLLIN, deadline, f"{at} of {count} bytes received")
             try:
-                with memoryview(data) as view:
-                    if self._tls:
-                        with self._use:
-                            read = self._sock.recv_into(view[got:])
-                    else:
-                        read = self._sock.recv_into(view[got:])
-            except (BlockingIOError, ssl.SSLWantReadError):
-                self._wait(select.POLLIN, deadline, f"{got} of {count} bytes received")
+                if self._tls:
+                    with self._use:
+                        read = self._sock.recv_into(space)
+                else:
+                    read = self._sock.recv_into(space)
+            except BlockingIOError:
+                continue
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, deadline, f"{at} of {count} bytes received")
                 continue
             except ssl.SSLWantWriteError:
                 self._wait(select.POLLOUT, deadline, "TLS renegotiation")
@@ -171,28 +236,29 @@ class Line:
                 raise WireError(f"connection lost: {explained(exc)}") from exc
             if not read:
                 raise WireError("connection closed by the peer")
-            got += read
-        return data
+            return read
 
-    def _write(self, data: memoryview, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while data:
+    def _written(self, parts: list[Part]) -> list[Part]:
+        """Write as much as the socket takes now; the rest."""
+        self._wants_read = False
+        if self._tls and len(parts) > 1:
+            parts = [b"".join(parts)]
+        while parts:
             try:
                 if self._tls:
                     with self._use:
-                        sent = self._sock.send(data)
+                        sent = self._sock.send(parts[0])
                 else:
-                    sent = self._sock.send(data)
+                    sent = self._sock.sendmsg(parts[:GATHERED_MOST], (), socket.MSG_DONTWAIT)
             except (BlockingIOError, ssl.SSLWantWriteError):
-                self._wait(select.POLLOUT, deadline, f"{len(data)} bytes unsent")
-                continue
+                return parts
             except ssl.SSLWantReadError:
-                self._wait(select.POLLIN, deadline, "TLS renegotiation")
-                continue
+                self._wants_read = True
+                return parts
             except (OSError, ValueError) as exc:
                 raise WireError(f"connection lost: {explained(exc)}") from exc
-            data = data[sent:]
-            deadline = time.monotonic() + timeout  # a slow link is no dead one
+            parts = rest_of(parts, sent)
+        return parts
 
     def _wait(self, event: int, deadline: float, doing: str) -> None:
         left = deadline - time.monotonic()
@@ -204,6 +270,32 @@ class Line:
             raise WireError(f"connection lost: {explained(exc)}") from exc
         if not ready:
             raise WireTimeoutError(f"peer is too slow: {doing}")
+
+
+def rest_of(parts: list[Part], sent: int) -> list[Part]:
+    """What is left of parts, of which so many bytes were sent."""
+    for at, part in enumerate(parts):
+        if sent < len(part):
+            return [memoryview(part)[sent:], *parts[at + 1 :]] if sent else parts[at:]
+        sent -= len(part)
+    return []
+
+
+def joined(parts: list[Part], size: int) -> list[Part]:
+    """The same bytes in fewer parts: small ones joined, large ones not copied. `size`: of all of them."""
+    if size < JOINED_BYTES or max(map(len, parts)) < JOINED_BYTES:
+        return [b"".join(parts)]
+    found: list[Part] = []
+    small: list[Part] = []
+    for part in parts:
+        if len(part) < JOINED_BYTES:
+            small.append(part)
+            continue
+        if small:
+            found.append(b"".join(small))
+            small = []
+        found.append(part)
+    return [*found, b"".join(small)] if small else found
 
 
 def deflated(frame: Sequence[Part], compression: Compression) -> Sequence[Part]:
@@ -232,16 +324,16 @@ def inflated(kind: int, body: memoryview, compression: Compression | None) -> me
 class Source(Protocol):
     """Where a sender takes items from."""
 
-    def take(self, max_items: int, max_bytes: int, timeout: float) -> list[tuple[Part, ...]]:
-        """At least one item within `timeout` seconds, else []. An item is the parts of its bytes, in order."""
-        ...
-
-    def wake(self) -> None:
-        """Have a waiting `take` return now."""
+    def take(self, max_items: int, max_bytes: int) -> list[tuple[Part, ...]]:
+        """What waits, in order, at once; [] when nothing does. An item is the parts of its bytes."""
         ...
 
     def is_full(self) -> bool:
-        """Whether a full batch waits. Whoever makes it so calls `Sender.nudge`."""
+        """Whether a full batch waits."""
+        ...
+
+    def is_empty(self) -> bool:
+        """Whether `take` would give nothing."""
         ...
 
 
@@ -298,10 +390,8 @@ class Window:
             raise OversizeError(f"batch of {size} bytes, the limit of a frame is {MAX_FRAME_BYTES}")
         count = len(items)
         parts[0] = _ITEMS_HEAD.pack(BATCH.size + size, ITEMS, self.sequence + 1, count)
-        if size < MAX_BATCH_BYTES:
-            parts = [b"".join(parts)]
         self.sequence += count
-        batch = Batch(self.sequence, count, size, parts)
+        batch = Batch(self.sequence, count, size, joined(parts, size))
         self._batches.append(batch)
         self._bytes += size
         return batch
@@ -338,11 +428,13 @@ def acknowledged(kind: int, body: Part) -> int:
 
 
 class Sender:
-    """The sending end of a client, which has few streams (a server with many has a SenderHub). One thread takes from
-    the source and sends; whoever owns the socket calls `run`.
+    """The sending end of a client, which has few streams (a server with many has a SenderHub); whoever owns the socket
+    calls `run`.
 
-    Shared between the sending thread and the thread in `run`; `_changed` covers all state. The source's `take`
-    and the socket are used outside it.
+    Who has put something into the source calls `push`, and sends it on its own thread if nobody else is sending and the
+    window is open: nobody is woken for it. Nobody waits for the socket either: what it does not take is left to a
+    thread. One at a time sends (`_is_sending`), and looks again when it has done: so whoever finds it sending may
+    leave. `_changed` covers all state; the source's `take` and the socket are used outside it.
     """
 
     def __init__(
@@ -362,10 +454,15 @@ class Sender:
         self._line: Line | None = None
         self._window = Window()
         self._stopping = False
-        self._taking = self._started = False
+        self._started = False
+        self._is_sending = False
+        self._is_left = False
+        """To the thread, which sends from then on until nothing waits or the window is closed."""
+        self._unsent: tuple[Line | None, Sequence[Part]] = None, ()
+        """What the socket has not taken of a frame."""
         self._held: list[tuple[Part, ...]] = []
         """Taken from the source, and in no batch yet: what has failed is done again."""
-        self._thread = threading.Thread(target=self._send_all, name=f"{name}-send", daemon=True)
+        self._thread = threading.Thread(target=self._send_rest, name=f"{name}-send", daemon=True)
 
     @property
     def unacknowledged(self) -> int:
@@ -384,18 +481,27 @@ class Sender:
         return line.compression if line is not None else None
 
     def start(self) -> None:
-        """Start the sending thread, once. Raises WireError after `stop`."""
+        """Begin, once. Raises WireError after `stop`."""
         with self._changed:
             if self._stopping:
                 raise WireError("stopped")
             if not self._started:
                 self._started = True
                 self._thread.start()
+        self.push()
 
-    def nudge(self) -> None:
-        """A full batch waits now: it may go beside others that are under way."""
+    def push(self) -> None:
+        """Send what waits in the source, as far as that goes without waiting. Never raises."""
+        try:
+            if self._is_sending or not self._may_send():
+                return  # who is sending, or opens the window, looks again afterwards
+        except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as the rest
+            note("sender", exc)
         with self._changed:
-            self._changed.notify_all()
+            if self._is_sending or not self._started or self._stopping:
+                return
+            self._is_sending = True
+        self._send_now()
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread and the connection, within `timeout` seconds. What is unacknowledged stays so."""
@@ -405,7 +511,6 @@ class Sender:
             self._changed.notify_all()
         if line:
             line.shut()
-        self._source.wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
@@ -413,7 +518,7 @@ class Sender:
         """The peer has forgotten us: begin at 1 again. The source gives again what was not acknowledged. Not while
         `run` is running."""
         with self._changed:
-            while self._taking:
+            while self._is_sending and not self._stopping:
                 self._changed.wait(1.0)
             self._held = []
             self._window.restart()
@@ -433,6 +538,7 @@ class Sender:
                 self._acked(count, memoryview(b""))
             self._catch_up(line, position)
             while True:
+                self.push()
                 self._read_ack(line)
         except (JbiError, OSError):
             raise
@@ -453,7 +559,6 @@ class Sender:
                     raise WireError("stopped")
                 if not waiting:
                     self._line = line
-                    self._changed.notify_all()
                     return
             for batch in waiting:
                 line.send_frame(batch.frame)
@@ -467,59 +572,117 @@ class Sender:
         position = acknowledged(kind, body)
         with self._changed:
             count = self._window.acknowledge(position)
-            self._changed.notify_all()
         self._acked(count, body[8:])
-
-    def _send_all(self) -> None:
-        while True:
-            failed = True
-            with guarded("sender"):
-                if not self._await_turn():
-                    return
-                self._held = self._held or self._source.take(MAX_BATCH_ITEMS, self._batch_bytes, TAKE_SECONDS)
-                if self._held:
-                    self._send()
-                failed = False
-            with self._changed:
-                self._taking = False
-                self._changed.notify_all()
-                if failed and not self._stopping:
-                    self._changed.wait(TAKE_SECONDS)
-
-    def _await_turn(self) -> bool:
-        """Wait until something may be sent; False: stopped."""
-        with self._changed:
-            while not self._stopping and not self._may_send():
-                self._changed.wait(1.0)
-            self._taking = not self._stopping
-            return self._taking
 
     def _may_send(self) -> bool:
         window = self._window
         return self._line is not None and window.may_add() and (window.may_add_partial() or self._source.is_full())
 
-    def _send(self) -> None:
+    def _send_now(self) -> None:
+        """Send, as who does so alone; leave to the thread what would take time, or has failed."""
+        is_left = True
+        with guarded("sender"):
+            is_left = not self._send_all(self._begin, WINDOW_BATCHES)
+        if is_left:
+            self._leave()
+
+    def _leave(self) -> None:
         with self._changed:
-            batch = self._window.add(self._held)
-            self._held = []
-            line = self._line
-        if line is not None:
-            try:
-                line.send_frame(batch.frame)
-            except WireError:
-                line.shut()  # `run` notices and ends; the batch is kept and sent again on the next line
-            except Exception:
-                line.shut()
-                raise
+            self._is_left = True
+            self._changed.notify_all()
+
+    def _send_rest(self) -> None:
+        """The thread."""
+        while True:
+            with self._changed:
+                while not self._is_left and not self._stopping:
+                    self._changed.wait(TAKE_SECONDS)
+                if self._stopping:
+                    self._is_sending = False
+                    self._changed.notify_all()
+                    return
+                self._is_left = False
+            has_failed = True
+            with guarded("sender"):
+                line, unsent = self._unsent
+                self._unsent = None, ()
+                if line is not None:
+                    self._finish(line, unsent)
+                self._send_all(self._finish, sys.maxsize)
+                has_failed = False
+            if has_failed:
+                with self._changed:
+                    self._changed.wait(TAKE_SECONDS)
+                self._leave()
+
+    def _send_all(self, send: Callable[[Line, Sequence[Part]], bool], most: int) -> bool:
+        """Batches until nothing waits, or the window is closed; False: `send` has not sent all of one, or it is not
+        the caller's to send more than `most` for others."""
+        while True:
+            while self._may_send():
+                if most == 0:
+                    return False
+                most -= 1
+                self._held = self._held or self._source.take(MAX_BATCH_ITEMS, self._batch_bytes)
+                if not self._held:
+                    break
+                with self._changed:
+                    batch = self._window.add(self._held)
+                    self._held = []
+                    line = self._line
+                if line is not None and not send(line, batch.frame):
+                    return False
+            with self._changed:
+                self._is_sending = False
+                self._changed.notify_all()
+            # What came after the last look, and found us sending, is ours.
+            if self._source.is_empty() or not self._may_send():
+                return True
+            with self._changed:
+                if self._is_sending:
+                    return True
+                self._is_sending = True
+
+    def _begin(self, line: Line, frame: Sequence[Part]) -> bool:
+        """Send what goes without waiting; False: not all, the rest is kept for the thread."""
+        try:
+            left = frame if line.compression is not None else line.begin_frame(frame)
+        except WireError:
+            line.shut()  # `run` notices and ends; the batch is kept and sent again on the next line
+            return True
+        except Exception:
+            line.shut()
+            raise
+        self._unsent = (line, left) if left else (None, ())
+        return not left
+
+    def _finish(self, line: Line, frame: Sequence[Part]) -> bool:
+        """Send all of it, however long the peer takes."""
+        try:
+            line.send_frame(frame)
+        except WireError:
+            line.shut()
+        except Exception:
+            line.shut()
+            raise
+        return True
 
 
 class Receiver:
-    """The receiving end: hands each item on once, in order. One thread runs it; `report` may come from others."""
+    """The receiving end: hands each item on once, in order. One thread runs it; `report` may come from others.
 
-    def __init__(self, sink: Callable[[list[memoryview]], None], note: Callable[[], bytes]) -> None:
-        """`sink` takes the items of a batch and may block; `note()` is what the next ACK carries."""
+    What comes after a pause is acknowledged at once. While batches come one upon the other, up to `ack_after` of them
+    are acknowledged together, fewer when they have the bytes of a full one, or when no more has come for ACK_SECONDS.
+    """
+
+    def __init__(
+        self, sink: Callable[[list[memoryview]], None], note: Callable[[], bytes], *, ack_after: int = 1
+    ) -> None:
+        """`sink` takes the items of a batch and may block; `note()` is what the next ACK carries. `ack_after`: far
+        fewer than the sender may have under way, so that it never waits for us."""
         self._sink = sink
         self._note = note
+        self._ack_after = ack_after
         self._line: Line | None = None
         self._running = threading.Lock()  # held while a line is served: one after the other, never two
         self.position = 0
@@ -558,7 +721,13 @@ class Receiver:
 
     def _read_batches(self, line: Line) -> None:
         self.report()  # what the last line may have swallowed
+        reported = 0.0
+        count = size = 0  # of batches that are not acknowledged yet
         while True:
+            if count and not (count < self._ack_after and size < MAX_BATCH_BYTES and _goes_on(line, reported)):
+                self.report()
+                reported = time.monotonic()
+                count = size = 0
             try:
                 kind, body = line.receive()
             except WireTimeoutError:
@@ -566,7 +735,8 @@ class Receiver:
             if kind == BYE:
                 raise WireError("the peer said good-bye")
             self._take(inflated(kind, body, line.compression))
-            self.report()
+            count += 1
+            size += len(body)
 
     def report(self) -> None:
         """Send an ACK now. On a dead line nothing is sent: the reconnect carries the position."""
@@ -599,6 +769,12 @@ class Receiver:
         if fresh:
             self._sink(fresh)
             self.position += len(fresh)
+
+
+def _goes_on(line: Line, reported: float) -> bool:
+    """Whether more comes at once; for a line that is busy, which was acknowledged moments ago, within ACK_SECONDS."""
+    is_busy = time.monotonic() - reported < ACK_SECONDS
+    return line.has_more(ACK_SECONDS if is_busy else 0.0)
 
 
 def _split(body: memoryview, count: int) -> list[memoryview]:
@@ -634,7 +810,7 @@ def greet(line: Line, hello: Hello) -> int:
 
 def listen(line: Line) -> Hello:
     """Server side, first half: the client's HELLO."""
-    kind, body = line.receive(HANDSHAKE_SECONDS, limit=1024)
+    kind, body = line.receive(HANDSHAKE_SECONDS, limit=1024, ahead=0)
     if kind != HELLO:
         raise ProtocolError(f"frame of kind {kind} where a hello belongs")
     return decoded(_HELLOS, body, "hello")

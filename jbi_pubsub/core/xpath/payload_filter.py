@@ -11,7 +11,6 @@ Rules:
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Iterable, Mapping
 from typing import Final
 from xml.sax.saxutils import escape  # writes text, parses nothing
@@ -36,6 +35,7 @@ from jbi_pubsub.core.xpath.predicate import (
     FOREIGN_ERRORS,
     MAX_THREADS,
     NO_NAMESPACES,
+    InUse,
     analysed,
     compiled_xpath,
     longest,
@@ -152,17 +152,16 @@ def compile_filter(
 ) -> PayloadFilter:
     """The filter that `expression` stands for. Raises PredicateError as compile_predicate does."""
     check_text(expression, argument)
+    key = expression, tuple(sorted(namespaces.items()))
+    known = _known.find(key)
+    if known is not None:
+        return known
     shape, holes = analysed(expression, namespaces, argument, is_filter=True)
     evaluated = shape.evaluated(expression, holes)
-    wanted = PayloadFilter(expression, tuple(sorted(namespaces.items())), evaluated, shape.cost, longest(holes))
-    with _interning:
-        return _known.setdefault((wanted.expression, wanted.namespaces), wanted)
+    return _known.one(key, PayloadFilter(*key, evaluated, shape.cost, longest(holes)))
 
 
-_interning: Final = threading.Lock()
-_known: weakref.WeakValueDictionary[tuple[str, tuple[tuple[str, str], ...]], PayloadFilter]
-_known = weakref.WeakValueDictionary()
-"""The filters in use."""
+_known: InUse[tuple[str, tuple[tuple[str, str], ...]], PayloadFilter] = InUse()
 
 
 def select(filters: Iterable[PayloadFilter], payload: Element, size: int = 0) -> dict[PayloadFilter, Selection]:

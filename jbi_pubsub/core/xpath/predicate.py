@@ -16,8 +16,8 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Final, cast
+from collections.abc import Callable, Hashable, Mapping
+from typing import Final, Generic, TypeVar, cast
 
 import msgspec
 from lxml import etree
@@ -51,6 +51,9 @@ from jbi_pubsub.core.xpath.language.grammar import (
     parse,
     selects,
 )
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 NO_NAMESPACES: Final[Mapping[str, str]] = {}
 
@@ -158,6 +161,11 @@ class Predicate:
         """Whether lxml has a part in every decision, if not for the documents that other conditions rule out. Else it
         looks only where one condition is about one of several nodes at a path."""
         return self.plan.is_opaque
+
+    @property
+    def meaning(self) -> Hashable:
+        """What makes predicates of the same plan mean the same: the constants, if all that it says is in the plan."""
+        return self.identity if self.evaluates else self.constants
 
     @property
     def identity(self) -> Identity:
@@ -293,12 +301,29 @@ def compile_predicate(
         return predicate
     if predicate.cost > MAX_COST:  # by its literals: its shape alone was not too costly
         raise _costly(expression, argument, parse(expression, namespaces, argument), predicate.cost)
-    with _tally:
-        return _evaluated.setdefault(predicate.identity, predicate)
+    return _evaluated.one(predicate.identity, predicate)
 
 
-_evaluated: weakref.WeakValueDictionary[Identity, Predicate] = weakref.WeakValueDictionary()
-"""The predicates in use that lxml evaluates, so that equal ones are one."""
+class InUse(Generic[K, V]):
+    """Objects that are in use, by what makes them equal, so that equal ones are one. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._objects: weakref.WeakValueDictionary[K, V] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def find(self, key: K) -> V | None:
+        """The object, if there is one."""
+        with self._lock:
+            return self._objects.get(key)
+
+    def one(self, key: K, made: V) -> V:
+        """The object, which is `made` unless there is one."""
+        with self._lock:
+            return self._objects.setdefault(key, made)
+
+
+_evaluated: InUse[Identity, Predicate] = InUse()
+"""Those that lxml evaluates."""
 
 
 SHAPE_BYTES: Final = 3 << 10

@@ -3,6 +3,7 @@
 Rules:
 - A slot is a plain path together with a way to read its nodes: that they are there, their string value, or its number.
 - String values are XPath's (section 5): all descendant text of an element, around comments and CDATA sections.
+- Relative paths (relative.py) are read by themselves; terms are computed from what was read, by the index.
 - Only paths that some predicate names are visited; the rest of the document costs one dictionary look-up per child.
 - A layout never changes; a new path makes a new layout with more slots, and slots keep their numbers.
 """
@@ -11,22 +12,36 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 from lxml import etree
 
 from jbi_pubsub.core.xml import Element
-from jbi_pubsub.core.xpath.language.conditions import Where
+from jbi_pubsub.core.xpath.language.conditions import Where, is_relative
 from jbi_pubsub.core.xpath.language.number import number
+
+from .relative import NO_STEP, UnreadableError
+from .relative import Step as Relative
 
 PRESENT: Final = 0
 TEXT: Final = 1
 NUMBER: Final = 2
+COMPUTED: Final = 3
 
 MAX_SLOTS: Final = 4096
 """Slots of one index. A schema has tens to hundreds of paths; more come from nonsense, which lxml then evaluates."""
+
+MAX_READERS: Final = 16
+"""Kinds of documents for which a layout remembers how to read them."""
+
+MAX_COMPUTED: Final = 64
+MAX_RELATIVE: Final = 64
+"""Terms and relative paths of one index: each costs every document some 0.3 us, and some 1 us."""
+
+MAX_TEXT: Final = 2 << 20
+"""Characters read at relative paths of one document: texts within texts are read several times."""
 
 ABSENT_NUMBER: Final = math.nan - 0.0
 """Marks "no such node" in a number slot; told by identity from the NaN of a node that holds no number."""
@@ -38,7 +53,13 @@ Slot 0 is no path: it holds the visit (see index.py) on whose behalf the documen
 """
 
 Many = dict[int, list[Any]]
-"""All values, in document order, of the slots whose path occurs more than once."""
+"""All values, in document order, of the slots whose path occurs more than once; a term over such a path may be any
+number (ANY_NUMBER)."""
+
+ANY_NUMBER: Final = [-math.inf, math.inf]
+
+Compute = Callable[[Values, Many], float]
+"""A term, of the values of the slots that it reads."""
 
 _STRING: Final = etree.XPath("string()", regexp=False, smart_strings=False)
 
@@ -71,7 +92,9 @@ class Paths:
     """The slots of an index, in the order of their first use. One writer."""
 
     def __init__(self) -> None:
-        self._slots: dict[tuple[Where, int], int] = {}
+        self._slots: dict[tuple[Where | Compute, int], int] = {}
+        self._terms: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self._relative = 0
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -80,36 +103,63 @@ class Paths:
         """Whether `needed` more slots may not fit."""
         return len(self._slots) + needed > MAX_SLOTS
 
-    def slot(self, where: Where, reading: int) -> int:
-        """The slot for the nodes at `where`, read as `reading`."""
+    def slot(self, where: Where, reading: int) -> int | None:
+        """The slot for the nodes at `where`, read as `reading`; None when there are too many relative ones."""
+        known = self._slots.get((where, reading))
+        if known is not None or not is_relative(where):
+            return known or self._slots.setdefault((where, reading), len(self._slots) + 1)
+        if self._relative >= MAX_RELATIVE:
+            return None
+        self._relative += 1
         return self._slots.setdefault((where, reading), len(self._slots) + 1)
+
+    def computed(self, source: str, read: tuple[int, ...], compute: Callable[[], Compute]) -> int | None:
+        """The slot for a term, told from others by its `source`, over the slots `read`; None: there are too many."""
+        known = self._terms.get(source)
+        if known is None:
+            if len(self._terms) >= MAX_COMPUTED:
+                return None
+            slot = self._slots.setdefault((compute(), COMPUTED), len(self._slots) + 1)
+            known = self._terms[source] = slot, read
+        return known[0]
 
     def layout(self, before: Layout) -> Layout:
         """How to read all slots there are now; `before` is an earlier layout of the same paths."""
         blank, named, anywhere = before.blank.copy(), dict(before.named), before.anywhere
+        relative, terms = before.relative, list(before.terms)
+        reads = dict(self._terms.values())
         for (where, reading), slot in itertools.islice(self._slots.items(), len(blank) - 1, None):
             blank.append(ABSENT_NUMBER if reading == NUMBER else None)
+            if not isinstance(where, tuple):
+                terms.append((slot, where, reads[slot]))
+                continue
             top, rest = where[0], where[1:]
-            if top:
+            if is_relative(where):
+                relative = relative.having(where, (slot, reading))
+            elif top:
                 named[top] = named.get(top, _NOTHING).having(rest, (slot, reading))
             else:
                 anywhere = anywhere.having(rest, (slot, reading))
-        return Layout(blank, named, anywhere)
+        return Layout(blank, named, anywhere, relative, tuple(terms))
 
 
 class Layout(msgspec.Struct, frozen=True, eq=False):
     """An immutable plan for reading documents; any thread may use it.
 
     `blank` are the values of a document with none of the nodes, `named` what to read by the document element's tag,
-    `anywhere` what to read whatever it is.
+    `anywhere` what to read whatever it is; `terms` are slots, what computes them, and the slots they read. `readers`
+    read documents that need not be parsed for it (see documents/).
     """
 
     blank: Values
     named: dict[Any, _Node]
     anywhere: _Node
+    relative: Relative = NO_STEP
+    terms: tuple[tuple[int, Compute, tuple[int, ...]], ...] = ()
+    readers: dict[int, Any] = msgspec.field(default_factory=dict)
 
     def read(self, root: Element) -> tuple[Values, Many]:
-        """The values at all slots of the document with document element `root`."""
+        """The values at all slots of the document with document element `root`. Raises UnreadableError."""
         values = self.blank.copy()
         many: Many = {}
         node = self.named.get(root.tag)
@@ -117,18 +167,45 @@ class Layout(msgspec.Struct, frozen=True, eq=False):
             _visit(root, node, values, many)
         if self.anywhere is not _NOTHING:
             _visit(root, self.anywhere, values, many)
+        if self.relative is not NO_STEP:
+            room = MAX_TEXT
+            for (slot, reading), found in self.relative.nodes(root):
+                text = "" if reading == PRESENT else found if isinstance(found, str) else _text(found)
+                room -= len(text)
+                if room < 0:
+                    raise UnreadableError
+                put(slot, number(text) if reading == NUMBER else text, values, many)
         return values, many
 
-    def filling(self, root: Element, holes: Mapping[Element, int]) -> Filling | None:
-        """How to read documents that differ from `root`'s in the text of the leaves `holes` only; None when that can't
-        be told from these texts one by one."""
-        values, many = self.read(root)
-        found: list[tuple[int, int, int]] = []
-        trees = ((root, self.named.get(root.tag)), (root, self.anywhere))
-        clear = all(node is None or _find_holes(element, node, holes, found) for element, node in trees)
-        if not clear or any(slot in many for slot, _, _ in found):
-            return None
-        return Filling(values, many, tuple(found))
+    def at(self, path: Sequence[str]) -> tuple[tuple[_Slot, ...], tuple[tuple[str, _Slot], ...]]:
+        """What is read of elements at `path` (tags from the document element down): their slots, and those of their
+        attributes."""
+        slots: tuple[_Slot, ...] = ()
+        attributes: tuple[tuple[str, _Slot], ...] = ()
+        for top in (self.named.get(path[0]), self.anywhere):
+            node = top
+            for tag in path[1:]:
+                node = node.below.get(tag) if node is not None and node.below else None
+            if node is not None:
+                slots += node.slots
+                attributes += node.attributes
+        further, named = self.relative.at(path)
+        return slots + further, attributes + named
+
+    def remember(self, key: int, reader: Any) -> Any:
+        """Keep what reads documents of one kind by this layout, for a few kinds."""
+        if len(self.readers) >= MAX_READERS:
+            self.readers.clear()
+        self.readers[key] = reader
+        return reader
+
+    def compute(self, values: Values, many: Many) -> Many:
+        """Fill in the terms, once all else is read; gives `many` with them."""
+        for slot, term, read in self.terms:
+            values[slot] = term(values, many)
+            if many and not many.keys().isdisjoint(read):
+                many = {**many, slot: ANY_NUMBER}
+        return many
 
 
 class Known(Protocol):
@@ -149,32 +226,13 @@ class Known(Protocol):
         ...
 
 
-class Filling(msgspec.Struct, frozen=True, eq=False):
-    """The values of one document, and which slots hold the text of a hole: (slot, reading, hole)."""
-
-    values: Values
-    many: Many
-    holes: tuple[tuple[int, int, int], ...]
-
-
-def _find_holes(element: Element, node: _Node, holes: Mapping[Element, int], found: list[tuple[int, int, int]]) -> bool:
-    """Note which slots hold the text of a hole. False: one holds a text that several make up."""
-    read = [(slot, reading) for slot, reading in node.slots if reading != PRESENT]
-    if element in holes:
-        found += ((slot, reading, holes[element]) for slot, reading in read)
-    elif read and any(below in holes for below in element.iterdescendants()):
-        return False
-    below = node.below or {}
-    return all(_find_holes(child, below[child.tag], holes, found) for child in element if child.tag in below)
-
-
 def _visit(element: Element, node: _Node, values: Values, many: Many) -> None:
     if node.slots:
         _fill(element, node.slots, values, many)
     for name, (slot, reading) in node.attributes:
         text = element.get(name)
         if text is not None:
-            _put(slot, "" if reading == PRESENT else number(text) if reading == NUMBER else text, values, many)
+            put(slot, "" if reading == PRESENT else number(text) if reading == NUMBER else text, values, many)
     below = node.below
     if below is None:
         return
@@ -194,15 +252,25 @@ def _fill(element: Element, slots: tuple[_Slot, ...], values: Values, many: Many
             value: Any = ""
         else:
             if text is None:
-                text = _STRING(element) if len(element) else element.text or ""
+                text = _text(element)
             value = number(text) if reading == NUMBER else text
         if values[slot] is None or values[slot] is ABSENT_NUMBER:
             values[slot] = value
         else:
-            _put(slot, value, values, many)
+            put(slot, value, values, many)
 
 
-def _put(slot: int, value: Any, values: Values, many: Many) -> None:
+def count(values: Values, many: Many, slot: int) -> float:
+    """How many nodes there are at a slot."""
+    return float(len(many[slot])) if slot in many else float(values[slot] is not None)
+
+
+def _text(element: Element) -> str:
+    return str(_STRING(element)) if len(element) else element.text or ""
+
+
+def put(slot: int, value: Any, values: Values, many: Many) -> None:
+    """Note one more value at a slot."""
     before = values[slot]
     if before is None or before is ABSENT_NUMBER:
         values[slot] = value

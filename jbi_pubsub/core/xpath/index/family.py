@@ -9,32 +9,25 @@ Rules:
   holds is never changed, only replaced, each time by one store.
 - `probe` is for a family none of whose keys occurs twice in the document; `search` is exact for every document: a range
   then holds if some node is high enough and some node, perhaps another, is low enough.
-- Rows of a family with `checks` must pass their check as well; see residual.py.
+- Rows of a family that is `checked` must pass their check as well (residual.py); where a path occurs twice, also those
+  of one that has `scopes`.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import struct
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from .document import ABSENT_NUMBER, Many, Values
-from .residual import Checks
 
 MAX_KEYS: Final = 4
 """Equalities in an access key. More add nothing measurable: four already choose very few rows."""
 
-MAX_SEARCHED: Final = 1 << 14
-"""Bytes of a cell in which an equal row is looked for."""
-
 MAX_COMBINATIONS: Final = 1024
 """Combinations of values tried for paths that occur several times; above, all records are gone through."""
-
-MAX_INTERNED: Final = 1024
-"""Keys kept to be shared by rows; where there are more different ones, sharing saves nothing."""
 
 Bounds = tuple[float, ...]
 """Lower and upper bound (closed) of each range; a single bound for a range open on one side; () without range."""
@@ -48,22 +41,13 @@ class Family(Protocol):
 
     slots: frozenset[int]
     checked: bool
-    scoped: bool
+    asked: frozenset[int]
     rows: int
 
-    def packed(self, bounds: Bounds, row: int) -> bytes:
-        """A row as bytes, its number last (four bytes, little-endian)."""
-
-    def interned(self, key: Key) -> Key:
-        """An equal key, the same object for many rows, to save memory."""
-
-    def twin(self, key: Key, bounds: Bounds) -> int | None:
-        """The number of a row with the same key and bounds, if one is found quickly."""
-
-    def add(self, key: Key, packed: bytes) -> None:
+    def add(self, key: Key, bounds: Bounds, row: int) -> None:
         """Take in a row."""
 
-    def remove(self, key: Key, packed: bytes) -> None:
+    def remove(self, key: Key, bounds: Bounds, row: int) -> None:
         """Drop a row that was added with the same arguments."""
 
     def probe(self) -> Probe:
@@ -79,27 +63,15 @@ class Family(Protocol):
 class Keyed:
     """What the families share: records by key, and the checks of their rows."""
 
-    def __init__(
-        self, keys: tuple[int, ...], ranges: tuple[int, ...], bounds: int, checked: bool, checks: Checks
-    ) -> None:
-        self._struct = struct.Struct("<" + "d" * bounds + "I")
-        self._interned: dict[Key, Key] = {}
+    def __init__(self, keys: tuple[int, ...], ranges: tuple[int, ...] = ()) -> None:
         self.slots = frozenset(keys) | frozenset(ranges)
-        self.checked = checked
-        self.scoped = False
+        self.checked = False
+        self.asked: frozenset[int] = frozenset()
+        """Slots that checks read, scopes among them."""
         self.rows = 0
         self._keys = keys
         self._key: Callable[[Values], Key] = itemgetter(*keys) if keys else _no_key
-        self._checks = checks
         self._records: dict[Key, Any] = {}
-
-    def packed(self, bounds: Bounds, row: int) -> bytes:
-        return self._struct.pack(*bounds, row)
-
-    def interned(self, key: Key) -> Key:
-        if len(self._interned) >= MAX_INTERNED:
-            self._interned.clear()
-        return self._interned.setdefault(key, key)
 
     def _records_for(self, values: Values, many: Many) -> Iterable[Any]:
         """The records whose equalities hold for some of the values."""
@@ -113,23 +85,11 @@ class Keyed:
         keys = itertools.product(*choices) if len(choices) != 1 else iter(choices[0])
         return [record for key in keys if (record := self._records.get(key)) is not None]
 
-    def _pass(self, candidates: Iterable[int], values: Values, many: Many, found: list[int]) -> None:
-        if self.checked or self.scoped:
-            holds = self._checks.holds_for_many
-            found.extend([row for row in candidates if holds(row, values, many)])
-        else:
-            found.extend(candidates)
 
-
-def row_of(packed: bytes) -> int:
-    """The number of a packed row."""
-    return int.from_bytes(packed[-4:], "little")
-
-
-def aligned(rows: bytes, packed: bytes, size: int) -> int:
-    """Where `packed` is in rows of `size` bytes, or -1."""
+def aligned(rows: bytes, packed: bytes) -> int:
+    """Where `packed` is in rows of its size, or -1."""
     place = rows.find(packed)
-    while place > 0 and place % size:
+    while place > 0 and place % len(packed):
         place = rows.find(packed, place + 1)
     return place
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
 from .document import Many, Values
-from .family import MAX_SEARCHED, Bounds, Key, Keyed, Probe, aligned, span_of
-from .residual import Checks
+from .family import Bounds, Key, Keyed, Probe, aligned, span_of
 
 SMALL: Final = 16
 """Rows with equal equalities that are simply scanned (50 ns each); only more of them are worth a grid."""
@@ -40,13 +40,15 @@ class Celled(Keyed):
     the cells holding packed rows.
     """
 
-    def __init__(self, keys: tuple[int, ...], ranges: tuple[int, ...], checked: bool, checks: Checks) -> None:
-        super().__init__(keys, ranges, 2 * len(ranges), checked, checks)
+    def __init__(self, keys: tuple[int, ...], ranges: tuple[int, ...]) -> None:
+        super().__init__(keys, ranges)
+        self._struct = struct.Struct("<" + "d" * 2 * len(ranges) + "I")
         self._ranges = ranges
         self._copies = 0
         self._cells = 0
 
-    def add(self, key: Key, packed: bytes) -> None:
+    def add(self, key: Key, bounds: Bounds, row: int) -> None:
+        packed = self._struct.pack(*bounds, row)
         record = self._records.get(key)
         self.rows += 1
         if record is None or (isinstance(record, bytes) and len(record) < SMALL * self._struct.size):
@@ -59,40 +61,23 @@ class Celled(Keyed):
             record = ()
             for other in rows:
                 record = self._into_grid(record, other[:-1], self._struct.pack(*other))
-        self._records[key] = self._into_grid(record, self._struct.unpack(packed)[:-1], packed)
+        self._records[key] = self._into_grid(record, bounds, packed)
 
-    def remove(self, key: Key, packed: bytes) -> None:
+    def remove(self, key: Key, bounds: Bounds, row: int) -> None:
+        packed = self._struct.pack(*bounds, row)
         record = self._records[key]
         if isinstance(record, bytes):
             rest: Any = self._without(record, packed)
         else:
-            rest = self._out_of_grid(record, self._struct.unpack(packed)[:-1], packed)
+            rest = self._out_of_grid(record, bounds, packed)
         if rest:
             self._records[key] = rest
         else:
             del self._records[key]
         self.rows -= 1
 
-    def twin(self, key: Key, bounds: Bounds) -> int | None:
-        packed = self._struct.pack(*bounds, 0)[:-4]
-        record = self._records.get(key)
-        if record is None:
-            return None
-        if isinstance(record, bytes):
-            return self._found(record, packed)
-        for level in _levels_for(record, bounds):
-            bucket = level[3].get(_cell_keys(level, bounds)[0])
-            row = self._found(bucket, packed) if bucket is not None and len(bucket) <= MAX_SEARCHED else None
-            if row is not None:
-                return row
-        return None
-
-    def _found(self, bucket: bytes, packed: bytes) -> int | None:
-        place = self._place(bucket, packed)
-        return None if place < 0 else int(self._struct.unpack_from(bucket, place)[-1])
-
     def _place(self, bucket: bytes, packed: bytes) -> int:
-        return aligned(bucket, packed, self._struct.size)
+        return aligned(bucket, packed)
 
     def _without(self, bucket: bytes, packed: bytes) -> bytes:
         place = self._place(bucket, packed)
@@ -126,9 +111,7 @@ class Celled(Keyed):
         raise AssertionError("a row is not where it was put")
 
     def probe(self) -> Probe:
-        if len(self._ranges) == 1:
-            return self._probe_one_range()
-        return self._probe_checked() if self.checked else self._probe_two_ranges()
+        return self._probe_one_range() if len(self._ranges) == 1 else self._probe_two_ranges()
 
     def _probe_two_ranges(self) -> Probe:
         get, key, unpack = self._records.get, self._key, self._struct.iter_unpack
@@ -154,9 +137,7 @@ class Celled(Keyed):
         return probe
 
     def _probe_one_range(self) -> Probe:
-        get, key, unpack, checks, checked = (
-            self._records.get, self._key, self._struct.iter_unpack, self._checks.of, self.checked,
-        )  # fmt: skip
+        get, key, unpack = self._records.get, self._key, self._struct.iter_unpack
         (slot,) = self._ranges
 
         def probe(values: Values, found: list[int]) -> None:
@@ -165,33 +146,12 @@ class Celled(Keyed):
                 return
             x = values[slot]
             if record.__class__ is bytes:
-                rows = [row for low, high, row in unpack(record) if low <= x <= high]
-            else:
-                rows = []
-                for width, _, cell, _ in record:
-                    bucket = cell(x // width * _STRIDE)
-                    if bucket is not None:
-                        rows += [row for low, high, row in unpack(bucket) if low <= x <= high]
-            if checked:
-                for row in rows:
-                    holds, constants, _ = checks[row]
-                    if holds(values, constants):
-                        found.append(row)
-            else:
-                found += rows
-
-        return probe
-
-    def _probe_checked(self) -> Probe:
-        plain, checks = self._probe_two_ranges(), self._checks.of
-
-        def probe(values: Values, found: list[int]) -> None:
-            rows: list[int] = []
-            plain(values, rows)
-            for row in rows:
-                holds, constants, _ = checks[row]
-                if holds(values, constants):
-                    found.append(row)
+                found += [row for low, high, row in unpack(record) if low <= x <= high]
+                return
+            for width, _, cell, _ in record:
+                bucket = cell(x // width * _STRIDE)
+                if bucket is not None:
+                    found += [row for low, high, row in unpack(bucket) if low <= x <= high]
 
         return probe
 
@@ -205,7 +165,7 @@ class Celled(Keyed):
                 for row in self._struct.iter_unpack(bucket):
                     if all(row[2 * i] <= s[1] and row[2 * i + 1] >= s[0] for i, s in enumerate(spans) if s):
                         candidates[row[-1]] = None
-            self._pass(candidates, values, many, found)
+            found.extend(candidates)
 
     def size(self) -> int:
         return self._copies * self._struct.size + 90 * self._cells + 250 * len(self._records)

@@ -5,57 +5,41 @@ from __future__ import annotations
 from array import array
 
 from .document import Many, Values
-from .family import Bounds, Key, Keyed, Probe, aligned, row_of
-from .residual import Checks
+from .family import Bounds, Key, Keyed, Probe, aligned
 
 
 class Listed(Keyed):
     """Equalities only: the rows with a key are an array of row numbers."""
 
-    def __init__(self, keys: tuple[int, ...], checked: bool, checks: Checks) -> None:
-        super().__init__(keys, (), 0, checked, checks)
-
-    def twin(self, key: Key, bounds: Bounds) -> int | None:  # noqa: ARG002  # has no ranges
-        record = self._records.get(key)
-        return record[0] if record is not None else None
-
-    def add(self, key: Key, packed: bytes) -> None:
+    def add(self, key: Key, bounds: Bounds, row: int) -> None:  # noqa: ARG002  # has no ranges
         record = self._records.get(key)
         grown = array("I") if record is None else record[:]
-        grown.append(row_of(packed))
+        grown.append(row)
         self._records[key] = grown
         self.rows += 1
 
-    def remove(self, key: Key, packed: bytes) -> None:
+    def remove(self, key: Key, bounds: Bounds, row: int) -> None:  # noqa: ARG002  # as above
         record = self._records[key]
         if len(record) == 1:
             del self._records[key]
         else:
-            place = aligned(record.tobytes(), packed[-4:], 4) // 4  # comparing bytes, not an object per number
+            place = aligned(record.tobytes(), array("I", (row,)).tobytes()) // 4  # an object per number is slow
             self._records[key] = record[:place] + record[place + 1 :]
         self.rows -= 1
 
     def probe(self) -> Probe:
-        get, key, checks = self._records.get, self._key, self._checks.of
+        get, key = self._records.get, self._key
 
-        def plain(values: Values, found: list[int]) -> None:
+        def probe(values: Values, found: list[int]) -> None:
             record = get(key(values))
             if record is not None:
                 found.extend(record)
 
-        def checked(values: Values, found: list[int]) -> None:
-            record = get(key(values))
-            if record is not None:
-                for row in record:
-                    holds, constants, _ = checks[row]
-                    if holds(values, constants):
-                        found.append(row)
-
-        return checked if self.checked else plain
+        return probe
 
     def search(self, values: Values, many: Many, found: list[int]) -> None:
         for record in self._records_for(values, many):
-            self._pass(record, values, many, found)
+            found.extend(record)
 
     def size(self) -> int:
         return 4 * self.rows + 250 * len(self._records)

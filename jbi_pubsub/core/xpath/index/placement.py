@@ -2,23 +2,26 @@
 
 Rules:
 - The access key takes every equality that is not negated (up to MAX_KEYS), then up to two ranges bounded on both sides,
-  or else one bound; without any of these, existence. What is left becomes the row's check.
+  or else one bound; without any of these, a part of a text, or existence. What is left becomes the row's check.
 - A bound is closed by moving it to the next double: x > 5 says the same as x >= nextafter(5, inf).
 - A conjunct that nothing selects by, and that is opaque, can't be a row: the predicate then is evaluated by lxml.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 import msgspec
 
 from jbi_pubsub.core.xpath.language import conditions
-from jbi_pubsub.core.xpath.language.conditions import Condition, Conjunct, Where
+from jbi_pubsub.core.xpath.language.conditions import Condition, Conjunct, Operand, Term, Where, read_by
 from jbi_pubsub.core.xpath.predicate import Predicate
 
-from .document import NUMBER, PRESENT, TEXT, Paths
+from .contained import Contained
+from .document import NUMBER, PRESENT, TEXT, Paths, count
 from .family import MAX_KEYS, Bounds, Family, Key
 from .grid import Celled
 from .listed import Listed
@@ -35,6 +38,7 @@ the predicates of its rows have several rows (so that one may be found twice).""
 _LOWER: Final = (conditions.GREATER, conditions.GREATER_EQUAL)
 _UPPER: Final = (conditions.LESS, conditions.LESS_EQUAL)
 _CLOSED: Final = {conditions.GREATER: conditions.GREATER_EQUAL, conditions.LESS: conditions.LESS_EQUAL}
+_PARTS: Final = (conditions.STARTS_WITH, conditions.CONTAINS)
 _READINGS: Final = {conditions.EXISTS: PRESENT, conditions.SINGLE: PRESENT} | dict.fromkeys(conditions.NUMERIC, NUMBER)
 
 
@@ -87,33 +91,41 @@ class Cookbook:
         self._checks = checks
         self.families: dict[Form, Family] = {}
 
-    def recipes(self, plan: conditions.Plan) -> tuple[Recipe, ...] | None:
-        """A recipe for each conjunct of `plan`, or None when lxml has to evaluate the predicate as a whole."""
+    def recipes(self, plan: conditions.Plan, fixed: tuple[Any, ...]) -> tuple[Recipe, ...] | None:
+        """A recipe for each conjunct of `plan`, or None when lxml has to evaluate the predicate as a whole. `fixed`:
+        the constants that the plan calls so."""
         choices = [choose(c) for c in plan.conjuncts]
         if any(not c.selective and c.opaque for c in choices):
             return None
         if self._paths.full(sum(len(c) for c in plan.conjuncts)):
             return None
-        return tuple(self._recipe(c, len(choices) > 1) for c in choices)
+        try:
+            slots = self._slots(
+                itertools.chain.from_iterable(plan.conjuncts), dict(zip(plan.fixed, fixed, strict=True))
+            )
+        except _NoRoomError:
+            return None
+        return tuple(self._recipe(c, slots, len(choices) > 1) for c in choices)
 
-    def _recipe(self, choice: Choice, several: bool) -> Recipe:
-        keys = sorted((self._slot(c), c.parameter) for c in choice.keys)
-        ranges = sorted((self._slot(lows[0] if lows else highs[0]), lows, highs) for lows, highs in choice.ranges)
-        rest, scopes = choice.rest, tuple(self._slot(c) for c in choice.scopes)
-        kind = "listed" if not ranges else "celled" if ranges[0][1] and ranges[0][2] else "sorted"
-        if kind == "sorted":
-            kind = "lower" if ranges[0][1] else "upper"
+    def _recipe(self, choice: Choice, slots: Mapping[Condition, int], several: bool) -> Recipe:
+        keys = sorted((slots[c], c.parameter) for c in (*choice.keys, *choice.part))
+        ranges = sorted((slots[lows[0] if lows else highs[0]], lows, highs) for lows, highs in choice.ranges)
+        rest, scopes = choice.rest, tuple(slots[c] for c in choice.scopes)
+        if ranges:
+            kind = "celled" if ranges[0][1] and ranges[0][2] else "lower" if ranges[0][1] else "upper"
+        else:
+            kind = choice.part[0].test if choice.part else "listed"
         checked = bool(rest) or choice.opaque
         form: Form = (kind, tuple(s for s, _ in keys), tuple(r[0] for r in ranges), checked, several)
         if form not in self.families and len(self.families) >= MAX_FAMILIES:
             kept = choice.keys[:1] if len(self.families) < 2 * MAX_FAMILIES else ()
-            keys, ranges = [(self._slot(c), c.parameter) for c in kept], []
-            rest = (*choice.keys[len(kept) :], *choice.bounds, *choice.rest)
+            keys, ranges = [(slots[c], c.parameter) for c in kept], []
+            rest = (*choice.keys[len(kept) :], *choice.bounds, *choice.part, *choice.rest)
             form = ("listed", tuple(s for s, _ in keys), (), True, several)
         family = self._family(form)
-        family.scoped = family.scoped or bool(scopes)
+        family.asked |= {*scopes, *(slots[c] for c in rest)}
         conditions = tuple(
-            (_CLOSED.get(c.test, c.test), self._slot(c), i if c.parameter >= 0 else -1, c.negated)
+            (_CLOSED.get(c.test, c.test), slots[c], i if c.parameter >= 0 else -1, c.negated)
             for i, c in enumerate(rest)
         )
         check = None
@@ -129,27 +141,78 @@ class Cookbook:
             check,
         )
 
-    def _slot(self, condition: Condition) -> int:
-        return self._paths.slot(condition.where, _READINGS.get(condition.test, TEXT))
+    def _slots(self, asked: Iterable[Condition], fixed: Mapping[int, float]) -> dict[Condition, int]:
+        """The slot that each condition reads. Raises _NoRoomError."""
+        found: dict[Condition, int] = {}
+        for condition in asked:
+            where, reading = condition.where, _READINGS.get(condition.test, TEXT)
+            if condition.test != conditions.OPAQUE:
+                found[condition] = (
+                    self._slot(where, reading) if isinstance(where, tuple) else self._computed(where, fixed)
+                )
+        return found
+
+    def _slot(self, where: Where, reading: int) -> int:
+        slot = self._paths.slot(where, reading)
+        if slot is None:
+            raise _NoRoomError
+        return slot
+
+    def _computed(self, term: Term, fixed: Mapping[int, float]) -> int:
+        """The slot of a term, whose text is made of numbers and of the templates below, nothing of the user's."""
+        read = tuple(self._slot(path, NUMBER) for path in term.first_of())
+        source = self._source(term, fixed)
+        names = {"__builtins__": {}, "over": conditions.over, "modulo": conditions.modulo, "count": count}
+        slot = self._paths.computed(source, read, lambda: eval(f"lambda v, m: {source}", names))  # noqa: S307  # see above
+        if slot is None:
+            raise _NoRoomError
+        return slot
+
+    def _source(self, operand: Operand, fixed: Mapping[int, float]) -> str:
+        if isinstance(operand, Term) and operand.operator == conditions.COUNT:
+            return f"count(v, m, {self._slot(operand.operands[0], PRESENT)})"  # type: ignore[arg-type]  # a path
+        if isinstance(operand, Term):
+            parts = [self._source(each, fixed) for each in operand.operands]
+            return _OPERATIONS[operand.operator, len(parts)].format(*parts)
+        return f"v[{self._slot(operand, NUMBER)}]" if isinstance(operand, tuple) else f"({float(fixed[operand])!r})"
 
     def _family(self, form: Form) -> Family:
         family = self.families.get(form)
         if family is None:
             kind, keys, ranges, checked, _ = form
             if kind == "listed":
-                family = Listed(keys, checked, self._checks)
+                family = Listed(keys)
             elif kind == "celled":
-                family = Celled(keys, ranges, checked, self._checks)
+                family = Celled(keys, ranges)
+            elif kind in _PARTS:
+                family = Contained(keys[0], is_prefix=kind == conditions.STARTS_WITH)
             else:
-                family = Sorted(keys, ranges[0], kind == "lower", checked, self._checks)
+                family = Sorted(keys, ranges[0], kind == "lower")
+            family.checked = checked
             self.families[form] = family
         return family
 
 
+class _NoRoomError(Exception):
+    """The index has as many relative paths or terms as it may have; never leaves this module."""
+
+
+_OPERATIONS: Final = {
+    ("+", 2): "({} + {})",
+    ("-", 2): "({} - {})",
+    ("-", 1): "(-{})",
+    ("multiply", 2): "({} * {})",
+    ("div", 2): "over({}, {})",
+    ("mod", 2): "modulo({}, {})",
+}
+
+
 class Choice(msgspec.Struct, frozen=True):
-    """What of a conjunct is used how: equalities, ranges (lower and upper bounds of one path), and the rest."""
+    """What of a conjunct is used how: equalities, or a part of a text; ranges (lower and upper bounds of one path), and
+    the rest."""
 
     keys: tuple[Condition, ...]
+    part: tuple[Condition, ...]
     ranges: tuple[tuple[tuple[Condition, ...], tuple[Condition, ...]], ...]
     rest: tuple[Condition, ...]
     scopes: tuple[Condition, ...]
@@ -163,7 +226,7 @@ class Choice(msgspec.Struct, frozen=True):
     @property
     def selective(self) -> bool:
         """Whether the access key chooses anything."""
-        return bool(self.keys or self.ranges)
+        return bool(self.keys or self.part or self.ranges)
 
     @property
     def bounds(self) -> tuple[Condition, ...]:
@@ -174,21 +237,22 @@ class Choice(msgspec.Struct, frozen=True):
 def choose(conjunct: Conjunct) -> Choice:
     """The access key and the check of a conjunct."""
     scopes = tuple(c for c in conjunct if c.test == conditions.SINGLE)
-    reasons = tuple(c.where[0] for c in conjunct if c.test == conditions.OPAQUE)
+    reasons = tuple(str(c.where[0]) for c in conjunct if c.test == conditions.OPAQUE and isinstance(c.where, tuple))
     plain = [c for c in conjunct if c.test not in (conditions.SINGLE, conditions.OPAQUE)]
     positive = [c for c in plain if not c.negated]
     keys = _first_per_path([c for c in positive if c.test in (conditions.EQUAL, conditions.NUMBER_EQUAL)])[:MAX_KEYS]
     bounded = _by_path([c for c in positive if c.test in _LOWER], [c for c in positive if c.test in _UPPER])
     ranges = [r for r in bounded if r[0] and r[1]][:2] or bounded[:1]
-    if not keys and not ranges:
+    part = [] if keys or ranges else [c for c in positive if c.test in _PARTS][:1]
+    if not keys and not ranges and not part:
         keys = [c for c in positive if c.test == conditions.EXISTS][:1]
-    used = {*keys, *(c for low, high in ranges for c in (*low, *high))}
+    used = {*keys, *part, *(c for low, high in ranges for c in (*low, *high))}
     rest = tuple(c for c in plain if c not in used and not _implied(c, used))
-    return Choice(tuple(keys), tuple(ranges), rest, scopes, reasons)
+    return Choice(tuple(keys), tuple(part), tuple(ranges), rest, scopes, reasons)
 
 
 def _first_per_path(conditions: list[Condition]) -> list[Condition]:
-    found: dict[tuple[Where, str], Condition] = {}
+    found: dict[tuple[Where | Term, str], Condition] = {}
     for condition in conditions:
         found.setdefault((condition.where, condition.test), condition)
     return list(found.values())
@@ -204,10 +268,10 @@ def _by_path(
 
 def _implied(condition: Condition, used: set[Condition]) -> bool:
     """Existence follows from an access condition on the same path or below it."""
-    if condition.test != conditions.EXISTS or condition.negated:
+    where = condition.where
+    if condition.test != conditions.EXISTS or condition.negated or isinstance(where, Term):
         return False
-    depth = len(condition.where)
-    return any(u.where[:depth] == condition.where for u in used)
+    return any(path[: len(where)] == where for u in used for path in read_by(u.where))
 
 
 def _closed(test: str, constant: str | float) -> str | float:

@@ -1,6 +1,8 @@
 """PredicateIndex: many predicates, decided together for one document.
 
 What it answers is what lxml answers for each predicate alone, bit for bit; the structure only saves work:
+- Predicates that say the same, by the plan of their shape and their constants, are one: what is told from the document
+  is told once, and whom it is for is a set of keys.
 - A predicate's plan (conditions.py) becomes rows (placement.py) in families (family.py), each found by an access key.
 - A document is read once, at the paths that predicates name (document.py). Each family is probed once; the rows it
   yields hold, but for their checks (residual.py), where lxml has the last word if it must.
@@ -12,15 +14,15 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
 from jbi_pubsub.core.errors import MetadataError, UnknownUidError
-from jbi_pubsub.core.remembered import Remembered
 from jbi_pubsub.core.xml import Element, path_of
-from jbi_pubsub.core.xpath.language.conditions import Condition, Plan
+from jbi_pubsub.core.xpath.language import conditions
+from jbi_pubsub.core.xpath.language.conditions import Condition, Operand, Plan, Term
 from jbi_pubsub.core.xpath.language.cost import (
     MAX_SECONDS,
     MAX_SECONDS_OF_OBJECT,
@@ -33,34 +35,27 @@ from jbi_pubsub.core.xpath.language.grammar import XML_NAMESPACE
 from jbi_pubsub.core.xpath.predicate import FOREIGN_ERRORS, MAX_THREADS, Predicate
 
 from .document import EMPTY, Known, Layout, Many, Paths, Values
-from .family import Family, Probe, row_of
+from .family import Family, Probe
 from .placement import Cookbook, Recipe, Row, choose
+from .relative import NO_STEP, UnreadableError
 from .residual import Checks
 
 K = TypeVar("K", bound=Hashable)
 
-MAX_PLANS_BYTES: Final = 16 << 20
-"""Memory of the plans whose recipes are remembered."""
 
-_GONE: Final = object()
-"""Owner of a row that was removed while a document was being matched."""
+class _Kind(msgspec.Struct, eq=False):
+    """The predicates of one shape: how they become rows (None: lxml evaluates them), and the rows of each distinct one
+    by what it says: their numbers, or the number if there is one alone."""
 
-
-class _Crowd(dict[K, None]):
-    """The owners of one row: predicates that say exactly the same."""
-
-
-class _Shared(msgspec.Struct, eq=False, weakref=False, gc=True):
-    """A predicate that lxml evaluates, and the keys under which it is registered."""
-
-    predicate: Predicate
-    keys: dict[Any, None]
+    recipes: tuple[Recipe, ...] | None
+    members: dict[Hashable, int | tuple[int, ...]]
 
 
 class _State(msgspec.Struct, frozen=True, eq=False):
     """What readers need and writers replace as a whole."""
 
     layout: Layout
+    plain: Layout
     simple: tuple[tuple[Family, Probe], ...]
     several: tuple[tuple[Family, Probe], ...]
 
@@ -68,13 +63,27 @@ class _State(msgspec.Struct, frozen=True, eq=False):
 class _Visit:
     """One document being matched: what lxml found out about it, and what that cost."""
 
-    __slots__ = ("_decided", "_document", "_extent", "_is_exact", "_size", "_spent", "errors", "evaluations")
+    __slots__ = (
+        "_asked",
+        "_decided",
+        "_document",
+        "_extent",
+        "_is_exact",
+        "_size",
+        "_spent",
+        "errors",
+        "evaluations",
+        "is_unreadable",
+    )
 
     def __init__(self, document: Element | Known, size: int) -> None:
         self._document = document
         self._size = size
         self._extent: Extent | None = None
         self._is_exact = False
+        self.is_unreadable = False
+        """At relative paths: lxml decides on those who ask for them, if it does not cost too much."""
+        self._asked: list[Predicate] = []
         self._spent = 0.0
         self.evaluations = 0
         self.errors = 0
@@ -86,10 +95,14 @@ class _Visit:
         document = self._document
         return document if isinstance(document, Element) else document.root
 
-    def read(self, layout: Layout) -> tuple[Values, Many]:
-        """What the layout says of the document."""
+    def read(self, layout: Layout, plain: Layout) -> tuple[Values, Many]:
+        """What the layout says of the document; if that costs too much, what `plain` says, without relative paths."""
         document = self._document
-        return layout.read(document) if isinstance(document, Element) else document.read(layout)
+        try:
+            return layout.read(document) if isinstance(document, Element) else document.read(layout)
+        except UnreadableError:
+            self.is_unreadable = True
+            return plain.read(self.root)
 
     @property
     def extent(self) -> Extent:
@@ -116,10 +129,13 @@ class _Visit:
         return known
 
     def _evaluated(self, predicate: Predicate) -> bool:
+        self._asked.append(predicate)
         seconds = predicate.seconds(self.extent)
-        if seconds > MAX_SECONDS or self._spent + seconds > MAX_SECONDS_OF_OBJECT:
-            seconds = predicate.seconds(self.measured())
         self._spent += seconds
+        if not self._is_exact and (seconds > MAX_SECONDS or self._spent > MAX_SECONDS_OF_OBJECT):
+            extent = self.measured()
+            seconds = predicate.seconds(extent)
+            self._spent = sum(each.seconds(extent) for each in self._asked)
         if seconds > MAX_SECONDS or self._spent > MAX_SECONDS_OF_OBJECT:
             self.refused(predicate)
             return False
@@ -137,9 +153,9 @@ class _Visit:
 class _Evaluators:
     """One thread's compiled copies of the predicates that lxml decides, as they were at one version of the index."""
 
-    def __init__(self, version: int, shared: list[_Shared]) -> None:
+    def __init__(self, version: int, evaluated: list[tuple[int, Predicate]]) -> None:
         self.version = version
-        self.pairs = [(each.predicate.evaluator(), each) for each in shared]
+        self.each = [(predicate.evaluator(), row, predicate) for row, predicate in evaluated]
         self._refused: dict[Extent, frozenset[int]] = {}
 
     def refused(self, visit: _Visit) -> frozenset[int]:
@@ -153,7 +169,7 @@ class _Evaluators:
         if known is None:
             if len(self._refused) >= MAX_EXTENTS:
                 self._refused = {}
-            costs = sorted((pair[1].predicate.seconds(extent), place) for place, pair in enumerate(self.pairs))
+            costs = sorted((one[2].seconds(extent), place) for place, one in enumerate(self.each))
             sums = itertools.accumulate(seconds for seconds, _ in costs)
             known = self._refused[extent] = frozenset(
                 place
@@ -162,6 +178,9 @@ class _Evaluators:
             )
         return known
 
+
+PER_KEY_BYTES: Final = 200
+"""Of a key and its row: entries by key and by constants, the row's number, owners and check (measured)."""
 
 MAX_EXTENTS: Final = 64
 """Extents of documents for which it is remembered what they are too large for; extents are rounded."""
@@ -176,19 +195,18 @@ class PredicateIndex(Generic[K]):
     """
 
     def __init__(self) -> None:
-        self._placed: dict[K, Any] = {}
+        self._placed: dict[K, Predicate] = {}
         self._always: dict[K, None] = {}
         self._groups: dict[K, int] = {}
-        self._owners: list[Any] = []
-        self._crowds = 0
+        self._kinds: dict[tuple[Plan, tuple[Any, ...]], _Kind] = {}
+        self._owners: list[Collection[K]] = []
+        self._evaluated: dict[int, Predicate] = {}
         self._version = 0
         self._compiled: dict[int, _Evaluators] = {}
-        self._shared: dict[tuple[Any, ...], _Shared] = {}
         self._checks = Checks()
         self._paths = Paths()
         self._cookbook = Cookbook(self._paths, self._checks)
-        self._recipes: Remembered[Plan, tuple[Recipe, ...] | None] = Remembered(MAX_PLANS_BYTES)
-        self._state = _State(EMPTY, (), ())
+        self._state = _State(EMPTY, EMPTY, (), ())
         self._free: list[int] = []
         self._limbo: deque[tuple[int, int]] = deque()
         self._epoch = 0
@@ -213,13 +231,21 @@ class PredicateIndex(Generic[K]):
         if predicate is None:
             self._always[key] = None
             return
-        rows = self._rows_of(predicate)
+        self._placed[key] = predicate
+        kind, meaning = self._kind_of(predicate), predicate.meaning
+        rows = kind.members.get(meaning)
         if rows is None:
-            self._share(key, predicate)
-        elif len(rows) == 1:
-            self._placed[key] = self._place(key, rows[0], len(rows))
+            kind.members[meaning] = self._place(key, predicate, kind)
         else:
-            self._placed[key] = [self._place(key, row, len(rows)) for row in rows]
+            self._join(key, rows)
+
+    def keys(self) -> list[K]:
+        """All of them."""
+        return [*self._placed, *self._always]
+
+    def unconditional(self) -> list[K]:
+        """The keys without a predicate."""
+        return list(self._always)
 
     def remove(self, key: K) -> None:
         """Forget `key` and its predicate. Raises UnknownUidError."""
@@ -229,17 +255,15 @@ class PredicateIndex(Generic[K]):
         if key in self._always:
             del self._always[key]
             return
-        place = self._placed.pop(key)
-        if isinstance(place, _Shared):
-            del place.keys[key]
-            if not place.keys:
-                del self._shared[place.predicate.identity]
-                self._version += 1
-        elif isinstance(place, list):
-            for one in place:
-                self._displace(key, *one)
-        else:
-            self._displace(key, *place)
+        predicate = self._placed.pop(key)
+        kind, meaning = self._kind_of(predicate), predicate.meaning
+        rows = _numbers(kind.members.get(meaning, ()))  # none: what is never true has no row to share
+        stay = [self._leave(key, row) for row in rows]
+        if not any(stay):
+            kind.members.pop(meaning, None)
+            self._displace(rows, predicate, kind)
+            if not kind.members:
+                del self._kinds[_kind_key(predicate)]
 
     def match(self, document: Element | Known, size: int = 0) -> list[K]:
         """The keys whose predicate is true for the document, given by its document element or traced, each once.
@@ -253,14 +277,20 @@ class PredicateIndex(Generic[K]):
         self._active[thread] = self._epoch  # rows freed from now on keep their numbers until this match is over
         try:
             visit = _Visit(document, size)
-            found = self._owners_of(self._rows_for(visit))
-            if self._shared:
-                self._evaluate_shared(thread, visit, found)
+            rows, several = self._rows_for(visit)
+            if self._evaluated:
+                rows += self._rows_by_lxml(thread, visit)
+            owners = self._owners.__getitem__  # all in C, a list of owners at a time
+            found = list(itertools.chain.from_iterable(map(owners, rows)))
+            if several:  # a predicate with several rows may be found by more than one
+                found += dict.fromkeys(itertools.chain.from_iterable(map(owners, several)))
+            if visit.is_unreadable:
+                found = self._without_relative(visit, found)
         finally:
             self._active.pop(thread, None)
         self._count(thread, visit)
         if self._always:
-            found.extend(list(self._always))
+            found += self.unconditional()
         if self._groups:
             found.sort(key=lambda k: self._groups.get(k, 0))
         return found
@@ -286,9 +316,9 @@ class PredicateIndex(Generic[K]):
         """
         tallies = list(self._tallies.values())
         documents, evaluations, xpath, errors = (sum(t[i] for t in tallies) for i in range(4))
-        fallback = sum(len(s.keys) for s in self._shared.values())
+        fallback = sum(len(self._owners[row]) for row in list(self._evaluated))
         rows = sum(f.rows for f in self._cookbook.families.values())
-        per_key = 230  # entry of _placed with its placement, number and owner of the row (measured)
+        per_key = PER_KEY_BYTES
         return {
             "documents": documents,
             "evaluations": evaluations,
@@ -298,8 +328,8 @@ class PredicateIndex(Generic[K]):
             "always": len(self._always),
             "indexed": len(self._placed) - fallback,
             "fallback": fallback,
-            "fallback_distinct": len(self._shared),
-            "distinct": rows + len(self._shared),
+            "fallback_distinct": len(self._evaluated),
+            "distinct": rows + len(self._evaluated),
             "rows": rows,
             "families": len(self._cookbook.families),
             "paths": len(self._paths),
@@ -320,29 +350,25 @@ class PredicateIndex(Generic[K]):
             "reasons": sorted({r for c in choices for r in c.reasons}),
             "conjuncts": [
                 {
-                    "access": [_told(c, predicate) for c in (*choice.keys, *choice.bounds)],
+                    "access": [_told(c, predicate) for c in (*choice.keys, *choice.part, *choice.bounds)],
                     "checked": [_told(c, predicate) for c in choice.rest],
-                    "single": [_path(c) for c in choice.scopes],
+                    "single": [_shown(c.where, predicate) for c in choice.scopes],
                     "verified": list(choice.reasons),
                 }
                 for choice in choices
             ],
         }
 
-    def _rows_of(self, predicate: Predicate) -> list[Row] | None:
-        """The rows for a predicate; new families and paths are published before any row is added to them."""
-        plan = predicate.plan
-        if plan in self._recipes:
-            recipes = self._recipes.get(plan)
-        else:
+    def _kind_of(self, predicate: Predicate) -> _Kind:
+        """The kind of the predicate; new families and paths are published before any row is added to them."""
+        key = _kind_key(predicate)
+        kind = self._kinds.get(key)
+        if kind is None:
             families, paths = len(self._cookbook.families), len(self._paths)
-            recipes = self._recipes.put(plan, self._cookbook.recipes(plan), 2 * plan.size)
+            kind = self._kinds[key] = _Kind(self._cookbook.recipes(*key), {})
             if (families, paths) != (len(self._cookbook.families), len(self._paths)):
                 self._publish()
-        if recipes is None:
-            return None
-        rows = [r.row(predicate) for r in recipes]
-        return None if None in rows else rows  # type: ignore[return-value]  # no None in it
+        return kind
 
     def _publish(self) -> None:
         known = dict((*self._state.simple, *self._state.several))
@@ -350,41 +376,53 @@ class PredicateIndex(Generic[K]):
         several: list[tuple[Family, Probe]] = []
         for form, family in self._cookbook.families.items():
             (several if form[-1] else simple).append((family, known.get(family) or family.probe()))
-        self._state = _State(self._paths.layout(self._state.layout), tuple(simple), tuple(several))
+        layout = self._paths.layout(self._state.layout)
+        plain = msgspec.structs.replace(layout, relative=NO_STEP)
+        self._state = _State(layout, plain, tuple(simple), tuple(several))
 
-    def _place(self, key: K, row: Row, count: int) -> tuple[Any, ...]:
-        family = row.family
-        if row.check is None and count == 1:
-            twin = family.twin(row.key, row.bounds)
-            if twin is not None and self._checks.of[twin] is None:
-                self._join(twin, key)
-                return family, family.interned(row.key), family.packed(row.bounds, twin)
-        number = self._new_row(key, row.check and self._checks.entry(*row.check))
-        access, packed = family.interned(row.key), family.packed(row.bounds, number)
-        family.add(access, packed)
-        return family, access, packed
+    def _place(self, key: K, predicate: Predicate, kind: _Kind) -> int | tuple[int, ...]:
+        """Put a predicate that no other says the same as into the families of its rows, or to those that lxml decides;
+        the numbers of its rows."""
+        rows = _rows_of(predicate, kind)
+        if rows is None:
+            number = self._new_row(key, None)
+            self._evaluated[number] = predicate
+            self._version += 1
+            return number
+        numbers = []
+        for row in rows:
+            numbers.append(self._new_row(key, row.check and self._checks.entry(*row.check)))
+            row.family.add(row.key, row.bounds, numbers[-1])
+        return numbers[0] if len(numbers) == 1 else tuple(numbers)
 
-    def _join(self, row: int, key: K) -> None:
-        owner = self._owners[row]
-        if isinstance(owner, _Crowd):
-            owner[key] = None
-        else:
-            self._crowds += 1
-            self._owners[row] = _Crowd({owner: None, key: None})
-
-    def _displace(self, key: K, family: Family, access: Any, packed: bytes) -> None:
-        row = row_of(packed)
-        owner = self._owners[row]
-        if isinstance(owner, _Crowd):
-            del owner[key]
-            if owner:
-                return
-            self._crowds -= 1
-        family.remove(access, packed)
-        self._owners[row] = _GONE
-        self._limbo.append((self._epoch, row))
-        self._epoch += 1
+    def _displace(self, numbers: tuple[int, ...], predicate: Predicate, kind: _Kind) -> None:
+        """Take out what `_place` has put in."""
+        for number, row in zip(numbers, _rows_of(predicate, kind) or (None,), strict=False):
+            if row is None:
+                del self._evaluated[number]
+                self._version += 1
+            else:
+                row.family.remove(row.key, row.bounds, number)
+            self._limbo.append((self._epoch, number))
+            self._epoch += 1
         self._reclaim()
+
+    def _join(self, key: K, rows: int | tuple[int, ...]) -> None:
+        for row in _numbers(rows):
+            owners = self._owners[row]
+            if isinstance(owners, dict):
+                owners[key] = None
+            else:
+                self._owners[row] = dict.fromkeys((*owners, key))
+
+    def _leave(self, key: K, row: int) -> bool:
+        """Whether others stay."""
+        owners = self._owners[row]
+        if isinstance(owners, dict):
+            del owners[key]
+        else:
+            self._owners[row] = ()
+        return bool(self._owners[row])
 
     def _reclaim(self) -> None:
         """Take back the numbers of removed rows that no reader can still hold, and forget their checks."""
@@ -402,68 +440,73 @@ class PredicateIndex(Generic[K]):
         if self._free:
             row = self._free.pop()
             self._checks.of[row] = check
-            self._owners[row] = key
+            self._owners[row] = (key,)
             return row
         self._checks.of.append(check)
-        self._owners.append(key)
+        self._owners.append((key,))
         return len(self._owners) - 1
 
-    def _share(self, key: K, predicate: Predicate) -> None:
-        shared = self._shared.get(predicate.identity)
-        if shared is None:
-            self._shared[predicate.identity] = shared = _Shared(predicate, {})
-            self._version += 1
-        shared.keys[key] = None
-        self._placed[key] = shared
-
-    def _rows_for(self, visit: _Visit) -> list[int]:
-        """The rows that hold for the document; of a predicate with several rows perhaps more than one."""
+    def _rows_for(self, visit: _Visit) -> tuple[list[int], list[int]]:
+        """The rows that hold for the document: of predicates with one row, and of those with several."""
         while True:
             state = self._state
-            values, many = visit.read(state.layout)
+            values, many = visit.read(state.layout, state.plain)
             values[0] = visit
+            if state.layout.terms:
+                many = state.layout.compute(values, many)
             try:
-                rows = _searched(state.simple, values, many)
-                if state.several:
-                    rows += self._one_row_each(_searched(state.several, values, many))
+                return self._searched(state.simple, values, many), self._searched(state.several, values, many)
             except IndexError:
                 if self._state is state:
                     raise
                 continue  # a row came in that reads a path added since: read the document again, with that path
-            return rows
 
-    def _one_row_each(self, rows: list[int]) -> Iterable[int]:
-        """Of the rows of one owner, one."""
-        return {self._owners[row]: row for row in rows}.values()
+    def _searched(self, families: tuple[tuple[Family, Probe], ...], values: Values, many: Many) -> list[int]:
+        """The rows of `families` that hold."""
+        checks = self._checks.of
+        rows: list[int] = []
+        for family, probe in families:
+            is_checked = family.checked
+            found: list[int] = [] if many or is_checked else rows
+            if many and not family.slots.isdisjoint(many):
+                family.search(values, many, found)
+            else:
+                probe(values, found)
+            if found is rows or not found:
+                continue
+            if many and not family.asked.isdisjoint(many):
+                rows += [row for row in found if self._checks.holds_for_many(row, values, many)]
+            elif is_checked:
+                rows += [row for row in found if (check := checks[row])[0](values, check[1])]
+            else:
+                rows += found
+        return rows
 
-    def _owners_of(self, rows: list[int]) -> list[K]:
-        owners = self._owners
-        found = [owner for row in rows if (owner := owners[row]) is not _GONE]
-        crowds = [owner for owner in found if owner.__class__ is _Crowd] if self._crowds else ()
-        if crowds:
-            found = [owner for owner in found if owner.__class__ is not _Crowd]
-            for crowd in crowds:
-                found.extend(list(crowd))
-        return found
-
-    def _evaluate_shared(self, thread: int, visit: _Visit, found: list[K]) -> None:
+    def _rows_by_lxml(self, thread: int, visit: _Visit) -> list[int]:
         """Let lxml evaluate what no row stands for."""
         evaluators = self._evaluators(thread)
         refused = evaluators.refused(visit)
-        pairs = evaluators.pairs
+        each = evaluators.each
         for place in refused:
-            visit.refused(pairs[place][1].predicate)
+            visit.refused(each[place][2])
         if refused:
-            pairs = [pair for place, pair in enumerate(pairs) if place not in refused]
+            each = [one for place, one in enumerate(each) if place not in refused]
         root = visit.root
-        for evaluator, shared in pairs:
+        rows: list[int] = []
+        for evaluator, row, predicate in each:
             try:
                 if evaluator(root):
-                    found.extend(list(shared.keys))
+                    rows.append(row)
             except FOREIGN_ERRORS as exc:
-                shared.predicate.failed(exc)
+                predicate.failed(exc)
                 visit.errors += 1
-        visit.evaluations += len(pairs)
+        visit.evaluations += len(each)
+        return rows
+
+    def _without_relative(self, visit: _Visit, found: list[K]) -> list[K]:
+        """What holds for a document that was not read at relative paths."""
+        those = {key: predicate for key, predicate in list(self._placed.items()) if predicate.plan.is_relative}
+        return [key for key in found if key not in those] + [key for key, p in those.items() if visit.verifies(p)]
 
     def _evaluators(self, thread: int) -> _Evaluators:
         """This thread's compiled copies, kept while no predicate comes or goes."""
@@ -472,7 +515,7 @@ class PredicateIndex(Generic[K]):
             if len(self._compiled) >= MAX_THREADS:
                 self._compiled.clear()
             version = self._version  # read first: what is added meanwhile makes the copies stale
-            known = self._compiled[thread] = _Evaluators(version, list(self._shared.values()))
+            known = self._compiled[thread] = _Evaluators(version, list(self._evaluated.items()))
         return known
 
     def _count(self, thread: int, visit: _Visit) -> None:
@@ -482,23 +525,39 @@ class PredicateIndex(Generic[K]):
         tally[3] += visit.errors
 
 
-def _searched(families: tuple[tuple[Family, Probe], ...], values: Values, many: Many) -> list[int]:
-    rows: list[int] = []
-    for family, probe in families:
-        if many and (family.checked or family.scoped or not family.slots.isdisjoint(many)):
-            family.search(values, many, rows)
-        else:
-            probe(values, rows)
-    return rows
+def _kind_key(predicate: Predicate) -> tuple[Plan, tuple[Any, ...]]:
+    """What has to be equal for predicates to read the same of a document."""
+    plan, constants = predicate.plan, predicate.constants
+    return plan, tuple([constants[number] for number in plan.fixed]) if plan.fixed else ()
+
+
+def _numbers(rows: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (rows,) if isinstance(rows, int) else rows
+
+
+def _rows_of(predicate: Predicate, kind: _Kind) -> list[Row] | None:
+    """The rows that stand for a predicate, the same each time; None: lxml evaluates it."""
+    if kind.recipes is None:
+        return None
+    rows = [recipe.row(predicate) for recipe in kind.recipes]
+    return None if None in rows else rows  # type: ignore[return-value]  # no None in it
 
 
 def _told(condition: Condition, predicate: Predicate) -> str:
     constant = f" {predicate.constants[condition.parameter]!r}" if condition.parameter >= 0 else ""
-    said = f"{_path(condition)} {condition.test.removeprefix('n')}{constant}"
+    said = f"{_shown(condition.where, predicate)} {condition.test.removeprefix('n')}{constant}"
     return f"not({said})" if condition.negated else said
 
 
-def _path(condition: Condition) -> str:
-    top, *rest = condition.where
-    names = [n.replace(f"{{{XML_NAMESPACE}}}", "xml:") for n in rest]
-    return "/" + "/".join([top or "*", *names])
+def _shown(where: Operand, predicate: Predicate) -> str:
+    """A path or a term, as it may be written."""
+    if isinstance(where, int):
+        return repr(predicate.constants[where])
+    if isinstance(where, Term):
+        if where.operator == conditions.COUNT:
+            return f"count({_shown(where.operands[0], predicate)})"
+        *left, right = [_shown(each, predicate) for each in where.operands]
+        operator = "*" if where.operator == "multiply" else where.operator
+        return f"({' '.join([*left, operator, right])})"
+    steps = [step.replace(f"{{{XML_NAMESPACE}}}", "xml:") for step in where]
+    return "".join(step if step[:2] == "//" else "/" + (step or "*") for step in steps)

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from .document import Many, Values
 from .family import Bounds, Key, Keyed, Probe, span_of
-from .residual import Checks
 
 CHUNK: Final = 1024
 """Bounds in one piece of a sorted record; an insertion copies one piece, 12 KiB."""
@@ -21,22 +20,13 @@ class Sorted(Keyed):
     A record is the least bounds of its pieces, and the pieces: bounds and row numbers, at most CHUNK of them.
     """
 
-    def __init__(self, keys: tuple[int, ...], slot: int, lower: bool, checked: bool, checks: Checks) -> None:
-        super().__init__(keys, (slot,), 1, checked, checks)
+    def __init__(self, keys: tuple[int, ...], slot: int, lower: bool) -> None:
+        super().__init__(keys, (slot,))
         self._slot = slot
         self._lower = lower
 
-    def twin(self, key: Key, bounds: Bounds) -> int | None:
-        least, pieces = self._records.get(key) or (array("d"), ())
-        place = bisect_right(least, bounds[0]) - 1
-        if place < 0:
-            return None
-        old, rows = pieces[place]
-        at = bisect_right(old, bounds[0]) - 1
-        return rows[at] if old[at] == bounds[0] else None
-
-    def add(self, key: Key, packed: bytes) -> None:
-        bound, row = self._struct.unpack(packed)
+    def add(self, key: Key, bounds: Bounds, row: int) -> None:
+        (bound,) = bounds
         least, pieces = self._records.get(key) or (array("d"), ())
         place = max(bisect_right(least, bound) - 1, 0)
         old, rows = pieces[place] if pieces else (array("d"), array("I"))
@@ -45,8 +35,8 @@ class Sorted(Keyed):
         self._store(key, pieces[:place] + _halves(grown) + pieces[place + 1 :])
         self.rows += 1
 
-    def remove(self, key: Key, packed: bytes) -> None:
-        bound, row = self._struct.unpack(packed)
+    def remove(self, key: Key, bounds: Bounds, row: int) -> None:
+        (bound,) = bounds
         least, pieces = self._records[key]
         for place in range(max(bisect_left(least, bound) - 1, 0), len(pieces)):
             old, rows = pieces[place]
@@ -66,31 +56,22 @@ class Sorted(Keyed):
             del self._records[key]
 
     def probe(self) -> Probe:
-        get, key, checks, slot, slices = self._records.get, self._key, self._checks.of, self._slot, self._slices
+        get, key, slot, slices = self._records.get, self._key, self._slot, self._slices
 
-        def plain(values: Values, found: list[int]) -> None:
+        def probe(values: Values, found: list[int]) -> None:
             record = get(key(values))
             if record is not None:
                 for rows in slices(record, values[slot]):
                     found.extend(rows)
 
-        def checked(values: Values, found: list[int]) -> None:
-            record = get(key(values))
-            if record is not None:
-                for rows in slices(record, values[slot]):
-                    for row in rows:
-                        holds, constants, _ = checks[row]
-                        if holds(values, constants):
-                            found.append(row)
-
-        return checked if self.checked else plain
+        return probe
 
     def search(self, values: Values, many: Many, found: list[int]) -> None:
         span = span_of(self._slot, values, many)
         if span is not None:
             for record in self._records_for(values, many):
                 for rows in self._slices(record, span[1] if self._lower else span[0]):
-                    self._pass(rows, values, many, found)
+                    found.extend(rows)
 
     def _slices(self, record: Any, value: float) -> Iterator[array[int]]:
         """The rows whose bound holds for `value`: lower bounds up to it, or upper bounds from it on."""

@@ -1,12 +1,16 @@
 """The part of XPath that the index understands, as conditions on the nodes at plain paths.
 
 Rules:
-- A plain path is made of child steps by name from the document element, and may end in an attribute. A condition
-  compares the nodes there with a constant, or asks whether there are any.
+- A plain path is made of child steps by name from the document element, and may end in an attribute. A relative one
+  has steps to any name, and once to any depth, as well. A condition compares the nodes there with a constant, or asks
+  whether there are any. What is asked of a parent's children is asked of more elements, and lxml has the last word.
+- A term is arithmetic over the first nodes at paths, NaN for none. What only moves or scales one operand is taken out
+  of it: `lat - 33 < 5` is a bound on `lat`, the last number for which libxml2 finds it true (_Bound).
 - A plan is a disjunction of conjunctions of such conditions. It says the same as the expression for every document
   in which no path named by a `SINGLE` condition occurs twice.
 - For any other document, and where a conjunct holds an `OPAQUE` condition, the conjunct's other conditions that are
-  not negated still follow from the expression: they may choose candidates, and lxml has the last word.
+  not negated still follow from the expression: they may choose candidates, and lxml has the last word. About a term
+  nothing follows where one of its paths occurs twice.
 - Constants are parameters, so that one plan serves every expression of the same shape.
 
 What has to be proven of a condition that is left out because others imply it: they name the same nodes whatever the
@@ -20,7 +24,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -44,11 +49,82 @@ from .number import number
 MAX_CONJUNCTS: Final = 16
 """Conjuncts of a plan; a wider part of an expression becomes opaque. Each conjunct costs a row of the index."""
 
+MAX_STEPS: Final = 200
+MAX_OPERATIONS: Final = 16
+"""Steps of a path and operations of a term; lxml decides on what has more."""
+
 CONDITION_BYTES: Final = 350
 """Of a condition with its path, and as much again in the recipe that is made of it (measured)."""
 
 Where = tuple[str, ...]
-"""A plain path: the document element's name ("" for any name), child names, perhaps "@name" at the end."""
+"""A path: the document element's name ("" for any name), child names, perhaps "@name" at the end. Relative if a step is
+"*" (children of any name) or "//name" (at any depth below; as first step any element)."""
+
+
+class Term(msgspec.Struct, frozen=True):
+    """Arithmetic: operands are paths (their first node's number), terms, and constants by parameter number; or COUNT of
+    the nodes at a path."""
+
+    operator: str
+    operands: tuple[Operand, ...]
+
+    def first_of(self) -> Iterator[Where]:
+        """The paths of whose nodes the first one is read."""
+        for operand in self.operands if self.operator != COUNT else ():
+            if isinstance(operand, Term):
+                yield from operand.first_of()
+            elif isinstance(operand, tuple):
+                yield operand
+
+    def parameters(self) -> Iterator[int]:
+        """The numbers of the constants in it."""
+        for operand in self.operands:
+            if isinstance(operand, Term):
+                yield from operand.parameters()
+            elif isinstance(operand, int):
+                yield operand
+
+
+Operand = Where | Term | int
+
+
+def read_by(where: Where | Term) -> tuple[Where, ...]:
+    """The paths that a condition reads the nodes of."""
+    return tuple(where.first_of()) if isinstance(where, Term) else (where,)
+
+
+def _named_by(where: Operand) -> Iterator[Where]:
+    if isinstance(where, Term):
+        for operand in where.operands:
+            yield from _named_by(operand)
+    elif isinstance(where, tuple):
+        yield where
+
+
+def is_relative(where: Where) -> bool:
+    """Whether a step is another one than to a child or an attribute by name."""
+    return any(step[:1] in ("*", "/") for step in where)
+
+
+def over(left: float, right: float) -> float:
+    """`div`, which IEEE 754 defines for a zero, too."""
+    if right:
+        return left / right
+    return math.nan if left == 0 or left != left else math.copysign(math.inf, left) * math.copysign(1.0, right)
+
+
+def modulo(left: float, right: float) -> float:
+    """`mod`: C's fmod(), NaN for what it is not defined for."""
+    return math.nan if right == 0 or math.isinf(left) else math.fmod(left, right)
+
+
+_ARITHMETIC: Final[Mapping[str, Callable[[float, float], float]]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "div": over,
+    "mod": modulo,
+}
 
 EQUAL: Final = "="
 UNEQUAL: Final = "!="
@@ -63,6 +139,7 @@ CONTAINS: Final = "contains"
 STARTS_WITH: Final = "starts-with"
 NORMALIZED_EQUAL: Final = "normalize-space="
 SINGLE: Final = "single"
+COUNT: Final = "count"
 HAS_CHILDREN: Final = "has-children"
 OPAQUE: Final = "opaque"
 
@@ -95,7 +172,7 @@ class Condition(msgspec.Struct, frozen=True):
     """
 
     test: str
-    where: Where
+    where: Where | Term
     parameter: int = -1
     negated: bool = False
 
@@ -104,10 +181,69 @@ Conjunct = tuple[Condition, ...]
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """A constant of the expression: which literal, and read as what ("text", "filled text", "number", "minus")."""
+    """A constant of the expression: which literal, and read as what ("text", "filled text", "number", "minus"); or the
+    `bound` that is made of it."""
 
     hole: int
     kind: str
+    bound: _Bound | None = None
+
+    def number(self, token: str) -> float:
+        """The literal, written as `token`, as a number, without what `bound` makes of it."""
+        value = number(token[1:-1]) + 0.0 if token[0] in "'\"" else number(token)  # '-0' compares as 0: one constant
+        return -value if self.kind == "minus" else value
+
+
+class _Bound(msgspec.Struct, frozen=True):
+    """Of x, such that `x` and then all `moves`, the first first, compare as `test` with the constant: the last such
+    number, from below if `rising`.
+
+    Each move (operator, constant, whether the constant stands left) keeps the order of numbers or turns it around, and
+    so does its rounding; so those for which it holds are all up to the bound, or all from it on.
+    """
+
+    moves: tuple[tuple[str, Parameter | None, bool], ...]
+    test: str
+    is_upper: bool
+
+    def value(self, constant: float, holes: list[str]) -> float:
+        """The bound; NaN when it holds for no finite number, for all of them, or a move is by 0."""
+        moves = []
+        for operator, parameter, is_left in self.moves:
+            by = parameter.number(holes[parameter.hole]) if parameter is not None else -1.0
+            if not math.isfinite(by) or (by == 0 and operator in ("multiply", "div")):
+                return math.nan
+            moves.append((_ARITHMETIC[operator], by, is_left))
+
+        def holds(place: int) -> bool:
+            x = _at(place)
+            for function, by, is_left in moves:
+                x = function(by, x) if is_left else function(x, by)
+            return _HOLDS[self.test](x, constant)
+
+        good, bad = (-_LAST, _LAST) if self.is_upper else (_LAST, -_LAST)
+        if holds(bad) or not holds(good):
+            return math.nan
+        while abs(good - bad) > 1:
+            middle = (good + bad) // 2
+            good, bad = (middle, bad) if holds(middle) else (good, middle)
+        return _at(good)
+
+
+_HOLDS: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    LESS: lambda a, b: a < b,
+    LESS_EQUAL: lambda a, b: a <= b,
+    GREATER: lambda a, b: a > b,
+    GREATER_EQUAL: lambda a, b: a >= b,
+}
+
+_LAST: Final = 0x7FEFFFFFFFFFFFFF
+"""Place of the greatest finite double: they are numbered from 0 (for 0.0) up and down, as their bits are."""
+
+
+def _at(place: int) -> float:
+    value: float = struct.unpack("<d", abs(place).to_bytes(8, "little"))[0]
+    return value if place >= 0 else -value
 
 
 class Plan(msgspec.Struct, frozen=True, eq=False):
@@ -115,11 +251,14 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
 
     conjuncts: tuple[Conjunct, ...]
     parameters: tuple[Parameter, ...]
+    fixed: tuple[int, ...] = ()
+    """Parameters inside of terms: only where these are equal as well, predicates read the same of a document."""
 
-    @property
-    def is_opaque(self) -> bool:
-        """Whether lxml has a part in it: not only where several nodes are at one path."""
-        return any(c.test == OPAQUE for conjunct in self.conjuncts for c in conjunct)
+    is_relative: bool = False
+    """Whether a path is relative."""
+    is_opaque: bool = False
+    """Whether lxml may have a part in it, not only where several nodes are at one plain path: it has the last word, or
+    decides when an index has no room for more relative paths and terms."""
 
     @property
     def size(self) -> int:
@@ -135,12 +274,13 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
         values: list[str | float] = []
         for parameter in self.parameters:
             token = holes[parameter.hole]
-            quoted = token[0] in "'\""
             if parameter.kind in ("number", "minus"):
-                value = number(token[1:-1] if quoted else token)
+                value = parameter.number(token)
+                if parameter.bound is not None and math.isfinite(value):
+                    value = parameter.bound.value(value, holes)
                 if not math.isfinite(value):
                     return None
-                values.append(-value if parameter.kind == "minus" else value)
+                values.append(value)
             else:
                 if parameter.kind == "filled text" and len(token) == 2:
                     return None
@@ -150,14 +290,19 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
 
 def opaque_plan(reason: str) -> Plan:
     """The plan of an expression of which nothing is understood."""
-    return Plan((_opaque(reason),), ())
+    return Plan((_opaque(reason),), (), is_opaque=True)
 
 
 def analyse(expression: Expression) -> Plan:
     """The plan of `expression`, evaluated with the document element as context node."""
     analysis = _Analysis()
     conjuncts = [_finished(c) for c in analysis.normal_form(expression, False, ("",))]
-    return Plan(tuple(conjuncts), tuple(analysis.parameters))
+    terms = (c.where for conjunct in conjuncts for c in conjunct if isinstance(c.where, Term))
+    fixed = dict.fromkeys(itertools.chain.from_iterable(term.parameters() for term in terms))
+    each = [c for conjunct in conjuncts for c in conjunct]
+    relative = any(c.test != OPAQUE and any(map(is_relative, _named_by(c.where))) for c in each)
+    is_opaque = relative or any(c.test == OPAQUE or isinstance(c.where, Term) for c in each)
+    return Plan(tuple(conjuncts), tuple(analysis.parameters), tuple(fixed), relative, is_opaque)
 
 
 def _opaque(reason: str) -> Conjunct:
@@ -211,16 +356,11 @@ class _Analysis:
 
     def _existence(self, path: Path, negated: bool, context: Where) -> _Disjunction:
         where, guards = self._resolve(path, context)
-        if where[-1] == "*":
-            return self._children(where[:-1], guards, negated)
+        if len(where) == 2 and where[1] == "*" and not negated and all(_context_free(g) for g, _ in guards):
+            # as the paper writes it: some child of the document element exists, and what is in brackets is true anyway
+            return self._guarded([Condition(HAS_CHILDREN, where[:1])], guards, negated)
         condition = [] if where == ("",) else [Condition(EXISTS, where)]
         return self._guarded(condition, guards, negated)
-
-    def _children(self, where: Where, guards: _Guards, negated: bool) -> _Disjunction:
-        """`*[...]` as the paper writes it: some child of the document element exists, and ... is true anyway."""
-        if negated or any(not _context_free(g) for g, _ in guards):
-            raise _NotPlainError("a step to any name")
-        return self._guarded([Condition(HAS_CHILDREN, where)], guards, negated)
 
     def _comparison(self, chain: Chain, negated: bool, context: Where) -> _Disjunction:
         if len(chain.operators) > 1:
@@ -235,10 +375,56 @@ class _Analysis:
             raise _NotPlainError("a comparison with something else than a constant")
         if isinstance(left, Path):
             where, guards = self._resolve(left, context)
-            if where[-1] == "*":
-                raise _NotPlainError("a step to any name")
             return self._guarded([self._compared(operator, where, right, "text")], guards, negated)
+        if _is_arithmetic(left):
+            return self._computed(operator, left, right, negated, context)
         return self._first_node(operator, left, right, negated, context)
+
+    def _computed(
+        self, operator: str, left: Expression, right: Expression, negated: bool, context: Where
+    ) -> _Disjunction:
+        """Arithmetic compared with a constant."""
+        moves: list[tuple[str, Parameter | None, bool]] = []
+        if _operations(left) > MAX_OPERATIONS:
+            raise _NotPlainError(f"more than {MAX_OPERATIONS} operations")
+        kept = operator
+        while operator in RELATIONS and (move := _move(left)) is not None:
+            name, by, is_left, turns, left = move
+            moves.insert(0, (name, None if by is None else _constant(by, "number"), is_left))
+            operator = _MIRRORED[operator] if turns else operator
+        operand = self._operand(left, context)
+        if isinstance(operand, int):
+            raise _NotPlainError("a constant")
+        scopes = tuple(itertools.chain.from_iterable(_single(path) for path in read_by(operand)))
+        constant = _constant(right, "number")
+        if moves:
+            bound = _Bound(tuple(moves), kept, operator in (LESS, LESS_EQUAL))
+            constant = msgspec.structs.replace(constant, bound=bound)
+            operator = LESS_EQUAL if bound.is_upper else GREATER_EQUAL
+        number = self._numbered(constant)
+        if operator in RELATIONS:
+            return [_with_sign(Condition(operator, operand, number), negated, scopes)]
+        if (operator == "!=") != negated:
+            return [_with_sign(Condition(NUMBER_EQUAL, operand, number), True, scopes)]
+        bounds = (Condition(GREATER_EQUAL, operand, number), Condition(LESS_EQUAL, operand, number))
+        return [(*bounds, *scopes)]
+
+    def _operand(self, part: Expression, context: Where) -> Operand:
+        """A part of arithmetic."""
+        if isinstance(part, Number) or (isinstance(part, Negate) and isinstance(part.operand, Number)):
+            return self._parameter(part, "number")
+        if isinstance(part, Negate):
+            return Term("-", (self._operand(part.operand, context),))
+        if isinstance(part, Chain) and part.operators[0] in _ARITHMETIC:
+            term = self._operand(part.operands[0], context)
+            for operator, right in zip(part.operators, part.operands[1:], strict=True):
+                term = Term(operator, (term, self._operand(right, context)))
+            return term
+        if isinstance(part, Call) and part.name == "number" and part.arguments:
+            return self._operand(part.arguments[0], context)
+        if isinstance(part, Call) and part.name == COUNT and context == ("",):
+            return Term(COUNT, (self._plain(part.arguments[0], context),))
+        return self._plain(part, context)
 
     def _first_node(
         self, operator: str, left: Expression, right: Expression, negated: bool, context: Where
@@ -273,51 +459,49 @@ class _Analysis:
         if not isinstance(part, Literal):
             raise _NotPlainError(f"{call.name}() with something else than a constant")
         where = self._plain(text, context)
-        return [_with_sign(Condition(call.name, where, self._parameter(part, "text")), negated, _single(where))]
+        return [_with_sign(Condition(call.name, where, self._parameter(part, "filled text")), negated, _single(where))]
 
     def _plain(self, expression: Expression, context: Where) -> Where:
         if not isinstance(expression, Path):
             raise _NotPlainError(_named(expression))
         where, guards = self._resolve(expression, context)
-        if guards or where[-1] == "*":
+        if guards:
             raise _NotPlainError("the first of several nodes")
         return where
 
     def _parameter(self, constant: Expression, kind: str) -> int:
-        if isinstance(constant, Negate):
-            assert isinstance(constant.operand, Number)
-            parameter = Parameter(constant.operand.hole, "minus")
-        else:
-            assert isinstance(constant, CONSTANTS)
-            parameter = Parameter(constant.hole, kind)
+        return self._numbered(_constant(constant, kind))
+
+    def _numbered(self, parameter: Parameter) -> int:
         return self.parameters.setdefault(parameter, len(self.parameters))
 
     def _resolve(self, path: Path, context: Where) -> tuple[Where, _Guards]:
         """The plain path, and the predicates on its steps, each with the path of its own context node."""
-        steps = path.steps
-        if path.start == "/":
-            if not steps:
-                raise _NotPlainError("the document node")
-            if steps[0].axis != "child":
-                raise _NotPlainError(f"the axis {steps[0].axis}")
-            name = "" if steps[0].test == "*" else _child_name(steps[0])
-            where: Where = (name,)
-            guards: _Guards = [(p, where) for p in _boolean(steps[0].predicates)]
-            steps = steps[1:]
-        elif path.start == "":
-            where, guards = context, []
-        else:
+        if path.start not in ("/", ""):
             raise _NotPlainError("a path from an expression")
-        for step in steps:
-            where = _walked(where, step)
+        where: Where = () if path.start == "/" else context
+        guards: _Guards = []
+        steps = list(path.steps)
+        while steps:
+            step = steps.pop(0)
+            if step == _PARENT and steps:
+                guards.append((_OF_PARENT, where))
+                step = steps.pop(0)
+                where = _beside(where, step)
+            else:
+                where = _walked(where, step)
             guards.extend((p, where) for p in _boolean(step.predicates))
+        if len(where) > MAX_STEPS:
+            raise _NotPlainError(f"more than {MAX_STEPS} steps")
+        if not where:
+            raise _NotPlainError("the document node")
         return where, guards
 
     def _guarded(self, conditions: list[Condition], guards: _Guards, negated: bool) -> _Disjunction:
         """`conditions` and the predicates of the path they stand on."""
         if not negated:
             found = [self.normal_form(g, False, w) for g, w in guards]
-            scopes = [_single(w) for _, w in guards if w[-1] != "*"]  # what stands on any name reads no context
+            scopes = [_single(w) for g, w in guards if not _context_free(g)]
             return _both([[(*conditions, *itertools.chain.from_iterable(scopes))], *found])
         if any(_single(w) for _, w in guards):
             raise _NotPlainError("the negation of a condition on one of several nodes")
@@ -329,27 +513,82 @@ _Guards = list[tuple[Expression, Where]]
 
 
 def _walked(where: Where, step: Step) -> Where:
-    if where[-1] == "*":
-        raise _NotPlainError("a step to any name")
-    if where[-1].startswith("@"):
+    """One step further; () is the document node."""
+    if where and where[-1].startswith("@"):
         raise _NotPlainError("a step from an attribute")
-    if step.axis == "self" and step.test == "node()":
+    axis, test = step.axis, step.test
+    if where and axis == "self" and test == "node()":
         return where
-    if step.axis == "attribute" and not step.predicates and step.test[-1] not in "*)":
-        return (*where, "@" + step.test)
-    if step.axis == "child" and step.test == "*" and len(where) == 1:
-        return (*where, "*")
-    if step.axis != "child":
-        raise _NotPlainError(f"the axis {step.axis}")
-    return (*where, _child_name(step))
+    if test[-1] == ")" and axis in ("attribute", "child", "descendant"):
+        raise _NotPlainError(f"the node type {test}")
+    if test[0] != "*" and test[-1] == "*":
+        raise _NotPlainError("a step to any name")  # of a namespace
+    if where and axis == "attribute" and test != "*" and not step.predicates:
+        return (*where, "@" + test)
+    if axis == "child":
+        return (*where, "" if test == "*" and not where else test)
+    if axis == "descendant" and test != "*" and not any(s.startswith("//") for s in where):
+        return (*where, "//" + test)
+    raise _NotPlainError(f"the axis {axis}")
 
 
-def _child_name(step: Step) -> str:
-    if step.test[-1] == "*":
-        raise _NotPlainError("a step to any name")
-    if step.test[-1] == ")":
-        raise _NotPlainError(f"the node type {step.test}")
-    return step.test
+def _beside(where: Where, step: Step) -> Where:
+    """Children of the parents of the nodes at `where`, and perhaps more."""
+    *above, last = where or ("",)
+    if step.axis != "child" or step.test[-1] in "*)" or not (above or last.startswith("//")):
+        raise _NotPlainError("the axis parent")
+    return (*above, f"//{step.test}" if last.startswith("//") else step.test)
+
+
+_PARENT: Final = Step("parent", "node()")
+_OF_PARENT: Final = Path("", (_PARENT,))
+"""Stands for the condition that it is the child of such a parent: not understood, and about the node before."""
+
+
+def _move(part: Expression) -> tuple[str, Number | Negate | None, bool, bool, Expression] | None:
+    """What the last operation does to its operand, if it keeps or turns the order of numbers: operator, constant (None:
+    -1), whether that stands left, whether it turns the order, and the operand; None if it is something else."""
+    if isinstance(part, Negate):
+        return None if _is_constant(part) else ("multiply", None, False, True, part.operand)
+    if isinstance(part, Call) and part.name == "number" and part.arguments and _is_arithmetic(part.arguments[0]):
+        return _move(part.arguments[0])
+    if not isinstance(part, Chain):
+        return None
+    *operators, operator = part.operators
+    right = part.operands[-1]
+    left = Chain(tuple(operators), part.operands[:-1]) if operators else part.operands[0]
+    turning = operator in ("multiply", "div")
+    if isinstance(right, Number) or (isinstance(right, Negate) and _is_constant(right)):
+        known = operator in ("+", "-", "multiply", "div") and not _is_constant(left)
+        return (operator, right, False, turning and isinstance(right, Negate), left) if known else None
+    if isinstance(left, Number) or (isinstance(left, Negate) and _is_constant(left)):
+        turns = operator == "-" or (turning and isinstance(left, Negate))
+        return (operator, left, True, turns, right) if operator in ("+", "-", "multiply") else None
+    return None
+
+
+def _operations(part: Expression) -> int:
+    if isinstance(part, Chain):
+        return len(part.operators) + sum(map(_operations, part.operands))
+    if isinstance(part, Call):
+        return sum(map(_operations, part.arguments))
+    return 1 + _operations(part.operand) if isinstance(part, Negate) else 0
+
+
+def _is_arithmetic(part: Expression) -> bool:
+    if isinstance(part, Call) and part.name == "number" and part.arguments:
+        return _is_arithmetic(part.arguments[0])
+    if isinstance(part, Call):
+        return part.name == COUNT
+    return isinstance(part, Negate) or (isinstance(part, Chain) and part.operators[0] in _ARITHMETIC)
+
+
+def _constant(constant: Expression, kind: str) -> Parameter:
+    if isinstance(constant, Negate):
+        assert isinstance(constant.operand, Number)
+        return Parameter(constant.operand.hole, "minus")
+    assert isinstance(constant, CONSTANTS)
+    return Parameter(constant.hole, kind)
 
 
 def _boolean(predicates: tuple[Expression, ...]) -> tuple[Expression, ...]:
@@ -387,7 +626,7 @@ def _context_free(expression: Expression) -> bool:
 
 def _single(where: Where) -> Conjunct:
     """The condition that there is at most one node at `where`; the document element always is alone."""
-    return (Condition(SINGLE, where),) if len(where) > 1 else ()
+    return (Condition(SINGLE, where),) if len(where) > 1 or is_relative(where) else ()
 
 
 def _with_sign(condition: Condition, negated: bool, further: Conjunct) -> Conjunct:
@@ -420,13 +659,14 @@ def _finished(conjunct: Conjunct) -> Conjunct:
     children, and what is left of HAS_CHILDREN is its name. Without such a condition lxml has to look.
     """
     conjunct = tuple(dict.fromkeys(conjunct))
-    asked = {c.where for c in conjunct if c.test == HAS_CHILDREN}
+    asked = {c.where: None for c in conjunct if c.test == HAS_CHILDREN}
     if not asked:
         return conjunct
     rest = tuple(c for c in conjunct if c.test != HAS_CHILDREN)
-    if not any(c.test in _REQUIRES_NODE and not c.negated and len(c.where) > 1 and c.where[1][0] != "@" for c in rest):
+    needed = (c.where for c in rest if c.test in _REQUIRES_NODE and not c.negated)
+    if not any(isinstance(where, tuple) and len(where) > 1 and where[1][0] != "@" for where in needed):
         return (*rest, *_opaque("a step to any name"))
-    named = (Condition(EXISTS, where) for where in sorted(asked) if where != ("",))
+    named = (Condition(EXISTS, where) for where in asked if where != ("",))
     return tuple(dict.fromkeys((*rest, *named)))
 
 

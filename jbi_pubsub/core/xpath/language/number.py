@@ -17,6 +17,9 @@ from lxml import etree
 _PLAIN: Final = re.compile(r"[ \t\r\n]*(-?)([0-9]{1,15})(?:\.([0-9]{0,15}))?[ \t\r\n]*", re.ASCII)
 """At most 15 digits on each side: below 2**53, so accumulating them is exact in any order and on any processor."""
 
+_POSSIBLE: Final = re.compile(r"[ \t\r\n0-9.eE+-]+")
+"""No other characters occur in what libxml2 takes for a number."""
+
 _POWERS: Final = tuple(float(10**n) for n in range(16))
 """Powers of ten, all exact as doubles (they are up to 10**22)."""
 
@@ -44,7 +47,7 @@ def number(text: str) -> float:
 
 
 def _by_libxml2(text: str) -> float:
-    if not text or not text.isascii():
-        return NOT_A_NUMBER  # no character beyond ASCII occurs in an XPath number
+    if not _POSSIBLE.fullmatch(text):
+        return NOT_A_NUMBER
     value = float(_NUMBER(_ANYWHERE, text=text))
     return value if value == value else NOT_A_NUMBER

@@ -1,0 +1,172 @@
+"""Documents: what it takes to check one, and to match it with 1,000 rectangles, against lxml parsing and validating it.
+
+python benchmarks/documents.py [--count 400] [--predicates 1000] [--json FILE]
+
+Styles: `rect` documents differ in the texts of their leaves alone, `comment` have a comment with another text each,
+`varied` have optional parts and repeated ones or not, `wide` have 1,000 leaves (one size: `large` has 4,000), `odd` are
+like no other (each has an attribute of its own), so that every one is parsed. Microseconds of CPU time a document, the
+least of five rounds; the registration has seen 2,000 such documents before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lxml import etree
+
+from jbi_pubsub.codegen.repository import InformationType, open_type
+from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.documents import Traced
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.pad.dissemination import Judgement, MatchTable
+from jbi_pubsub.pad.subscription import SubscriptionRequest, compile_subscription
+
+SCHEMA = b"""<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1">
+<xs:element name="metadata"><xs:complexType><xs:sequence>
+ <xs:element name="RequiredMetadata" jbi:variance="invariant"><xs:complexType><xs:sequence>
+  <xs:element name="Type" type="xs:token"/><xs:element name="publisher" type="xs:token"/>
+  <xs:element name="keywords" type="xs:token" maxOccurs="unbounded"/></xs:sequence></xs:complexType></xs:element>
+ <xs:element name="Image" jbi:variance="variant"><xs:complexType><xs:sequence>
+  <xs:element name="ImageType"><xs:simpleType><xs:restriction base="xs:token"><xs:enumeration value="IR"/>
+   <xs:enumeration value="EO"/><xs:enumeration value="SAR"/></xs:restriction></xs:simpleType></xs:element>
+  <xs:element name="Area" type="xs:string" minOccurs="0"/>
+  <xs:element name="LocationCoord"><xs:complexType><xs:sequence>
+   <xs:element name="lat"><xs:simpleType><xs:restriction base="xs:decimal"><xs:minInclusive value="-90"/>
+    <xs:maxInclusive value="90"/></xs:restriction></xs:simpleType></xs:element>
+   <xs:element name="long" type="xs:decimal"/></xs:sequence></xs:complexType></xs:element>
+  <xs:element name="Acquired" type="xs:dateTime" minOccurs="0"/>
+  <xs:element name="Sensor" type="xs:token" minOccurs="0"/>
+  <xs:element name="Target" minOccurs="0" maxOccurs="unbounded"><xs:complexType><xs:sequence>
+   <xs:element name="name" type="xs:token"/><xs:element name="speed" type="xs:decimal" minOccurs="0"/>
+   <xs:element name="remark" type="xs:string" minOccurs="0"/></xs:sequence>
+   <xs:attribute name="n" type="xs:int"/></xs:complexType></xs:element>
+  <xs:element name="sample" type="xs:decimal" minOccurs="0" maxOccurs="unbounded"/>
+ </xs:sequence></xs:complexType></xs:element>
+</xs:sequence></xs:complexType></xs:element></xs:schema>"""
+
+STYLES = ("rect", "comment", "varied", "odd", "wide")
+ROUNDS = 5
+SEEN = 2_000
+
+
+def document(style: str, targets: int, chance: random.Random) -> bytes:
+    """One document; `targets`: how many parts it has, or may have."""
+    varies = style == "varied"
+
+    def maybe(text: str) -> str:
+        return "" if varies and chance.random() < 0.5 else text
+
+    lat, lon = chance.uniform(0, 60), chance.uniform(20, 120)
+    comment = f"<!-- frame {chance.randrange(10**6)} -->" if style == "comment" else ""
+    odd = f' n="{chance.randrange(10**9)}"' if style == "odd" else ""
+    count = chance.randrange(targets + 1) if varies else targets
+    parts = "".join(
+        f"  <Target{odd}>\n   <name>track {chance.randrange(1000)}</name>\n"
+        + maybe(f"   <speed>{chance.uniform(0, 300):.1f}</speed>\n")
+        + maybe("   <remark>seen again</remark>\n")
+        + "  </Target>\n"
+        for _ in range(count)
+    )
+    samples = targets * 100 if style == "wide" else 0
+    text = (
+        '<?xml version="1.0" encoding="UTF-8"?>\n<metadata>\n <RequiredMetadata>\n  <Type>Imagery</Type>\n'
+        "  <publisher>418th</publisher>\n  <keywords>Intel</keywords>\n </RequiredMetadata>\n <Image>\n"
+        f"  <ImageType>{chance.choice(('IR', 'EO', 'SAR'))}</ImageType>\n  {comment}\n"
+        + maybe(f"  <Area>{chance.choice(('Kabul', 'Herat', 'Ghazni'))}</Area>\n")
+        + f"  <LocationCoord>\n   <lat>{lat:.4f}</lat>\n   <long>{lon:.4f}</long>\n  </LocationCoord>\n"
+        + maybe(f"  <Acquired>2003-0{chance.randrange(1, 10)}-17T10:00:00Z</Acquired>\n")
+        + maybe("  <Sensor>UAV-07</Sensor>\n")
+        + parts
+        + "".join(f"  <sample>{chance.uniform(0, 9):.3f}</sample>\n" for _ in range(samples))
+        + " </Image>\n</metadata>\n"
+    )
+    return text.encode()
+
+
+def predicates(count: int, chance: random.Random) -> list[str]:
+    """Rectangles of which about one matches."""
+    side = count**-0.5
+    place = "/metadata/Image/LocationCoord"
+    made = []
+    for _ in range(count):
+        lat, lon = chance.uniform(0, 60 * (1 - side)), chance.uniform(20, 120 - 100 * side)
+        made.append(
+            f"*[({place}/lat>{lat:.5f}) and ({place}/lat<{lat + 60 * side:.5f}) and "
+            f"({place}/long>{lon:.5f}) and ({place}/long<{lon + 100 * side:.5f})]"
+        )
+    return made
+
+
+def timed(work: Callable[[bytes], Any], documents: list[bytes]) -> float:
+    """Microseconds of CPU time a document."""
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.process_time()
+        for each in documents:
+            work(each)
+        best = min(best, time.process_time() - start)
+    return best / len(documents) * 1e6
+
+
+def measured(kind: InformationType, style: str, targets: int, count: int, wanted: list[str]) -> dict[str, Any]:
+    """One row."""
+    chance = random.Random(f"{style} {targets}")
+    documents = [document(style, targets, chance) for _ in range(count)]
+    table = MatchTable()
+    for number, predicate in enumerate(wanted, 1):
+        request = SubscriptionRequest(str(number), predicate=predicate)
+        table.add(compile_subscription(request, owner="s", number=number))
+    judgement = Judgement(kind, kind.entries(parse_metadata(documents[0])), table, validate=True)
+    for _ in range(SEEN):
+        metadata = document(style, targets, chance)
+        judgement.match(metadata, judgement.check(metadata))
+    schema = etree.XMLSchema(etree.fromstring(SCHEMA))
+
+    def plain(metadata: bytes) -> None:
+        schema.validate(etree.fromstring(metadata))
+
+    lxml = timed(plain, documents)
+    check = timed(judgement.check, documents)
+    both = timed(lambda metadata: judgement.match(metadata, judgement.check(metadata)), documents)
+    known = sum(isinstance(judgement._conformity.check(metadata), Traced) for metadata in documents)
+    return {
+        "style": style,
+        "bytes": sum(map(len, documents)) // count,
+        "lxml": round(lxml, 1),
+        "check": round(check, 1),
+        "check+match": round(both, 1),
+        "check/lxml": round(check / lxml, 2),
+        "both/lxml": round(both / lxml, 2),
+        "known": f"{known / count:.0%}",
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=400)
+    parser.add_argument("--predicates", type=int, default=1000)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    kind = open_type(read_bundle(SCHEMA))
+    wanted = predicates(options.predicates, random.Random(1))
+    rows = []
+    for style in STYLES:
+        for targets in (10, 40) if style == "wide" else (3, 30):
+            rows.append(measured(kind, style, targets, options.count, wanted))
+            if len(rows) == 1:
+                print("".join(f"{name:>13}" for name in rows[0]))
+            print("".join(f"{value!s:>13}" for value in rows[-1].values()), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,349 @@
+"""What documents of one kind look like: a tree of their elements as they are written, with what may stand for what.
+
+A shape is made of one document that was parsed and found good, and grows by merging it with those of others. It says
+nothing that the documents and the schema (`Grammar`) do not say together: an element is written as it was seen; the
+schema says where it may be missing or come again, and which texts may stand in a leaf.
+
+Rules:
+- Nothing is made of documents with CDATA sections, processing instructions, a DOCTYPE, xsi:type, xsi:nil, xml:id, text
+  beside elements or comments inside a leaf, nor where ASCII bytes may mean other characters. The tokens are held
+  against the parsed tree.
+- Elements at one path that the schema lets come again have one shape. Where it says nothing for certain, those of the
+  document come one for one.
+- Names have one meaning in a shape: all that is merged has the same prefixes bound to the same namespaces.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+import msgspec
+
+from jbi_pubsub.core.xml import Element, has_plain_markup
+
+MAX_STARTS: Final = 8
+"""Start tags of one element that differ in attributes."""
+
+MAX_FIXED: Final = 8
+"""Texts of one leaf kept as they were seen, for types of which no other text is certain."""
+
+MAX_DEPTH: Final = 32
+"""Of elements, each some groups deep in an expression; the deepest documents in use (NIEM, NewsML) go to about ten."""
+
+SPACE: Final = rb"[ \t\r\n]*+"
+COMMENT: Final = rb"<!--[ -,.-~\t\r\n]*+(?:-[ -,.-~\t\r\n]++)*+-->"
+"""A comment in ASCII: two hyphens only at its end."""
+
+_TOKEN: Final = re.compile(
+    COMMENT + rb"""|<(/?)([^\s<>/!?="']+)(?:\s+[^\s<>/="']+\s*=\s*(?:"[^"<]*"|'[^'<]*'))*\s*(/?)>""", re.ASCII
+)
+_BETWEEN: Final = re.compile(SPACE + rb"(?:" + COMMENT + SPACE + rb")*+")
+_DECLARATION: Final = re.compile(rb"\s*<\?xml\s[^<>]*\?>")
+_XSI: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
+_REFUSED: Final = (f"{_XSI}type", f"{_XSI}nil", "{http://www.w3.org/XML/1998/namespace}id")
+
+
+class Texts(NamedTuple):
+    """Texts that a leaf may hold: those that `expression` (without groups) matches as a whole; if it is bounded,
+    numbers between the bounds, both excluded (a rounded bound then does no harm)."""
+
+    expression: str
+    above: float = -math.inf
+    below: float = math.inf
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether the value counts as well."""
+        return self.above > -math.inf or self.below < math.inf
+
+
+ANY_TEXT: Final = Texts(r"[ -%'-;=?-~\t\n]*+")
+"""Text of ASCII characters, without markup."""
+
+
+class Particle(NamedTuple):
+    """A part of a content model, with how often it may come (`most` None: any number of times).
+
+    `kind`: "element" (`tag`), "sequence" or "choice" (of `parts`), "any" (elements of any other name), or "exact": what
+    was seen, and nothing else.
+    """
+
+    kind: str
+    least: int = 1
+    most: int | None = 1
+    tag: str = ""
+    parts: tuple[Particle, ...] = ()
+
+    def tags(self) -> list[str]:
+        """Of the elements that it names."""
+        return [self.tag] if self.kind == "element" else [tag for part in self.parts for tag in part.tags()]
+
+
+ANY: Final = Particle("any", 0, None)
+EXACT: Final = Particle("exact")
+
+
+class Grammar(Protocol):
+    """What a schema says for certain of valid documents. Paths are tags from the document element down."""
+
+    def texts(self, path: Sequence[str]) -> Texts | None:
+        """Texts that the leaf at `path` may hold instead of its own; None: none for certain."""
+        ...
+
+    def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:
+        """A content model of the element at `path`, in which each of `tags`, its children in a valid document, has one
+        place. None: nothing is certain, not even that elements are valid each by itself."""
+        ...
+
+    def is_invariant(self, path: Sequence[str]) -> bool:
+        """Whether the element at `path` tells something of the registration."""
+        ...
+
+
+class DifferError(Exception):
+    """Two documents can't have one shape, or a document none."""
+
+
+class Child(NamedTuple):
+    """An element in another one, and how often it was seen there (where the schema does not say)."""
+
+    shape: Shape
+    least: int = 1
+    many: bool = False
+
+
+class Shape(msgspec.Struct, frozen=True, eq=False):
+    """One element. A leaf has no `children`, and `texts` (if some are certain) or `fixed` (bytes and what they mean).
+
+    `starts` are the start tags as they are written, with their attributes; those of empty-element tags end in "/>".
+    """
+
+    tag: str
+    name: bytes
+    spaces: Mapping[str | None, str]
+    starts: dict[bytes, dict[str, str]]
+    end: bytes
+    content: Particle | None
+    texts: Texts | None
+    fixed: dict[bytes, str]
+    children: tuple[Child, ...]
+    comments: bool
+    is_invariant: bool
+
+    def merged(self, other: Shape, *, loose: bool) -> Shape:
+        """The shape of documents of either kind; `loose`: start tags and texts are valid each by itself. Raises
+        DifferError."""
+        starts, fixed = {**self.starts, **other.starts}, {**self.fixed, **other.fixed}
+        same = (self.tag, self.name, self.spaces) == (other.tag, other.name, other.spaces)
+        if not same or (self.end and other.end and self.end != other.end):
+            raise DifferError
+        if not loose and not (self.starts == other.starts and self.fixed == other.fixed):
+            raise DifferError
+        if bool(self.children) != bool(other.children):
+            return self._inner_and_leaf(other, starts)
+        if len(starts) > MAX_STARTS or len(fixed) > MAX_FIXED:
+            raise DifferError
+        content = self.content if self.content == other.content else EXACT
+        if content is EXACT and self.children and (self.content is None or other.content is None):
+            raise DifferError
+        return msgspec.structs.replace(
+            self,
+            starts=starts,
+            fixed=fixed,
+            end=self.end or other.end,
+            content=content,
+            children=_merged(self.children, other.children, content),
+            comments=self.comments or other.comments,
+        )
+
+    def _inner_and_leaf(self, other: Shape, starts: dict[bytes, dict[str, str]]) -> Shape:
+        """An element all of whose children are optional."""
+        inner, leaf = (self, other) if self.children else (other, self)
+        is_blank = leaf.texts is None and not any(text.strip(b" \t\r\n") for text in leaf.fixed)
+        if not is_blank or inner.content in (None, EXACT, ANY) or len(starts) > MAX_STARTS:
+            raise DifferError
+        return msgspec.structs.replace(inner, starts=starts)
+
+
+class Seen(NamedTuple):
+    """The shape of a whole document: what stands before its document element, and that."""
+
+    declaration: bytes
+    root: Shape
+    comments: bool
+
+    def merged(self, other: Seen) -> Seen:
+        """The shape of documents of either kind. Raises DifferError."""
+        if self.declaration != other.declaration:
+            raise DifferError
+        return Seen(self.declaration, self.root.merged(other.root, loose=False), self.comments or other.comments)
+
+
+class _Open(NamedTuple):
+    """An element whose end tag has not come: its children with the bytes before each."""
+
+    element: Element
+    start: bytes
+    name: bytes
+    begin: int
+    children: list[Shape]
+    comments: list[bool]
+
+
+def seen(source: bytes, root: Element, grammar: Grammar) -> Seen:
+    """The shape of `source`, a valid document which parses to `root`. Raises DifferError when it can't have one."""
+    found = _DECLARATION.match(source)
+    end = found.end() if found else 0
+    if not has_plain_markup(source) or b"<!" in source.replace(b"<!--", b"") or b"<?" in source[end:]:
+        raise DifferError
+    elements = root.iter("*")
+    path: list[str] = []
+    opened: list[_Open] = []
+    whole: list[Shape] = []
+    comments = False
+    for token in _TOKEN.finditer(source, end):
+        if token[2] is None:
+            continue
+        gap = source[end : token.start()]
+        is_leaf_text = bool(token[1]) and bool(opened) and not opened[-1].children
+        if not is_leaf_text:
+            comments = _between(gap, opened, comments)
+        if token[1]:
+            if not opened or opened[-1].name != token[2]:
+                raise DifferError
+            at = opened.pop()
+            made = _shape(at, gap if is_leaf_text else None, token[0], path, grammar)
+            path.pop()
+        else:
+            element = next(elements, None)
+            if element is None or not _agrees(element, token[2]) or len(path) >= MAX_DEPTH:
+                raise DifferError
+            path.append(str(element.tag))
+            at = _Open(element, token[0], token[2], token.end(), [], [])
+            end = token.end()
+            if not token[3]:
+                opened.append(at)
+                continue
+            made = _shape(at, None, b"", path, grammar)
+            path.pop()
+        end = token.end()
+        (opened[-1].children if opened else whole).append(made)
+    comments = _between(source[end:], [], comments)
+    if len(whole) != 1 or opened or next(elements, None) is not None:
+        raise DifferError
+    return Seen(found[0] if found else b"", whole[0], comments)
+
+
+def _between(gap: bytes, opened: Sequence[_Open], before: bool) -> bool:
+    """Note whether there is a comment between two tags; whether there was one outside of the document element."""
+    if not _BETWEEN.fullmatch(gap):
+        raise DifferError
+    if b"<" not in gap:
+        return before
+    if opened:
+        opened[-1].comments.append(True)
+        return before
+    return True
+
+
+def _agrees(element: Element, name: bytes) -> bool:
+    """Whether that may be the element's tag, and the document leaves its type to the schema."""
+    local = str(element.tag).rpartition("}")[2]
+    is_root = element.getparent() is None
+    own = [str(each) for each in element.attrib]
+    is_plain = not any(each in _REFUSED or (each.startswith(_XSI) and not is_root) for each in own)
+    return name.rpartition(b":")[2] == local.encode() and is_plain
+
+
+def _shape(at: _Open, text: bytes | None, end: bytes, path: Sequence[str], grammar: Grammar) -> Shape:
+    """Of one element; `text`: of a leaf with an end tag."""
+    element = at.element
+    shapes = at.children
+    texts = None if shapes else grammar.texts(path)
+    fixed: dict[bytes, str] = {}
+    if text is not None:
+        if len(element) or not _holds(element, text):
+            raise DifferError
+        if texts is None or not _is_one_of(texts, text):
+            fixed = {text: element.text or ""}
+    tags = [shape.tag for shape in shapes]
+    content, children = grammar.content(path, tags), tuple(map(Child, shapes))
+    if content not in (None, EXACT) and shapes:
+        try:
+            children = _gathered(shapes, content)
+        except DifferError:
+            content = EXACT
+    return Shape(
+        tag=str(element.tag),
+        name=at.name,
+        spaces=dict(element.nsmap),
+        starts={at.start: {str(name): str(value) for name, value in element.attrib.items()}},
+        end=end,
+        content=content,
+        texts=texts,
+        fixed=fixed,
+        children=children,
+        comments=bool(at.comments),
+        is_invariant=grammar.is_invariant(path),
+    )
+
+
+def _is_one_of(texts: Texts, text: bytes) -> bool:
+    if not re.fullmatch(texts.expression.encode(), text):
+        return False
+    return not texts.is_bounded or texts.above < float(text) < texts.below
+
+
+def _holds(element: Element, text: bytes) -> bool:
+    """Whether the element has that text, or one that is not among the certain ones anyway."""
+    if b"<" in text:
+        return False
+    return b"&" in text or b"\r" in text or not text.isascii() or (element.text or "") == text.decode()
+
+
+def _gathered(shapes: Sequence[Shape], content: Particle) -> tuple[Child, ...]:
+    """The children of one element, those of one name together. Raises DifferError."""
+    declared = set(content.tags())
+    found: dict[str, Child] = {}
+    before = ""
+    for shape in shapes:
+        known = found.get(shape.tag)
+        if known is None:
+            found[shape.tag] = Child(shape)
+        elif shape.tag not in declared and shape.tag != before:
+            raise DifferError  # of those that the schema does not name one follows the other
+        else:
+            found[shape.tag] = Child(known.shape.merged(shape, loose=True), 1, many=True)
+        before = shape.tag if shape.tag not in declared else before
+    return tuple(found.values())
+
+
+def _merged(ours: Sequence[Child], theirs: Sequence[Child], content: Particle | None) -> tuple[Child, ...]:
+    """The children of two elements. Raises DifferError."""
+    if content in (None, EXACT):
+        if [child.shape.tag for child in ours] != [child.shape.tag for child in theirs]:
+            raise DifferError
+        loose = content is not None
+        return tuple(Child(one.shape.merged(two.shape, loose=loose)) for one, two in zip(ours, theirs, strict=True))
+    assert content is not None
+    declared = set(content.tags())
+    others = {child.shape.tag: child for child in theirs}
+    known = {child.shape.tag for child in ours}
+    new = [child for child in theirs if child.shape.tag not in known]
+    common = [child.shape.tag for child in ours if child.shape.tag in others and child.shape.tag not in declared]
+    if common != [c.shape.tag for c in theirs if c.shape.tag in known and c.shape.tag not in declared]:
+        raise DifferError
+    found: list[Child] = []
+    for child in ours:
+        other = others.get(child.shape.tag)
+        if other is None:
+            found.append(child._replace(least=0))
+            continue
+        while new and child.shape.tag not in declared and theirs.index(new[0]) < theirs.index(other):
+            found.append(new.pop(0)._replace(least=0))
+        both = child.shape.merged(other.shape, loose=True)
+        found.append(Child(both, min(child.least, other.least), child.many or other.many))
+    return (*found, *(child._replace(least=0) for child in new))

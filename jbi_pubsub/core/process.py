@@ -1,0 +1,29 @@
+"""Which process this is: threads and connections are not a forked child's."""
+
+from __future__ import annotations
+
+import os
+
+_forks = 0
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class Birthplace:
+    """Remembers the process that it was made in. Asking the system for the process's number each time would cost more
+    than all else that is checked when an object is published."""
+
+    __slots__ = ("_forks",)
+
+    def __init__(self) -> None:
+        self._forks = _forks
+
+    def is_here(self) -> bool:
+        """Whether this is still the same process, not one forked from it."""
+        return self._forks == _forks
