@@ -109,6 +109,10 @@ class InformationType:
         its own, with the document as valid; None: none for certain."""
         return self._certain().texts(path)
 
+    def attribute(self, path: Sequence[str], name: str) -> Texts | None:
+        """Texts that the attribute `name`, in no namespace, of the element at `path` may hold instead of its own."""
+        return self._certain().attribute(path, name)
+
     def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:
         """A content model of the element at `path` in which each of `tags`, its children in a valid document, has one
         place; see core/documents/shape.py."""

@@ -156,6 +156,10 @@ class _Unvalidated:
         """Any."""
         return ANY_TEXT
 
+    def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002 - of any element
+        """Any."""
+        return ANY_TEXT
+
     def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002 - of any element
         """Any."""
         return ANY

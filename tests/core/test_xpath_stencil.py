@@ -37,6 +37,9 @@ class Says:
     def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002 - of any
         return self._texts
 
+    def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002 - of any
+        return None
+
     def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002 - of any
         return self._content
 
@@ -327,6 +330,28 @@ def test_start_tags_that_were_seen_are_taken_and_no_others() -> None:
     many = [b'<m><a x="%d">1</a></m>' % number for number in range(MAX_STARTS + 1)]
     assert stencil(many[0], Says(content=ANY), *many[1:-1]) is not None
     assert stencil(many[0], Says(content=ANY), *many[1:]) is None
+
+
+def test_attributes_hold_what_they_may() -> None:
+    # Given a stencil in which one attribute takes numbers below ten, and others nothing but their own values
+    class Attributes(Says):
+        def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002 - of any
+            return {"x": NUMBER._replace(below=10.0), "t": TEXT}.get(name)
+
+    made = stencil(b"<m><a x='1' y=\"1\" t='a'/><a x='2' y=\"1\" t='b'/></m>", Attributes(content=ANY))
+    assert made is not None
+    starts = (b"x='3' y=\"1\" t=''", b"x='11' y=\"1\" t='b'", b"x='' y=\"1\" t='b'", b"x='3' y=\"2\" t='b'")
+    starts += (b"x='3' y=\"1\" t='a\tb'", b"x='3' y=\"1\" t='a' z='b'", b"y=\"1\" x='3' t='b'", b'x=\'3\' y="1" t="b"')
+    assert fits(made, *(b"<m><a %s/></m>" % start for start in starts)) == [True] + 7 * [False]
+    # Expect them to be read, and those that are always the same
+    paths = Paths()
+    for name, reading in (("@x", NODE_TEXT), ("@y", NODE_TEXT), ("@t", NODE_TEXT), ("@z", NODE_TEXT)):
+        paths.slot(("m", "a", name), reading)
+    layout = paths.layout(EMPTY)
+    traced = made.trace(b"<m><a x='4' y=\"1\" t='c'/><a x='5' y=\"1\" t=' '/></m>")
+    assert traced is not None
+    assert traced.read(layout) == layout.read(traced.root)
+    assert traced.read(layout) == ([None, "4", "1", "c", None], {1: ["4", "5"], 2: ["1", "1"], 3: ["c", " "]})
 
 
 def test_texts_kept_as_they_were_seen_are_few() -> None:

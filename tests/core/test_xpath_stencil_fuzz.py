@@ -56,6 +56,7 @@ TYPES = """
 <xs:group name="two"><xs:sequence><xs:element name="p" type="xs:int"/>
 <xs:element name="q" type="xs:token" minOccurs="0"/></xs:sequence></xs:group>
 """
+ANY_ATTRIBUTE = '<xs:anyAttribute processContents="lax"/>'
 ATTRIBUTES = (
     ("", ()),
     ('<xs:attribute name="x" type="xs:int"/>', ("", ' x="1"', ' x="2"', " x='3' ")),
@@ -64,11 +65,40 @@ ATTRIBUTES = (
         '<xs:attribute name="x" type="xs:int" default="5"/><xs:attribute name="y"/>',
         ("", ' y="a"', ' x="1" y="b"', ' y="b" x="1"'),
     ),
+    (
+        '<xs:attribute name="x" type="lat" use="required"/><xs:attribute name="y" type="code"/>',
+        (' x="1"', ' x="2.5" y="N"', " y='NE' x='-3'", ' x="90" y="S"', ' x="89" y="N "', ' x="\t1"'),
+    ),
+    (
+        '<xs:attribute name="x" fixed="a"/><xs:attribute name="y" type="xs:string"/>' + ANY_ATTRIBUTE,
+        (' x="a"', ' y="a&amp;b"', ' y="a\nb"', " y='\"' x='a'", ' y="it\'s"', ' y="" z="q"', ' y="\u00e9"', ' y="91"'),
+    ),
+    (
+        '<xs:attribute name="x" type="xs:token"/><xs:attribute name="y" type="short"/>',
+        (' y="ab"', ' x=" a " y="abc"', ' x="b"'),
+    ),
     ('<xs:attribute name="x" type="xs:ID"/>', ("", ' x="i1"', ' x="i2"')),
 )
 TEXTS = (
     *("1", "x", "", " ", "a b", "\u00e9", "&amp;", "&#49;", "<![CDATA[1]]>", "1<!-- c -->2", "<!-- c -->", "<?p i?>1"),
-    *("1\r\n2", "]]>", "1e3", "<a>1</a>", "91", "-90.0", "N ", "2023-02-29", "9" * 20, "\t1\n", "\u0663"),
+    *(
+        "1\r\n2",
+        "]]>",
+        "1e3",
+        "<a>1</a>",
+        "91",
+        "-90.0",
+        "N ",
+        "2023-02-29",
+        "9" * 20,
+        "\t1\n",
+        "it's",
+        '"',
+        "2",
+        "-3.5",
+        "7",
+        "\u0663",
+    ),
 )
 BETWEEN = (" ", "\n", "\r\n", "\t", "<!-- c -->", "<!-- <a>1</a> -->", "\n<!----><!-- - -->\n")
 ODD = (
@@ -263,6 +293,7 @@ class Kind:
         return f"{head}{before}{text}{after}".encode()
 
 
+VALUE = re.compile(rb"""\s[\w:]+=["']([^"']*)""")
 LEAF = re.compile(rb"<([\w:]+)[^<>]*>([^<]*)</\1>")
 
 
@@ -273,7 +304,12 @@ def changed(document: bytes, chance: random.Random) -> bytes:
         return document + b" "
     one, other = chance.choice(leaves), chance.choice(leaves)
     start, end = one.span()
-    kind = chance.randrange(6)
+    kind = chance.randrange(8)
+    values = [value for value in VALUE.finditer(document) if b"xmlns" not in value[0]]
+    if kind > 5 and values:
+        value = chance.choice(values)
+        text = chance.choice(TEXTS if kind == 6 else ("1", "91", "N", "ab", "abcd", "a", "\t", "x\ny", " 1")).encode()
+        return document[: value.start(1)] + text + document[value.end(1) :]
     if kind == 0:
         return document[:start] + document[end:]
     if kind == 1:

@@ -41,6 +41,9 @@ class Gate:
     def texts(self, path: Any) -> None:
         """Nothing is certain."""
 
+    def attribute(self, path: Any, name: Any) -> None:
+        """Nor here."""
+
     def content(self, path: Any, tags: Any) -> None:
         """Nor here."""
 

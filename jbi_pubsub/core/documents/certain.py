@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Generic, TypeVar, TypeVarTuple
 
-from jbi_pubsub.core.documents.shape import ANY, ANY_TEXT, EXACT, Particle, Texts
+from jbi_pubsub.core.documents.shape import ANY, ANY_TEXT, EXACT, SOLID, Particle, Texts
 from jbi_pubsub.core.xml import XSD, Element
 
 MAX_DEPTH: Final = 64
@@ -41,10 +41,6 @@ a hostile one, which has the same looked up again for each leaf."""
 
 MAX_ENUMERATED_CHARS: Final = 2_000
 """Of all values of an enumeration: each stencil holds them in its expression. CAP's longest list has 120."""
-
-_PLAIN: Final = r"[ -%'-;=?-~\t\n]"
-_SOLID: Final = r"[!-%'-;=?-~]"
-"""Characters of ASCII without markup; without white space as well, whose length depends on the whiteSpace facet."""
 
 _DATE: Final = (
     r"[1-9]\d{3}-(?:(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])|(?:0[13-9]|1[0-2])-(?:29|30)|(?:0[13578]|1[02])-31)"
@@ -84,7 +80,7 @@ _NUMBERS: Final = _LEXICAL.keys() - {"boolean", "dateTime", "date", "time", "lan
 _DECIMAL_DIGITS: Final = 18
 """libxml2 takes 24, other processors at least these (part 2, section 3.2.3)."""
 _BOUNDS: Final = ("minInclusive", "minExclusive", "maxInclusive", "maxExclusive")
-_SINGLE_SPACED: Final = f"{_SOLID}++(?: {_SOLID}++)*+"
+_SINGLE_SPACED: Final = f"{SOLID}++(?: {SOLID}++)*+"
 _WHOLE: Final = re.compile(r"\d{1,4}", re.ASCII)
 _TYING: Final = ("key", "keyref", "unique", "redefine")
 _GROUPS: Final = frozenset(f"{{{XSD}}}{name}" for name in ("sequence", "choice", "all"))
@@ -182,6 +178,7 @@ class LeafTypes:
         self._step = _Memory(self._below)
         self._leaf = _Memory(self._of_element)
         self._model = _Memory(self._model_of)
+        self._attribute = _Memory(self._attribute_of)
         roots = [root for root in documents.values() if root.tag == f"{{{XSD}}}schema"]
         for root in roots:
             space = _target(root)
@@ -204,6 +201,24 @@ class LeafTypes:
             for tag in path[1:]:
                 found = self._step(found, tag)
             return ANY_TEXT if found is None else self._leaf(found)
+        except _UnclearError:
+            return None
+
+    def attribute(self, path: Path, name: str) -> Texts | None:
+        """The texts that the attribute `name`, in no namespace, of the element at `path` of a valid document may hold
+        for certain; None: nothing is certain."""
+        if self._unclear or self._has_identities or len(path) > MAX_DEPTH:
+            return None
+        try:
+            found = self._known.get(("element", path[0]))
+            if found is None:
+                return None
+            for tag in path[1:]:
+                found = self._step(found, tag)
+            kind = None if found is None else self._type(found)
+            if kind is None:  # any attribute will do, but for one that is declared
+                return None if ("attribute", name) in self._known else ANY_TEXT
+            return self._attribute(kind, name)
         except _UnclearError:
             return None
 
@@ -392,6 +407,50 @@ class LeafTypes:
         qualified = element.get("form", schema.get("elementFormDefault", "unqualified")) == "qualified"
         return f"{_target(schema) if qualified else ''}{element.get('name')}", element
 
+    def _attribute_of(self, kind: Element, name: str) -> Texts | None:
+        declaration = self._declared(kind, name, MAX_DEPTH)
+        if declaration is None:
+            return None
+        said = declaration.get
+        form = said("form", declaration.getroottree().getroot().get("attributeFormDefault", "unqualified"))
+        is_plain = form == "unqualified" and said("use", "optional") in ("optional", "required")
+        if not is_plain or said("fixed") is not None or said("default") is not None:
+            return None
+        named = said("type")
+        if named is not None:
+            return self._of_type(declaration, named, (), MAX_DEPTH)
+        inside = next(declaration.iterchildren(f"{{{XSD}}}simpleType"), None)
+        return ANY_TEXT if inside is None else self._of_definition(inside, (), MAX_DEPTH)
+
+    def _declared(self, part: Element, name: str, depth: int) -> Element | None:
+        """The declaration of an attribute in a type, or in a part of one."""
+        if not depth or part.tag == f"{{{XSD}}}simpleType":
+            raise _UnclearError
+        for child in part.iterchildren("*"):
+            local = str(child.tag).rpartition("}")[2]
+            if local == "attribute" and child.get("name") == name:
+                return child
+            if (local == "attribute" and child.get("ref") is not None) or local == "anyAttribute":
+                raise _UnclearError
+            inside: Element | None = None
+            if local in ("simpleContent", "complexContent", "extension"):
+                inside = child
+            elif local == "attributeGroup":
+                space, local = _resolved(child, child.get("ref", ""))
+                inside = self._known.get(("attributeGroup", f"{{{space}}}{local}" if space else local))
+                if inside is None:
+                    raise _UnclearError
+            elif local == "restriction":
+                raise _UnclearError
+            found = None if inside is None else self._declared(inside, name, depth - 1)
+            if found is not None:
+                return found
+        if part.tag == f"{{{XSD}}}extension":
+            space, local = _resolved(part, part.get("base", ""))
+            if space != XSD:
+                return self._declared(self._definition(f"{{{space}}}{local}" if space else local), name, depth - 1)
+        return None
+
     # -- simple types -------------------------------------------------------------------------------------------
 
     def _of_element(self, declaration: Element) -> Texts | None:
@@ -555,7 +614,7 @@ def _of_string(facets: dict[str, list[str]]) -> Texts | None:
         return None
     least = max([_count(v) for name in ("length", "minLength") for v in facets.get(name, ())], default=0)
     most = [_count(v) for name in ("length", "maxLength") for v in facets.get(name, ())]
-    return Texts(f"{_SOLID}{{{least},{min(most) if most else ''}}}") if not most or least <= min(most) else None
+    return Texts(f"{SOLID}{{{least},{min(most) if most else ''}}}") if not most or least <= min(most) else None
 
 
 def _of_decimal(facets: dict[str, list[str]]) -> str | None:

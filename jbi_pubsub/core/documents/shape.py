@@ -40,6 +40,8 @@ COMMENT: Final = rb"<!--[ -,.-~\t\r\n]*+(?:-[ -,.-~\t\r\n]++)*+-->"
 _TOKEN: Final = re.compile(
     COMMENT + rb"""|<(/?)([^\s<>/!?="']+)(?:\s+[^\s<>/="']+\s*=\s*(?:"[^"<]*"|'[^'<]*'))*\s*(/?)>""", re.ASCII
 )
+_ATTRIBUTE: Final = re.compile(rb"""\s([^\s<>/="':]+)\s*=\s*(["'])([^"'<&]*)\2""", re.ASCII)
+"""With a name in no namespace (or xmlns, which is no attribute of the element)."""
 _BETWEEN: Final = re.compile(SPACE + rb"(?:" + COMMENT + SPACE + rb")*+")
 _DECLARATION: Final = re.compile(rb"\s*<\?xml\s[^<>]*\?>")
 _XSI: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
@@ -60,7 +62,13 @@ class Texts(NamedTuple):
         return self.above > -math.inf or self.below < math.inf
 
 
-ANY_TEXT: Final = Texts(r"[ -%'-;=?-~\t\n]*+")
+PLAIN: Final = r"[ -%'-;=?-~\t\n]"
+SOLID: Final = r"[!-%'-;=?-~]"
+"""Characters of ASCII without markup; without white space as well, whose length depends on the whiteSpace facet."""
+PLAIN_IN_QUOTES: Final = "[ !#-%(-;=?-~]"
+SOLID_IN_QUOTES: Final = "[!#-%(-;=?-~]"
+
+ANY_TEXT: Final = Texts(PLAIN + "*+")
 """Text of ASCII characters, without markup."""
 
 
@@ -93,6 +101,10 @@ class Grammar(Protocol):
         """Texts that the leaf at `path` may hold instead of its own; None: none for certain."""
         ...
 
+    def attribute(self, path: Sequence[str], name: str) -> Texts | None:
+        """Texts that the attribute `name`, in no namespace, of the element at `path` may hold instead of its own."""
+        ...
+
     def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:
         """A content model of the element at `path`, in which each of `tags`, its children in a valid document, has one
         place. None: nothing is certain, not even that elements are valid each by itself."""
@@ -115,16 +127,25 @@ class Child(NamedTuple):
     many: bool = False
 
 
+class Start(NamedTuple):
+    """A start tag as it is written: what stands before, between and behind the attributes `free`, for which texts of a
+    kind may stand, and the values of the others."""
+
+    written: tuple[bytes, ...]
+    free: tuple[tuple[str, Texts], ...]
+    fixed: Mapping[str, str]
+
+
 class Shape(msgspec.Struct, frozen=True, eq=False):
     """One element. A leaf has no `children`, and `texts` (if some are certain) or `fixed` (bytes and what they mean).
 
-    `starts` are the start tags as they are written, with their attributes; those of empty-element tags end in "/>".
+    `starts` are its start tags, by how they are written; those of empty-element tags end in "/>".
     """
 
     tag: str
     name: bytes
     spaces: Mapping[str | None, str]
-    starts: dict[bytes, dict[str, str]]
+    starts: dict[bytes, Start]
     end: bytes
     content: Particle | None
     texts: Texts | None
@@ -159,7 +180,7 @@ class Shape(msgspec.Struct, frozen=True, eq=False):
             comments=self.comments or other.comments,
         )
 
-    def _inner_and_leaf(self, other: Shape, starts: dict[bytes, dict[str, str]]) -> Shape:
+    def _inner_and_leaf(self, other: Shape, starts: dict[bytes, Start]) -> Shape:
         """An element all of whose children are optional."""
         inner, leaf = (self, other) if self.children else (other, self)
         is_blank = leaf.texts is None and not any(text.strip(b" \t\r\n") for text in leaf.fixed)
@@ -280,7 +301,7 @@ def _shape(at: _Open, text: bytes | None, end: bytes, path: Sequence[str], gramm
         tag=str(element.tag),
         name=at.name,
         spaces=dict(element.nsmap),
-        starts={at.start: {str(name): str(value) for name, value in element.attrib.items()}},
+        starts=_starts(at, path, grammar),
         end=end,
         content=content,
         texts=texts,
@@ -289,6 +310,36 @@ def _shape(at: _Open, text: bytes | None, end: bytes, path: Sequence[str], gramm
         comments=bool(at.comments),
         is_invariant=grammar.is_invariant(path),
     )
+
+
+def _starts(at: _Open, path: Sequence[str], grammar: Grammar) -> dict[bytes, Start]:
+    """The start tag of one element."""
+    fixed = {str(name): str(value) for name, value in at.element.attrib.items()}
+    free: list[tuple[str, Texts]] = []
+    written: list[bytes] = []
+    end = 0
+    for found in _ATTRIBUTE.finditer(at.start):
+        name, value = found[1].decode(), found[3]
+        texts = (
+            _within_quotes(grammar.attribute(path, name))
+            if fixed.get(name) == value.decode("ascii", "replace")
+            else None
+        )
+        if texts is not None and _is_one_of(texts, value):
+            del fixed[name]
+            free.append((name, texts))
+            written.append(at.start[end : found.start(3)])
+            end = found.end(3)
+    written.append(at.start[end:])
+    return {b"\0".join(written): Start(tuple(written), tuple(free), fixed)}
+
+
+def _within_quotes(texts: Texts | None) -> Texts | None:
+    """Those of the texts that mean the same in an attribute: without quotes, and white space other than spaces."""
+    if texts is None:
+        return None
+    expression = texts.expression.replace(PLAIN, PLAIN_IN_QUOTES).replace(SOLID, SOLID_IN_QUOTES)
+    return None if {'"', "'", "\t", "\n"}.intersection(expression) else texts._replace(expression=expression)
 
 
 def _is_one_of(texts: Texts, text: bytes) -> bool:

@@ -19,10 +19,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from jbi_pubsub.core.documents.shape import ANY_TEXT, COMMENT, EXACT, SPACE, Child, Particle, Seen, Shape
+from jbi_pubsub.core.documents.shape import ANY_TEXT, COMMENT, EXACT, SPACE, Child, Particle, Seen, Shape, Start
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata
 from jbi_pubsub.core.xpath.index.document import ABSENT_NUMBER, NUMBER, PRESENT, Layout, Many, Values, put
 from jbi_pubsub.core.xpath.language.number import number
@@ -62,12 +62,15 @@ NOTHING: Final = Wanted()
 
 
 class _Place(NamedTuple):
-    """A group that is read: the bytes of a leaf's text (with what some of them mean) or of a start tag."""
+    """A group that is read: the bytes of a leaf's text, with what some of them mean; those of an attribute's value; or
+    those of a start tag, with the values of its other attributes."""
 
     group: int
     path: Path
     is_text: bool
-    known: dict[bytes, Any]
+    known: Mapping[bytes, str] = {}
+    attribute: str = ""
+    values: Mapping[str, str] | None = None
 
 
 class _Bound(NamedTuple):
@@ -232,18 +235,27 @@ class _Reader:
     def of(cls, scope: _Scope, layout: Layout) -> _Reader | None:
         """For a layout all of whose places are among the scope's; None where the values of one slot would not come in
         the order of the document, some being in what comes again and again."""
-        texts: list[tuple[int, int, bool, dict[bytes, str]]] = []
-        tags: list[tuple[int, int, int, dict[bytes, str]]] = []
+        texts: list[tuple[int, int, bool, Mapping[bytes, str]]] = []
+        tags: list[tuple[int, int, Any]] = []
         for place in scope.places:
             slots, attributes = layout.at(place.path)
-            for slot, reading in slots:
-                if place.is_text and reading != PRESENT:
+            if place.is_text:
+                texts += (
+                    (place.group, slot, reading == NUMBER, place.known) for slot, reading in slots if reading != PRESENT
+                )
+            elif place.values is not None:
+                values = place.values
+                tags += ((place.group, slot, "") for slot, reading in slots if reading == PRESENT)
+                tags += (
+                    (place.group, slot, _read(values[name], reading))
+                    for name, (slot, reading) in attributes
+                    if name in values
+                )
+            for name, (slot, reading) in attributes:
+                if name == place.attribute and reading == PRESENT:
+                    tags.append((place.group, slot, ""))
+                elif name == place.attribute:
                     texts.append((place.group, slot, reading == NUMBER, place.known))
-                elif not place.is_text and reading == PRESENT:
-                    tags.append((place.group, slot, PRESENT, dict.fromkeys(place.known, "")))
-            for name, (slot, reading) in attributes if not place.is_text else ():
-                held = {s: "" if reading == PRESENT else own[name] for s, own in place.known.items() if name in own}
-                tags.append((place.group, slot, reading, held))
         runs: list[tuple[int, Callable[..., Iterable[re.Match[bytes]]], _Reader]] = []
         for group, each in scope.runs:
             reader = cls.of(each, layout)
@@ -251,7 +263,7 @@ class _Reader:
                 return None
             if reader.slots:
                 runs.append((group, each.expression.finditer, reader))
-        own = {slot for _, slot, *_ in (*texts, *tags)}
+        own = {text[1] for text in texts} | {tag[1] for tag in tags}
         if not all(own.isdisjoint(reader.slots) for _, _, reader in runs):
             return None
         return cls(texts, tags, runs, own.union(*(reader.slots for _, _, reader in runs)))
@@ -269,10 +281,9 @@ class _Reader:
                 values[slot] = value
             else:
                 put(slot, value, values, many)
-        for group, slot, reading, held in self._tags:
-            said = held.get(found[group])
-            if said is not None:
-                put(slot, number(said) if reading == NUMBER else said, values, many)
+        for group, slot, value in self._tags:
+            if found[group] is not None:
+                put(slot, value, values, many)
         for group, finditer, each in self._runs:
             for one in finditer(found.string, *found.span(group)):
                 each.read(one, values, many)
@@ -307,32 +318,42 @@ class _Writer:
     def element(self, shape: Shape, above: Path, *, is_certain: bool) -> bytes:
         """One element; `is_certain`: it is always there."""
         path = (*above, shape.tag)
-        opening = {start: own for start, own in shape.starts.items() if not start.endswith(b"/>")}
-        empty = {start: own for start, own in shape.starts.items() if start not in opening}
-        tells = shape.is_invariant and not (is_certain and len(shape.starts) == 1)
+        is_constant = is_certain and len(shape.starts) == 1 and not any(start.free for start in shape.starts.values())
+        tells = shape.is_invariant and not is_constant
+        opening = [start for key, start in shape.starts.items() if not key.endswith(b"/>")]
+        empty = [start for key, start in shape.starts.items() if key.endswith(b"/>")]
         forms: list[bytes] = []
         if opening:
-            start = self._start(opening, path, tells=tells)
-            forms.append(start + self._content(shape, path) + re.escape(shape.end))
+            written = _one_of([self._start(start, path, tells=tells, is_text=False) for start in opening])
+            forms.append(written + self._content(shape, path) + re.escape(shape.end))
         if empty:
             is_text = path in self._wanted.texts and not shape.children
-            forms.append(self._start(empty, path, tells=tells, is_text=is_text))
-        return forms[0] if len(forms) == 1 else b"(?>" + b"|".join(forms) + b")"
+            forms.append(_one_of([self._start(start, path, tells=tells, is_text=is_text) for start in empty]))
+        return _one_of(forms)
 
-    def _start(self, starts: dict[bytes, dict[str, str]], path: Path, *, tells: bool, is_text: bool = False) -> bytes:
+    def _start(self, start: Start, path: Path, *, tells: bool, is_text: bool) -> bytes:
         """A start tag; `is_text`: it stands for an empty text as well."""
         is_wanted = path in self._wanted.tags
-        written = _one_of(starts)
-        if not (tells or is_wanted or is_text):
-            return written
-        written = self._grouped(written)
+        is_told = tells or is_wanted or is_text
+        self._groups += is_told  # opened before those inside
+        group = self._groups
         if is_wanted:
-            self._places.append(_Place(self._groups, path, False, starts))
+            self._places.append(_Place(group, path, False, values=start.fixed))
         if is_text:
-            self._places.append(_Place(self._groups, path, True, dict.fromkeys(starts, "")))
+            self._places.append(_Place(group, path, True, _Empty()))
         if tells:
-            self.invariants.append(self._groups)
-        return written
+            self.invariants.append(group)
+        written = [re.escape(start.written[0])]
+        for (name, texts), behind in zip(start.free, start.written[1:], strict=True):
+            value = b"(?>" + texts.expression.encode() + b")"
+            if is_wanted or texts.is_bounded:
+                value = self._grouped(value)
+            if is_wanted:
+                self._places.append(_Place(self._groups, path, False, attribute=name))
+            if texts.is_bounded:
+                self._bounds.append(_Bound(self._groups, texts.above, texts.below, {}))
+            written += (value, re.escape(behind))
+        return _GROUP + b"".join(written) + b")" if is_told else b"".join(written)
 
     def _content(self, shape: Shape, path: Path) -> bytes:
         """What stands between the tags of an element."""
@@ -441,9 +462,25 @@ def _sequence(inside: Sequence[_Body]) -> _Body:
     return lambda writer, is_certain: b"".join(body(writer, is_certain) for body in inside)
 
 
-def _one_of(starts: Collection[bytes]) -> bytes:
-    written = [re.escape(start) for start in starts]
-    return written[0] if len(written) == 1 else b"(?>" + b"|".join(written) + b")"
+class _Empty(dict[bytes, str]):
+    """Whatever the bytes, they mean no text."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __missing__(self, key: bytes) -> str:
+        return ""
+
+
+def _read(text: str, reading: int) -> Any:
+    return "" if reading == PRESENT else number(text) if reading == NUMBER else text
+
+
+def _one_of(forms: Sequence[bytes]) -> bytes:
+    return forms[0] if len(forms) == 1 else b"(?>" + b"|".join(forms) + b")"
 
 
 def _elements_of(shape: Shape, above: Path) -> Iterable[tuple[Path, bool]]:
