@@ -387,6 +387,7 @@ class SubscriberSession:
         front = first.front
         waiting = front.head()
         outlets = waiting.outlets
+        others = outlets[SHARED_MOST:] or ()
         together = [first]
         if len(outlets) > 1:
             together += [one for one in outlets if one is not first and one.is_next(waiting)][: SHARED_MOST - 1]
@@ -403,7 +404,7 @@ class SubscriberSession:
             for other in fronts:
                 other.take()
             waiting.places -= len(together)
-            waiting.outlets = outlets[SHARED_MOST:]
+            waiting.outlets = others
             if waiting.places == 0:
                 self._freed += parcel.size
             items.append((head, *parcel.parts))

@@ -141,6 +141,11 @@ MAX_PASSED: Final = 8
 """Ways to write the invariants of a registration that are remembered."""
 
 
+UNLIKE: Final = 64
+UNLIKE_EVERY: Final = 16
+"""With a source that had so many documents in turn that were like no known ones, one in so many is looked at."""
+
+
 class _Unvalidated:
     """What is certain of documents that are not validated: anything goes, but for what is invariant."""
 
@@ -163,7 +168,7 @@ class Conformity:
     have passed. Several threads may use it.
     """
 
-    __slots__ = ("_entries", "_gate", "_known", "_passed", "validates")
+    __slots__ = ("_entries", "_gate", "_known", "_passed", "_unlike", "validates")
 
     def __init__(self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], *, validate: bool) -> None:
         self._gate = gate
@@ -171,10 +176,13 @@ class Conformity:
         self.validates = validate
         self._known = known_documents((gate.digest, validate), gate if validate else _Unvalidated(gate))
         self._passed: frozenset[Invariants] = frozenset()
+        self._unlike = 0
 
     def check(self, metadata: bytes) -> Element | Traced:
         """The document, parsed if need be. Raises MetadataError, InvariantError or OversizeError."""
-        traced = self._known.trace(metadata)
+        unlike = self._unlike
+        traced = self._known.trace(metadata) if unlike < UNLIKE or not unlike % UNLIKE_EVERY else None
+        self._unlike = unlike + 1 if traced is None else 0
         if traced is not None and traced.invariants in self._passed:
             return traced
         root = parse_metadata(metadata)

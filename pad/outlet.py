@@ -12,24 +12,37 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
+
+import msgspec
 
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest
 
 
-class Waiting:
-    """An object that waits for one or several subscriptions of a session, each with an outlet of its own."""
+class Waiting(msgspec.Struct, eq=False, gc=False):
+    """An object that waits for one or several subscriptions of a session, each with an outlet of its own.
 
-    __slots__ = ("outlets", "parcel", "places")
+    A delegate keeps hundreds of thousands, which the garbage collector need not look at: whoever gives up an outlet
+    empties it.
+    """
 
-    def __init__(self, parcel: Parcel) -> None:
-        self.parcel = parcel
-        self.places = 0
-        """In how many outlets it waits: its bytes count once, however many there are."""
-        self.outlets: list[Outlet] = []
-        """Who might take it together with the first that does."""
+    parcel: Parcel
+    places: int = 0
+    """In how many outlets it waits: its bytes count once, however many there are."""
+    outlets: Sequence[Outlet] = ()
+    """Who might take it together with the first that does."""
+
+    def put_into(self, outlet: Outlet) -> None:
+        """It waits there as well."""
+        self.places += 1
+        if not self.outlets:
+            self.outlets = outlet.alone  # the commonest, and the same for all that wait there
+        elif isinstance(self.outlets, list):
+            self.outlets.append(outlet)
+        else:
+            self.outlets = [*self.outlets, outlet]
 
 
 class Flight:
@@ -147,13 +160,14 @@ class Outlet:
     """What one subscription has waiting and under way. Its session's lock covers it."""
 
     __slots__ = (
-        "bound", "consumed", "cutting", "held", "next_chunk", "queue", "ready", "sent", "source", "subscription",
-        "untold", "waiting", "waiting_bytes",
+        "alone", "bound", "consumed", "cutting", "held", "next_chunk", "queue", "ready", "sent", "source",
+        "subscription", "untold", "waiting", "waiting_bytes",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription, *, held: bool = False) -> None:
         """`held`: a newcomer whose source is being made ready: nothing goes out."""
         self.subscription = subscription
+        self.alone = (self,)
         self.bound = subscription.request.bound
         self.held = held
         self.source: DeliveryQueue | None = None
@@ -179,8 +193,7 @@ class Outlet:
 
     def put(self, waiting: Waiting, size: int) -> None:
         """One more waits, of `size` bytes."""
-        waiting.outlets.append(self)
-        waiting.places += 1
+        waiting.put_into(self)
         self.queue.put(waiting)
         self.waiting += 1
         self.waiting_bytes += size
@@ -188,8 +201,7 @@ class Outlet:
     def catch_up(self, arrears: Arrears) -> None:
         """From now on they go out, then what has come meanwhile."""
         for waiting in arrears:
-            waiting.outlets.append(self)
-            waiting.places += 1
+            waiting.put_into(self)
         self.held = False
         self.source = arrears or None
         self.waiting += len(arrears)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import re
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -173,15 +174,8 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
     @classmethod
     def received(cls, data: Part) -> Parcel:
         """A parcel from the bytes of one. Raises ProtocolError."""
-        try:
-            (length,) = _LENGTH.unpack_from(data)
-            head = _decode_head(memoryview(data)[4 : 4 + length])
-        except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise ProtocolError(f"bad information object: {_with_name(str(exc))}") from exc
-        object_id = head.object_id
-        if not (object_id.isascii() and object_id.isalnum()) and not _PLAIN_ID.fullmatch(object_id):
-            raise ProtocolError(f"bad information object: {object_id!r} is no object id")
-        return cls(head, (data,), len(data), 4 + length)
+        head, payload_at = _read(data)
+        return cls(head, (data,), len(data), payload_at)
 
     @property
     def payload(self) -> Part:
@@ -199,20 +193,28 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
 
     def unpacked(self) -> InfoObject:
         """The object as applications see it."""
-        head = self.head
-        metadata = bytes(head.metadata)
-        platform = Platform(
-            head.published,
-            head.registration,
-            head.sequence,
-            len(metadata),
-            head.payload_length,
-            head.hops,
-            head.via,
-        )
-        return InfoObject(
-            head.object_id, TypeName(head.type_name, head.type_version), metadata, bytes(self.payload), platform
-        )
+        return _unpacked(self.head, bytes(self.payload))
+
+
+def _read(data: Part) -> tuple[Head, int]:
+    """The head of an object's bytes, and where its payload begins. Raises ProtocolError."""
+    try:
+        (length,) = _LENGTH.unpack_from(data)
+        head = _decode_head(memoryview(data)[4 : 4 + length])
+    except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise ProtocolError(f"bad information object: {_with_name(str(exc))}") from exc
+    object_id = head.object_id
+    if not (object_id.isascii() and object_id.isalnum()) and not _PLAIN_ID.fullmatch(object_id):
+        raise ProtocolError(f"bad information object: {object_id!r} is no object id")
+    return head, 4 + length
+
+
+def _unpacked(head: Head, payload: bytes) -> InfoObject:
+    metadata = bytes(head.metadata)
+    platform = Platform(
+        head.published, head.registration, head.sequence, len(metadata), head.payload_length, head.hops, head.via
+    )
+    return InfoObject(head.object_id, TypeName(head.type_name, head.type_version), metadata, payload, platform)
 
 
 def _with_name(problem: str) -> str:
@@ -258,4 +260,15 @@ def encode(obj: InfoObject) -> tuple[Part, ...]:
 
 def decode(data: Part) -> InfoObject:
     """The object of the joined parts of `encode`. Raises ProtocolError."""
-    return Parcel.received(data).unpacked()
+    head, payload_at = _read(data)
+    return _unpacked(head, bytes(data[payload_at:]))
+
+
+def decode_cut(parts: Sequence[Part]) -> InfoObject:
+    """The same of the pieces, at least one, into which these were cut: the payload is copied once. Raises
+    ProtocolError."""
+    first, *more = parts
+    if _LENGTH.size + int.from_bytes(first[: _LENGTH.size], "big") > len(first):
+        first, more = b"".join(parts), []  # the first one does not hold the whole head
+    head, payload_at = _read(first)
+    return _unpacked(head, b"".join([first[payload_at:], *more]))

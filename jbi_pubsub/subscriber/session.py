@@ -32,7 +32,7 @@ from jbi_pubsub.core.errors import (
     report,
 )
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, decode
+from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Part, decode, decode_cut
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
@@ -56,6 +56,9 @@ full for a thousand subscribers is asked 17 times a second."""
 
 CREDIT_PART: Final = 4
 """Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported."""
+
+KEPT_BYTES: Final = 4096
+"""A smaller piece of a large object is copied: to keep it for itself costs more than what it holds."""
 
 ACK_AFTER: Final = WINDOW_BATCHES // 2
 """Batches that are acknowledged together while they come one upon the other: as many again may be under way."""
@@ -84,8 +87,9 @@ class _Standing:
         self._report_after = max(1, subscription.request.bound // CREDIT_PART)
         self._lock = threading.Lock()  # covers consumed: several threads of an application may take
         self.consumed = 0
-        self._chunks = bytearray()
+        self._chunks: list[Part] = []
         """Of a large object that is still coming."""
+        self._gathered = 0
 
     def consume(self, count: int) -> None:
         """The application has taken so many objects more."""
@@ -112,13 +116,19 @@ class _Standing:
 
     def gather(self, chunk: memoryview) -> None:
         """Some more of a large object. Raises ProtocolError when it becomes too large."""
-        if len(self._chunks) + len(chunk) > MAX_ITEM_BYTES:
+        self._gathered += len(chunk)
+        if self._gathered > MAX_ITEM_BYTES:
             raise ProtocolError(f"object of more than {MAX_ITEM_BYTES} bytes")
-        self._chunks += chunk
+        if len(chunk) >= KEPT_BYTES and 2 * len(chunk) > memoryview(chunk.obj).nbytes:
+            self._chunks.append(chunk)
+        elif self._chunks and isinstance(self._chunks[-1], bytearray):
+            self._chunks[-1] += chunk
+        else:  # a copy: it would keep the others of its batch
+            self._chunks.append(bytearray(chunk))
 
-    def gathered(self) -> bytearray:
+    def gathered(self) -> list[Part]:
         """All of it."""
-        whole, self._chunks = self._chunks, bytearray()
+        whole, self._chunks, self._gathered = self._chunks, [], 0
         return whole
 
 
@@ -584,7 +594,7 @@ class DelegateSession:
         if kind in (CHUNK, LAST_CHUNK):
             standing.gather(body)
             if kind == LAST_CHUNK:
-                arrived.setdefault(standing, []).append(decode(standing.gathered()))
+                arrived.setdefault(standing, []).append(decode_cut(standing.gathered()))
         elif kind == LOSS:
             _hand_on(arrived)  # what came before the loss is told before it
             notice = _notice(body)

@@ -553,14 +553,14 @@ def test_a_content_model_is_read_once_however_many_leaves_there_are(monkeypatch:
 
 
 def test_of_a_content_model_larger_than_any_in_use_nothing_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a type of three groups, each as large as a group may be
+    # Given a type of five groups, each as large as a group may be
     def group(number: int) -> str:
-        many = "".join(f'<xs:element name="e{number}-{n}" type="xs:int"/>' for n in range(400))
+        many = "".join(f'<xs:element name="e{number}-{n}" type="xs:int"/>' for n in range(900))
         return f'<xs:group name="g{number}"><xs:choice>{many}</xs:choice></xs:group>'
 
-    used = "".join(f'<xs:group ref="g{number}"/>' for number in range(3))
+    used = "".join(f'<xs:group ref="g{number}"/>' for number in range(5))
     body = f'<xs:element name="r"><xs:complexType><xs:sequence>{used}</xs:sequence></xs:complexType></xs:element>'
-    schema = "".join(map(group, range(3)))
+    schema = "".join(map(group, range(5)))
     root = parse_metadata(f'<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema">{body}{schema}</xs:schema>'.encode())
     types = LeafTypes({"d0.xsd": root}, "d0.xsd")
     assert types.texts(("r", "e0-1")) is None

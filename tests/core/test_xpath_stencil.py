@@ -18,6 +18,8 @@ from jbi_pubsub.core.documents.stencil import MAX_EXPRESSION_BYTES, Wanted
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
+from jbi_pubsub.core.xpath.index.document import EMPTY, Paths
+from jbi_pubsub.core.xpath.index.document import TEXT as NODE_TEXT
 
 MANY = settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
 TEXT = Texts(r"[ -%'-;=?-~\t\n]*+")
@@ -154,6 +156,17 @@ def test_a_leaf_takes_only_the_texts_that_it_may_hold() -> None:
     assert found == [True, True, False, False, False, False]
 
 
+def test_a_text_that_was_seen_is_taken_beside_the_certain_ones() -> None:
+    made = stencil("<m><a>\u00e9</a><b>1</b></m>".encode())
+    documents = (
+        "<m><a>\u00e9</a><b>1</b></m>",
+        "<m><a>e</a><b>1</b></m>",
+        "<m><a>\u00e8</a><b>1</b></m>",
+        "x</a><b>1</b></m>",
+    )
+    assert fits(made, *map(str.encode, documents)) == [True, True, False, False]
+
+
 def test_texts_that_are_not_certain_each_by_itself_are_not_combined() -> None:
     # Given documents of a schema that may tie leaves together
     documents = (b"<m><a>1</a><b>1</b></m>", b"<m><a>2</a><b>2</b></m>")
@@ -267,6 +280,34 @@ def test_where_anything_may_come_parts_come_as_they_were_seen() -> None:
     assert stencil(b"<m><a/><b/></m>", Says(content=ANY), b"<m><b/><a/></m>") is None
 
 
+def test_nodes_of_one_path_come_in_the_order_of_the_document() -> None:
+    # Given elements of one name that are written one for one, some of them with parts that come again and again
+    class Some(Says):
+        def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:
+            return ANY if list(path) == ["m", "b"] and tags == ["c", "c"] else EXACT
+
+    made = stencil(b"<m><b><c>1</c></b><b><c>2</c><c>3</c></b><b><c>4</c></b></m>", Some())
+    assert made is not None
+    traced = made.trace(b"<m><b><c>5</c></b><b><c>6</c></b><b><c>7</c></b></m>")
+    assert traced is not None
+    # Expect all nodes of the path, in the order in which they stand
+    paths = Paths()
+    paths.slot(("m", "b", "c"), NODE_TEXT)
+    layout = paths.layout(EMPTY)
+    assert traced.read(layout) == layout.read(traced.root)
+    assert traced.read(layout)[1] == {1: ["5", "6", "7"]}
+
+
+def test_an_element_that_is_a_leaf_here_and_none_there_has_its_whole_text() -> None:
+    made = stencil(b"<m><b><c>1</c></b><b>2</b></m>")
+    assert made is not None
+    traced = made.trace(b"<m><b><c>3</c></b><b>4</b></m>")
+    assert traced is not None
+    paths = Paths()
+    paths.slot(("m", "b"), NODE_TEXT)
+    assert traced.read(paths.layout(EMPTY))[1] == {1: ["3", "4"]}
+
+
 def test_names_that_mean_something_else_have_a_shape_of_their_own() -> None:
     # Given documents that write the same name, bound to other namespaces
     one, two = b'<m><p xmlns:n="urn:1"><n:a/></p></m>', b'<m><p xmlns:n="urn:2"><n:a/></p></m>'
@@ -331,6 +372,52 @@ def test_a_document_above_the_limit_is_left_to_the_parser_which_refuses_it() -> 
 def test_the_size_of_an_expression_is_bounded(leaves: int, expression: str, content: Particle) -> None:
     with pytest.raises(OverflowError):
         stencil(b"<m>" + b"<a>x</a>" * leaves + b"</m>", Says(Texts(expression), content))
+
+
+LONG = 1 << 19
+HOSTILE = {
+    "space": b" " * LONG,
+    "line ends": b"\r\n" * (LONG // 2),
+    "comments": b"<!-- c -->" * (LONG // 10),
+    "a comment that does not end": b"<!--" + b"- " * (LONG // 2),
+    "hyphens": b"<!--" + b"-" * LONG,
+    "comments that begin": b"<!--" * (LONG // 4),
+    "items": b"<i>1</i>" * (LONG // 8),
+    "items apart": b"<i>1</i> " * (LONG // 9),
+    "items that end badly": b"<i>1</i>" * (LONG // 8) + b"<i>1</j>",
+    "parts": b"<p><i>1</i><b>1</b></p>" * (LONG // 23),
+    "parts that begin": b"<p><i>1</i>" * (LONG // 11),
+    "items in a part that ends badly": b"<p>" + b"<i>1</i>" * (LONG // 8) + b"</q>",
+    "optional ones": b"<a>1</a><b>1</b>" * (LONG // 16),
+    "a text": b"<a>" + b"1" * LONG,
+    "tags that begin": b"<a" * (LONG // 2),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_no_document_takes_longer_than_its_length(what: str) -> None:
+    # Given a stencil with all that may come again or not, and leaves whose texts can be read in two ways
+    elements = {name: Particle("element", 0, 1, name) for name in "ab"}
+    part = Particle("element", 0, None, "p")
+    any_order = Particle("choice", 0, None, "", (part, *elements.values()))
+    leaves = tuple(Particle("element", 1, 1, f"n{number}") for number in range(60))
+
+    class Loose(Says):
+        def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002 - of any
+            return Texts("(?:1|2|11|[0-9]{1,9})")
+
+        def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002
+            inside = Particle("sequence", 1, 1, "", (ITEM, elements["b"]))
+            return {1: Particle("sequence", 1, 1, "", (*leaves, any_order)), 2: inside}.get(len(path), EXACT)
+
+    start = "".join(f"<n{number}>{{}}</n{number}>" for number in range(60))
+    sources = [f"<m><!-- c -->{start}<a>1</a><p><i>1</i><b>1</b></p><b>1</b></m>".replace("{}", text) for text in "1x"]
+    made = stencil(sources[0].encode(), Loose(), sources[1].encode())
+    assert made is not None
+    head = b"<m>" + start.replace("{}", "1").encode()
+    # When a long document comes that is wrong only at its end, Expect an answer in the life of the test
+    for end in (b"", b"</m", b"<x/></m>", b"<!-- c --></m>x"):
+        assert made.trace(head + HOSTILE[what] + end) is None
 
 
 def test_asking_a_traced_document_for_its_root_twice_parses_it_once() -> None:

@@ -16,7 +16,7 @@ from jbi_pubsub.core.documents.known import MAX_STENCILS, PATIENCE_FIRST
 from jbi_pubsub.core.errors import InvariantError, JbiError, MetadataError, OversizeError
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
-from jbi_pubsub.pad.dissemination import MAX_PASSED, Conformity
+from jbi_pubsub.pad.dissemination import MAX_PASSED, UNLIKE, UNLIKE_EVERY, Conformity
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples" / "data"
 
@@ -202,6 +202,31 @@ def test_of_sources_that_never_repeat_themselves_few_stencils_are_made(
         made.check(figure_1().replace(b"</metadata>", b"</metadata" + b" " * number + b">"))
     # Expect ever longer waits between two tries
     assert tries == 4
+
+
+def test_a_source_that_is_like_no_known_ones_is_looked_at_now_and_then(
+    imagery: InformationType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given known documents, and a source whose documents are like none of them
+    made = taught(imagery)
+    looked = 0
+    trace = KnownDocuments.trace
+
+    def counted(known: KnownDocuments, metadata: bytes) -> Any:
+        nonlocal looked
+        looked += 1
+        return trace(known, metadata)
+
+    monkeypatch.setattr(KnownDocuments, "trace", counted)
+    odd = figure_1().replace(b"</metadata>", b"</metadata >")
+    for _ in range(UNLIKE + 5 * UNLIKE_EVERY):
+        with pytest.raises(MetadataError):
+            made.check(odd.replace(b"<lat>", b"<lat>x"))
+    # Expect few of them to be looked at; when it has known ones again, all
+    assert looked == UNLIKE + 5
+    while not isinstance(made.check(figure_1()), Traced):
+        pass
+    assert all(isinstance(made.check(figure_1()), Traced) for _ in range(2 * UNLIKE_EVERY))
 
 
 def test_what_predicates_read_is_learned(imagery: InformationType) -> None:

@@ -126,8 +126,10 @@ def test_a_subscriber_that_takes_nothing_holds_up_no_deliverer(
     for thread in threads:
         thread.join(20.0)
         assert not thread.is_alive()
-    # Expect the queue to hold its bound, and the rest to be lost by its policy
-    assert session.queued == 50
+    # Expect the queue to hold its bound at most, as much to be under way, and the rest to be lost by its policy
+    eventually(lambda: delegate.hub.is_idle)
+    assert session.queued <= 50
+    assert session.in_flight <= 50
     assert subscription.matched == 600 == session.queued + session.in_flight + subscription.lost["queue_overflow"]
     # When the subscriber reads, expect it to get what was kept, in order, and to be told of the rest
     got: dict[int, list[int]] = {1: [], 2: []}

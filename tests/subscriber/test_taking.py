@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import jbi_pubsub.subscriber.session as session_module
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, LossNotice, decode, pack
@@ -195,6 +196,48 @@ def test_what_is_no_delivery_is_an_error_of_the_protocol(item: bytes, process: P
     process.subscribe(1)
     with pytest.raises(ProtocolError):
         process.take(item)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 40, 10_000])
+def test_a_large_object_comes_whole_however_it_was_cut(at_once: int, process: Process) -> None:
+    # Given an object with metadata and a payload that go in chunks of so many bytes
+    subscription = process.subscribe(1)
+    head = Head("1", "registration-1", 1, 1.0, "t", "1.0", b"<m>%s</m>" % (b"m" * 90), 3000)
+    data = b"".join(pack(head, bytes(range(250)) * 12).parts)
+    cuts = [data[at : at + at_once] for at in range(0, len(data), at_once)]
+    # When they come, one a batch
+    for chunk in cuts[:-1]:
+        process.take(ITEM.pack(CHUNK, 1) + chunk)
+        assert len(subscription) == 0
+    process.take(ITEM.pack(LAST_CHUNK, 1) + cuts[-1])
+    # Expect it as it was
+    [obj] = subscription.drain()
+    assert obj == decode(data)
+
+
+def test_chunks_keep_nothing_of_the_batches_they_came_in(process: Process) -> None:
+    # Given batches of which a large object's chunk is a small part, and one of which it is most
+    process.subscribe(1)
+    standing = process.session._by_number[1]
+    for size in (10, 0, 40_000, 90_000, 20):
+        standing.gather(memoryview(bytearray(100_000))[:size])
+    # Expect the small ones to be copied together, and to hold no batch for as long as the rest does not come
+    chunks = standing.gathered()
+    assert [(type(chunk), len(chunk)) for chunk in chunks] == [
+        (bytearray, 40_010),
+        (memoryview, 90_000),
+        (bytearray, 20),
+    ]
+
+
+def test_a_large_object_that_never_ends_is_an_error_of_the_protocol(
+    process: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "MAX_ITEM_BYTES", 1000)
+    process.subscribe(1)
+    process.take(ITEM.pack(CHUNK, 1) + bytes(900))
+    with pytest.raises(ProtocolError):
+        process.take(ITEM.pack(CHUNK, 1) + bytes(101))
 
 
 def test_a_listener_that_hangs_holds_up_no_delivery(process: Process, eventually: Callable[..., Any]) -> None:

@@ -29,15 +29,15 @@ from jbi_pubsub.core.xml import XSD, Element
 MAX_DEPTH: Final = 64
 """Of definitions that refer to each other, and of elements; the deepest in use (NIEM, NewsML) go to about ten."""
 
-MAX_PARTICLES: Final = 1_000
-"""Of one content model with all that it refers to: as many as bundle.py allows in one group."""
+MAX_PARTICLES: Final = 4_000
+"""Of one content model with all that it refers to: four times what bundle.py allows in one group."""
 
 MAX_FACETS: Final = 1_000
 """Of a simple type with all that it is derived from: more make an enumeration that is too long anyway."""
 
-MAX_REMEMBERED: Final = 1_200
-"""Answers of each kind kept: as many as the elements of the largest document that a stencil is made of (8 KiB), so that
-a hostile one does not have the same looked up again for each leaf."""
+MAX_REMEMBERED: Final = 8_000
+"""Answers of each kind kept: more than there are kinds of elements in a document of which a stencil is made, but for
+a hostile one, which has the same looked up again for each leaf."""
 
 MAX_ENUMERATED_CHARS: Final = 2_000
 """Of all values of an enumeration: each stencil holds them in its expression. CAP's longest list has 120."""

@@ -21,10 +21,12 @@ from jbi_pubsub.core.xml import parse_metadata
 
 MAX_STENCILS: Final = 4
 """Of a type."""
-MAX_SOURCE_BYTES: Final = 64 << 10
+MAX_SOURCE_BYTES: Final = 256 << 10
 """Larger documents get no stencil: a bound on memory."""
 MAX_SAMPLES: Final = 16
-"""Documents of which one stencil is made."""
+"""Documents of which one stencil is made, beside the last one."""
+MAX_SAMPLE_BYTES: Final = 16 << 10
+"""Of each of them: they are held until there are enough."""
 PATIENCE_FIRST: Final = 50
 """Documents that are parsed before a stencil is made."""
 PATIENCE_TO_READ: Final = 8
@@ -65,22 +67,23 @@ class KnownDocuments:
     def parsed(self, metadata: bytes) -> None:
         """A document that is like none had to be parsed, and is good."""
         self._parsed += 1
-        if len(metadata) <= MAX_SOURCE_BYTES:
-            self._samples.append(metadata)
-        if self._parsed >= self._patience and self._making.acquire(blocking=False):
+        if self._parsed < self._patience:
+            if len(metadata) <= MAX_SAMPLE_BYTES:
+                self._samples.append(metadata)
+        elif len(metadata) <= MAX_SOURCE_BYTES and self._making.acquire(blocking=False):
             try:
-                self._learn()
+                self._learn(metadata)
             finally:
                 self._making.release()
 
-    def _learn(self) -> None:
+    def _learn(self, last: bytes) -> None:
         """Make stencils of the last documents; wait longer for the next time if the last try was of little use."""
         fitted = sum(stencil.fitted for stencil in self._stencils)
         is_useful = not self._tried or fitted >= self._parsed
         self._patience = PATIENCE_FIRST if is_useful else min(2 * self._patience, PATIENCE_MOST)
-        samples = list(self._samples)
+        samples = [last, *self._samples]
         self._samples.clear()
-        weight = self._parsed / max(1, len(samples))
+        weight = self._parsed / len(samples)
         self._tried, self._parsed = True, 0
         self.learn(samples, weight)
 

@@ -27,7 +27,7 @@ from jbi_pubsub.core.xml import Element, has_plain_markup
 MAX_STARTS: Final = 8
 """Start tags of one element that differ in attributes."""
 
-MAX_FIXED: Final = 8
+MAX_FIXED: Final = 64
 """Texts of one leaf kept as they were seen, for types of which no other text is certain."""
 
 MAX_DEPTH: Final = 32

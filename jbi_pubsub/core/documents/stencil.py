@@ -10,8 +10,8 @@ Rules:
 - Groups only around what is read, bounded or invariant. What comes again and again is one group, gone through with an
   expression of its own; the last one would be all that is kept of a group inside.
 - Time: what may come at a place is told by the name of the next tag, since each name has one place in a content model.
-  Whatever is optional, repeated or repeated inside is atomic or possessive, so nothing is tried twice but for the
-  beginning of a tag; matching is linear in the bytes, whatever they are.
+  Whatever can be read in more ways than one, is optional or comes again is atomic or possessive, so nothing is tried
+  twice but for the beginning of a tag; matching is linear in the bytes, whatever they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from jbi_pubsub.core.documents.shape import COMMENT, EXACT, SPACE, Child, Particle, Seen, Shape
+from jbi_pubsub.core.documents.shape import ANY_TEXT, COMMENT, EXACT, SPACE, Child, Particle, Seen, Shape
 from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, parse_metadata
 from jbi_pubsub.core.xpath.index.document import ABSENT_NUMBER, NUMBER, PRESENT, Layout, Many, Values, put
 from jbi_pubsub.core.xpath.language.number import number
@@ -128,7 +128,9 @@ class Stencil:
         self._fit = scope.expression.fullmatch
         self._is_bounded = bool(scope.bounds or scope.bounded)
         self._invariants = tuple(writer.invariants)
-        self._leaves = dict(_leaves_of(shape.root, ()))
+        self._leaves: dict[Path, bool] = {}
+        for path, is_leaf in _elements_of(shape.root, ()):
+            self._leaves[path] = self._leaves.get(path, True) and is_leaf
 
     def wanting(self, wanted: Wanted) -> Stencil:
         """The same, for documents of which `wanted` is read. Raises OverflowError."""
@@ -218,16 +220,18 @@ class Traced:
 class _Reader:
     """What one expression tells at the slots of one layout."""
 
-    __slots__ = ("_runs", "_tags", "_texts")
+    __slots__ = ("_runs", "_tags", "_texts", "slots")
 
-    def __init__(self, texts: Sequence[Any], tags: Sequence[Any], runs: Sequence[Any]) -> None:
+    def __init__(self, texts: Sequence[Any], tags: Sequence[Any], runs: Sequence[Any], slots: set[int]) -> None:
         self._texts = texts
         self._tags = tags
         self._runs = runs
+        self.slots = slots
 
     @classmethod
-    def of(cls, scope: _Scope, layout: Layout) -> _Reader:
-        """For a layout all of whose places are among the scope's."""
+    def of(cls, scope: _Scope, layout: Layout) -> _Reader | None:
+        """For a layout all of whose places are among the scope's; None where the values of one slot would not come in
+        the order of the document, some being in what comes again and again."""
         texts: list[tuple[int, int, bool, dict[bytes, str]]] = []
         tags: list[tuple[int, int, int, dict[bytes, str]]] = []
         for place in scope.places:
@@ -240,13 +244,17 @@ class _Reader:
             for name, (slot, reading) in attributes if not place.is_text else ():
                 held = {s: "" if reading == PRESENT else own[name] for s, own in place.known.items() if name in own}
                 tags.append((place.group, slot, reading, held))
-        runs = [(group, each.expression.finditer, cls.of(each, layout)) for group, each in scope.runs]
-        return cls(texts, tags, [run for run in runs if not run[2].is_idle])
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether it has nothing to read."""
-        return not (self._texts or self._tags or self._runs)
+        runs: list[tuple[int, Callable[..., Iterable[re.Match[bytes]]], _Reader]] = []
+        for group, each in scope.runs:
+            reader = cls.of(each, layout)
+            if reader is None:
+                return None
+            if reader.slots:
+                runs.append((group, each.expression.finditer, reader))
+        own = {slot for _, slot, *_ in (*texts, *tags)}
+        if not all(own.isdisjoint(reader.slots) for _, _, reader in runs):
+            return None
+        return cls(texts, tags, runs, own.union(*(reader.slots for _, _, reader in runs)))
 
     def read(self, found: re.Match[bytes], values: Values, many: Many) -> None:
         """Put what was found at its slots."""
@@ -341,10 +349,12 @@ class _Writer:
 
     def _text(self, shape: Shape, path: Path) -> bytes:
         texts = shape.texts
-        written = [re.escape(text) for text in sorted(shape.fixed, key=len, reverse=True)]
+        written = [re.escape(text) + b"(?=<)" for text in shape.fixed]
         if texts is not None:
             written.append(texts.expression.encode())
-        text = written[0] if len(written) == 1 else b"(?:" + b"|".join(written) + b")"
+        text = b"|".join(written)
+        if shape.fixed or texts != ANY_TEXT:
+            text = b"(?>" + text + b")"  # else what may be read in two ways is tried in all of them, for each leaf
         is_bounded = texts is not None and texts.is_bounded
         is_wanted = path in self._wanted.texts
         if not (is_bounded or is_wanted or shape.is_invariant):
@@ -414,7 +424,9 @@ class _Model(NamedTuple):
 
     def _times(self, body: _Body, least: int, most: int | None) -> _Body:
         if most != 1:
-            times = b"{%d,%b}+" % (least, b"" if most is None else b"%d" % most)
+            times = (
+                b"*+" if (least, most) == (0, None) else b"{%d,%b}+" % (least, b"" if most is None else b"%d" % most)
+            )
             return lambda writer, _: writer.run(body, times)
         if least:
             return body
@@ -434,8 +446,8 @@ def _one_of(starts: Collection[bytes]) -> bytes:
     return written[0] if len(written) == 1 else b"(?>" + b"|".join(written) + b")"
 
 
-def _leaves_of(shape: Shape, above: Path) -> Iterable[tuple[Path, bool]]:
+def _elements_of(shape: Shape, above: Path) -> Iterable[tuple[Path, bool]]:
     path = (*above, shape.tag)
     yield path, not shape.children
     for child in shape.children:
-        yield from _leaves_of(child.shape, path)
+        yield from _elements_of(child.shape, path)

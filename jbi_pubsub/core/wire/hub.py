@@ -484,8 +484,6 @@ class _Connection:
         if self.compression is not None:
             self._plain.append(frame)
             return
-        if len(frame) > PARTS_AT_ONCE:  # many small items: to copy them costs less than to send them in portions
-            frame = [b"".join(frame)]
         self._out.extend([memoryview(part) for part in frame if len(part)])
 
     def write(self) -> int:

@@ -1,0 +1,423 @@
+"""Stencils of random schemas and documents: verdict and readings are those of parser, validator and parsed walk."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.codegen.repository import InformationType, open_type
+from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.documents import Traced
+from jbi_pubsub.core.errors import JbiError, SchemaError
+from jbi_pubsub.core.xml import Element, parse_metadata
+from jbi_pubsub.core.xpath.index.document import ABSENT_NUMBER, EMPTY, NUMBER, PRESENT, TEXT, Layout, Paths
+from jbi_pubsub.pad.dissemination import Conformity
+
+SPACES = 'xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1"'
+INSTANCE = 'xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xmlns:xs="http://www.w3.org/2001/XMLSchema"'
+LEAVES = {
+    'type="xs:string"': ("a", "", "a b", " a "),
+    'type="xs:token"': ("a", "a b", "b"),
+    'type="xs:decimal"': ("1", "-2.50", "0", "007"),
+    'type="xs:int" nillable="true"': ("1", "2"),
+    'type="xs:int" default="7"': ("1", "", "7"),
+    'type="xs:token" fixed="a"': ("a", ""),
+    'type="xs:date"': ("2000-01-01", "2024-02-29"),
+    'type="xs:boolean"': ("true", "0"),
+    'type="xs:anyURI"': ("urn:a", "a b"),
+    'type="xs:NMTOKENS"': ("a", "a b"),
+    'type="xs:ID"': ("a", "b", "c"),
+    'type="xs:anyType"': ("a", "1", "<a>1</a>", "<z/>"),
+    'type="lat"': ("1", "-90", "90", "12.5"),
+    'type="code"': ("N", "NE", "S"),
+    'type="pattern"': ("a1", "b22"),
+    'type="short"': ("ab", "abc"),
+    'type="valued"': ("1", "2.5"),
+}
+TYPES = """
+<xs:simpleType name="lat"><xs:restriction base="xs:decimal"><xs:minInclusive value="-90"/><xs:maxInclusive value="90"/>
+</xs:restriction></xs:simpleType>
+<xs:simpleType name="code"><xs:restriction base="xs:token"><xs:enumeration value="N"/><xs:enumeration value="NE"/>
+<xs:enumeration value="S"/></xs:restriction></xs:simpleType>
+<xs:simpleType name="pattern"><xs:restriction base="xs:token"><xs:pattern value="[ab]\\d+"/></xs:restriction>
+</xs:simpleType>
+<xs:simpleType name="short"><xs:restriction base="xs:string"><xs:minLength value="2"/><xs:maxLength value="3"/>
+</xs:restriction></xs:simpleType>
+<xs:complexType name="valued"><xs:simpleContent><xs:extension base="xs:decimal"><xs:attribute name="x" type="xs:int"/>
+</xs:extension></xs:simpleContent></xs:complexType>
+<xs:complexType name="base"><xs:sequence><xs:element name="a" type="xs:int" minOccurs="0"/></xs:sequence>
+</xs:complexType>
+<xs:element name="g" type="xs:decimal"/><xs:element name="h" type="xs:decimal" substitutionGroup="g"/>
+<xs:element name="deep" type="base"/>
+<xs:group name="two"><xs:sequence><xs:element name="p" type="xs:int"/>
+<xs:element name="q" type="xs:token" minOccurs="0"/></xs:sequence></xs:group>
+"""
+ATTRIBUTES = (
+    ("", ()),
+    ('<xs:attribute name="x" type="xs:int"/>', ("", ' x="1"', ' x="2"', " x='3' ")),
+    ('<xs:attribute name="x" type="xs:int" use="required"/>', (' x="1"', ' x="2"')),
+    (
+        '<xs:attribute name="x" type="xs:int" default="5"/><xs:attribute name="y"/>',
+        ("", ' y="a"', ' x="1" y="b"', ' y="b" x="1"'),
+    ),
+    ('<xs:attribute name="x" type="xs:ID"/>', ("", ' x="i1"', ' x="i2"')),
+)
+TEXTS = (
+    *("1", "x", "", " ", "a b", "\u00e9", "&amp;", "&#49;", "<![CDATA[1]]>", "1<!-- c -->2", "<!-- c -->", "<?p i?>1"),
+    *("1\r\n2", "]]>", "1e3", "<a>1</a>", "91", "-90.0", "N ", "2023-02-29", "9" * 20, "\t1\n", "\u0663"),
+)
+BETWEEN = (" ", "\n", "\r\n", "\t", "<!-- c -->", "<!-- <a>1</a> -->", "\n<!----><!-- - -->\n")
+ODD = (
+    "<!--\u00e9-->",
+    "<!-- a -- b -->",
+    "<!-- c --->",
+    "<?p i?>",
+    "x",
+    "<![CDATA[ ]]>",
+    "&#32;",
+    "\x0b",
+    "<!-->",
+    "<!--",
+    "<a>1</a>",
+)
+
+INVARIANT = """
+<xs:element name="k" minOccurs="0" maxOccurs="unbounded" type="xs:token"/>
+<xs:element name="n" minOccurs="0"><xs:complexType><xs:sequence><xs:element name="i" type="xs:int"/>
+<xs:element name="w" type="xs:int" minOccurs="0" jbi:variance="variant"/></xs:sequence></xs:complexType></xs:element>
+<xs:element name="who" type="xs:token"/>
+"""
+
+Make = Callable[[], str]
+"""Writes one element or part, as often and as well as chance has it."""
+
+
+class Kind:
+    """A random schema, and random documents of it, good and bad."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.noise = 0.0
+        self._space = chance.choice(("", "", "urn:t"))
+        self._prefix = ""
+        self._has_identities = chance.random() < 0.1
+        content, self._content = self._model(2)
+        attributes, self._attributes = self._some_attributes()
+        mixed = chance.choice(("", "", "", ' mixed="true"')) if "extension" not in content else ""
+        tie = '<xs:unique name="u"><xs:selector xpath=".//a"/><xs:field xpath="."/></xs:unique>'
+        self._is_wild = chance.random() < 0.1
+        wild = '<xs:any processContents="lax" minOccurs="0" maxOccurs="unbounded"/>'
+        variant = (
+            '<xs:element name="v" jbi:variance="variant" minOccurs="0" maxOccurs="2">'
+            f"<xs:complexType{mixed}>{content.replace('@', attributes)}</xs:complexType></xs:element>"
+        )
+        root = (
+            f'<xs:element name="r"><xs:complexType><xs:sequence>{INVARIANT}{wild if self._is_wild else variant}'
+            f"</xs:sequence></xs:complexType>{tie if chance.random() < 0.05 else ''}</xs:element>"
+        )
+        own = ' xmlns="urn:t" targetNamespace="urn:t" elementFormDefault="qualified"' if self._space else ""
+        self.schema = f"<xs:schema {SPACES}{own}>{root}{TYPES}</xs:schema>".encode()
+        self.marks = f'{{"root": "{{{self._space}}}r"}}'.encode() if self._space else b'{"root": "r"}'
+
+    def _model(self, depth: int) -> tuple[str, Make]:
+        """A content model, "@" where attributes may be declared, and what writes content of it."""
+        chance = self.chance
+        names = chance.sample("bcdef", 5)
+        parts = [self._particle(depth, name) for name in names[: chance.randrange(1, 5)]]
+        written = "".join(part for part, _ in parts)
+        makes = [make for _, make in parts]
+        kind = chance.random()
+        if kind < 0.12 and "xs:any" not in written and "xs:group" not in written:
+            inside = "".join(map(_once, (part for part, _ in parts)))
+            return f"<xs:all>{inside}</xs:all>@", lambda: "".join(chance.sample([m() for m in makes], len(makes)))
+        if kind < 0.22:
+            first = self._element("a", ("1", "2"))
+            extension = f'<xs:extension base="base"><xs:sequence>{written}</xs:sequence>@</xs:extension>'
+            return (
+                f"<xs:complexContent>{extension}</xs:complexContent>",
+                lambda: self._times(first, 0, 1) + "".join(make() for make in makes),
+            )
+        if kind < 0.45:
+            least, most = chance.choice(((1, 1), (0, 1), (0, None), (1, None)))
+            return f"<xs:choice{_occurs(least, most)}>{written}</xs:choice>@", lambda: self._times(
+                lambda: chance.choice(makes)(), least, most
+            )
+        least, most = chance.choice(((1, 1), (1, 1), (1, 1), (1, 1), (0, 1), (0, None)))
+        return f"<xs:sequence{_occurs(least, most)}>{written}</xs:sequence>@", lambda: self._times(
+            lambda: "".join(make() for make in makes), least, most
+        )
+
+    def _particle(self, depth: int, name: str) -> tuple[str, Make]:
+        chance = self.chance
+        least, most = chance.choice(((1, 1), (1, 1), (0, 1), (0, 1), (0, None), (1, None), (0, 3), (2, 4)))
+        times = _occurs(least, most)
+        kind = chance.random()
+        if kind < 0.06:
+            processing, spaces = chance.choice(("lax", "skip", "strict")), chance.choice(("##other", "##any", "urn:o"))
+            names = ("g", "h", "z", "deep") if spaces == "##any" else ('o:z xmlns:o="urn:o"', 'z xmlns="urn:o"')
+            others = [self._element(each, ("1", "2.5")) for each in names]
+            return f'<xs:any namespace="{spaces}" processContents="{processing}"{times}/>', lambda: self._times(
+                lambda: chance.choice(others)(), least, most
+            )
+        if kind < 0.1:
+            one, other = self._element("g", ("1",)), self._element("h", ("2",))
+            return f'<xs:element ref="g"{times}/>', lambda: self._times(
+                lambda: chance.choice((one, other))(), least, most
+            )
+        if kind < 0.14:
+            p, q = self._element("p", ("1", "2")), self._element("q", ("a",))
+            return f'<xs:group ref="two"{times}/>', lambda: self._times(lambda: p() + self._times(q, 0, 1), least, most)
+        if chance.random() < 0.1:
+            name = "a"
+        if depth and kind < 0.5:
+            content, make = self._model(depth - 1)
+            attributes, some = self._some_attributes()
+            written = f"<xs:complexType>{content.replace('@', attributes)}</xs:complexType>"
+            return (
+                f'<xs:element name="{name}"{times}>{written}</xs:element>',
+                lambda: self._times(lambda: self._complex(name, some, make), least, most),
+            )
+        leaf = chance.choice([each for each in LEAVES if self._has_identities or "ID" not in each])
+        made = self._element(name, LEAVES[leaf], ("", ' x="1"', ' x="2"') if "valued" in leaf else ())
+        return f'<xs:element name="{name}" {leaf}{times}/>', lambda: self._times(made, least, most)
+
+    def _some_attributes(self) -> tuple[str, tuple[str, ...]]:
+        return self.chance.choice(ATTRIBUTES if self._has_identities else ATTRIBUTES[:-1])
+
+    def _times(self, make: Make, least: int, most: int | None) -> str:
+        chance = self.chance
+        count = chance.randrange(least, (least + 3 if most is None else most) + 1)
+        if chance.random() < self.noise / 4:
+            count += chance.choice((-1, 1))
+        return "".join(make() for _ in range(count))
+
+    def _element(self, name: str, values: tuple[str, ...], attributes: tuple[str, ...] = ()) -> Make:
+        return lambda: self._tag(name, self._value(values), self.chance.choice(attributes) if attributes else "")
+
+    def _complex(self, name: str, attributes: tuple[str, ...], make: Make) -> str:
+        own = (
+            self.chance.choice(attributes)
+            if attributes and self.chance.random() < 0.3
+            else attributes[0]
+            if attributes
+            else ""
+        )
+        return self._tag(name, self._gap() + make(), own)
+
+    def _value(self, values: tuple[str, ...]) -> str:
+        return self.chance.choice(TEXTS) if self.chance.random() < self.noise / 3 else self.chance.choice(values)
+
+    def _tag(self, name: str, inside: str, attributes: str) -> str:
+        chance = self.chance
+        if chance.random() < self.noise / 20:
+            name = chance.choice("abgz")
+        if chance.random() < self.noise / 20:
+            attributes += chance.choice(
+                (' z="1"', ' xml:id="q"', ' xsi:nil="true"', ' xsi:type="xs:int"', ' xmlns="urn:o"', " ")
+            )
+        name = name if ":" in name or " " in name else self._prefix + name
+        if not inside and chance.random() < 0.3:
+            return f"<{name}{attributes}/>{self._gap()}"
+        space = " " if chance.random() < self.noise / 20 else ""
+        return f"<{name}{attributes}>{inside}</{name.partition(' ')[0]}{space}>{self._gap()}"
+
+    def _gap(self) -> str:
+        chance = self.chance
+        if chance.random() < self.noise / 20:
+            return chance.choice(ODD)
+        return chance.choice(BETWEEN) if chance.random() < 0.15 + self.noise / 4 else ""
+
+    def document(self, noise: float) -> bytes:
+        """One document; `noise`: how likely it is to be odd or bad."""
+        self.noise = noise
+        chance = self.chance
+        self._prefix = chance.choice(("", "t:", "t:", "t:", "u:")) if self._space and noise != 0.1 else ""
+        who = self._tag("who", chance.choice(("us", "us", "us", "them")) if noise > 0.5 else "us", "")
+        keys = "".join(
+            self._tag("k", chance.choice("ab") if noise > 0.5 else "a", "") for _ in range(chance.randrange(3))
+        )
+        node = self._tag("n", self._tag("i", "1", "") + self._times(self._element("w", ("1", "2")), 0, 1), "")
+        parts = self._times(lambda: self._complex("v", self._attributes, self._content), 0, 2)
+        if self._is_wild:
+            wild = [self._element(name, ("1", "<y>1</y>")) for name in "zvo"]
+            parts = "".join(self._times(make, 0, 2) for make in wild)
+        inside = self._gap() + keys + chance.choice(("", node)) + who + parts
+        own = f' xmlns{":" * bool(self._prefix)}{self._prefix[:-1]}="{self._space}"' if self._space else ""
+        text = f"<{self._prefix}r{own} {INSTANCE}>{inside}</{self._prefix}r>"
+        if noise and chance.random() < 0.1:
+            at = chance.randrange(len(text))
+            text = (
+                text[:at]
+                + chance.choice(("", "<", ">", "x", "\x00", "-", "&", "]]>"))
+                + text[at + chance.randrange(3) :]
+            )
+        head = chance.choice(("", '<?xml version="1.0"?>\n')) if noise > 0.5 else ""
+        before, after = (chance.choice(("", "", *BETWEEN)) for _ in "12")
+        if noise > 0.5 and chance.random() < 0.1:
+            encoding = chance.choice(("utf-8", "iso-8859-1", "utf-16", "us-ascii"))
+            return f'<?xml version="1.0" encoding="{encoding}"?>{before}{text}{after}'.encode(encoding, "replace")
+        return f"{head}{before}{text}{after}".encode()
+
+
+LEAF = re.compile(rb"<([\w:]+)[^<>]*>([^<]*)</\1>")
+
+
+def changed(document: bytes, chance: random.Random) -> bytes:
+    """The document with one thing changed: an element more or less, or at another place; a text; something between."""
+    leaves = list(LEAF.finditer(document))
+    if not leaves:
+        return document + b" "
+    one, other = chance.choice(leaves), chance.choice(leaves)
+    start, end = one.span()
+    kind = chance.randrange(6)
+    if kind == 0:
+        return document[:start] + document[end:]
+    if kind == 1:
+        return document[:end] + document[start:]
+    if kind == 2:
+        return document[: other.start()] + one[0] + document[other.start() :]
+    if kind == 3:
+        return document[: one.start(2)] + chance.choice((*TEXTS, other[2].decode())).encode() + document[one.end(2) :]
+    gap = chance.choice(ODD if kind == 4 else BETWEEN).encode()
+    at = chance.choice((start, end, document.rindex(b"<"), document.index(b"<"), len(document)))
+    return document[:at] + gap + document[at:]
+
+
+def _occurs(least: int, most: int | None) -> str:
+    return f' minOccurs="{least}" maxOccurs="{"unbounded" if most is None else most}"'
+
+
+def _once(part: str) -> str:
+    """A particle that may stand in an all-group."""
+    for old in (' minOccurs="0" maxOccurs="unbounded"', ' minOccurs="0" maxOccurs="3"'):
+        part = part.replace(old, ' minOccurs="0" maxOccurs="1"')
+    return part.replace('maxOccurs="unbounded"', 'maxOccurs="1"').replace('minOccurs="2" maxOccurs="4"', "")
+
+
+class Tally:
+    """What was compared, and what differed."""
+
+    def __init__(self) -> None:
+        self.documents = self.traced = self.read = self.comparisons = 0
+
+
+def outcome(check: Callable[[bytes], Any], metadata: bytes) -> tuple[Any, tuple[str, str]]:
+    try:
+        return check(metadata), ("", "")
+    except JbiError as exc:
+        return None, (type(exc).__name__, str(exc))
+
+
+def layouts(roots: list[Element], chance: random.Random) -> list[Layout]:
+    """Layouts that read some of what is in documents: of leaves all, of others that they are there, and their names."""
+    leaves: dict[tuple[str, ...], bool] = {}
+    attributes: set[tuple[str, ...]] = set()
+    for root in roots:
+        for element in root.iter("*"):
+            path = tuple(str(each.tag) for each in (*reversed(list(element.iterancestors())), element))
+            leaves[path] = leaves.get(path, True) and next(element.iterchildren("*"), None) is None
+            attributes.update((*path, f"@{name}") for name in element.attrib)
+    made = []
+    for share, odd in ((1.0, 0.0), (0.5, 0.05)):
+        paths = Paths()
+        for path, is_leaf in leaves.items():
+            for reading in (PRESENT, TEXT, NUMBER):
+                if chance.random() < share and (is_leaf or reading == PRESENT or chance.random() < odd):
+                    paths.slot(path if chance.random() < 0.8 else ("", *path[1:]), reading)
+        for path in chance.sample(sorted(leaves), min(4, len(leaves))):
+            where = chance.choice(
+                ((f"//{path[-1]}",), ("*", *path[1:]), (f"//{path[0]}", *path[1:]), ("", "*", *path[2:]))
+            )
+            if share == 1.0 and leaves[path] and all(leaves[other] for other in leaves if other[-1] == path[-1]):
+                paths.slot(where, chance.choice((PRESENT, TEXT, NUMBER)))
+        for path in attributes:
+            if chance.random() < share:
+                paths.slot(path, chance.choice((PRESENT, TEXT, NUMBER)))
+        made.append(paths.layout(EMPTY))
+    return made
+
+
+def told(values: Any, many: Any) -> tuple[list[str], list[str]]:
+    """Values to compare; the mark of an absent number is another NaN than that of a text that is none."""
+    return (
+        ["absent" if value is ABSENT_NUMBER else repr(value) for value in values],
+        [f"{slot} {texts!r}" for slot, texts in sorted(many.items())],
+    )
+
+
+def compare(kind: Kind, known: InformationType, tally: Tally) -> None:
+    """Teach some good documents, and compare what is said of others."""
+    validates = kind.chance.random() < 0.9
+
+    def parsed(metadata: bytes) -> Element:
+        root = parse_metadata(metadata)
+        if validates:
+            known.validate(root)
+        known.check_invariants(root, registered)
+        return root
+
+    chance = kind.chance
+    documents = [kind.document(noise) for noise in (0.0, 0.0, 0.1, 0.2, 0.5, 1.5) for _ in range(40)]
+    own = f' xmlns="{kind._space}"' if kind._space else ""
+    registered = known.entries(parse_metadata(f"<r{own}><k>a</k><who>us</who></r>".encode()))
+    answers = {document: outcome(parsed, document) for document in documents}
+    good = [document for document, answer in answers.items() if answer[0] is not None]
+    others = [changed(document, chance) for document in good if b"who>" in document for _ in "12"]
+    answers.update((document, outcome(parsed, document)) for document in others)
+    plans = layouts([answers[document][0] for document in good], chance)
+    conformity = Conformity(known, registered, validate=validates)
+    for samples in (good[:1], good[:3], good[: len(good) // 3], chance.sample(good, len(good) // 2)):
+        conformity._known.learn(samples)
+        for _ in "12":  # once more, for what is learned by the first round
+            for document, answer in answers.items():
+                compare_one(conformity, document, answer, plans, tally)
+        for stencil in conformity._known.stencils:
+            conformity._known._read_more(stencil.missing)
+
+
+def compare_one(
+    conformity: Conformity, document: bytes, answer: tuple[Any, tuple[str, str]], plans: list[Layout], tally: Tally
+) -> None:
+    found, said = outcome(conformity.check, document)
+    tally.documents += 1
+    assert said == answer[1], document
+    if not isinstance(found, Traced):
+        return
+    tally.traced += 1
+    tally.comparisons += 1
+    for plan in plans:
+        values, many = found.read(plan)
+        if found._root is None:
+            assert told(values, many) == told(*plan.read(answer[0])), document
+            tally.read += 1
+            tally.comparisons += len(values) - 1
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        pytest.param(40_000, id="some"),
+        pytest.param(5_000_000, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(3_600)]),
+    ],
+)
+def test_verdict_and_readings_are_those_of_the_parser(
+    wanted: int, record_property: Callable[[str, object], None]
+) -> None:
+    tally, seed = Tally(), 0
+    while tally.comparisons < wanted:
+        # Given a random schema, and random documents of it
+        seed += 1
+        kind = Kind(random.Random(seed if wanted < 10**6 else -seed))
+        try:
+            known = open_type(read_bundle(kind.schema, marks=kind.marks))
+        except SchemaError:
+            continue  # not deterministic, or contradicting itself
+        # Expect of those that are known by their bytes what is said of them when they are parsed
+        compare(kind, known, tally)
+    assert tally.traced > tally.documents / 20
+    assert tally.read > tally.traced / 4
+    record_property("compared", f"{tally.comparisons}, {tally.traced} of {tally.documents} documents traced")
