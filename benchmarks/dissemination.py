@@ -35,6 +35,7 @@ from typing import Any
 from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import LookupSection, QueueSection, TlsSection
 from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.publisher.publication import RegistrationUid
 
 DATA = Path(__file__).parent.parent / "examples" / "data" / "intel_imagery"
 METADATA = (DATA / "fig1.xml").read_bytes()
@@ -47,8 +48,6 @@ LOOK = 8
 """One delivery in so many has its latency taken: the subscriber is to spend no more than one that only receives."""
 BOUND = 10_000
 """Objects that may wait for a subscription by default. Rows that are not about that allow more."""
-MANY = 1_000
-"""Objects in one call of publish_many."""
 
 Parties = dict[str, list[int]]
 """Process ids by party."""
@@ -177,7 +176,7 @@ class Case:
     rate: float = 0.0
     """Objects a second, where who is late catches up; 0: as fast as they are taken."""
     many: bool = False
-    """By publish_many, MANY in a call."""
+    """All in one call of publish_many."""
     vary: bool = True
     stopped: int = 0
     """Further subscriber processes that take nothing."""
@@ -201,12 +200,13 @@ class Case:
         predicates = stripes(number)
         return [([predicates[at] for at in share], sum(matched[at] for at in share)) for share in shares]
 
-    def publish_all(self, adapter: Any, registration: str, documents: Sequence[bytes]) -> None:
+    def publish_all(
+        self, adapter: PublisherAdapterLight, registration: RegistrationUid, documents: Sequence[bytes]
+    ) -> None:
         """As this case says."""
         payload = b"x" * self.payload
         if self.many:
-            for at in range(0, len(documents), MANY):
-                adapter.publish_many(registration, [(metadata, payload) for metadata in documents[at : at + MANY]])
+            adapter.publish_many(registration, ((metadata, payload) for metadata in documents))
             return
         begin = time.perf_counter()
         for at, metadata in enumerate(documents):
@@ -317,13 +317,11 @@ def rows(scale: float, only: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """All measurements whose name contains `only`; rows about a bound are never scaled."""
     for cases, section in ((CASES, nullcontext(None)), (SECURED, authority())):
         chosen = {name: case for name, case in cases.items() if only in name}
-        if not hasattr(PublisherAdapterLight, "publish_many"):
-            chosen = {name: case for name, case in chosen.items() if not case.many}
         if not chosen:
             continue
         with section as tls:
             for name, case in chosen.items():
-                count = case.count if case.bound == BOUND else max(2 * MANY // 10, int(case.count * scale))
+                count = case.count if case.bound == BOUND else max(10 * LOOK, int(case.count * scale))
                 yield name, measure(replace(case, count=count), tls)
 
 

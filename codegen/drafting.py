@@ -7,7 +7,7 @@ changes. It is a draft for people: samples of one publisher's session say more t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
@@ -18,6 +18,7 @@ from jbi_pubsub.codegen.model import readable
 from jbi_pubsub.core.child import Children
 from jbi_pubsub.core.errors import ChildError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle
+from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.xml import Element
 
 MAX_PATHS: Final = 10_000
@@ -51,7 +52,7 @@ def _outlined(bundle: SchemaBundle) -> _Outline:
         data = Children().run("jbi_pubsub.codegen.drafting:work", msgspec.msgpack.encode(bundle))
     except ChildError as exc:
         raise SchemaError(f"reading the schema {exc.message}", hint="Write the marks file by hand") from None
-    found: _Outline = msgspec.msgpack.decode(data, type=_Outline)
+    found: _Outline = decoder_of(cast(type[_Outline], _Outline)).decode(data)
     return found
 
 
@@ -60,7 +61,7 @@ def work(data: bytes) -> bytes:
     and the paths of the element's children out. Raises SchemaError."""
     from jbi_pubsub.codegen.schema import outline
 
-    return msgspec.msgpack.encode(outline(normalize(msgspec.msgpack.decode(data, type=SchemaBundle))))
+    return msgspec.msgpack.encode(outline(normalize(decoder_of(SchemaBundle).decode(data))))
 
 
 _NOTE_SAMPLES: Final = "Draft: what is equal in {} sample documents. Keep what stays the same for a whole session"

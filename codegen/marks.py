@@ -15,6 +15,7 @@ from lxml import etree
 
 from jbi_pubsub.codegen.model import XML, some
 from jbi_pubsub.core.errors import SchemaError
+from jbi_pubsub.core.values import from_json
 from jbi_pubsub.core.xml import XSD, Element
 
 JBI: Final = "urn:jbi:codegen:1"
@@ -61,7 +62,7 @@ def parse_marks(data: bytes) -> Marks:
     if not data:
         return Marks()
     try:
-        return msgspec.json.decode(data, type=Marks)
+        return from_json(Marks, data)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise SchemaError(
             f"the marks file can't be read: {exc}",

@@ -29,6 +29,7 @@ from jbi_pubsub.codegen.model import TypeModel, one_line
 from jbi_pubsub.core.child import LIMITS, PATIENCE, Allowance, Children, Limits
 from jbi_pubsub.core.errors import ChildError, ErrorReport, JbiError, SchemaError, rebuild, report
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.values import decoder_of
 
 MAX_NAME_CHARS: Final = 500
 """Of a type's name and version together; a namespace and a local name need about 100."""
@@ -104,7 +105,7 @@ def checked_name(name: str, version: str) -> TypeName:
 
 def work(data: bytes) -> bytes:
     """`opened` for a child process: a bundle as MessagePack in, an Opened out. Raises SchemaError."""
-    found = opened(msgspec.msgpack.decode(data, type=SchemaBundle))
+    found = opened(decoder_of(SchemaBundle).decode(data))
     if found.seconds > MAX_COMPILE_SECONDS:
         raise SchemaError(
             f"schema {found.names[found.main]} takes {found.seconds:.1f} s to compile, over {MAX_COMPILE_SECONDS:g}",
@@ -174,7 +175,7 @@ class Opener:
             found = self._once(key, data, path, caller)
         elif path is not None and not path.exists():
             _store(path, found)
-        return msgspec.msgpack.decode(found, type=Opened)
+        return decoder_of(Opened).decode(found)
 
     def _once(self, key: str, data: bytes, path: Path | None, caller: str) -> bytes:
         """Of several threads that come with one schema, one has it opened."""
@@ -202,7 +203,7 @@ class Opener:
         if path is not None:
             with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):  # none, or damaged: made anew
                 found = path.read_bytes()
-                msgspec.msgpack.decode(found, type=Opened)
+                decoder_of(Opened).decode(found)
                 self._memory.keep(key, found)
                 return found
         try:

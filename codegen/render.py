@@ -26,6 +26,7 @@ from jbi_pubsub.codegen.model import TEXT, EntryModel, Field, TypeModel, one_lin
 from jbi_pubsub.codegen.values import kind_of
 from jbi_pubsub.core.child import Children
 from jbi_pubsub.core.errors import ChildError, MetadataError, OversizeError, SchemaError
+from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.xml import Element, parse_metadata, parser
 
 ENTRY_STYLESHEET: Final = Path(__file__).with_name("entry.xsl")
@@ -70,7 +71,7 @@ class _Order(msgspec.Struct, frozen=True):
 
 def work(data: bytes) -> bytes:
     """`render` in a child process, since a stylesheet may go on for ever. Raises SchemaError."""
-    return _transformed(msgspec.msgpack.decode(data, type=_Order)).encode()
+    return _transformed(decoder_of(_Order).decode(data)).encode()
 
 
 def _transformed(order: _Order) -> str:

@@ -13,11 +13,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from lxml import etree
 
 from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
 from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.values import from_json
 from jbi_pubsub.examples.scenario import DATA, PUBLISHERS, SUBSCRIBERS, Publication, Publisher, Subscriber, publications
 
 
@@ -105,7 +105,7 @@ def main() -> int:
     """Play one role."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the demo, which ends us by closing stdin
     role, name, encoded = sys.argv[1:4]
-    config = msgspec.json.decode(encoded, type=Config)
+    config = from_json(Config, encoded.encode())
     try:
         if role == "publisher":
             publish(next(p for p in PUBLISHERS if p.name == name), config)

@@ -42,6 +42,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.lookup.events import NUMBER_JUMP, Interest
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.lookup.registrar import (
@@ -385,8 +386,8 @@ class Store:
         here = now + self._clock.offset
         items: list[ItemKept] = []
         interests: list[InterestKept] = []
-        item_decoder = msgspec.msgpack.Decoder(_ItemBody)
-        interest_decoder = msgspec.msgpack.Decoder(Interest)
+        item_decoder = decoder_of(_ItemBody)
+        interest_decoder = decoder_of(Interest)
         for kind, kept, body, epoch, body_checksum, ends, term, lease_checksum in self._base.execute(
             "SELECT kind, id, body, epoch, body_checksum, ends, term, lease_checksum FROM kept"
         ):
@@ -412,7 +413,7 @@ class Store:
             return None
         if row[1] != _checksum(row[0], name):
             raise self._damaged(f"{name} does not fit its checksum")
-        return msgspec.msgpack.decode(row[0], type=kind)
+        return decoder_of(kind).decode(row[0])
 
     def _put_meta(self, name: str, value: object) -> None:
         data = msgspec.msgpack.encode(value)

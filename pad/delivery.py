@@ -22,6 +22,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
+from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.deflate import Compression, described
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
@@ -454,7 +455,7 @@ class SubscriberSession:
 
     def _acked(self, count: int, note: bytes) -> None:
         try:
-            consumed = msgspec.msgpack.decode(note, type=Consumed) if note else {}
+            consumed = decoder_of(Consumed).decode(note) if note else {}
         except msgspec.DecodeError as exc:
             raise ProtocolError(f"bad acknowledgement: {exc}") from exc
         with self._changed:

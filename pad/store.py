@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 
 
@@ -52,7 +53,7 @@ class SubscriptionStore:
         with self._lock, self._translated():
             self._base.execute("DELETE FROM mail WHERE ends <= ?", (wall,))
             rows = self._base.execute("SELECT request, lease, ends FROM mail").fetchall()
-            return [Kept(msgspec.msgpack.decode(r, type=SubscriptionRequest), lease, ends) for r, lease, ends in rows]
+            return [Kept(decoder_of(SubscriptionRequest).decode(r), lease, ends) for r, lease, ends in rows]
 
     def keep(self, kept: Kept) -> None:
         """Add or replace a subscription. Raises StorageError."""

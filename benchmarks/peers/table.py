@@ -25,21 +25,21 @@ from itertools import groupby
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import workload                 # noqa: E402
 
-PLAN = [                        # (style, N, matches, own connections?, systems); the baseline comes by itself
-    ("rect", 1, 1, False, "jbi nats-lean zenoh redis mosquitto activemq-sql"),
-    ("rect", 10, 1, False, "jbi nats-lean nats-lean-cells zenoh zenoh-cells activemq-sql activemq-xpath"),
-    ("rect", 10, 1, True, "jbi nats-lean-cells"),
-    ("rect", 100, 1, False, "jbi nats-lean nats-lean-cells redis mosquitto activemq-sql"),
-    ("rect", 1000, 1, False, "jbi nats-lean-cells zenoh-cells"),
-    ("comment", 10, 1, False, "jbi"),
-    ("comment", 1000, 1, False, "jbi"),
-    ("varied", 10, 1, False, "jbi nats-lean-cells"),
-    ("varied", 1000, 1, False, "jbi nats-lean-cells"),
-    ("wide", 10, 1, False, "jbi nats-lean-cells"),
-    ("mixed", 10, 1, False, "jbi nats-lean"),
-    ("mixed", 1000, 1, False, "jbi"),
-    ("rect", 10, 10, False, "jbi nats-lean"),
-    ("rect", 10, 10, True, "jbi nats-lean"),
+PLAN = [                        # (style, N, matches, subscriber processes if not 1 or 2, systems); the baseline comes by itself
+    ("rect", 1, 1, 0, "jbi nats-lean zenoh redis mosquitto activemq-sql"),
+    ("rect", 10, 1, 0, "jbi nats-lean nats-lean-cells zenoh zenoh-cells activemq-sql activemq-xpath"),
+    ("rect", 10, 1, 10, "jbi nats-lean-cells"),
+    ("rect", 100, 1, 0, "jbi nats-lean nats-lean-cells redis mosquitto activemq-sql"),
+    ("rect", 1000, 1, 0, "jbi nats-lean-cells"),
+    ("comment", 10, 1, 0, "jbi"),
+    ("comment", 1000, 1, 0, "jbi"),
+    ("varied", 10, 1, 0, "jbi nats-lean-cells"),
+    ("varied", 1000, 1, 0, "jbi nats-lean-cells"),
+    ("wide", 10, 1, 0, "jbi nats-lean-cells"),
+    ("mixed", 10, 1, 0, "jbi nats-lean"),
+    ("mixed", 1000, 1, 4, "jbi"),
+    ("rect", 10, 10, 0, "jbi nats-lean"),
+    ("rect", 10, 10, 10, "jbi nats-lean"),
 ]
 QUIET = 0.3
 """Cores that others may use while we measure; the kernel's own network work is among them."""
@@ -56,6 +56,7 @@ def main():
     a.add_argument("--payload", type=int, default=1024)
     a.add_argument("--seconds", type=float, default=2.0, help="of each phase")
     a.add_argument("--window", type=int, default=256, help="objects in flight at most")
+    a.add_argument("--processes", type=int, default=0, help="of subscribers; else 1 for one, 2 for more")
     a.add_argument("--own-connections", action="store_true", help="a process, so a connection, for each subscriber")
     a.add_argument("--lat-most", type=float, default=2000, help="objects/s at most when latency is measured")
     a.add_argument("--stall", action="store_true", help="one of N subscribers stops reading")
@@ -81,14 +82,14 @@ def cells(o):
     if o.all:
         plan = [(*of, names.split()) for *of, names in PLAN]
     else:
-        plan = [(style, n, n if o.m == "all" else min(n, int(o.m)), o.own_connections, o.systems.split(","))
+        plan = [(style, n, n if o.m == "all" else min(n, int(o.m)), n if o.own_connections else o.processes, o.systems.split(","))
                 for style in o.styles.split(",") for n in map(int, o.n.split(","))]
     if o.stall:
         return [{"stall": True, "system": name, "n_subscribers": n, "payload": o.payload}
                 for _, n, _, _, names in plan for name in names]
     return [{"system": name, "style": style, "n_subscribers": n, "matches_per_object": m, "payload": o.payload,
-             "seconds": o.seconds, "window": o.window, "subprocs": n if own else None, "lat_most": o.lat_most}
-            for style, n, m, own, names in plan for name in dict.fromkeys([baseline(style), *names])]
+             "seconds": o.seconds, "window": o.window, "subprocs": processes, "lat_most": o.lat_most}
+            for style, n, m, processes, names in plan for name in dict.fromkeys([baseline(style), *names])]
 
 
 def baseline(style):
@@ -146,6 +147,11 @@ def joined(rows):
     return groups
 
 
+def is_void(r):
+    """Whether somebody did not get what he should, or got what he should not."""
+    return any(x.get(k) for x in (r, r.get("lat", {})) for k in ("lost", "extra", "stuck", "bad"))
+
+
 def table(rows):
     """Markdown."""
     yield "| documents | N | matches | system | objects/s | ratio | deliveries/s | CPU us | p50 / p99 ms | lost / extra | processes |"
@@ -157,10 +163,9 @@ def table(rows):
             lat = r.get("lat", {})
             loud = max(r["cpu_other"], lat.get("cpu_other", 0)) > QUIET
             noisy += loud
-            void = any(x.get(k) for x in (r, lat) for k in ("lost", "extra", "stuck", "bad"))
             yield "| " + " | ".join((
                 style, f"{n:,}", "all" if m == n > 1 else f"{m}", system + " *" * loud,
-                ("void: " if void else "") + f"{r['obj_s']:,.0f}", f"{r['obj_s'] / base:.2f}" if base else "-",
+                ("void: " if is_void(r) else "") + f"{r['obj_s']:,.0f}", f"{r['obj_s'] / base:.2f}" if base else "-",
                 f"{r['deliv_s']:,.0f}", f"{r['cpu_us_per_obj']:,.0f}",
                 f"{lat['p50_ms']:.2f} / {lat['p99_ms']:.1f} at {lat['obj_s']:,.0f}/s" if lat.get("p50_ms") else "-",
                 f"{r['lost'] + lat.get('lost', 0)} / {r['extra'] + lat.get('extra', 0)}",
@@ -169,7 +174,7 @@ def table(rows):
     yield ""
     yield (f"Payload {', '.join(f'{size:,}' for size in sizes)} bytes. Processes: broker, publisher, subscribers. CPU us: "
            "of all of them, an object. Ratio: to the system without broker, measured first in each group. One row: "
-           "`python benchmarks/peers/table.py --systems SYSTEM --styles DOCUMENTS --n N`.")
+           "`python benchmarks/peers/table.py --systems SYSTEM --styles DOCUMENTS --n N --m MATCHES --processes SUBSCRIBERS`.")
     if noisy:
         yield f"\n\\* {noisy} rows: others used more than {QUIET} cores meanwhile, so the machine was not quiet."
     for why, failed in groupby(sorted((r["error"], r["system"], r["N"]) for r in rows if "error" in r), lambda r: r[0]):
@@ -196,7 +201,7 @@ def plot(rows, name):
     lines = {}
     for (style, n, m, _, processes), found in joined(rows).items():
         for system, r in found.items():
-            if m == 1 and processes <= 2:
+            if m == 1 and (n, processes) != (10, 10) and not is_void(r):
                 lines.setdefault((style, system), {})[n] = r["obj_s"]
     styles = [s for s in workload.STYLES if any(style == s for style, _ in lines)]
     figure, panels = pyplot.subplots(1, len(styles), figsize=(1 + 4 * len(styles), 5), sharey=True, squeeze=False)

@@ -65,7 +65,7 @@ Report = dict[str, Any]
 
 
 def run(sizes: Sequence[int] = SIZES, progress: Callable[[str], None] | None = None) -> list[Report]:
-    """One row per workload and size, as plain data. Times are microseconds, memory bytes; see `row_of`."""
+    """One row per workload and size, as plain data. Times are microseconds of the processor; see `row_of`."""
     rows = []
     for name, workload in WORKLOADS.items():
         for size in sizes:
@@ -230,13 +230,14 @@ def _document(chance: random.Random, number: int) -> bytes:
 
 
 def _timed(work: Callable[[], object]) -> float:
-    """Microseconds that `work` takes, without the garbage collector, which would measure the benchmark's own data."""
+    """Microseconds of the processor that `work` takes, whatever else the machine does; without the garbage collector,
+    which would measure the benchmark's own data."""
     gc.collect()
     gc.disable()
     try:
-        start = time.perf_counter()
+        start = time.process_time()
         work()
-        return (time.perf_counter() - start) * 1e6
+        return (time.process_time() - start) * 1e6
     finally:
         gc.enable()
 

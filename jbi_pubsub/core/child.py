@@ -31,6 +31,8 @@ from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
+from jbi_pubsub.core.values import decoder_of
+
 from .errors import ChildError, ErrorReport, JbiError, rebuild, report
 
 PLACES: Final = 2
@@ -194,7 +196,7 @@ def _ask(request: _Request, limits: Limits) -> _Reply:
     if child.returncode:
         return _ended(child.returncode, complaint, limits)
     try:
-        return msgspec.msgpack.decode(said, type=_Reply)
+        return decoder_of(_Reply).decode(said)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _ended(0, complaint, limits)
 
@@ -253,7 +255,7 @@ def serve() -> NoReturn:
     _bind(int(parent), limits)
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # whatever prints does not get between
-        reply = _answer(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=_Request), limits)
+        reply = _answer(decoder_of(_Request).decode(sys.stdin.buffer.read()), limits)
         answers.write(msgspec.msgpack.encode(reply))
     os._exit(0)  # nothing is open that would have to be closed, and freeing a large tree takes its time
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import threading
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -10,6 +11,26 @@ from .errors import ProtocolError
 from .info_object import Part
 
 T = TypeVar("T")
+
+_making: Final = threading.Lock()
+"""msgspec 0.22 ends the process (SIGSEGV) when two threads look into the same Struct for the first time at once."""
+_decoders: Final[dict[Any, msgspec.msgpack.Decoder[Any]]] = {}
+
+
+def decoder_of(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
+    """The decoder of values of a type, made once. All decoders that are not made with their module come from here."""
+    found = _decoders.get(kind)
+    if found is None:
+        with _making:
+            found = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    return found
+
+
+def from_json(kind: type[T], data: bytes) -> T:
+    """The value of a type in a JSON text, for what is read once. Raises what msgspec raises."""
+    with _making:
+        decoder = msgspec.json.Decoder(kind)
+    return decoder.decode(data)
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[T], data: Part, what: str) -> T:

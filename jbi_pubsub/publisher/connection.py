@@ -34,6 +34,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.renewal import LeaseRenewalManager
+from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import (
@@ -443,6 +444,6 @@ class DelegateConnection:
 
 def _decoded(note: memoryview) -> Refusals:
     try:
-        return msgspec.msgpack.decode(note, type=Refusals)
+        return decoder_of(Refusals).decode(note)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ProtocolError(f"bad acknowledgement: {exc}") from exc

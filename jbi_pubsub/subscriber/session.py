@@ -35,6 +35,7 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Part, decode, decode_cut
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import LeaseRenewalManager
+from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
@@ -656,6 +657,6 @@ def _hand_on(arrived: dict[_Standing, list[InfoObject]]) -> None:
 
 def _notice(body: memoryview) -> LossNotice:
     try:
-        return msgspec.msgpack.decode(body, type=LossNotice)
+        return decoder_of(LossNotice).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ProtocolError(f"bad loss notice: {exc}") from exc

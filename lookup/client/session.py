@@ -23,6 +23,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, rebuild
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
@@ -531,9 +532,9 @@ class RegistrarSession:
             kind = bytes(item[:1])
             try:
                 if kind == EVENT:
-                    self._dispatch(msgspec.msgpack.decode(item[1:], type=ServiceEvent))
+                    self._dispatch(decoder_of(ServiceEvent).decode(item[1:]))
                 elif kind == DIAGNOSTIC:
-                    self._diagnose(msgspec.msgpack.decode(item[1:], type=EventDiagnostic))
+                    self._diagnose(decoder_of(EventDiagnostic).decode(item[1:]))
                 elif kind == GAP:
                     self._look_again()
                 else:

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.pad.mail.message import Content
 from jbi_pubsub.pad.mail.outbox import Changes, Ledger, Letter
 from jbi_pubsub.pad.store import check_tables, opened, transaction
@@ -87,7 +88,7 @@ class MailStore:
                 letters.setdefault(uid, []).append(letter)
                 first = max(first, number + 1)
             ledgers = {
-                uid: msgspec.msgpack.decode(ledger, type=Ledger)
+                uid: decoder_of(Ledger).decode(ledger)
                 for uid, ledger in self._base.execute("SELECT uid, ledger FROM ledgers")
             }
         return KeptMail(letters, ledgers, first)

@@ -44,7 +44,7 @@ from jbi_pubsub.core.errors import (
     report,
 )
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.values import decoded
+from jbi_pubsub.core.values import decoded, decoder_of
 
 from .endpoint import CONTROL, Caller, Security, dial, readable, recv_exactly
 from .ref import ServiceRef
@@ -163,7 +163,7 @@ class ControlClient:
         said = f"answer of {self.ref.exported}.{method} at {', '.join(self.ref.endpoints)}"
         if not good:
             raise rebuild(decoded(_ERRORS, answer, said))
-        known: T = decoded(msgspec.msgpack.Decoder(result), answer, said)
+        known: T = decoded(decoder_of(result), answer, said)
         return known
 
     def close(self) -> None:
@@ -235,7 +235,7 @@ def _decoder(function: Callable[..., Any]) -> msgspec.msgpack.Decoder[Any]:
     hints = typing.get_type_hints(function)
     names = list(inspect.signature(function).parameters)[2:]  # without self and caller
     arguments: Any = tuple.__class_getitem__(tuple(hints[n] for n in names))
-    return msgspec.msgpack.Decoder(arguments)
+    return decoder_of(arguments)
 
 
 _ERRORS: Final = msgspec.msgpack.Decoder(ErrorReport)

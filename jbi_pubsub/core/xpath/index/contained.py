@@ -53,7 +53,8 @@ class Contained(Listed):
         if self._is_prefix:
             parts = {text[:length] for text in texts for length in lengths}
         elif sum(map(len, texts)) * len(lengths) > len(self._records):
-            return [record for part, record in list(self._records.items()) if any(part in text for text in texts)]
+            every = list(self._records.items())
+            return [record for part, record in every if part in texts[0] or any(part in text for text in texts[1:])]
         else:
             parts = {
                 text[at : at + length] for text in texts for length in lengths for at in range(len(text) - length + 1)

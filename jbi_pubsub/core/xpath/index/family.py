@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from .document import ABSENT_NUMBER, Many, Values
 
@@ -36,32 +37,8 @@ Key = Any  # one constant, or a tuple of them; what itemgetter makes of the same
 Probe = Callable[[Values, list[int]], None]
 
 
-class Family(Protocol):
-    """Rows with the same kind of access key."""
-
-    slots: frozenset[int]
-    checked: bool
-    asked: frozenset[int]
-    rows: int
-
-    def add(self, key: Key, bounds: Bounds, row: int) -> None:
-        """Take in a row."""
-
-    def remove(self, key: Key, bounds: Bounds, row: int) -> None:
-        """Drop a row that was added with the same arguments."""
-
-    def probe(self) -> Probe:
-        """The fast search: a function that appends the rows which hold."""
-
-    def search(self, values: Values, many: Many, found: list[int]) -> None:
-        """The exact search for a document in which paths occur several times."""
-
-    def size(self) -> int:
-        """Estimated bytes."""
-
-
-class Keyed:
-    """What the families share: records by key, and the checks of their rows."""
+class Family(ABC):
+    """Rows with the same kind of access key: records by the key's equalities."""
 
     def __init__(self, keys: tuple[int, ...], ranges: tuple[int, ...] = ()) -> None:
         self.slots = frozenset(keys) | frozenset(ranges)
@@ -72,6 +49,26 @@ class Keyed:
         self._keys = keys
         self._key: Callable[[Values], Key] = itemgetter(*keys) if keys else _no_key
         self._records: dict[Key, Any] = {}
+
+    @abstractmethod
+    def add(self, key: Key, bounds: Bounds, row: int) -> None:
+        """Take in a row."""
+
+    @abstractmethod
+    def remove(self, key: Key, bounds: Bounds, row: int) -> None:
+        """Drop a row that was added with the same arguments."""
+
+    @abstractmethod
+    def probe(self) -> Probe:
+        """The fast search: a function that appends the rows which hold."""
+
+    @abstractmethod
+    def search(self, values: Values, many: Many, found: list[int]) -> None:
+        """The exact search for a document in which paths occur several times."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """Estimated bytes."""
 
     def _records_for(self, values: Values, many: Many) -> Iterable[Any]:
         """The records whose equalities hold for some of the values."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from .document import Many, Values
-from .family import Bounds, Key, Keyed, Probe, aligned, span_of
+from .family import Bounds, Family, Key, Probe, aligned, span_of
 
 SMALL: Final = 16
 """Rows with equal equalities that are simply scanned (50 ns each); only more of them are worth a grid."""
@@ -31,7 +31,7 @@ _SMALLEST_CELL: Final = 2.0**-40
 _LARGEST_QUOTIENT: Final = 2.0**1000  # beyond it a cell number might overflow to infinity
 
 
-class Celled(Keyed):
+class Celled(Family):
     """Equalities and one or two ranges: the rows with a key lie in a grid of cells (tuple-space search).
 
     The side of a cell is the power of two next above the range's length (half of it with one range only, where finer

@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 
 from .document import Many, Values
-from .family import Bounds, Key, Keyed, Probe, aligned
+from .family import Bounds, Family, Key, Probe, aligned
 
 
-class Listed(Keyed):
+class Listed(Family):
     """Equalities only: the rows with a key are an array of row numbers."""
 
     def add(self, key: Key, bounds: Bounds, row: int) -> None:  # noqa: ARG002  # has no ranges

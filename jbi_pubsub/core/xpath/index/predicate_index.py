@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Collection, Hashable
+from collections.abc import Hashable
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -41,6 +41,10 @@ from .relative import NO_STEP, UnreadableError
 from .residual import Checks
 
 K = TypeVar("K", bound=Hashable)
+
+
+class _Crowd(dict[K, None]):
+    """The owners of a row, if there are several; or none any more."""
 
 
 class _Kind(msgspec.Struct, eq=False):
@@ -179,7 +183,7 @@ class _Evaluators:
         return known
 
 
-PER_KEY_BYTES: Final = 200
+PER_KEY_BYTES: Final = 150
 """Of a key and its row: entries by key and by constants, the row's number, owners and check (measured)."""
 
 MAX_EXTENTS: Final = 64
@@ -199,7 +203,7 @@ class PredicateIndex(Generic[K]):
         self._always: dict[K, None] = {}
         self._groups: dict[K, int] = {}
         self._kinds: dict[tuple[Plan, tuple[Any, ...]], _Kind] = {}
-        self._owners: list[Collection[K]] = []
+        self._owners: list[K | _Crowd[K]] = []
         self._evaluated: dict[int, Predicate] = {}
         self._version = 0
         self._compiled: dict[int, _Evaluators] = {}
@@ -280,10 +284,9 @@ class PredicateIndex(Generic[K]):
             rows, several = self._rows_for(visit)
             if self._evaluated:
                 rows += self._rows_by_lxml(thread, visit)
-            owners = self._owners.__getitem__  # all in C, a list of owners at a time
-            found = list(itertools.chain.from_iterable(map(owners, rows)))
+            found = self._owners_of(rows)
             if several:  # a predicate with several rows may be found by more than one
-                found += dict.fromkeys(itertools.chain.from_iterable(map(owners, several)))
+                found += dict.fromkeys(self._owners_of(several))
             if visit.is_unreadable:
                 found = self._without_relative(visit, found)
         finally:
@@ -316,7 +319,7 @@ class PredicateIndex(Generic[K]):
         """
         tallies = list(self._tallies.values())
         documents, evaluations, xpath, errors = (sum(t[i] for t in tallies) for i in range(4))
-        fallback = sum(len(self._owners[row]) for row in list(self._evaluated))
+        fallback = len(self._owners_of(list(self._evaluated)))
         rows = sum(f.rows for f in self._cookbook.families.values())
         per_key = PER_KEY_BYTES
         return {
@@ -409,20 +412,20 @@ class PredicateIndex(Generic[K]):
 
     def _join(self, key: K, rows: int | tuple[int, ...]) -> None:
         for row in _numbers(rows):
-            owners = self._owners[row]
-            if isinstance(owners, dict):
-                owners[key] = None
+            owner = self._owners[row]
+            if isinstance(owner, _Crowd):
+                owner[key] = None
             else:
-                self._owners[row] = dict.fromkeys((*owners, key))
+                self._owners[row] = _Crowd({owner: None, key: None})
 
     def _leave(self, key: K, row: int) -> bool:
         """Whether others stay."""
-        owners = self._owners[row]
-        if isinstance(owners, dict):
-            del owners[key]
-        else:
-            self._owners[row] = ()
-        return bool(self._owners[row])
+        owner = self._owners[row]
+        if isinstance(owner, _Crowd):
+            del owner[key]
+            return bool(owner)
+        self._owners[row] = _Crowd()
+        return False
 
     def _reclaim(self) -> None:
         """Take back the numbers of removed rows that no reader can still hold, and forget their checks."""
@@ -440,11 +443,21 @@ class PredicateIndex(Generic[K]):
         if self._free:
             row = self._free.pop()
             self._checks.of[row] = check
-            self._owners[row] = (key,)
+            self._owners[row] = key
             return row
         self._checks.of.append(check)
-        self._owners.append((key,))
+        self._owners.append(key)
         return len(self._owners) - 1
+
+    def _owners_of(self, rows: list[int]) -> list[K]:
+        owners = self._owners
+        found: list[Any] = [owners[row] for row in rows]
+        crowds = [owner for owner in found if owner.__class__ is _Crowd]
+        if crowds:
+            found = [owner for owner in found if owner.__class__ is not _Crowd]
+            for crowd in crowds:
+                found += list(crowd)
+        return found
 
     def _rows_for(self, visit: _Visit) -> tuple[list[int], list[int]]:
         """The rows that hold for the document: of predicates with one row, and of those with several."""

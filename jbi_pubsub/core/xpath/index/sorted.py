@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from .document import Many, Values
-from .family import Bounds, Key, Keyed, Probe, span_of
+from .family import Bounds, Family, Key, Probe, span_of
 
 CHUNK: Final = 1024
 """Bounds in one piece of a sorted record; an insertion copies one piece, 12 KiB."""
 
 
-class Sorted(Keyed):
+class Sorted(Family):
     """Equalities and one bound: the rows with a key are sorted by the bound, those that hold are one slice.
 
     A record is the least bounds of its pieces, and the pieces: bounds and row numbers, at most CHUNK of them.

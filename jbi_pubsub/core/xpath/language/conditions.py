@@ -195,8 +195,8 @@ class Parameter(msgspec.Struct, frozen=True):
 
 
 class _Bound(msgspec.Struct, frozen=True):
-    """Of x, such that `x` and then all `moves`, the first first, compare as `test` with the constant: the last such
-    number, from below if `rising`.
+    """The last number x for which x, after all `moves`, compares as `test` with the constant: the greatest if it is an
+    upper bound, else the least.
 
     Each move (operator, constant, whether the constant stands left) keeps the order of numbers or turns it around, and
     so does its rounding; so those for which it holds are all up to the bound, or all from it on.
@@ -356,7 +356,8 @@ class _Analysis:
 
     def _existence(self, path: Path, negated: bool, context: Where) -> _Disjunction:
         where, guards = self._resolve(path, context)
-        if len(where) == 2 and where[1] == "*" and not negated and all(_context_free(g) for g, _ in guards):
+        is_of_all = not negated and all(_context_free(g) for g, _ in guards)
+        if is_of_all and len(where) == 2 and where[1] == "*" and not is_relative(where[:1]):
             # as the paper writes it: some child of the document element exists, and what is in brackets is true anyway
             return self._guarded([Condition(HAS_CHILDREN, where[:1])], guards, negated)
         condition = [] if where == ("",) else [Condition(EXISTS, where)]
