@@ -354,6 +354,23 @@ def test_attributes_hold_what_they_may() -> None:
     assert traced.read(layout) == ([None, "4", "1", "c", None], {1: ["4", "5"], 2: ["1", "1"], 3: ["c", " "]})
 
 
+def test_attributes_of_one_path_come_in_the_order_of_the_document() -> None:
+    # Given elements of one name, with an attribute that is always the same here and may be any number there
+    class Attributes(Says):
+        def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002 - of any
+            return NUMBER
+
+    made = stencil(b"<m><a x='us'/><a x='1'/></m>", Attributes())
+    assert made is not None
+    paths = Paths()
+    paths.slot(("m", "a", "@x"), NODE_TEXT)
+    layout = paths.layout(EMPTY)
+    traced = made.trace(b"<m><a x='us'/><a x='2'/></m>")
+    assert traced is not None
+    # Expect both values, in this order
+    assert traced.read(layout) == ([None, "us"], {1: ["us", "2"]})
+
+
 def test_texts_kept_as_they_were_seen_are_few() -> None:
     many = [b"<m><a>%d</a></m>" % number for number in range(MAX_FIXED + 1)]
     assert stencil(many[0], Says(texts=None), *many[1:-1]) is not None

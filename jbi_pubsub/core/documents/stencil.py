@@ -234,7 +234,7 @@ class _Reader:
     @classmethod
     def of(cls, scope: _Scope, layout: Layout) -> _Reader | None:
         """For a layout all of whose places are among the scope's; None where the values of one slot would not come in
-        the order of the document, some being in what comes again and again."""
+        the order of the document: some of them are in what comes again and again, or are always the same."""
         texts: list[tuple[int, int, bool, Mapping[bytes, str]]] = []
         tags: list[tuple[int, int, Any]] = []
         for place in scope.places:
@@ -263,10 +263,9 @@ class _Reader:
                 return None
             if reader.slots:
                 runs.append((group, each.expression.finditer, reader))
-        own = {text[1] for text in texts} | {tag[1] for tag in tags}
-        if not all(own.isdisjoint(reader.slots) for _, _, reader in runs):
-            return None
-        return cls(texts, tags, runs, own.union(*(reader.slots for _, _, reader in runs)))
+        parts = [{text[1] for text in texts}, {tag[1] for tag in tags}, {s for _, _, r in runs for s in r.slots}]
+        slots = set[int]().union(*parts)
+        return cls(texts, tags, runs, slots) if len(slots) == sum(map(len, parts)) else None
 
     def read(self, found: re.Match[bytes], values: Values, many: Many) -> None:
         """Put what was found at its slots."""
