@@ -264,8 +264,8 @@ class _Reader:
             if reader.slots:
                 runs.append((group, each.expression.finditer, reader))
         parts = [{text[1] for text in texts}, {tag[1] for tag in tags}, {s for _, _, r in runs for s in r.slots}]
-        slots = set[int]().union(*parts)
-        return cls(texts, tags, runs, slots) if len(slots) == sum(map(len, parts)) else None
+        every = parts[0].union(*parts)
+        return cls(texts, tags, runs, every) if len(every) == sum(map(len, parts)) else None
 
     def read(self, found: re.Match[bytes], values: Values, many: Many) -> None:
         """Put what was found at its slots."""
