@@ -637,3 +637,74 @@ def test_the_leaves_of_real_schemas() -> None:
     assert letters.expression == "(?:N|S)"
     assert imagery.is_invariant(("metadata", "RequiredMetadata", "publisher"))
     assert not imagery.is_invariant((*coordinates, "lat"))
+
+
+@pytest.mark.parametrize(
+    ("inside", "is_certain"),
+    [
+        pytest.param('<xs:attribute name="x" type="xs:int"/>', True, id="declared"),
+        pytest.param('<xs:attribute name="x"/>', True, id="of any type"),
+        pytest.param('<xs:attributeGroup ref="G"/>', True, id="in a group"),
+        pytest.param('<xs:attribute name="y"/>', False, id="another one"),
+        pytest.param('<xs:attribute name="x" type="xs:int" fixed="1"/>', False, id="fixed"),
+        pytest.param('<xs:attribute name="x" type="xs:int" default="1"/>', False, id="with a default"),
+        pytest.param('<xs:attribute name="x" type="xs:int" form="qualified"/>', False, id="in a namespace"),
+        pytest.param('<xs:attribute name="x" type="xs:anyURI"/>', False, id="of a type that is not understood"),
+        pytest.param('<xs:anyAttribute processContents="lax"/>', False, id="any"),
+        pytest.param('<xs:attribute name="y" type="xs:ID"/><xs:attribute name="x"/>', False, id="beside an ID"),
+        pytest.param(
+            '<xs:simpleContent><xs:extension base="B"><xs:attribute name="y"/></xs:extension></xs:simpleContent>',
+            True,
+            id="of the base",
+        ),
+        pytest.param(
+            '<xs:simpleContent><xs:restriction base="B"><xs:attribute name="x" use="prohibited"/></xs:restriction>'
+            "</xs:simpleContent>",
+            False,
+            id="restricted",
+        ),
+    ],
+)
+def test_attributes_hold_what_their_declaration_says(inside: str, is_certain: bool) -> None:
+    more = (
+        '<xs:attributeGroup name="G"><xs:attribute name="x" type="xs:int"/></xs:attributeGroup>'
+        '<xs:complexType name="B"><xs:simpleContent><xs:extension base="xs:int"><xs:attribute name="x" type="xs:int"/>'
+        "</xs:extension></xs:simpleContent></xs:complexType>"
+    )
+    kind = document_type(f'<xs:element name="v"><xs:complexType>{inside}</xs:complexType></xs:element>', more=more)
+    assert (kind.attribute(("r", "v"), "x") is not None) == is_certain
+
+
+@pytest.mark.parametrize(
+    ("content", "tags", "expected"),
+    [
+        pytest.param(
+            '<xs:sequence>{a}<xs:element name="b" minOccurs="0"/></xs:sequence>', "ab", "sequence", id="sequence"
+        ),
+        pytest.param('<xs:choice maxOccurs="unbounded">{a}</xs:choice>', "aaa", "choice", id="choice"),
+        pytest.param("<xs:all>{a}</xs:all>", "a", "exact", id="all"),
+        pytest.param("<xs:sequence>{a}{a}</xs:sequence>", "aa", "exact", id="a name in two places"),
+        pytest.param(
+            '<xs:sequence maxOccurs="unbounded"><xs:element name="a" maxOccurs="3"/></xs:sequence>',
+            "a",
+            "exact",
+            id="counts within counts",
+        ),
+        pytest.param(
+            '<xs:sequence>{a}<xs:any namespace="urn:o" minOccurs="0" maxOccurs="unbounded" processContents="lax"/>'
+            "</xs:sequence>",
+            ("a", "{urn:o}c"),
+            "sequence",
+            id="a wildcard",
+        ),
+        pytest.param(
+            '<xs:sequence>{a}<xs:any maxOccurs="2"/></xs:sequence>', "ac", "exact", id="a wildcard that counts"
+        ),
+        pytest.param('<xs:sequence>{a}<xs:element name="c" type="xs:ID"/></xs:sequence>', "ac", None, id="an ID"),
+    ],
+)
+def test_the_content_of_elements_is_what_their_type_says(content: str, tags: Any, expected: str | None) -> None:
+    inside = content.format(a='<xs:element name="a"/>')
+    kind = document_type(f'<xs:element name="v"><xs:complexType>{inside}</xs:complexType></xs:element>')
+    found = kind.content(("r", "v"), tuple(tags))
+    assert (None if found is None else found.kind) == expected
