@@ -20,6 +20,7 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from jbi_pubsub.core.documents.shape import ANY_TEXT, COMMENT, EXACT, SPACE, Child, Particle, Seen, Shape, Start
@@ -130,7 +131,7 @@ class Stencil:
         self._scope = scope
         self._fit = scope.expression.fullmatch
         self._is_bounded = bool(scope.bounds or scope.bounded)
-        self._invariants = tuple(writer.invariants)
+        self._invariants = _groups_of(writer.invariants)
         self._leaves: dict[Path, bool] = {}
         for path, is_leaf in _elements_of(shape.root, ()):
             self._leaves[path] = self._leaves.get(path, True) and is_leaf
@@ -150,7 +151,7 @@ class Stencil:
 
     def invariants(self, found: re.Match[bytes]) -> Invariants:
         """What is invariant in a document that fits."""
-        return self.kind, found.group(0, *self._invariants)[1:] if self._invariants else ()
+        return self.kind, self._invariants(found)
 
     def reader(self, layout: Layout) -> _Reader | None:
         """How to read documents that fit; None: they have to be parsed for that."""
@@ -459,6 +460,13 @@ def _choice(inside: Sequence[_Body]) -> _Body:
 
 def _sequence(inside: Sequence[_Body]) -> _Body:
     return lambda writer, is_certain: b"".join(body(writer, is_certain) for body in inside)
+
+
+def _groups_of(groups: Sequence[int]) -> Callable[[re.Match[bytes]], tuple[bytes | None, ...]]:
+    """What gets the bytes of some groups."""
+    if len(groups) > 1:
+        return itemgetter(*groups)
+    return lambda found: tuple(found[group] for group in groups)
 
 
 class _Empty(dict[bytes, str]):
