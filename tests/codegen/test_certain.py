@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from jbi_pubsub.codegen.repository import InformationType, open_type
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.documents import Texts
 from jbi_pubsub.core.documents.certain import MAX_DEPTH, LeafTypes
-from jbi_pubsub.core.errors import MetadataError
+from jbi_pubsub.core.errors import MetadataError, SchemaError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import parse_metadata
 
@@ -219,6 +220,40 @@ def test_of_the_nasty_texts_none_is_certain_that_libxml2_does_not_take(name: str
     # Expect those that are said to be certain to be valid
     certain = [text for text in NASTY if said.fullmatch(text) and (not texts.is_bounded or within(texts, text))]
     assert [text for text in certain if not valid(kind, text)] == []
+    # And to be among them those that are told without a look at their value
+    sure = [text for text in NASTY if texts.sure and re.fullmatch(texts.sure, text, re.ASCII)]
+    assert [text for text in sure if not said.fullmatch(text) or not valid(kind, text)] == []
+
+
+@pytest.mark.parametrize("base", ["decimal", "integer", "nonNegativeInteger", "int"])
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [("-90", "90"), ("0", "100"), ("-5", "7"), ("0", "1000"), ("-180", "1"), ("-1", "909"), ("-0.5", "20"), ("3", "9")],
+)
+@pytest.mark.parametrize("kinds", ["Inclusive", "Exclusive"])
+def test_numbers_told_by_their_digits_lie_between_the_bounds(base: str, low: str, high: str, kinds: str) -> None:
+    # Given a number between bounds
+    chance = random.Random(f"{base} {low} {high}")
+    values = [f"{sign}{whole}" for whole in range(1100) for sign in ("", "-")]
+    values += [f"{chance.uniform(-200, 1100):.{digits}f}" for digits in (1, 3, 9) for _ in range(300)] + [
+        "00",
+        "-0",
+        "+1",
+        "0.0",
+    ]
+    try:
+        kind = document_type(restricted(f"xs:{base}", f"min{kinds}={low}", f"max{kinds}={high}"))
+    except SchemaError:
+        return  # no such number
+    texts = kind.texts(("r", "v"))
+    assert texts is not None
+    # Expect those that their digits tell to lie there, and to be almost all where both bounds are whole
+    sure = [value for value in values if texts.sure and re.fullmatch(texts.sure, value)]
+    assert all(float(low) <= float(value) <= float(high) and valid(kind, value) for value in sure)
+    if low not in ("3", "-0.5") and (low, kinds) != ("0", "Exclusive") and base != "nonNegativeInteger":
+        inside = [value for value in values if float(low) < float(value) < float(high)]
+        missing = {value for value in inside if value not in sure and (base == "decimal" or "." not in value)}
+        assert missing <= {"+1", "00"}
 
 
 @pytest.mark.parametrize(

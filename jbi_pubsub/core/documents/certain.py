@@ -80,6 +80,8 @@ _NUMBERS: Final = _LEXICAL.keys() - {"boolean", "dateTime", "date", "time", "lan
 _DECIMAL_DIGITS: Final = 18
 """libxml2 takes 24, other processors at least these (part 2, section 3.2.3)."""
 _BOUNDS: Final = ("minInclusive", "minExclusive", "maxInclusive", "maxExclusive")
+_SIGNED: Final = {"decimal": True, "integer": True, "long": True, "int": True, "nonNegativeInteger": False}
+_FRACTION: Final = r"(?>\.\d{1,9}+|)"
 _SINGLE_SPACED: Final = f"{SOLID}++(?: {SOLID}++)*+"
 _WHOLE: Final = re.compile(r"\d{1,4}", re.ASCII)
 _TYING: Final = ("key", "keyref", "unique", "redefine")
@@ -595,7 +597,30 @@ def _of_builtin(name: str, restrictions: _Facets) -> Texts | None:
         return None
     lows = [_bound(value) for facet in _BOUNDS[:2] for value in bounds.get(facet, ())]
     highs = [_bound(value) for facet in _BOUNDS[2:] for value in bounds.get(facet, ())]
-    return Texts(lexical, max(lows, default=-math.inf), min(highs, default=math.inf))
+    above, below = max(lows, default=-math.inf), min(highs, default=math.inf)
+    is_decimal = name == "decimal" and not facets
+    sure = _sure(name, above, below, is_decimal=is_decimal) if is_decimal or name in _SIGNED else ""
+    is_open = above == 0 and any(_bound(value) == 0 for value in bounds.get("minExclusive", ()))
+    return Texts(lexical, above, below, "" if is_open else sure)
+
+
+def _sure(name: str, above: float, below: float, *, is_decimal: bool) -> str:
+    """What is between whole bounds as its digits tell, but for these themselves; "" where that is not so easy."""
+    bounds = [bound for bound in (above, below) if not math.isinf(bound)]
+    if not bounds or not all(bound.is_integer() and abs(bound) < 10**9 for bound in bounds) or not above <= 0 < below:
+        return ""
+    sign = f"-{_less(-above)}|" if above < 0 and (is_decimal or _SIGNED[name]) else ""
+    return f"(?>{sign}{_less(below)}){_FRACTION if is_decimal else ''}"
+
+
+def _less(bound: float) -> str:
+    """Whole numbers below a whole one, from 0 on: digit by digit, the longest first."""
+    if math.isinf(bound):
+        return r"\d{1,9}+"
+    digits = str(int(bound))
+    rest = len(digits) - 1
+    parts = [f"{digits[:at]}[0-{int(d) - 1}]\\d{{{rest - at}}}" for at, d in enumerate(digits) if d != "0"]
+    return "(?>" + "|".join([*parts, *([rf"\d{{1,{rest}}}+"] if rest else [])]) + ")"
 
 
 def _one_of(values: set[str], lexical: str) -> Texts | None:

@@ -50,11 +50,17 @@ _REFUSED: Final = (f"{_XSI}type", f"{_XSI}nil", "{http://www.w3.org/XML/1998/nam
 
 class Texts(NamedTuple):
     """Texts that a leaf may hold: those that `expression` (without groups) matches as a whole; if it is bounded,
-    numbers between the bounds, both excluded (a rounded bound then does no harm)."""
+    numbers between the bounds, both excluded (a rounded bound then does no harm). `sure`: an expression of almost as
+    many that tells the bounds as well."""
 
     expression: str
     above: float = -math.inf
     below: float = math.inf
+    sure: str = ""
+
+    def simple(self) -> Texts:
+        """These, or the sure ones."""
+        return Texts(self.sure) if self.sure else self
 
     @property
     def is_bounded(self) -> bool:
@@ -284,6 +290,7 @@ def _shape(at: _Open, text: bytes | None, end: bytes, path: Sequence[str], gramm
     element = at.element
     shapes = at.children
     texts = None if shapes else grammar.texts(path)
+    texts = texts and texts.simple()
     fixed: dict[bytes, str] = {}
     if text is not None:
         if len(element) or not _holds(element, text):
@@ -338,6 +345,7 @@ def _within_quotes(texts: Texts | None) -> Texts | None:
     """Those of the texts that mean the same in an attribute: without quotes, and white space other than spaces."""
     if texts is None:
         return None
+    texts = texts.simple()
     expression = texts.expression.replace(PLAIN, PLAIN_IN_QUOTES).replace(SOLID, SOLID_IN_QUOTES)
     return None if {'"', "'", "\t", "\n"}.intersection(expression) else texts._replace(expression=expression)
 
