@@ -28,6 +28,7 @@ from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, MetadataError, unknown_uid
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
+from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.xml import Element, parse_metadata
@@ -71,15 +72,13 @@ class SubscriberAdapter:
 
     _open: ClassVar[tuple[int, SubscriberAdapter] | None] = None
     _open_lock: ClassVar[threading.Lock] = threading.Lock()
-    _forks_before: ClassVar[int] = 0
-    """From the first process to this one: asked for each object, where the process's id would cost a system call."""
 
     @checked
     def __init__(self, config: Config | None = None, *, name: str | None = None) -> None:
         self._config = config or effective()
         self._name = name or f"subscriber-{os.getpid()}"
         self._pid = os.getpid()
-        self._forks = SubscriberAdapter._forks_before
+        self._birthplace = Birthplace()
         with SubscriberAdapter._open_lock:
             standing = SubscriberAdapter._open
             if standing is not None and standing[0] == self._pid:
@@ -270,7 +269,7 @@ class SubscriberAdapter:
         with SubscriberAdapter._open_lock:
             if SubscriberAdapter._open is not None and SubscriberAdapter._open[1] is self:
                 SubscriberAdapter._open = None
-        if self._closed or self._pid != os.getpid():
+        if self._closed or not self._birthplace.is_here():
             return
         self._closed = True
         self._waiting.stop()
@@ -454,7 +453,7 @@ class SubscriberAdapter:
         return found
 
     def _check_open(self) -> None:
-        if self._forks != SubscriberAdapter._forks_before:
+        if not self._birthplace.is_here():
             raise AdapterStateError(
                 "this SubscriberAdapter belongs to the parent process", hint="Open a new one after the fork"
             )
@@ -471,7 +470,6 @@ def _after_fork() -> None:
     """In a child the parent's adapter is not open; its lock may have been held by a thread that is not here."""
     SubscriberAdapter._open_lock = threading.Lock()
     SubscriberAdapter._open = None
-    SubscriberAdapter._forks_before += 1
 
 
 os.register_at_fork(after_in_child=_after_fork)
