@@ -354,6 +354,21 @@ def test_attributes_hold_what_they_may() -> None:
     assert traced.read(layout) == ([None, "4", "1", "c", None], {1: ["4", "5"], 2: ["1", "1"], 3: ["c", " "]})
 
 
+@pytest.mark.parametrize("before", ["""a=' x="1" '""", """a=" x='1' \"""", "xmlns:p=' x=\"1\"' p:a=''", "xmlns=''"])
+def test_what_looks_like_an_attribute_within_a_value_is_none(before: str) -> None:
+    # Given a stencil of a document with an attribute that takes numbers, behind one whose value looks like it
+    class Attributes(Says):
+        def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002 - of any
+            return NUMBER if name == "x" else None
+
+    made = stencil(f'<m {before} x="1"/>'.encode(), Attributes())
+    # Expect the attribute itself to take another number, and nothing else to change
+    if made is not None:
+        assert fits(made, f'<m {before} x="7"/>'.encode()) == [True]
+        if "1" in before:
+            assert fits(made, f'<m {before.replace("1", "7")} x="1"/>'.encode()) == [False]
+
+
 def test_attributes_of_one_path_come_in_the_order_of_the_document() -> None:
     # Given elements of one name, with an attribute that is always the same here and may be any number there
     class Attributes(Says):

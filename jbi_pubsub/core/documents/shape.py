@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -40,8 +40,8 @@ COMMENT: Final = rb"<!--[ -,.-~\t\r\n]*+(?:-[ -,.-~\t\r\n]++)*+-->"
 _TOKEN: Final = re.compile(
     COMMENT + rb"""|<(/?)([^\s<>/!?="']+)(?:\s+[^\s<>/="']+\s*=\s*(?:"[^"<]*"|'[^'<]*'))*\s*(/?)>""", re.ASCII
 )
-_ATTRIBUTE: Final = re.compile(rb"""\s([^\s<>/="':]+)\s*=\s*(["'])([^"'<&]*)\2""", re.ASCII)
-"""With a name in no namespace (or xmlns, which is no attribute of the element)."""
+_NAME: Final = re.compile(rb"""<[^\s<>/!?="']+""", re.ASCII)
+_ATTRIBUTE: Final = re.compile(rb"""\s+([^\s<>/="']+)\s*=\s*(?:"([^"<]*)"|'([^'<]*)')""", re.ASCII)
 _BETWEEN: Final = re.compile(SPACE + rb"(?:" + COMMENT + SPACE + rb")*+")
 _DECLARATION: Final = re.compile(rb"\s*<\?xml\s[^<>]*\?>")
 _XSI: Final = "{http://www.w3.org/2001/XMLSchema-instance}"
@@ -325,20 +325,29 @@ def _starts(at: _Open, path: Sequence[str], grammar: Grammar) -> dict[bytes, Sta
     free: list[tuple[str, Texts]] = []
     written: list[bytes] = []
     end = 0
-    for found in _ATTRIBUTE.finditer(at.start):
-        name, value = found[1].decode(), found[3]
+    for found in _attributes(at.start):
+        name = found[1].decode()
+        group = 2 if found[2] is not None else 3
+        # A prefixed name, and xmlns, is no attribute in no namespace; quotes and references are no certain texts.
         texts = (
             _within_quotes(grammar.attribute(path, name))
-            if fixed.get(name) == value.decode("ascii", "replace")
+            if name in fixed and fixed[name].encode() == found[group]
             else None
         )
-        if texts is not None and _is_one_of(texts, value):
+        if texts is not None and _is_one_of(texts, found[group]):
             del fixed[name]
             free.append((name, texts))
-            written.append(at.start[end : found.start(3)])
-            end = found.end(3)
+            written.append(at.start[end : found.start(group)])
+            end = found.end(group)
     written.append(at.start[end:])
     return {b"\0".join(written): Start(tuple(written), tuple(free), fixed)}
+
+
+def _attributes(start: bytes) -> Iterator[re.Match[bytes]]:
+    """The attributes of a start tag, one behind the other: what looks like one within a value is none."""
+    found = _NAME.match(start)
+    while found is not None and (found := _ATTRIBUTE.match(start, found.end())) is not None:
+        yield found
 
 
 def _within_quotes(texts: Texts | None) -> Texts | None:
