@@ -35,13 +35,14 @@ class Lanes:
     def __init__(self, *, chunk: int = CHUNK_BYTES) -> None:
         """`chunk`: see [link] chunk."""
         self._chunk = chunk
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # entered by itself: within Condition.__enter__ a signal's handler may leave it
+        self._changed = threading.Condition(self._lock)
         self._lanes: dict[int, deque[Parcel]] = {}
         self._turns: deque[int] = deque()
         self._cutting: dict[int, deque[memoryview]] = {}
-        self._taken: deque[tuple[int, Parcel, bool]] = deque()
-        """For each item under way its registration, its whole object, and whether it is the last of that, until it is
-        acknowledged."""
+        self._taken: deque[tuple[int, Parcel, bool, tuple[Part, ...]]] = deque()
+        """For each item under way its registration, its whole object, whether it is the last of that, and the item,
+        until it is acknowledged."""
         self._held_back: set[int] = set()
         """Registrations that the delegate does not take: what is of them stays here, and holds up no other."""
         self._accounts: dict[int, _Account] = {}
@@ -58,7 +59,7 @@ class Lanes:
         """Queue the objects of a registration; how many, fewer than all if there was no room for the next one within
         `timeout` seconds."""
         deadline = 0.0
-        with self._changed:
+        with self._lock:
             for at, parcel in enumerate(run):
                 while self._count and (self._count >= QUEUE_ITEMS or self._bytes + parcel.size > QUEUE_BYTES):
                     now = time.monotonic()
@@ -106,7 +107,7 @@ class Lanes:
     def take(self, max_items: int, max_bytes: int) -> list[tuple[Part, ...]]:
         """What goes next (Source)."""
         items: list[tuple[Part, ...]] = []
-        with self._changed:
+        with self._lock:
             while self._turns and len(items) < max_items and max_bytes > 0:
                 number = self._turn()
                 lane = self._lanes[number]
@@ -140,9 +141,11 @@ class Lanes:
         most_bytes = min(most_bytes, self._chunk)
         taken = size = 0
         while lane and taken < most and size < most_bytes and lane[0].size <= self._chunk:
-            parcel = lane.popleft()
-            items.append((head, *parcel.parts))
-            self._taken.append((number, parcel, True))
+            parcel = lane[0]
+            item = (head, *parcel.parts)
+            self._taken.append((number, parcel, True, item))  # first, as whoever calls may be interrupted (`again`)
+            lane.popleft()
+            items.append(item)
             taken += 1
             size += parcel.size
         self._count -= taken
@@ -152,22 +155,24 @@ class Lanes:
     def _next_chunk(self, number: int, lane: deque[Parcel]) -> tuple[Part, ...]:
         cutting = self._cutting.get(number)
         if cutting is None:
-            parcel = self._whole[number] = lane.popleft()
+            parcel = self._whole[number] = lane[0]
+            cutting = self._cutting[number] = deque(chunks(parcel.parts, self._chunk))
+            lane.popleft()
             self._count -= 1
             self._bytes -= parcel.size
-            cutting = self._cutting[number] = deque(chunks(parcel.parts, self._chunk))
-        chunk = cutting.popleft()
-        self._taken.append((number, self._whole[number], not cutting))
-        if cutting:
-            return PUBLICATION.pack(CHUNK, number), chunk
-        del self._cutting[number], self._whole[number]
-        return PUBLICATION.pack(LAST_CHUNK, number), chunk
+        is_last = len(cutting) == 1
+        item = (PUBLICATION.pack(LAST_CHUNK if is_last else CHUNK, number), cutting[0])
+        self._taken.append((number, self._whole[number], is_last, item))
+        cutting.popleft()
+        if is_last:
+            del self._cutting[number], self._whole[number]
+        return item
 
     def acknowledged(self, count: int) -> None:
         """So many items more have been taken by the delegate."""
-        with self._changed:
+        with self._lock:
             for _ in range(min(count, len(self._taken))):
-                number, _, last = self._taken.popleft()
+                number, _, last, _ = self._taken.popleft()
                 if last:
                     account = self._accounts[number]
                     account.acknowledged += 1
@@ -176,13 +181,27 @@ class Lanes:
             if self._awaiting:
                 self._changed.notify_all()
 
+    def again(self) -> list[tuple[Part, ...]]:
+        """All that is under way, in order (Source). Whoever took the last of it may not have come to the end: an
+        application's signal handler may raise at any place. An object that was taken and is in its lane still goes
+        twice, and is dropped by its number."""
+        with self._lock:
+            for number in [n for n, cutting in self._cutting.items() if not cutting]:
+                del self._cutting[number]
+                self._whole.pop(number, None)
+            self._count = sum(map(len, self._lanes.values()))
+            self._bytes = sum(parcel.size for lane in self._lanes.values() for parcel in lane)
+            self._lanes = {n: lane for n, lane in self._lanes.items() if lane or n in self._cutting}
+            self._turns = deque(n for n in self._lanes if n not in self._held_back)
+            return [item for _, _, _, item in self._taken]
+
     def restart(self, held_back: Collection[int] = ()) -> None:
         """The delegate has forgotten us: whatever it has not acknowledged whole goes again, before the rest; but what
         is of the registrations `held_back` stays."""
-        with self._changed:
+        with self._lock:
             self._held_back = set(held_back)
             again: dict[int, list[Parcel]] = {}
-            for number, parcel, _ in self._taken:
+            for number, parcel, _, _ in self._taken:
                 lane = again.setdefault(number, [])
                 if not lane or lane[-1] is not parcel:
                     lane.append(parcel)
@@ -201,7 +220,7 @@ class Lanes:
 
     def release(self, number: int) -> None:
         """The delegate takes the registration now."""
-        with self._changed:
+        with self._lock:
             if number in self._held_back:
                 self._held_back.discard(number)
                 if self._lanes.get(number):
@@ -209,7 +228,7 @@ class Lanes:
 
     def drop(self, number: int) -> int:
         """A registration that is held back has ended; how many objects are lost with it."""
-        with self._changed:
+        with self._lock:
             self._held_back.discard(number)
             lane = self._lanes.pop(number, deque())
             self._count -= len(lane)
@@ -224,7 +243,7 @@ class Lanes:
         """Wait until the delegate has all that is queued by now, of one registration or of all, whatever is queued
         meanwhile; how many of the objects it has not after `timeout` s."""
         deadline = time.monotonic() + timeout
-        with self._changed:
+        with self._lock:
             awaited = [(a, a.queued) for known, a in self._accounts.items() if number is None or known == number]
             self._awaiting += 1
             try:

@@ -22,13 +22,19 @@ class Waiting:
 
     def __init__(self) -> None:
         self.items: list[bytes] = []
+        self.under_way: list[bytes] = []
         self.takers: set[threading.Thread] = set()
 
     def take(self, max_items: int, _max_bytes: int) -> list[tuple[Part, ...]]:
         """The next."""
         self.takers.add(threading.current_thread())
         taken, self.items = self.items[:max_items], self.items[max_items:]
+        self.under_way += taken
         return [(item,) for item in taken]
+
+    def again(self) -> list[tuple[Part, ...]]:
+        """What is not acknowledged."""
+        return [(item,) for item in self.under_way]
 
     def is_empty(self) -> bool:
         """Whether none waits."""
@@ -86,6 +92,7 @@ class Pair:
 
     def _acked(self, count: int, _note: memoryview) -> None:
         self.acked += count
+        del self.source.under_way[:count]
 
     def _run(self, line: Line) -> None:
         with suppress(WireError):
@@ -191,6 +198,67 @@ def test_of_threads_that_push_at_once_one_sends_for_all_and_nothing_is_left_behi
     for name in range(4):
         own = [item[2:] for item in pair.received if item[:2] == name.to_bytes(2, "big")]
         assert own == [number.to_bytes(4, "big") for number in range(2_000)]
+
+
+class AlarmError(Exception):
+    """What a signal handler of an application raises."""
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, AlarmError])
+@pytest.mark.parametrize("where", ["before", "within", "behind", "window"])
+def test_an_application_that_is_interrupted_while_it_sends_loses_nothing(
+    where: str, raised: type[BaseException], pair: Pair, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a receiver; When a signal handler raises while the application's thread sends
+    pair.receive()
+    begin, add = Line.begin_frame, pair.sender._window.add
+    once = iter([True])
+
+    def interrupted(line: Line, frame: Any) -> Any:
+        if next(once, False):
+            if where == "within":
+                begin(line, [b"".join(frame)[:7]])
+            elif where == "behind":
+                begin(line, frame)
+            raise raised
+        return begin(line, frame)
+
+    def adding(items: Any) -> Any:
+        if next(once, False):
+            add(items)
+            raise raised
+        return add(items)
+
+    if where == "window":
+        monkeypatch.setattr(pair.sender._window, "add", adding)
+    else:
+        monkeypatch.setattr(Line, "begin_frame", interrupted)
+    pair.source.items = [b"one", b"two"]
+    with pytest.raises(raised):
+        pair.sender.push()
+    # Expect the application to hear of it, and each item to arrive once, in order, over another connection
+    eventually(lambda: not pair.sender._is_sending)
+    pair.connect()
+    pair.receive()
+    pair.source.items += [b"three"]
+    pair.sender.push()
+    eventually(lambda: len(pair.received) >= 3)
+    assert pair.received == [b"one", b"two", b"three"]
+
+
+def test_an_interruption_of_the_interruption_is_mended_by_the_next_push(
+    pair: Pair, eventually: Callable[..., Any]
+) -> None:
+    # Given a thread that was sending, and was interrupted before it could say so
+    pair.source.items = [b"one"]
+    pair.sender._who, pair.sender._is_sending = threading.get_ident(), True
+    # When it pushes again
+    pair.sender.push()
+    eventually(lambda: not pair.sender._is_sending)
+    # Expect what waits to go
+    pair.connect()
+    pair.receive()
+    eventually(lambda: pair.received == [b"one"])
 
 
 # -- frames ---------------------------------------------------------------------------------------------------------

@@ -179,7 +179,8 @@ class LeafTypes:
         self._content = _Memory(self._content_of)
         self._step = _Memory(self._below)
         self._leaf = _Memory(self._of_element)
-        self._model = _Memory(self._model_of)
+        self._places = _Memory(self._places_of)
+        self._segments = _Memory(self._segments_of)
         self._attribute = _Memory(self._attribute_of)
         roots = [root for root in documents.values() if root.tag == f"{{{XSD}}}schema"]
         for root in roots:
@@ -236,12 +237,11 @@ class LeafTypes:
                 return EXACT
             for tag in path[1:]:
                 found = self._step(found, tag)
-            model = ANY if found is None else self._model(found)
-            named = model.tags()
-            takes_others = _takes_others(model)
-            if len(set(named)) < len(named) or any(tag not in named and not takes_others for tag in tags):
+            model, named, takes_others = (ANY, frozenset[str](), True) if found is None else self._places(found)
+            distinct = dict.fromkeys(tags)
+            if named is None or (not takes_others and not named.issuperset(distinct)):
                 return EXACT
-            for tag in tags:
+            for tag in distinct:
                 self._step(found, tag)
                 known = self._known.get(("element", tag))
                 if tag not in named and known is not None and known.get("substitutionGroup") is not None:
@@ -336,6 +336,13 @@ class LeafTypes:
                 base = self._definition(f"{{{space}}}{local}" if space else local)  # anyType is none
                 self._collect(base, content, seen, depth)
 
+    def _places_of(self, declaration: Element) -> tuple[Particle, frozenset[str] | None, bool]:
+        """The content model of an element, the names that have a place there (None: some have several), and whether
+        others may come."""
+        model = self._model_of(declaration)
+        names = model.names if len(model.names) == len(model.tags()) else None
+        return model, names, _takes_others(model)
+
     def _model_of(self, declaration: Element) -> Particle:
         """The content model of an element of complex type. Raises _UnclearError."""
         if declaration.get("fixed") is not None or declaration.get("default") is not None:
@@ -377,7 +384,7 @@ class LeafTypes:
         least, most = _occurs(part)
         if part.tag == f"{{{XSD}}}element" and (is_once or (least <= 1 and most in (1, None))):
             return Particle("element", least, most, self._particle(part)[0])
-        if part.tag == f"{{{XSD}}}any" and is_once and (least, most) == ANY[1:3]:
+        if part.tag == f"{{{XSD}}}any" and is_once and (least, most) == (ANY.least, ANY.most):
             return ANY
         if least > 1 or most not in (1, None):
             raise _UnclearError  # counts within counts
@@ -428,11 +435,13 @@ class LeafTypes:
         """The declaration of an attribute in a type, or in a part of one."""
         if not depth or part.tag == f"{{{XSD}}}simpleType":
             raise _UnclearError
-        for child in part.iterchildren("*"):
+        for names, child in self._segments(part):
+            if name in names:
+                return names[name]
+            if child is None:
+                continue
             local = str(child.tag).rpartition("}")[2]
-            if local == "attribute" and child.get("name") == name:
-                return child
-            if (local == "attribute" and child.get("ref") is not None) or local == "anyAttribute":
+            if local in ("attribute", "anyAttribute"):
                 raise _UnclearError
             inside: Element | None = None
             if local in ("simpleContent", "complexContent", "extension"):
@@ -452,6 +461,19 @@ class LeafTypes:
             if space != XSD:
                 return self._declared(self._definition(f"{{{space}}}{local}" if space else local), name, depth - 1)
         return None
+
+    def _segments_of(self, part: Element) -> list[tuple[dict[str, Element], Element | None]]:
+        """What a type, or a part of one, holds, in order: attributes declared there by name, and what comes behind them
+        that has to be looked into, or is not clear."""
+        segments: list[tuple[dict[str, Element], Element | None]] = []
+        names: dict[str, Element] = {}
+        for child in part.iterchildren("*"):
+            if child.tag == f"{{{XSD}}}attribute" and child.get("ref") is None:
+                names.setdefault(child.get("name", ""), child)
+            else:
+                segments.append((names, child))
+                names = {}
+        return [*segments, (names, None)]
 
     # -- simple types -------------------------------------------------------------------------------------------
 

@@ -21,10 +21,12 @@ from jbi_pubsub.core.xml import parse_metadata
 
 MAX_STENCILS: Final = 4
 """Of a type."""
-MAX_SOURCE_BYTES: Final = 256 << 10
-"""Larger documents get no stencil: a bound on memory."""
-MAX_SAMPLES: Final = 16
+MAX_SOURCE_BYTES: Final = 64 << 10
+"""Larger documents get no stencil: a bound on memory, and on the time that a hostile source costs with one document."""
+MAX_SAMPLES: Final = 8
 """Documents of which one stencil is made, beside the last one."""
+MAX_KINDS: Final = 2 * MAX_STENCILS
+"""Kinds that a document is held against when stencils are made."""
 MAX_SAMPLE_BYTES: Final = 16 << 10
 """Of each of them: they are held until there are enough."""
 PATIENCE_FIRST: Final = 50
@@ -95,15 +97,15 @@ class KnownDocuments:
         for sample in samples:
             try:
                 _merge(seen(sample, parse_metadata(sample), self._grammar), weight, kinds)
-            except DifferError:
+            except (DifferError, RecursionError):
                 continue
         kinds.sort(key=lambda kind: -kind[1])
         made: list[Stencil] = []
         for shape, _ in kinds[:MAX_STENCILS]:
             try:
                 made.append(known.get(id(shape)) or Stencil(shape, self._wanted))
-            except OverflowError:
-                continue
+            except (OverflowError, RecursionError):
+                continue  # it would be too large, or too deep
         for stencil in made:
             stencil.fitted = 0
         self._stencils = tuple(made)
@@ -122,14 +124,14 @@ class KnownDocuments:
     def _wanting(self, stencil: Stencil) -> Stencil:
         try:
             return stencil.wanting(self._wanted)
-        except OverflowError:
+        except (OverflowError, RecursionError):
             stencil.unread = 0
             return stencil
 
 
 def _merge(made: Seen, weight: float, kinds: list[tuple[Seen, float]]) -> None:
     """Put the shape of a document among those there are."""
-    for place, (shape, before) in enumerate(kinds):
+    for place, (shape, before) in enumerate(kinds[:MAX_KINDS]):
         try:
             kinds[place] = shape.merged(made), before + weight
         except DifferError:

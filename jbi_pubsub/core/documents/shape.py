@@ -15,6 +15,8 @@ Rules:
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +31,9 @@ MAX_STARTS: Final = 8
 
 MAX_FIXED: Final = 64
 """Texts of one leaf kept as they were seen, for types of which no other text is certain."""
+
+MAX_PIECES: Final = 2_000
+"""Elements and attributes of a document that is looked at."""
 
 MAX_DEPTH: Final = 32
 """Of elements, each some groups deep in an expression; the deepest documents in use (NIEM, NewsML) go to about ten."""
@@ -78,7 +83,8 @@ ANY_TEXT: Final = Texts(PLAIN + "*+")
 """Text of ASCII characters, without markup."""
 
 
-class Particle(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Particle:
     """A part of a content model, with how often it may come (`most` None: any number of times).
 
     `kind`: "element" (`tag`), "sequence" or "choice" (of `parts`), "any" (elements of any other name), or "exact": what
@@ -94,6 +100,11 @@ class Particle(NamedTuple):
     def tags(self) -> list[str]:
         """Of the elements that it names."""
         return [self.tag] if self.kind == "element" else [tag for part in self.parts for tag in part.tags()]
+
+    @functools.cached_property
+    def names(self) -> frozenset[str]:
+        """The same, without order: asked for each element of a document."""
+        return frozenset(self.tags())
 
 
 ANY: Final = Particle("any", 0, None)
@@ -231,6 +242,7 @@ def seen(source: bytes, root: Element, grammar: Grammar) -> Seen:
     opened: list[_Open] = []
     whole: list[Shape] = []
     comments = False
+    pieces = 0
     for token in _TOKEN.finditer(source, end):
         if token[2] is None:
             continue
@@ -246,6 +258,9 @@ def seen(source: bytes, root: Element, grammar: Grammar) -> Seen:
             path.pop()
         else:
             element = next(elements, None)
+            pieces += 1 + (len(element.attrib) if element is not None else 0)
+            if pieces > MAX_PIECES:
+                raise DifferError
             if element is None or not _agrees(element, token[2]) or len(path) >= MAX_DEPTH:
                 raise DifferError
             path.append(str(element.tag))
@@ -328,7 +343,7 @@ def _starts(at: _Open, path: Sequence[str], grammar: Grammar) -> dict[bytes, Sta
     for found in _attributes(at.start):
         name = found[1].decode()
         group = 2 if found[2] is not None else 3
-        # A prefixed name, and xmlns, is no attribute in no namespace; quotes and references are no certain texts.
+        # A prefixed name, or xmlns, is no attribute in no namespace; what is no certain text is left as it is.
         texts = (
             _within_quotes(grammar.attribute(path, name))
             if name in fixed and fixed[name].encode() == found[group]
@@ -341,6 +356,11 @@ def _starts(at: _Open, path: Sequence[str], grammar: Grammar) -> dict[bytes, Sta
             end = found.end(group)
     written.append(at.start[end:])
     return {b"\0".join(written): Start(tuple(written), tuple(free), fixed)}
+
+
+def _plain(value: bytes) -> str | None:
+    """What stands between quotes, if that is ASCII: of other encodings the bytes say nothing."""
+    return value.decode() if value.isascii() else None
 
 
 def _attributes(start: bytes) -> Iterator[re.Match[bytes]]:
@@ -374,7 +394,7 @@ def _holds(element: Element, text: bytes) -> bool:
 
 def _gathered(shapes: Sequence[Shape], content: Particle) -> tuple[Child, ...]:
     """The children of one element, those of one name together. Raises DifferError."""
-    declared = set(content.tags())
+    declared = content.names
     found: dict[str, Child] = {}
     before = ""
     for shape in shapes:
@@ -397,7 +417,7 @@ def _merged(ours: Sequence[Child], theirs: Sequence[Child], content: Particle | 
         loose = content is not None
         return tuple(Child(one.shape.merged(two.shape, loose=loose)) for one, two in zip(ours, theirs, strict=True))
     assert content is not None
-    declared = set(content.tags())
+    declared = content.names
     others = {child.shape.tag: child for child in theirs}
     known = {child.shape.tag for child in ours}
     new = [child for child in theirs if child.shape.tag not in known]

@@ -328,6 +328,10 @@ class Source(Protocol):
         """What waits, in order, at once; [] when nothing does. An item is the parts of its bytes."""
         ...
 
+    def again(self) -> list[tuple[Part, ...]]:
+        """All items that were taken and are not acknowledged, in order."""
+        ...
+
     def is_full(self) -> bool:
         """Whether a full batch waits."""
         ...
@@ -411,6 +415,15 @@ class Window:
         the first one that it has."""
         return [batch for batch in self._batches if batch.last > position]
 
+    def rebuild(self, items: Sequence[Sequence[Part]]) -> None:
+        """Nobody knows how far the numbering of what is under way has come: number `items`, which is all that was sent
+        and is not acknowledged, anew, as it was."""
+        self._batches.clear()
+        self._bytes = 0
+        self.sequence = self.position
+        for at in range(0, len(items), MAX_BATCH_ITEMS):
+            self.add(items[at : at + MAX_BATCH_ITEMS])
+
     def restart(self) -> None:
         """The receiver has forgotten us: begin at 1 again, and forget what was under way."""
         self._batches.clear()
@@ -450,12 +463,19 @@ class Sender:
         self._source = source
         self._batch_bytes = batch_bytes
         self._acked = acked
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()  # entered by itself: within Condition.__enter__ a signal's handler may leave it
+        self._changed = threading.Condition(self._lock)
         self._line: Line | None = None
         self._window = Window()
         self._stopping = False
         self._started = False
         self._is_sending = False
+        self._who = 0
+        """The thread that sends, if it is not the sender's own; 0: it is."""
+        self._running = 0
+        """Calls of `run`."""
+        self._is_unsure = False
+        """Whoever was sending was interrupted: how far it has come, the thread finds out."""
         self._is_left = False
         """To the thread, which sends from then on until nothing waits or the window is closed."""
         self._unsent: tuple[Line | None, Sequence[Part]] = None, ()
@@ -482,7 +502,7 @@ class Sender:
 
     def start(self) -> None:
         """Begin, once. Raises WireError after `stop`."""
-        with self._changed:
+        with self._lock:
             if self._stopping:
                 raise WireError("stopped")
             if not self._started:
@@ -493,19 +513,24 @@ class Sender:
     def push(self) -> None:
         """Send what waits in the source, as far as that goes without waiting. Never raises."""
         try:
-            if self._is_sending or not self._may_send():
-                return  # who is sending, or opens the window, looks again afterwards
+            if self._is_sending:
+                if self._who == threading.get_ident():
+                    self._interrupted()
+                return  # who is sending looks again afterwards
+            if not self._may_send():
+                return  # so does who opens the window
         except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as the rest
             note("sender", exc)
-        with self._changed:
+        with self._lock:
             if self._is_sending or not self._started or self._stopping:
                 return
+            self._who = threading.get_ident()
             self._is_sending = True
         self._send_now()
 
     def stop(self, timeout: float = 5.0) -> None:
         """End the thread and the connection, within `timeout` seconds. What is unacknowledged stays so."""
-        with self._changed:
+        with self._lock:
             self._stopping = True
             line = self._line
             self._changed.notify_all()
@@ -517,7 +542,7 @@ class Sender:
     def forget_all(self) -> None:
         """The peer has forgotten us: begin at 1 again. The source gives again what was not acknowledged. Not while
         `run` is running."""
-        with self._changed:
+        with self._lock:
             while self._is_sending and not self._stopping:
                 self._changed.wait(1.0)
             self._held = []
@@ -528,12 +553,16 @@ class Sender:
 
         Always ends with WireError (ProtocolError when the peer breaks the rules).
         """
-        with self._changed:
+        with self._lock:
             if self._line is not None:
                 self._line.shut()  # a newer connection of the same peer wins
                 self._line = None
-            count = self._window.acknowledge(position)
+            while self._is_unsure and not self._stopping:
+                self._changed.wait(TAKE_SECONDS)
+            self._running += 1
         try:
+            with self._lock:
+                count = self._window.acknowledge(position)
             if count:
                 self._acked(count, memoryview(b""))
             self._catch_up(line, position)
@@ -546,14 +575,16 @@ class Sender:
             note("stream of a sender", exc)
             raise WireError(f"sending has failed here: {type(exc).__name__}: {exc}") from exc
         finally:
-            with self._changed:
+            with self._lock:
                 if self._line is line:
                     self._line = None
+                self._running -= 1
+                self._changed.notify_all()
 
     def _catch_up(self, line: Line, sent: int) -> None:
         """Send what is kept; attach the line at the moment when nothing is left, so that order holds."""
         while True:
-            with self._changed:
+            with self._lock:
                 waiting = self._window.beyond(sent)
                 if self._stopping:
                     raise WireError("stopped")
@@ -570,7 +601,7 @@ class Sender:
         except WireTimeoutError:
             return  # an idle line is no failure
         position = acknowledged(kind, body)
-        with self._changed:
+        with self._lock:
             count = self._window.acknowledge(position)
         self._acked(count, body[8:])
 
@@ -580,21 +611,46 @@ class Sender:
 
     def _send_now(self) -> None:
         """Send, as who does so alone; leave to the thread what would take time, or has failed."""
-        is_left = True
-        with guarded("sender"):
-            is_left = not self._send_all(self._begin, WINDOW_BATCHES)
-        if is_left:
+        is_done = False
+        try:
+            is_done = self._send_all(self._begin, WINDOW_BATCHES)
+        except BaseException as exc:
+            if not isinstance(exc, Exception) or _is_foreign(exc):
+                self._interrupted()
+                raise
+            note("sender", exc)
+        if not is_done:
             self._leave()
 
+    def _interrupted(self) -> None:
+        """This thread was sending, and has left it: the other one takes stock, and goes on."""
+        self._is_unsure = True
+        self._leave()
+
+    def _take_stock(self) -> None:
+        """Count what is under way anew. A frame may have gone in part: the next connection begins where the peer is."""
+        with self._lock:
+            line, self._line = self._line, None
+        if line is not None:
+            line.shut()
+        with self._lock:
+            while self._running and not self._stopping:  # what is acknowledged there has to be told to the source
+                self._changed.wait(TAKE_SECONDS)
+            self._unsent, self._held = (None, ()), []
+            self._window.rebuild(self._source.again())
+            self._is_unsure = False
+            self._changed.notify_all()
+
     def _leave(self) -> None:
-        with self._changed:
+        with self._lock:
+            self._who = 0
             self._is_left = True
             self._changed.notify_all()
 
     def _send_rest(self) -> None:
         """The thread."""
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._is_left and not self._stopping:
                     self._changed.wait(TAKE_SECONDS)
                 if self._stopping:
@@ -604,6 +660,8 @@ class Sender:
                 self._is_left = False
             has_failed = True
             with guarded("sender"):
+                if self._is_unsure:
+                    self._take_stock()
                 line, unsent = self._unsent
                 self._unsent = None, ()
                 if line is not None:
@@ -611,7 +669,7 @@ class Sender:
                 self._send_all(self._finish, sys.maxsize)
                 has_failed = False
             if has_failed:
-                with self._changed:
+                with self._lock:
                     self._changed.wait(TAKE_SECONDS)
                 self._leave()
 
@@ -626,19 +684,19 @@ class Sender:
                 self._held = self._held or self._source.take(MAX_BATCH_ITEMS, self._batch_bytes)
                 if not self._held:
                     break
-                with self._changed:
+                with self._lock:
                     batch = self._window.add(self._held)
                     self._held = []
                     line = self._line
                 if line is not None and not send(line, batch.frame):
                     return False
-            with self._changed:
+            with self._lock:
                 self._is_sending = False
                 self._changed.notify_all()
             # What came after the last look, and found us sending, is ours.
             if self._source.is_empty() or not self._may_send():
                 return True
-            with self._changed:
+            with self._lock:
                 if self._is_sending:
                     return True
                 self._is_sending = True
@@ -666,6 +724,17 @@ class Sender:
             line.shut()
             raise
         return True
+
+
+def _is_foreign(exc: BaseException) -> bool:
+    """Whether an exception is of a signal handler of the application's, which Python runs in the middle of a step of
+    ours, in the main thread: then it is the application's to know."""
+    traceback = exc.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    module = traceback.tb_frame.f_globals.get("__name__", "") if traceback is not None else ""
+    is_known = module.startswith("jbi_pubsub") or module.partition(".")[0] in sys.stdlib_module_names - {"__main__"}
+    return threading.current_thread() is threading.main_thread() and not is_known
 
 
 class Receiver:
