@@ -183,6 +183,9 @@ class PublisherAdapterLight:
         except JbiError as exc:
             exc.facts["published"] = len(ids) + published(exc)
             raise
+        except Exception as exc:
+            exc.add_note(f"publish_many: {len(ids)} objects were published before")
+            raise
         return ids
 
     def _queue(

@@ -33,6 +33,8 @@ PAYLOAD: Final = Argument("publish_many", "payload", Payload)
 RUN_ITEMS: Final = 100
 RUN_BYTES: Final = MAX_BATCH_BYTES
 """Of objects that are published together: a batch, or a part of one."""
+RUN_SECONDS: Final = 0.01
+"""How long objects wait for others to come: what has come may be all for a while."""
 
 
 class Publication:
@@ -124,23 +126,25 @@ def payload_bytes(payload: Payload) -> bytes:
 def runs_of(
     objects: Iterable[tuple[Document, Payload]], check: Callable[[bytes], None] = lambda _metadata: None
 ) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Many objects in runs of some, their metadata checked. What comes before a bad one is given first; then the errors
-    of `check` are raised, or ArgumentError for what is no pair of metadata and payload."""
+    """Many objects in runs of some, their metadata checked; from a source that takes its time, one by one. What comes
+    before a bad one is given first; then the errors of `check` are raised, or the source's own, or ArgumentError for
+    what is no pair of metadata and payload."""
     run: list[tuple[bytes, bytes]] = []
     size = 0
-    for given in objects:
-        try:
+    began = time.monotonic()
+    try:
+        for given in objects:
             metadata, payload = _pair(given)
             check(metadata)
-        except JbiError:
-            if run:
+            run.append((metadata, payload))
+            size += len(metadata) + len(payload)
+            if len(run) == RUN_ITEMS or size >= RUN_BYTES or time.monotonic() - began > RUN_SECONDS:
                 yield run
-            raise
-        run.append((metadata, payload))
-        size += len(metadata) + len(payload)
-        if len(run) == RUN_ITEMS or size >= RUN_BYTES:
+                run, size, began = [], 0, time.monotonic()
+    except Exception:
+        if run:
             yield run
-            run, size = [], 0
+        raise
     if run:
         yield run
 

@@ -79,6 +79,8 @@ KNOWN = {
     "percentage": restricted("xs:nonNegativeInteger", "maxInclusive=100"),
     "digits": restricted("xs:decimal", "totalDigits=9", "fractionDigits=6"),
     "total digits": restricted("xs:decimal", "totalDigits=3"),
+    "total digits from nought on": restricted("xs:decimal", "totalDigits=3", "minInclusive=0"),
+    "fraction digits below ten": restricted("xs:decimal", "fractionDigits=1", "maxExclusive=10"),
     "no fraction": restricted("xs:decimal", "fractionDigits=0"),
     "short string": restricted("xs:string", "minLength=2", "maxLength=4"),
     "exact token": restricted("xs:token", "length=3"),

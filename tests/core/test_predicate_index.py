@@ -502,6 +502,18 @@ class TestExactness:
         ]
         assert sorted(texts) == sorted(named)
 
+    @pytest.mark.parametrize("count", [3, 400])
+    def test_parts_of_many_texts_are_looked_up(self, count: int) -> None:
+        # Given parts of several lengths, fewer and more than what a document could be cut into; texts short and long
+        texts = [f"/m/a[contains(., '{n}')]" for n in range(count)] + ["/m/a[contains(., 'abc')]", "contains(/m/a,'b')"]
+        exactly(
+            texts,
+            "<m>" + "".join(f"<a>x{n * 7}y</a>" for n in range(60)) + "</m>",
+            "<m>" + "<a>ab</a><a>c1</a><a>2</a>" * 50 + "</m>",
+            "<m><a>" + "12ab" * 500 + "</a><a>c</a></m>",
+            "<m><a/><a>abc</a></m>",
+        )
+
     def test_a_part_of_a_text_is_looked_up(self) -> None:
         texts = [f"{function}(/m/{p},'{t}')" for function in ("contains", "starts-with") for p in "ab" for t in PARTS]
         index = exactly(

@@ -316,3 +316,29 @@ def test_every_answer_is_the_parsers(name: str) -> None:
         assert outcome(tried.check, metadata) == outcome(parser, metadata), changed
         traced += any(stencil.trace(metadata) is not None for stencil in tried._known.stencils)
     assert traced > 100
+
+
+def test_a_type_too_deep_for_a_stencil_is_parsed(tmp_path: Path) -> None:
+    # Given a schema of types within types, each with groups within groups
+    levels, groups = 28, 40
+    types = '<xs:complexType name="t0"><xs:sequence><xs:element name="z" type="xs:int"/></xs:sequence></xs:complexType>'
+    for level in range(1, levels + 1):
+        inner = f'<xs:element name="e{level - 1}" type="t{level - 1}" minOccurs="0"/>'
+        group = '<xs:sequence minOccurs="0">' * groups + inner + "</xs:sequence>" * groups
+        types += f'<xs:complexType name="t{level}">{group}</xs:complexType>'
+    schema = tmp_path / "deep.xsd"
+    schema.write_text(
+        '<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1">'
+        f'{types}<xs:element name="r"><xs:complexType><xs:sequence><xs:element name="who" type="xs:string"/>'
+        f'<xs:element name="v" jbi:variance="variant" type="t{levels}"/></xs:sequence></xs:complexType></xs:element>'
+        "</xs:schema>"
+    )
+    kind = open_type(read_bundle(schema))
+    inside = "<z>1</z>"
+    for level in range(levels):
+        inside = f"<e{level}>{inside}</e{level}>"
+    document = f"<r><who>w</who><v>{inside}</v></r>".encode()
+    made = Conformity(kind, kind.entries(parse_metadata(document)), validate=True)
+    # When so many documents have come that a stencil would be made, expect each to be taken
+    for _ in range(2 * PATIENCE_FIRST):
+        assert made.check(document) is not None

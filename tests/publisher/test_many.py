@@ -16,7 +16,7 @@ from jbi_pubsub.core.info_object import Head, Parcel
 from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS
 from jbi_pubsub.pad.proxy import PUBLICATION, WHOLE
 from jbi_pubsub.publisher.lanes import RUN_ITEMS, Lanes
-from jbi_pubsub.publisher.publication import RUN_BYTES, runs_of
+from jbi_pubsub.publisher.publication import RUN_BYTES, RUN_SECONDS, runs_of
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -122,6 +122,31 @@ def test_threads_that_publish_at_once_all_send_and_lose_nothing(federation: Any,
         platform = subscriber.receive(uid, 10.0).platform
         got.setdefault(platform.registration, []).append(platform.sequence)
     assert got == {registration: list(range(1, 415)) for registration in registrations}
+
+
+def test_a_source_that_fails_or_takes_its_time_holds_nothing_back(
+    publishing: Any, federation: Any, figures: Any
+) -> None:
+    # Given a subscriber, and a source that waits for each object to arrive before it has the next, and then fails
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    registration = publishing.register(figures.figure_1, figures.schema)
+
+    def source() -> Iterator[tuple[bytes, None]]:
+        for number in range(1, 6):
+            threading.Event().wait(2 * RUN_SECONDS)
+            yield figures.figure_1, None
+            assert subscriber.receive(uid, 10.0).platform.sequence == number
+        for _ in range(30):
+            yield figures.figure_1, None
+        raise KeyError("the source's own")
+
+    # When it is published
+    with pytest.raises(KeyError) as failed:
+        publishing.adapter.publish_many(registration, source())
+    # Expect all that came before, and to be told how many
+    assert [subscriber.receive(uid).platform.sequence for _ in range(30)] == list(range(6, 36))
+    assert failed.value.__notes__ == ["publish_many: 35 objects were published before"]
 
 
 # -- runs -----------------------------------------------------------------------------------------------------------

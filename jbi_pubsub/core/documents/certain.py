@@ -621,7 +621,8 @@ def _of_builtin(name: str, restrictions: _Facets) -> Texts | None:
     highs = [_bound(value) for facet in _BOUNDS[2:] for value in bounds.get(facet, ())]
     above, below = max(lows, default=-math.inf), min(highs, default=math.inf)
     is_decimal = name == "decimal" and not facets
-    sure = _sure(name, above, below, is_decimal=is_decimal) if is_decimal or name in _SIGNED else ""
+    is_whole = name != "decimal" and name in _SIGNED
+    sure = _sure(name, above, below, is_decimal=is_decimal) if is_decimal or is_whole else ""
     is_open = above == 0 and any(_bound(value) == 0 for value in bounds.get("minExclusive", ()))
     return Texts(lexical, above, below, "" if is_open else sure)
 

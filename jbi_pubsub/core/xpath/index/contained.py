@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from .document import Many, Values
 from .family import Bounds, Key, Probe
 from .listed import Listed
+
+BETWEEN: Final = "\0"
+"""Between texts that are searched together: no text of XML has it, so no text of a row either."""
+CUT_COST: Final = 100
+"""What cutting out and looking up one part costs, in characters searched through."""
 
 
 class Contained(Listed):
     """Rows whose text stands in the document's at one slot, or at its beginning: they are listed by that text.
 
     What a document holds is cut into texts of the lengths that rows have, and each is looked up; unless it is so long
-    that asking for each of the rows' texts is less.
+    that looking for each of the rows' texts in all of it is less. Equal texts count once.
     """
 
     def __init__(self, slot: int, is_prefix: bool) -> None:
@@ -50,13 +55,19 @@ class Contained(Listed):
     def _records_in(self, texts: list[str]) -> list[Any]:
         lengths = self._lengths
         get = self._records.get
+        distinct = set(texts) if len(texts) > 1 else texts
         if self._is_prefix:
-            parts = {text[:length] for text in texts for length in lengths}
-        elif sum(map(len, texts)) * len(lengths) > len(self._records):
-            every = list(self._records.items())
-            return [record for part, record in every if part in texts[0] or any(part in text for text in texts[1:])]
+            parts = {text[:length] for text in distinct for length in lengths}
         else:
+            sizes = list(map(len, distinct))
+            count = sum(sum(size - length + 1 for size in sizes if size >= length) for length in lengths)
+            if CUT_COST * count > len(self._records) * (CUT_COST + sum(sizes)):
+                whole = BETWEEN.join(distinct)
+                return [record for part, record in list(self._records.items()) if part in whole]
             parts = {
-                text[at : at + length] for text in texts for length in lengths for at in range(len(text) - length + 1)
+                text[at : at + length]
+                for text in distinct
+                for length in lengths
+                for at in range(len(text) - length + 1)
             }
         return [record for part in parts if (record := get(part)) is not None]
