@@ -40,9 +40,9 @@ class Lanes:
         self._lanes: dict[int, deque[Parcel]] = {}
         self._turns: deque[int] = deque()
         self._cutting: dict[int, deque[memoryview]] = {}
-        self._taken: deque[tuple[int, Parcel, bool, tuple[Part, ...]]] = deque()
-        """For each item under way its registration, its whole object, whether it is the last of that, and the item,
-        until it is acknowledged."""
+        self._taken: deque[tuple[int, Parcel, bool]] = deque()
+        """For each item under way its registration, its whole object, and whether it is the last of that, until it is
+        acknowledged."""
         self._held_back: set[int] = set()
         """Registrations that the delegate does not take: what is of them stays here, and holds up no other."""
         self._accounts: dict[int, _Account] = {}
@@ -141,11 +141,9 @@ class Lanes:
         most_bytes = min(most_bytes, self._chunk)
         taken = size = 0
         while lane and taken < most and size < most_bytes and lane[0].size <= self._chunk:
-            parcel = lane[0]
-            item = (head, *parcel.parts)
-            self._taken.append((number, parcel, True, item))  # first, as whoever calls may be interrupted (`again`)
-            lane.popleft()
-            items.append(item)
+            parcel = lane.popleft()
+            items.append((head, *parcel.parts))
+            self._taken.append((number, parcel, True))
             taken += 1
             size += parcel.size
         self._count -= taken
@@ -155,24 +153,22 @@ class Lanes:
     def _next_chunk(self, number: int, lane: deque[Parcel]) -> tuple[Part, ...]:
         cutting = self._cutting.get(number)
         if cutting is None:
-            parcel = self._whole[number] = lane[0]
+            parcel = self._whole[number] = lane.popleft()
             cutting = self._cutting[number] = deque(chunks(parcel.parts, self._chunk))
-            lane.popleft()
             self._count -= 1
             self._bytes -= parcel.size
-        is_last = len(cutting) == 1
-        item = (PUBLICATION.pack(LAST_CHUNK if is_last else CHUNK, number), cutting[0])
-        self._taken.append((number, self._whole[number], is_last, item))
-        cutting.popleft()
-        if is_last:
-            del self._cutting[number], self._whole[number]
-        return item
+        chunk = cutting.popleft()
+        self._taken.append((number, self._whole[number], not cutting))
+        if cutting:
+            return PUBLICATION.pack(CHUNK, number), chunk
+        del self._cutting[number], self._whole[number]
+        return PUBLICATION.pack(LAST_CHUNK, number), chunk
 
     def acknowledged(self, count: int) -> None:
         """So many items more have been taken by the delegate."""
         with self._lock:
             for _ in range(min(count, len(self._taken))):
-                number, _, last, _ = self._taken.popleft()
+                number, _, last = self._taken.popleft()
                 if last:
                     account = self._accounts[number]
                     account.acknowledged += 1
@@ -181,27 +177,13 @@ class Lanes:
             if self._awaiting:
                 self._changed.notify_all()
 
-    def again(self) -> list[tuple[Part, ...]]:
-        """All that is under way, in order (Source). Whoever took the last of it may not have come to the end: an
-        application's signal handler may raise at any place. An object that was taken and is in its lane still goes
-        twice, and is dropped by its number."""
-        with self._lock:
-            for number in [n for n, cutting in self._cutting.items() if not cutting]:
-                del self._cutting[number]
-                self._whole.pop(number, None)
-            self._count = sum(map(len, self._lanes.values()))
-            self._bytes = sum(parcel.size for lane in self._lanes.values() for parcel in lane)
-            self._lanes = {n: lane for n, lane in self._lanes.items() if lane or n in self._cutting}
-            self._turns = deque(n for n in self._lanes if n not in self._held_back)
-            return [item for _, _, _, item in self._taken]
-
     def restart(self, held_back: Collection[int] = ()) -> None:
         """The delegate has forgotten us: whatever it has not acknowledged whole goes again, before the rest; but what
         is of the registrations `held_back` stays."""
         with self._lock:
             self._held_back = set(held_back)
             again: dict[int, list[Parcel]] = {}
-            for number, parcel, _, _ in self._taken:
+            for number, parcel, _ in self._taken:
                 lane = again.setdefault(number, [])
                 if not lane or lane[-1] is not parcel:
                     lane.append(parcel)

@@ -14,11 +14,18 @@ import pytest
 
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Head, Parcel, pack
+from jbi_pubsub.core.wire import hub as hub_module
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.stream import Line, Receiver
 from jbi_pubsub.pad.delivery import ITEM, LAST_CHUNK, LOSS, OBJECT, Deliveries, SubscriberSession
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
+
+
+@pytest.fixture(autouse=True)
+def _any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests run in the main thread, for which the hub's sends."""
+    monkeypatch.setattr(hub_module, "in_main_thread", lambda: False)
 
 
 def _parcel(registration: int, sequence: int, size: int = 10) -> Parcel:

@@ -16,6 +16,7 @@ import pytest
 import trustme
 
 from jbi_pubsub.core.errors import WireError
+from jbi_pubsub.core.wire import hub as hub_module
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import (
     ACK,
@@ -30,6 +31,13 @@ from jbi_pubsub.core.wire.stream import (
     Part,
     Receiver,
 )
+
+
+@pytest.fixture(autouse=True)
+def _any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests run in the main thread, for which the hub's sends."""
+    monkeypatch.setattr(hub_module, "in_main_thread", lambda: False)
+
 
 MEGABYTE = 1 << 20
 
@@ -831,3 +839,24 @@ def run(receiver: Receiver, line: Line) -> None:
     """Receive until the line is cut."""
     with suppress(WireError):
         receiver.run(line)
+
+
+def test_what_the_main_thread_has_the_hubs_thread_sends(
+    field: Field, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a connected stream of an idle hub, and the main thread, in which signals' handlers run
+    monkeypatch.undo()
+    hub = field.hub()
+    stream = Stream(hub)
+    ours, theirs = field.pair()
+    stream.connect(ours)
+    idle(stream, hub, eventually)
+    threads: list[threading.Thread] = []
+    stream.on_take = lambda: threads.append(threading.current_thread())
+    # When it has something new, expect the hub's thread to take it
+    stream.waiting.append((b"new",))
+    stream.sender.send()
+    reader = field.reader(theirs)
+    eventually(lambda: stream.acked == 1)
+    assert reader.received == [b"new"]
+    assert set(threads) == {hub._thread}

@@ -1,4 +1,4 @@
-"""A client's sender: whoever has something sends it himself, and waits for nobody."""
+"""A client's sender: whoever has something says so, and waits for nobody."""
 
 from __future__ import annotations
 
@@ -22,19 +22,13 @@ class Waiting:
 
     def __init__(self) -> None:
         self.items: list[bytes] = []
-        self.under_way: list[bytes] = []
         self.takers: set[threading.Thread] = set()
 
     def take(self, max_items: int, _max_bytes: int) -> list[tuple[Part, ...]]:
         """The next."""
         self.takers.add(threading.current_thread())
         taken, self.items = self.items[:max_items], self.items[max_items:]
-        self.under_way += taken
         return [(item,) for item in taken]
-
-    def again(self) -> list[tuple[Part, ...]]:
-        """What is not acknowledged."""
-        return [(item,) for item in self.under_way]
 
     def is_empty(self) -> bool:
         """Whether none waits."""
@@ -57,9 +51,6 @@ class Pair:
         self.receiver = Receiver(lambda items: self.received.extend(bytes(i) for i in items), lambda: b"")
         self._ends: list[tuple[Line, socket.socket, threading.Thread]] = []
         self.connect()
-        while self._ends[0][2] not in source.takers:  # it has looked once, and waits for acknowledgements
-            pass
-        source.takers.clear()
 
     def connect(self) -> None:
         """A new line in place of the one before."""
@@ -92,7 +83,6 @@ class Pair:
 
     def _acked(self, count: int, _note: memoryview) -> None:
         self.acked += count
-        del self.source.under_way[:count]
 
     def _run(self, line: Line) -> None:
         with suppress(WireError):
@@ -110,14 +100,14 @@ def pair() -> Iterator[Pair]:
     made.close()
 
 
-def test_who_has_something_sends_it_himself(pair: Pair) -> None:
+def test_what_waits_is_sent_by_the_senders_thread(pair: Pair, eventually: Callable[..., Any]) -> None:
     # Given an open line; When something waits
     pair.source.items = [b"one"]
     pair.sender.push()
-    # Expect it to be on its way when the call returns, sent by nobody else
-    assert pair.source.takers == {threading.current_thread()}
-    assert pair.sender.unacknowledged == 1
+    # Expect it to be on its way, sent by nobody whom a signal's handler may interrupt
     assert pair.line.receive(5.0)[1][-3:] == b"one"
+    assert pair.sender.unacknowledged == 1
+    assert pair.source.takers == {pair.sender._thread}
 
 
 def test_a_peer_that_takes_nothing_makes_nobody_wait_and_gets_all_when_it_does(
@@ -128,19 +118,12 @@ def test_a_peer_that_takes_nothing_makes_nobody_wait_and_gets_all_when_it_does(
     pair.sender.push()
     pair.source.items.append(b"behind")
     pair.sender.push()
-    # Expect the caller to be back, with the rest left to the thread
+    # Expect the caller to be back
     assert pair.sender._is_sending
     # When it reads, expect everything in order
     pair.receive()
     eventually(lambda: pair.acked == 4)
     assert pair.received == [*(bytes([n]) * LARGE for n in range(3)), b"behind"]
-    # And the next one to be sent by its own thread again
-    pair.source.takers.clear()
-    eventually(lambda: not pair.sender._is_sending)
-    pair.source.items = [b"last"]
-    pair.sender.push()
-    assert pair.source.takers == {threading.current_thread()}
-    eventually(lambda: pair.received[-1] == b"last")
 
 
 def test_a_line_that_is_cut_in_the_middle_of_a_frame_costs_nothing(pair: Pair, eventually: Callable[..., Any]) -> None:
@@ -167,9 +150,7 @@ def test_a_sender_that_is_stopped_while_a_peer_takes_nothing_ends(pair: Pair) ->
     assert not pair.sender._thread.is_alive()
 
 
-def test_of_threads_that_push_at_once_one_sends_for_all_and_nothing_is_left_behind(
-    pair: Pair, eventually: Callable[..., Any]
-) -> None:
+def test_of_threads_that_push_at_once_nothing_is_left_behind(pair: Pair, eventually: Callable[..., Any]) -> None:
     # Given a receiver, and threads that each put items and push
     pair.receive()
     lock = threading.Lock()
@@ -198,67 +179,6 @@ def test_of_threads_that_push_at_once_one_sends_for_all_and_nothing_is_left_behi
     for name in range(4):
         own = [item[2:] for item in pair.received if item[:2] == name.to_bytes(2, "big")]
         assert own == [number.to_bytes(4, "big") for number in range(2_000)]
-
-
-class AlarmError(Exception):
-    """What a signal handler of an application raises."""
-
-
-@pytest.mark.parametrize("raised", [KeyboardInterrupt, AlarmError])
-@pytest.mark.parametrize("where", ["before", "within", "behind", "window"])
-def test_an_application_that_is_interrupted_while_it_sends_loses_nothing(
-    where: str, raised: type[BaseException], pair: Pair, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given a receiver; When a signal handler raises while the application's thread sends
-    pair.receive()
-    begin, add = Line.begin_frame, pair.sender._window.add
-    once = iter([True])
-
-    def interrupted(line: Line, frame: Any) -> Any:
-        if next(once, False):
-            if where == "within":
-                begin(line, [b"".join(frame)[:7]])
-            elif where == "behind":
-                begin(line, frame)
-            raise raised
-        return begin(line, frame)
-
-    def adding(items: Any) -> Any:
-        if next(once, False):
-            add(items)
-            raise raised
-        return add(items)
-
-    if where == "window":
-        monkeypatch.setattr(pair.sender._window, "add", adding)
-    else:
-        monkeypatch.setattr(Line, "begin_frame", interrupted)
-    pair.source.items = [b"one", b"two"]
-    with pytest.raises(raised):
-        pair.sender.push()
-    # Expect the application to hear of it, and each item to arrive once, in order, over another connection
-    eventually(lambda: not pair.sender._is_sending)
-    pair.connect()
-    pair.receive()
-    pair.source.items += [b"three"]
-    pair.sender.push()
-    eventually(lambda: len(pair.received) >= 3)
-    assert pair.received == [b"one", b"two", b"three"]
-
-
-def test_an_interruption_of_the_interruption_is_mended_by_the_next_push(
-    pair: Pair, eventually: Callable[..., Any]
-) -> None:
-    # Given a thread that was sending, and was interrupted before it could say so
-    pair.source.items = [b"one"]
-    pair.sender._who, pair.sender._is_sending = threading.get_ident(), True
-    # When it pushes again
-    pair.sender.push()
-    eventually(lambda: not pair.sender._is_sending)
-    # Expect what waits to go
-    pair.connect()
-    pair.receive()
-    eventually(lambda: pair.received == [b"one"])
 
 
 # -- frames ---------------------------------------------------------------------------------------------------------
@@ -295,7 +215,7 @@ def test_a_batch_leaves_in_one_call(count: int, size: int) -> None:
     ours = _counting(left)
     batch = Window().add([(b"head", bytes(size)) for _ in range(count)])
     # Expect one call
-    assert Line(ours).begin_frame(batch.frame) == []
+    Line(ours).send_frame(batch.frame)
     assert ours.calls == 1
     # And nothing large to be copied
     assert size < (64 << 10) or any(len(part) == size for part in batch.frame)

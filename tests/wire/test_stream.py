@@ -43,10 +43,6 @@ class Numbers:
         self.taken = min(self.count, self.taken + min(max_items, self._at_once))
         return [(n.to_bytes(8, "big"), bytes(self._size - 8)) for n in range(first, self.taken + 1)]
 
-    def again(self) -> list[tuple[Part, ...]]:
-        """Nobody needs it."""
-        raise NotImplementedError
-
     def is_empty(self) -> bool:
         """Whether there are no more."""
         return self.taken >= self.count

@@ -267,7 +267,7 @@ class HubSender:
 
         `take` is called here, so not to be used under a lock that others need for long.
         """
-        if self._queued or not self._hub.is_idle or not self._turning.acquire(blocking=False):
+        if in_main_thread() or self._queued or not self._hub.is_idle or not self._turning.acquire(blocking=False):
             self.ready()
             return
         try:
@@ -438,6 +438,11 @@ class HubSender:
                 self._hub._selector.unregister(connection.sock)
             finally:
                 _tell(connection.ended)
+
+
+def in_main_thread() -> bool:
+    """Whether a signal's handler of the application may end what we do, in the middle of a frame."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def _why(exc: Exception) -> str:
