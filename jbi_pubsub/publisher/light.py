@@ -29,6 +29,7 @@ from .publication import (
     Payload,
     Publication,
     RegistrationUid,
+    counting,
     open_type,
     opened,
     payload_bytes,
@@ -177,15 +178,9 @@ class PublisherAdapterLight:
         self._check_open()
         publication, connection = self._publication(registration)
         ids: list[str] = []
-        try:
+        with counting(ids):
             for run in runs_of(objects, publication.check):
                 ids += self._queue(publication, connection, run, timeout)
-        except JbiError as exc:
-            exc.facts["published"] = len(ids) + published(exc)
-            raise
-        except Exception as exc:
-            exc.add_note(f"publish_many: {len(ids)} objects were published before")
-            raise
         return ids
 
     def _queue(

@@ -25,10 +25,10 @@ from .publication import (
     Payload,
     Publication,
     RegistrationUid,
+    counting,
     open_type,
     opened,
     payload_bytes,
-    published,
     runs_of,
 )
 
@@ -109,15 +109,9 @@ class PublisherAdapter:
         self._check_open()
         publication, registered = self._find(registration)
         ids: list[str] = []
-        try:
+        with counting(ids):
             for run in runs_of(objects):
                 ids += self._disseminate(publication, registered, run)
-        except JbiError as exc:
-            exc.facts["published"] = len(ids) + published(exc)
-            raise
-        except Exception as exc:
-            exc.add_note(f"publish_many: {len(ids)} objects were published before")
-            raise
         return ids
 
     def _disseminate(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 from typing import Final, NewType
@@ -147,6 +148,19 @@ def runs_of(
         raise
     if run:
         yield run
+
+
+@contextmanager
+def counting(ids: Sized) -> Iterator[None]:
+    """Whatever ends the publishing of many says how many objects, of `ids`, were published before."""
+    try:
+        yield
+    except JbiError as exc:
+        exc.facts["published"] = len(ids) + published(exc)
+        raise
+    except Exception as exc:
+        exc.add_note(f"publish_many: {len(ids)} objects were published before")
+        raise
 
 
 def published(exc: JbiError) -> int:
