@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from jbi_pubsub.core.errors import MetadataError
-from jbi_pubsub.core.info_object import Head, prefix_of
+from jbi_pubsub.core.info_object import Head, numbered, prefix_of
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
 from jbi_pubsub.pad.shelf import Shelf
@@ -78,7 +78,7 @@ class Registration:
         known = self.gate.type
         if head.registration != self.uid or head.type_name != known.name or head.type_version != known.version:
             raise MetadataError(f"object {head.object_id} is not of registration {self.uid}")
-        if head.object_id != f"{self._prefix}{head.sequence:012x}":
+        if head.object_id != numbered(self._prefix, head.sequence):
             raise MetadataError(f"object id {head.object_id} is not that of number {head.sequence} of {self.uid}")
 
     def status(self) -> dict[str, object]:

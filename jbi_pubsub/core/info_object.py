@@ -226,12 +226,17 @@ def _with_name(problem: str) -> str:
 
 def object_id_of(registration: str, sequence: int) -> str:
     """The id of a registration's object: the registration's own with the number, unique without a random number."""
-    return f"{prefix_of(registration)}{sequence:012x}"
+    return numbered(prefix_of(registration), sequence)
 
 
 def prefix_of(registration: str) -> str:
-    """What the ids of a registration's objects begin with; twelve hexadecimal digits of the number follow."""
+    """What the ids of a registration's objects begin with."""
     return registration.rpartition("-")[2]
+
+
+def numbered(prefix: str, sequence: int) -> str:
+    """The id of an object with that beginning: twelve hexadecimal digits of its number follow."""
+    return f"{prefix}{sequence:012x}"
 
 
 def pack(head: Head, payload: bytes) -> Parcel:

@@ -22,7 +22,9 @@ def decoder_of(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
     found = _decoders.get(kind)
     if found is None:
         with _making:
-            found = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+            found = _decoders.get(kind)  # of two that ask at once the second one waited here
+            if found is None:
+                found = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     return found
 
 

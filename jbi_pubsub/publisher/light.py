@@ -172,8 +172,8 @@ class PublisherAdapterLight:
     ) -> list[str]:
         """Publish many objects that are at hand, pairs of metadata and payload, for less than as many calls of
         `publish`; their ids. In order, as if published one by one; some go before the iterable has ended. Waits up to
-        `timeout` seconds for room, each time. Raises as `publish` does, with how many were `published` before in the
-        error's `facts`, and ArgumentError.
+        `timeout` seconds for room, each time. Raises as `publish` does, and ArgumentError, with how many were
+        `published` before in the error's `facts`; an error of the iterable's own has that as a note.
         """
         self._check_open()
         publication, connection = self._publication(registration)

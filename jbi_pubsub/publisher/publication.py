@@ -14,7 +14,7 @@ from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.core.arguments import Argument, Document, Source, content, path_of, source
 from jbi_pubsub.core.errors import ArgumentError, JbiError, OversizeError
-from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, pack, prefix_of
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, numbered, pack, prefix_of
 from jbi_pubsub.core.wire.stream import MAX_BATCH_BYTES, MAX_ITEM_BYTES
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
@@ -79,7 +79,7 @@ class Publication:
         self.sequence += len(run)
         return [
             pack(
-                Head(f"{prefix}{number:012x}", uid, number, now, kind.name, kind.version, metadata, len(payload)),
+                Head(numbered(prefix, number), uid, number, now, kind.name, kind.version, metadata, len(payload)),
                 payload,
             )
             for number, (metadata, payload) in enumerate(run, first)

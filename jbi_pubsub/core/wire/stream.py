@@ -142,7 +142,7 @@ class Line:
         self.send_frame([b"".join([FRAME.pack(total, kind), *parts])], timeout)
 
     def send_frame(self, frame: Sequence[Part], timeout: float = SEND_SECONDS) -> None:
-        """The same for a frame that has its head already (`Batch.frame`),"""
+        """The same for a frame that has its head already (`Batch.frame`)."""
         with self._sending:
             if self.compression is not None:
                 frame = deflated(frame, self.compression)
@@ -582,6 +582,7 @@ class Sender:
                 has_failed = False
             if has_failed:
                 with self._lock:
+                    self._is_sending = True  # wherever it has failed, it is done again
                     self._changed.wait(TAKE_SECONDS)
 
     def _send_what_waits(self) -> None:
