@@ -36,7 +36,7 @@ $(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark,trust,web,plot,docs]'
 	touch $@ $(VENV)/demo.stamp
 
 # ten minutes of churn over real processes; make soak ARGS="--minutes 3 --seed 7"

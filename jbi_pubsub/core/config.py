@@ -201,8 +201,26 @@ class MetricsSection(_Section, frozen=True):
     """-1 for none, 0 for any free port."""
 
 
+class PolicySection(_Section, frozen=True):
+    """Who may do what: the rules of an operator."""
+
+    file: str = ""
+    """policy.toml, read again when it changes; "" allows everything to everybody."""
+    audit: str = ""
+    """File in which refusals are written down; "" keeps none but the log's."""
+
+
+class WebSection(_Section, frozen=True):
+    """The console, `jbi web`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; beyond loopback it needs [tls]."""
+    port: Port = 8160
+    """0 takes a free one."""
+
+
 class TlsSection(_Section, frozen=True):
-    """PEM files; all three or none."""
+    """PEM files; certificate, key and ca, or none."""
 
     certificate: str = ""
     """Our certificate."""
@@ -215,6 +233,13 @@ class TlsSection(_Section, frozen=True):
     "*.example.org" stands for all with one label more, "*" for every certificate of the authority."""
     insecure: bool = False
     """Allow to listen beyond loopback without TLS."""
+    revoked: str = ""
+    """PEM file of revoked certificates (a CRL of the authority), read again when it changes; "" for none."""
+    sign: bool = False
+    """Whether publishers of this process sign their objects."""
+    verify: Literal["off", "warn", "require"] = "off"
+    """What delegates and subscribers of this process do with signatures: nothing; log and count what is not signed or
+    does not hold; drop it, counted and told as lost (`bad_signature`)."""
 
 
 class Config(_Section, frozen=True):
@@ -229,6 +254,8 @@ class Config(_Section, frozen=True):
     types: TypesSection = TypesSection()
     metrics: MetricsSection = MetricsSection()
     tls: TlsSection = TlsSection()
+    policy: PolicySection = PolicySection()
+    web: WebSection = WebSection()
 
     def type_cache(self) -> Path | None:
         """Where a type repository keeps what it has made, or None."""
