@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeVar
+from zipfile import ZIP_DEFLATED, ZipFile
 
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark.javaenv import find_java
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 Progress = Callable[[str, int, int], None]
 """Called with a stage's name, what is done and what there is to do (tasks or rows, 0 while not known)."""
@@ -109,6 +111,30 @@ def run(session: SparkSession, stage: str, work: Callable[[], T], *, progress: P
         except BaseException:  # an interrupt, or the progress callback's own error: stop the jobs, then pass it on
             context.cancelJobGroup(stage)
             raise
+
+
+def arrow_schema(frame: DataFrame) -> pa.Schema:
+    """The columns of a frame as PyArrow has them."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(frame.schema)
+
+
+def ship(session: SparkSession) -> None:
+    """Let the executors' Python have this package, as it is here. What it stands on (lxml, msgspec, pyarrow ...) they
+    must have: by --archives, or because they run on this machine."""
+    context = session.sparkContext
+    if str(context.master).startswith("local[") or context.master == "local":
+        return
+    import jbi_pubsub
+
+    root = Path(jbi_pubsub.__file__).parent
+    with TemporaryDirectory(prefix="jbi-ship-") as folder:
+        archive = Path(folder) / "jbi_pubsub.zip"
+        with ZipFile(archive, "w", ZIP_DEFLATED) as written:
+            for path in sorted(root.rglob("*.py")):
+                written.write(path, Path("jbi_pubsub") / path.relative_to(root))
+        context.addPyFile(str(archive))
 
 
 def java_version(session: SparkSession) -> str:

@@ -1,0 +1,254 @@
+"""What studies are about, as tables: registrations, subscriptions, publications. Their columns, and how they are checked.
+
+    registrations   who publishes what: its entries, as the lookup service holds them
+    subscriptions   who wants what: template, predicate, filter
+    publications    what was published; the archive exports the same columns
+    rejects         what could not be read, each with the reason
+
+A data set is a folder with a folder of Parquet files for each table and a manifest, written last. Registrations and
+subscriptions are contracts: thousands, held in memory by whoever judges. Publications are as many as you like, read
+where they lie, batch by batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from jbi_pubsub.core.errors import ConfigurationError, EntryError, StudyError
+from jbi_pubsub.lookup.entry import EntryRep, check_rep
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT: Final = "jbi-data-1"
+"""Names this layout in the manifest."""
+MANIFEST: Final = "manifest.json"
+ROW_GROUP: Final = 20_000
+"""Publications of a row group, which is a task's share: some seconds of judging."""
+BATCH_ROWS: Final = 2_000
+"""Publications that are in memory at once, in each process that judges."""
+MAX_CONTRACTS: Final = 1_000_000
+"""Registrations, or subscriptions, of a data set: about a gigabyte in each process that judges."""
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `registrations`. `entries`: what the lookup service matches, of this registration's item."""
+
+    registration: str
+    publisher: str = ""
+    delegate: str = ""
+    type: str = ""
+    version: str = ""
+    entries: tuple[EntryRep, ...] = ()
+
+
+class Subscription(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of `subscriptions`: what a subscriber has said (pad's SubscriptionRequest), and whose it is. `subscriber`
+    is its process: what several subscriptions of a process want goes there once."""
+
+    subscription: str
+    subscriber: str = ""
+    template: tuple[EntryRep, ...] = ()
+    predicate: str = ""
+    filter: str = ""
+    namespaces: dict[str, str] = msgspec.field(default_factory=dict)
+    language: str = "xpath"
+    suppress_empty: bool = False
+    recipients: int = 0
+    direct: bool = True
+
+
+class Contracts(msgspec.Struct, frozen=True):
+    """All contracts of a data set: what is sent to each process that judges."""
+
+    registrations: tuple[Registration, ...] = ()
+    subscriptions: tuple[Subscription, ...] = ()
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """Something that could not be read: of which table, which row or file, and why."""
+
+    table: str
+    row: str
+    reason: str
+
+
+class Publication(msgspec.Struct, frozen=True, gc=False):
+    """A row of `publications`. `publisher` is the id of the registration; `payload` None where it was not kept."""
+
+    object_id: str
+    type: str
+    version: str
+    time: float
+    publisher: str
+    metadata: bytes
+    payload_bytes: int
+    payload: bytes | None = None
+
+
+_JSON: Final = {"entries", "template", "namespaces"}
+"""Columns that hold JSON text: entries are data of any class."""
+
+CONTRACTS: Final[Mapping[str, type[Registration] | type[Subscription]]] = {
+    "registrations": Registration,
+    "subscriptions": Subscription,
+}
+_REQUIRED: Final = {"registrations": ("registration",), "subscriptions": ("subscription",), "publications": ("metadata",)}
+
+
+def columns(table: str) -> pa.Schema:
+    """The columns of a table, in their order. All but the first of contracts, and all but `metadata` of publications,
+    may be missing in what is given."""
+    import pyarrow as pa
+
+    text, number = pa.string(), pa.int64()
+    of: dict[str, list[tuple[str, pa.DataType]]] = {
+        "registrations": [(name, text) for name in ("registration", "publisher", "delegate", "type", "version", "entries")],
+        "subscriptions": [
+            *((name, text) for name in ("subscription", "subscriber", "template", "predicate", "filter", "namespaces")),
+            ("language", text), ("suppress_empty", pa.bool_()), ("recipients", number), ("direct", pa.bool_()),
+        ],
+        "publications": [
+            ("object_id", text), ("type", text), ("version", text), ("time", pa.float64()), ("publisher", text),
+            ("metadata", pa.binary()), ("payload_bytes", number), ("payload", pa.binary()),
+        ],
+        "rejects": [(name, text) for name in ("table", "row", "reason")],
+    }  # fmt: skip
+    return pa.schema(of[table])
+
+
+def check_columns(given: pa.Schema, table: str, where: str) -> list[str]:
+    """The columns of `given` that `table` uses. Raises StudyError for one that is missing or of another kind, naming
+    it, with what was expected."""
+    import pyarrow as pa
+
+    wanted = columns(table)
+    known = [field for field in wanted if field.name in given.names]
+    for name in _REQUIRED[table]:
+        if name not in given.names:
+            raise StudyError(
+                f"{where}: table {table} has no column {name!r}; it has {', '.join(given.names)[:300] or 'none'}",
+                hint=f"The columns are {', '.join(f'{f.name} {f.type}' for f in wanted)}",
+                column=name,
+            )
+    for field in known:
+        found = given.field(field.name).type
+        if not _fits(found, field.type, pa):
+            raise StudyError(
+                f"{where}: column {field.name!r} of table {table} is {found}, not {field.type}",
+                hint="Write it as that type",
+                column=field.name,
+            )
+    return [field.name for field in known]
+
+
+def _fits(found: pa.DataType, wanted: pa.DataType, pa: Any) -> bool:
+    """Whether a cast loses nothing: texts are bytes as well, timestamps seconds, small numbers large ones."""
+    kinds = pa.types
+    if kinds.is_binary(wanted) or kinds.is_string(wanted):
+        texts = kinds.is_string(found) or kinds.is_large_string(found)
+        return texts or (kinds.is_binary(wanted) and (kinds.is_binary(found) or kinds.is_large_binary(found)))
+    if kinds.is_floating(wanted):
+        return kinds.is_floating(found) or kinds.is_integer(found) or kinds.is_timestamp(found)
+    if kinds.is_integer(wanted):
+        return kinds.is_integer(found)
+    return bool(found == wanted)
+
+
+def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
+    """The rows of a batch of publications. What is not there: an id made of the metadata, version 1.0, time 0, the type's
+    name as the publisher, the payload's length."""
+    import pyarrow as pa
+
+    count = batch.num_rows
+
+    def column(name: str, default: object) -> Sequence[Any]:
+        if name not in batch.schema.names:
+            return [default] * count
+        found = batch.column(name)
+        if pa.types.is_timestamp(found.type):
+            found = found.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64())
+            return [default if v is None else v / 1e6 for v in found.to_pylist()]
+        return [default if v is None else v for v in found.to_pylist()]
+
+    ids, types, versions = column("object_id", ""), column("type", ""), column("version", "1.0")
+    times, publishers = column("time", 0.0), column("publisher", "")
+    metadata, sizes, payloads = column("metadata", b""), column("payload_bytes", -1), column("payload", None)
+    for n in range(count):
+        payload, document = _bytes(payloads[n]), _bytes(metadata[n]) or b""
+        yield Publication(
+            ids[n] or f"of-{hashed(document):015x}",
+            types[n],
+            versions[n],
+            float(times[n]),
+            publishers[n] or types[n],
+            document,
+            sizes[n] if sizes[n] >= 0 else len(payload or b""),
+            payload,
+        )
+
+
+def hashed(data: bytes) -> int:
+    """60 bits of a text or document, the same everywhere."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") >> 4
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
+
+def contracts_of(rows: Iterable[Mapping[str, Any]], table: str, rejects: list[Reject]) -> Iterator[Any]:
+    """Registration or Subscription of each row; what makes no sense goes to `rejects`. Raises StudyError beyond
+    MAX_CONTRACTS."""
+    kind = CONTRACTS[table]
+    name = kind.__struct_fields__[0]
+    for number, row in enumerate(rows):
+        if number == MAX_CONTRACTS:
+            raise StudyError(f"table {table} has more than {MAX_CONTRACTS:,} rows", hint="Study a part of it")
+        try:
+            given = {key: _value(key, value) for key, value in row.items() if value is not None}
+            made = msgspec.convert(given, kind)
+            for entry in (*getattr(made, "entries", ()), *getattr(made, "template", ())):
+                check_rep(entry)
+            yield made
+        except (msgspec.ValidationError, msgspec.DecodeError, EntryError) as error:
+            rejects.append(Reject(table, str(row.get(name) or f"row {number}")[:200], str(error)[:500]))
+
+
+_decode_json: Final = msgspec.json.Decoder().decode
+
+
+def _value(key: str, value: Any) -> Any:
+    return _decode_json(value) if key in _JSON and isinstance(value, str) else value
+
+
+def row_of(contract: Registration | Subscription) -> dict[str, Any]:
+    """The row of a contract."""
+    given = {name: getattr(contract, name) for name in contract.__struct_fields__}
+    return {key: msgspec.json.encode(value).decode() if key in _JSON else value for key, value in given.items()}
+
+
+def is_dataset(folder: Path) -> bool:
+    """Whether a folder holds a whole data set. Raises StudyError for an unfinished one."""
+    try:
+        found = msgspec.json.decode((folder / MANIFEST).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return False
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        return False
+    if found.get("state") != "complete":
+        raise StudyError(f"{folder} is an unfinished data set", hint="Let `jbi study export --resume` finish it")
+    return True
+
+
+def check_out(folder: Path) -> None:
+    """Raises ConfigurationError where a data set may not be written."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+        raise ConfigurationError(
+            f"{folder} is not empty and holds no data set", hint="Give an empty or new folder; nothing was changed"
+        )

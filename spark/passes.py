@@ -1,0 +1,161 @@
+"""One pass over all publications: each judged once, what a study counts of it added up. In this process, or on Spark.
+
+The sums of parts add up to the sums of the whole, in any order (judging.Sums), so both ways give the same. On Spark the
+product itself runs in the executors' Python workers (mapInArrow), beside the data; what comes back are sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from jbi_pubsub.core.errors import StudyError
+
+from . import dataset, session
+from .dataset import Contracts, Reject
+from .judging import See, Sums, add, judged, pack
+from .session import Progress
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+_REJECT: Final = "reject"
+_SUMS: Final = "what string, key string, number bigint, size bigint, mixed bigint"
+_ROWS: Final = 4_096
+"""Sums in a batch that a worker sends."""
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """What a pass came to."""
+
+    sums: Sums
+    rejects: list[Reject]
+    spark: str = ""
+    java: str = ""
+
+    def of(self, what: str) -> dict[str, list[int]]:
+        """The sums of one kind, by what they are of, sorted."""
+        return {key: sums for (kind, key), sums in sorted(self.sums.items()) if kind == what}
+
+    def total(self, what: str, key: str = "") -> list[int]:
+        """One of the sums: number, bytes, XOR."""
+        return self.sums.get((what, key), [0, 0, 0])
+
+
+def here(publications: Path, contracts: Contracts, see: See, progress: Progress | None = None) -> Passed:
+    """In this process. Raises StudyError for columns that are missing or of another kind, or no Parquet."""
+    files = parquet_files(publications)
+    packed, rejects = pack(contracts), list[Reject]()
+    total, done = sum(rows for _, rows in files), 0
+    sums = Sums()
+
+    def tell(rows: int) -> None:
+        nonlocal done
+        done += rows
+        if progress is not None:
+            progress("publications", done, total)
+
+    tell(0)
+    for path, _ in files:
+        batches = _told(_batches(path), tell)
+        for part in judged(packed, see, _rows(batches), rejects):
+            _join(sums, part)
+    return Passed(sums, _tidy(rejects))
+
+
+def on_spark(
+    spark: SparkSession, publications: str, contracts: Contracts, see: See, progress: Progress | None = None
+) -> Passed:
+    """On a session, which reads the publications' Parquet at any path that it knows. Raises StudyError."""
+    frame = session.run(spark, "columns", lambda: spark.read.parquet(publications), progress=progress)
+    names = dataset.check_columns(session.arrow_schema(frame), "publications", publications)
+    packed = spark.sparkContext.broadcast(pack(contracts))
+
+    def partial(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rejects: list[Reject] = []
+        for part in judged(packed.value, see, _rows(batches), rejects):
+            yield from _encoded(part, rejects)
+
+    session.ship(spark)
+    parts = frame.select(*names).mapInArrow(partial, _SUMS)
+    added = parts.groupBy("what", "key").agg({"number": "sum", "size": "sum", "mixed": "bit_xor"})
+    table = session.run(spark, "publications", added.toArrow, progress=progress)
+    packed.destroy()
+    return _decoded(table.to_batches(), spark.version, session.java_version(spark))
+
+
+def parquet_files(where: Path) -> list[tuple[Path, int]]:
+    """The Parquet files of a table, a file or a folder of them, with their rows. Raises StudyError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    paths = [where] if where.is_file() else sorted(p for p in where.rglob("*.parquet") if p.is_file())
+    if not paths:
+        raise StudyError(f"no Parquet files in {where}", hint="Give a .parquet file or a folder of them")
+    try:
+        return [(path, pq.read_metadata(path).num_rows) for path in paths]
+    except (pa.ArrowException, OSError) as error:
+        raise StudyError(f"no Parquet table in {where}: {error}"[:400], hint="Look for a file cut short") from error
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as opened:
+            names = dataset.check_columns(opened.schema_arrow, "publications", str(path))
+            yield from opened.iter_batches(dataset.BATCH_ROWS, columns=names)
+    except (pa.ArrowException, OSError) as error:
+        raise StudyError(f"{path} can't be read: {error}"[:400], hint="Look for a file cut short") from error
+
+
+def _told(batches: Iterable[pa.RecordBatch], tell: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield batch
+        tell(batch.num_rows)
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dataset.Publication]:
+    for batch in batches:
+        yield from dataset.publications_of(batch)
+
+
+def _join(sums: Sums, part: Sums) -> None:
+    for (what, key), (number, size, mixed) in part.items():
+        add(sums, what, key, number, size, mixed)
+
+
+def _encoded(part: Sums, rejects: list[Reject]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    rows = [(what, key, *sums) for (what, key), sums in part.items()]
+    rows += [(_REJECT, msgspec.json.encode(each).decode(), 0, 0, 0) for each in rejects]
+    kinds = [pa.string(), pa.string(), pa.int64(), pa.int64(), pa.int64()]
+    for at in range(0, len(rows), _ROWS):
+        columns = zip(*rows[at : at + _ROWS], strict=True)
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, ["what", "key", "number", "size", "mixed"])
+
+
+def _decoded(batches: Iterable[pa.RecordBatch], spark: str, java: str) -> Passed:
+    sums, rejects = Sums(), list[Reject]()
+    for batch in batches:
+        for row in batch.to_pylist():
+            if row["what"] == _REJECT:
+                rejects.append(_decode_reject(row["key"]))
+            else:
+                sums[row["what"], row["key"]] = [row["sum(number)"], row["sum(size)"], row["bit_xor(mixed)"]]
+    return Passed(sums, _tidy(rejects), spark, java)
+
+
+_decode_reject: Final = msgspec.json.Decoder(Reject).decode
+
+
+def _tidy(rejects: list[Reject]) -> list[Reject]:
+    """In an order that does not depend on who found them first."""
+    return sorted(rejects, key=lambda each: (each.table, each.row, each.reason))
