@@ -6,6 +6,6 @@ Importing this package loads neither PySpark nor PyArrow nor Java; running a stu
 from __future__ import annotations
 
 from jbi_pubsub.spark.report import MatchReport
-from jbi_pubsub.spark.studies import ENGINES, match_study
+from jbi_pubsub.spark.studies.match import ENGINES, match_study
 
 __all__ = ["ENGINES", "MatchReport", "match_study"]

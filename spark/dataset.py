@@ -1,4 +1,5 @@
-"""What studies are about, as tables: registrations, subscriptions, publications. Their columns, and how they are checked.
+"""What studies are about, as tables: registrations, subscriptions, publications. Their columns, and how they are
+checked.
 
     registrations   who publishes what: its entries, as the lookup service holds them
     subscriptions   who wants what: template, predicate, filter
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +23,8 @@ import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, EntryError, StudyError
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
+from jbi_pubsub.spark import report
+from jbi_pubsub.spark.session import Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +34,8 @@ FORMAT: Final = "jbi-data-1"
 MANIFEST: Final = "manifest.json"
 ROW_GROUP: Final = 20_000
 """Publications of a row group, which is a task's share: some seconds of judging."""
+GROUP_BYTES: Final = 64 << 20
+"""Bytes of a row group, if its rows are large."""
 BATCH_ROWS: Final = 2_000
 """Publications that are in memory at once, in each process that judges."""
 MAX_CONTRACTS: Final = 1_000_000
@@ -98,7 +104,11 @@ CONTRACTS: Final[Mapping[str, type[Registration] | type[Subscription]]] = {
     "registrations": Registration,
     "subscriptions": Subscription,
 }
-_REQUIRED: Final = {"registrations": ("registration",), "subscriptions": ("subscription",), "publications": ("metadata",)}
+_REQUIRED: Final = {
+    "registrations": "registration",
+    "subscriptions": "subscription",
+    "publications": "metadata",
+}
 
 
 def columns(table: str) -> pa.Schema:
@@ -108,7 +118,9 @@ def columns(table: str) -> pa.Schema:
 
     text, number = pa.string(), pa.int64()
     of: dict[str, list[tuple[str, pa.DataType]]] = {
-        "registrations": [(name, text) for name in ("registration", "publisher", "delegate", "type", "version", "entries")],
+        "registrations": [
+            (name, text) for name in ("registration", "publisher", "delegate", "type", "version", "entries")
+        ],
         "subscriptions": [
             *((name, text) for name in ("subscription", "subscriber", "template", "predicate", "filter", "namespaces")),
             ("language", text), ("suppress_empty", pa.bool_()), ("recipients", number), ("direct", pa.bool_()),
@@ -129,13 +141,13 @@ def check_columns(given: pa.Schema, table: str, where: str) -> list[str]:
 
     wanted = columns(table)
     known = [field for field in wanted if field.name in given.names]
-    for name in _REQUIRED[table]:
-        if name not in given.names:
-            raise StudyError(
-                f"{where}: table {table} has no column {name!r}; it has {', '.join(given.names)[:300] or 'none'}",
-                hint=f"The columns are {', '.join(f'{f.name} {f.type}' for f in wanted)}",
-                column=name,
-            )
+    name = _REQUIRED[table]
+    if name not in given.names:
+        raise StudyError(
+            f"{where}: table {table} has no column {name!r}; it has {', '.join(given.names)[:300] or 'none'}",
+            hint=f"The columns are {', '.join(f'{f.name} {f.type}' for f in wanted)}",
+            column=name,
+        )
     for field in known:
         found = given.field(field.name).type
         if not _fits(found, field.type, pa):
@@ -147,22 +159,22 @@ def check_columns(given: pa.Schema, table: str, where: str) -> list[str]:
     return [field.name for field in known]
 
 
-def _fits(found: pa.DataType, wanted: pa.DataType, pa: Any) -> bool:
+def _fits(found: Any, wanted: Any, pa: Any) -> bool:
     """Whether a cast loses nothing: texts are bytes as well, timestamps seconds, small numbers large ones."""
     kinds = pa.types
     if kinds.is_binary(wanted) or kinds.is_string(wanted):
         texts = kinds.is_string(found) or kinds.is_large_string(found)
-        return texts or (kinds.is_binary(wanted) and (kinds.is_binary(found) or kinds.is_large_binary(found)))
+        return bool(texts or (kinds.is_binary(wanted) and (kinds.is_binary(found) or kinds.is_large_binary(found))))
     if kinds.is_floating(wanted):
-        return kinds.is_floating(found) or kinds.is_integer(found) or kinds.is_timestamp(found)
+        return bool(kinds.is_floating(found) or kinds.is_integer(found) or kinds.is_timestamp(found))
     if kinds.is_integer(wanted):
-        return kinds.is_integer(found)
+        return bool(kinds.is_integer(found))
     return bool(found == wanted)
 
 
 def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
-    """The rows of a batch of publications. What is not there: an id made of the metadata, version 1.0, time 0, the type's
-    name as the publisher, the payload's length."""
+    """The rows of a batch of publications. What is not there: an id made of the metadata, version 1.0, time 0, the
+    type's name as the publisher, the payload's length."""
     import pyarrow as pa
 
     count = batch.num_rows
@@ -252,3 +264,77 @@ def check_out(folder: Path) -> None:
         raise ConfigurationError(
             f"{folder} is not empty and holds no data set", hint="Give an empty or new folder; nothing was changed"
         )
+
+
+def write(
+    folder: Path,
+    contracts: Contracts,
+    publications: Iterable[Publication],
+    *,
+    source: str,
+    progress: Progress | None = None,
+) -> int:
+    """Write a data set, the manifest last; how many publications it has. Raises ConfigurationError for a folder that
+    holds something else, StudyError when the disk is full."""
+    check_out(folder)
+    with report.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _mark(folder, {"state": "running", "source": source})
+        for name in CONTRACTS:
+            with table(folder, name) as written:
+                for each in getattr(contracts, name):
+                    written.add(row_of(each))
+        count = 0
+        with table(folder, "publications") as written:
+            for publication in publications:
+                written.add({name: getattr(publication, name) for name in Publication.__struct_fields__})
+                count += 1
+                if progress is not None and count % BATCH_ROWS == 0:
+                    progress("publications", count, 0)
+        rows = {"registrations": len(contracts.registrations), "subscriptions": len(contracts.subscriptions)}
+        _mark(folder, {"state": "complete", "source": source, "rows": {**rows, "publications": count}})
+    return count
+
+
+def _mark(folder: Path, facts: Mapping[str, Any]) -> None:
+    report.write(folder / MANIFEST, msgspec.json.format(msgspec.json.encode({"format": FORMAT, **facts})))
+
+
+@contextmanager
+def table(folder: Path, name: str, part: str = "part-00000") -> Iterator[Rows]:
+    """Write a table of a data set, as one file that is there when it is whole."""
+    import pyarrow.parquet as pq
+
+    (folder / name).mkdir(exist_ok=True)
+    path = folder / name / f"{part}.parquet"
+    with pq.ParquetWriter(path.with_suffix(".new"), columns(name), compression=report.COMPRESSION) as writer:
+        rows = Rows(writer, columns(name))
+        yield rows
+        rows.flush()
+    path.with_suffix(".new").replace(path)
+
+
+class Rows:
+    """Collects rows and writes them as row groups, of so many rows, or fewer if they are large."""
+
+    def __init__(self, writer: Any, schema: pa.Schema) -> None:
+        """`writer` is a pyarrow.parquet.ParquetWriter (which has no types) of `schema`."""
+        self._writer = writer
+        self._schema = schema
+        self._rows: list[Mapping[str, Any]] = []
+        self._size = 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a row."""
+        self._rows.append(row)
+        self._size += sum(len(value) for value in row.values() if isinstance(value, bytes | str))
+        if len(self._rows) >= ROW_GROUP or self._size >= GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was collected."""
+        import pyarrow as pa
+
+        if self._rows:
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+        self._rows, self._size = [], 0

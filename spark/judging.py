@@ -4,19 +4,19 @@ templates, the product's PredicateIndex for predicates, PayloadFilter for payloa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from bisect import insort
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.errors import JbiError, OversizeError
+from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, PredicateIndex, compile_filter, compile_predicate, select
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.index import TemplateIndex
-
-from .dataset import Contracts, Publication, Reject, Subscription
+from jbi_pubsub.spark.dataset import Contracts, Publication, Reject, Subscription
 
 MAX_REJECTS: Final = 1_000
 """Rejects of a task that are kept with their reason; all are counted."""
@@ -108,46 +108,81 @@ class Judge:
         matched.sort()
         return Seen(publication, topic, root, matched)
 
-    def cut(self, seen: Seen) -> dict[int, int]:
-        """Bytes of the payload that each matched subscription gets, by its number, without those whose filter selects
-        nothing and who want nothing then. As a delegate cuts: a payload that is no XML goes as it is, and so does here
-        one that was not kept."""
-        whole = seen.publication.payload_bytes
-        sizes = dict.fromkeys(seen.matched, whole)
-        filters: dict[PayloadFilter, list[int]] = {}
+    def cut(self, seen: Seen) -> dict[int, bytes | None]:
+        """The payload that each matched subscription gets, by its number, None for the whole; without those whose
+        filter selects nothing and who want nothing then. As a delegate cuts: a payload that is no XML goes as it is,
+        and so does here one that was not kept."""
+        cuts: dict[int, bytes | None] = dict.fromkeys(seen.matched)
+        filters: dict[PayloadFilter, list[Wanted]] = {}
         for number in seen.matched:
             wanted = self.wanted[number]
             if wanted is not None and wanted.filter is not None:
-                filters.setdefault(wanted.filter, []).append(number)
+                filters.setdefault(wanted.filter, []).append(wanted)
         payload = seen.publication.payload
         document = parse_payload(payload) if filters and payload else None
         if document is not None:
-            for each, selection in select(filters, document, whole).items():
-                for number in filters[each]:
-                    sizes[number] = len(selection.payload)
-                    wanted = self.wanted[number]
-                    if not selection.count and wanted is not None and wanted.subscription.suppress_empty:
-                        del sizes[number]
-        return sizes
+            for each, selection in select(filters, document, len(payload or b"")).items():
+                for wanted in filters[each]:
+                    if selection.count or not wanted.subscription.suppress_empty:
+                        cuts[wanted.number] = selection.payload
+                    else:
+                        del cuts[wanted.number]
+        return cuts
 
 
 Sums = dict[tuple[str, str], list[int]]
-"""What studies count: by what and of which, (number, bytes, XOR of hashes). Adding the sums of parts gives the sums of
+"""What studies count: by what and of which, [number, bytes, XOR of hashes]. Adding the sums of parts gives the sums of
 the whole, in any order: so the parts may be judged anywhere."""
 
-
-def add(sums: Sums, what: str, key: str, number: int = 1, size: int = 0, mixed: int = 0) -> None:
-    """Add to one of the sums."""
-    found = sums.get((what, key))
-    if found is None:
-        sums[what, key] = [number, size, mixed]
-    else:
-        found[0] += number
-        found[1] += size
-        found[2] ^= mixed
+MANY: Final = "\0"
+"""Stands for the values of something that has more than one."""
 
 
-See = Callable[[Judge, Seen, Sums], None]
+class Tally:
+    """What is counted of the publications of a task. All that it comes to are sums."""
+
+    def __init__(self) -> None:
+        self.sums: Sums = {}
+        self._kept: dict[tuple[str, str], list[tuple[int, str]]] = {}
+        self._values: dict[tuple[str, str], str] = {}
+
+    def add(self, what: str, key: str, number: int = 1, size: int = 0, mixed: int = 0) -> None:
+        """Add to one of the sums."""
+        found = self.sums.get((what, key))
+        if found is None:
+            self.sums[what, key] = [number, size, mixed]
+        else:
+            found[0] += number
+            found[1] += size
+            found[2] ^= mixed
+
+    def keep(self, what: str, group: str, rank: int, text: str, most: int) -> None:
+        """Keep the `most` texts of lowest rank, which is 0 at least, in a group. The lowest of all are among the lowest
+        of each task, so who they are does not depend on the tasks."""
+        kept = self._kept.setdefault((what, group), [])
+        if len(kept) < most or (rank, text) < kept[-1]:
+            insort(kept, (rank, text))
+            del kept[most:]
+
+    def value(self, what: str, key: str, value: str) -> None:
+        """Count a value of something; of several they are counted together."""
+        known = self._values.setdefault((what, key), value)
+        if known != value:
+            self._values[what, key] = MANY
+            if known != MANY:
+                self.add(what, f"{key}{MANY}{MANY}", *self.sums.pop((what, f"{key}{MANY}{known}")))
+        self.add(what, f"{key}{MANY}{self._values[what, key]}")
+
+    def closed(self) -> Sums:
+        """The sums, with what was kept among them."""
+        for (what, group), kept in self._kept.items():
+            for rank, text in kept:
+                self.sums[what, f"{group}{MANY}{rank:018x}{MANY}{text}"] = [1, 0, 0]
+        self._kept.clear()
+        return self.sums
+
+
+See = Callable[[Judge, Seen, Tally], None]
 """What a study counts of one publication. A function of a module, for it goes to other processes by its name."""
 
 
@@ -165,20 +200,18 @@ def pack(contracts: Contracts) -> bytes:
     return msgspec.msgpack.encode(contracts)
 
 
-def judged(
-    packed: bytes, see: See, publications: Iterable[Publication], rejects: list[Reject]
-) -> Iterator[Sums]:
-    """The sums of publications, in one piece. To `rejects` what a delegate would refuse, MAX_REJECTS at most; all are
-    counted as ("rejected", "")."""
-    judge, sums = judge_of(packed), Sums()
+def judged(packed: bytes, see: See, publications: Iterable[Publication], rejects: list[Reject]) -> Sums:
+    """The sums of publications. To `rejects` what a delegate would refuse, MAX_REJECTS at most; all are counted as
+    ("rejected", "")."""
+    judge, tally = judge_of(packed), Tally()
     for publication in publications:
         try:
             seen = judge.judge(publication)
-        except (JbiError, OversizeError) as error:
-            add(sums, "rejected", "")
+        except JbiError as error:
+            tally.add("rejected", "")
             if len(rejects) < MAX_REJECTS:
                 rejects.append(Reject("publications", publication.object_id, str(error)[:500]))
             continue
-        add(sums, "publications", publication.publisher, 1, seen.size)
-        see(judge, seen, sums)
-    yield sums
+        tally.add("publications", publication.publisher, 1, seen.size)
+        see(judge, seen, tally)
+    return tally.closed()

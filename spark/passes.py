@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from jbi_pubsub.core.errors import StudyError
-
-from . import dataset, session
-from .dataset import Contracts, Reject
-from .judging import See, Sums, add, judged, pack
-from .session import Progress
+from jbi_pubsub.spark import dataset, session
+from jbi_pubsub.spark.dataset import Contracts, Reject
+from jbi_pubsub.spark.judging import MANY, See, Sums, judged, pack
+from jbi_pubsub.spark.session import Progress
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +40,23 @@ class Passed(msgspec.Struct, frozen=True):
         """The sums of one kind, by what they are of, sorted."""
         return {key: sums for (kind, key), sums in sorted(self.sums.items()) if kind == what}
 
+    def kept(self, what: str, most: int) -> dict[str, list[tuple[int, str]]]:
+        """What was kept of one kind: (rank, text) by group, the lowest first."""
+        groups: dict[str, list[tuple[int, str]]] = {}
+        for key in self.of(what):  # sorted: by group, then rank
+            group, rank, text = key.split(MANY, 2)
+            groups.setdefault(group, []).append((int(rank, 16), text))
+        return {group: kept[:most] for group, kept in groups.items()}
+
+    def values(self, what: str) -> dict[str, tuple[str, int]]:
+        """The value of each thing of one kind, MANY if it has several, and how often it was there."""
+        found: dict[str, tuple[str, int]] = {}
+        for key, (number, _, _) in self.of(what).items():
+            thing, value = key.split(MANY, 1)
+            before = found.get(thing)
+            found[thing] = (value, number) if before is None else (MANY, before[1] + number)
+        return found
+
     def total(self, what: str, key: str = "") -> list[int]:
         """One of the sums: number, bytes, XOR."""
         return self.sums.get((what, key), [0, 0, 0])
@@ -62,8 +78,7 @@ def here(publications: Path, contracts: Contracts, see: See, progress: Progress 
     tell(0)
     for path, _ in files:
         batches = _told(_batches(path), tell)
-        for part in judged(packed, see, _rows(batches), rejects):
-            _join(sums, part)
+        _join(sums, judged(packed, see, _rows(batches), rejects))
     return Passed(sums, _tidy(rejects))
 
 
@@ -77,8 +92,7 @@ def on_spark(
 
     def partial(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rejects: list[Reject] = []
-        for part in judged(packed.value, see, _rows(batches), rejects):
-            yield from _encoded(part, rejects)
+        yield from _encoded(judged(packed.value, see, _rows(batches), rejects), rejects)
 
     session.ship(spark)
     parts = frame.select(*names).mapInArrow(partial, _SUMS)
@@ -126,8 +140,11 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dataset.Publication]:
 
 
 def _join(sums: Sums, part: Sums) -> None:
-    for (what, key), (number, size, mixed) in part.items():
-        add(sums, what, key, number, size, mixed)
+    for of, (number, size, mixed) in part.items():
+        found = sums.setdefault(of, [0, 0, 0])
+        found[0] += number
+        found[1] += size
+        found[2] ^= mixed
 
 
 def _encoded(part: Sums, rejects: list[Reject]) -> Iterator[pa.RecordBatch]:

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "jbi-study-1"
 """Names this layout in the manifest."""
+RESULTS: Final = (FORMAT, "jbi-result-1")
+"""Folders that hold one of these may be written anew."""
 ROW_GROUP: Final = 1_000_000
 """Rows of a Parquet row group; Spark reads one row group in one task, so a large table in few pieces starves it."""
 COMPRESSION: Final = "zstd"
 """Smallest of the codecs that every Parquet reader has."""
-_MANIFEST: Final = "manifest.json"
+MANIFEST: Final = "manifest.json"
 _PAGE: Final = "report.html"
 _TABLES: Final = ("templates", "hits", "counts")
 
@@ -157,13 +159,13 @@ def claim(out: Path) -> Path:
     folder = out.expanduser().resolve()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()) and not _is_study(folder / _MANIFEST):
+        if any(folder.iterdir()) and not _is_study(folder / MANIFEST):
             raise ConfigurationError(
                 f"{folder} is not empty and holds no earlier study",
                 hint="Give an empty or new folder; nothing was changed",
                 path=str(folder),
             )
-        _write(folder / _MANIFEST, msgspec.json.encode({"format": FORMAT, "state": "running"}))
+        write(folder / MANIFEST, msgspec.json.encode({"format": FORMAT, "state": "running"}))
     except OSError as error:
         raise ConfigurationError(
             f"the result folder {folder} can't be used: {error.strerror}",
@@ -175,13 +177,13 @@ def claim(out: Path) -> Path:
 
 def finish(folder: Path, report: MatchReport) -> MatchReport:
     """Write page and manifest, the manifest last; returns the report with its files."""
-    with _writing(folder):
-        _write(folder / _PAGE, page(report).encode())
+    with writing(folder):
+        write(folder / _PAGE, page(report).encode())
         tables = [_table_file(folder / name) for name in _TABLES]
         files = (*tables, OutputFile(_PAGE, -1, (folder / _PAGE).stat().st_size))
         done = msgspec.structs.replace(report, files=files)
         manifest = {"format": FORMAT, "state": "complete", "study": "match", "report": done}
-        _write(folder / _MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
+        write(folder / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
     return done
 
 
@@ -204,7 +206,7 @@ def table(folder: Path, name: str) -> Iterator[TableWriter]:
     import pyarrow.parquet as pq
 
     schema = _schema(name)
-    with _writing(folder):
+    with writing(folder):
         shutil.rmtree(folder / name, ignore_errors=True)
         (folder / name).mkdir()
         with pq.ParquetWriter(folder / name / "part-00000.parquet", schema, compression=COMPRESSION) as writer:
@@ -312,10 +314,10 @@ def _is_study(manifest: Path) -> bool:
         found = msgspec.json.decode(manifest.read_bytes())
     except (OSError, msgspec.DecodeError):
         return False
-    return isinstance(found, dict) and found.get("format") == FORMAT
+    return isinstance(found, dict) and found.get("format") in RESULTS
 
 
-def _write(path: Path, content: bytes) -> None:
+def write(path: Path, content: bytes) -> None:
     """All or nothing: a reader never sees half a file."""
     fresh = path.with_name(path.name + ".new")
     fresh.write_bytes(content)
@@ -323,7 +325,8 @@ def _write(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
+    """Raises StudyError for what the disk says meanwhile."""
     try:
         yield
     except OSError as error:

@@ -39,7 +39,7 @@ _MAXIMUM_HEAP: Final = 4 << 30
 
 
 @contextmanager
-def open_session(name: str, *, extra: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+def open_session(name: str, *, extra: Mapping[str, str] | None = None, master: str = "") -> Iterator[SparkSession]:
     """A Spark session: the one that is already there (spark-submit, a notebook), else a local one on all cores.
 
     A session made here is stopped at the end; one that was there is left as it was. `extra` are Spark settings for
@@ -71,6 +71,8 @@ def open_session(name: str, *, extra: Mapping[str, str] | None = None) -> Iterat
     with _environment({} if submitted else _local_environment()), TemporaryDirectory(prefix="jbi-study-") as scratch:
         if not submitted:
             builder = builder.config(map=_local_settings(scratch, extra or {}))
+            if master:
+                builder = builder.master(master)
         try:
             session = builder.getOrCreate()
         except PySparkException as error:
@@ -126,14 +128,13 @@ def ship(session: SparkSession) -> None:
     context = session.sparkContext
     if str(context.master).startswith("local[") or context.master == "local":
         return
-    import jbi_pubsub
-
-    root = Path(jbi_pubsub.__file__).parent
+    root = Path(__file__).parents[1]
     with TemporaryDirectory(prefix="jbi-ship-") as folder:
         archive = Path(folder) / "jbi_pubsub.zip"
         with ZipFile(archive, "w", ZIP_DEFLATED) as written:
-            for path in sorted(root.rglob("*.py")):
-                written.write(path, Path("jbi_pubsub") / path.relative_to(root))
+            for here, _, names in os.walk(root, followlinks=True):  # an editable installation has links
+                for path in (Path(here) / name for name in names if name.endswith(".py")):
+                    written.write(path, Path("jbi_pubsub") / path.relative_to(root))
         context.addPyFile(str(archive))
 
 

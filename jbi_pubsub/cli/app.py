@@ -36,7 +36,7 @@ HOMES: Final = {
     "publish": ("clients", "Publish information objects from files."),
     "services": ("clients", "List what is registered in the lookup services."),
     "status": ("status", "Show what all servers are doing."),
-    "study": ("tools", "Bulk studies on Spark, as the lookup service matches."),
+    "study": ("study", "Bulk studies, in this process or on Spark."),
     "subscribe": ("clients", "Subscribe, and show what arrives or have it mailed."),
     "subscriptions": ("clients", "List e-mail subscriptions, or cancel one."),
 }

@@ -11,7 +11,7 @@ import pytest
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.spark import report
 from jbi_pubsub.spark.report import Cell, Check, DistributionRow, MatchReport
-from jbi_pubsub.spark.studies import FEWEST_SAMPLED, MOST_SAMPLED, sample_step
+from jbi_pubsub.spark.studies.match import FEWEST_SAMPLED, MOST_SAMPLED, sample_step
 
 CELLS = [
     Cell(shape=0, bucket=0, groups=1, templates=5, hits=0, pairs=0),

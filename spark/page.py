@@ -1,0 +1,89 @@
+"""A study's page: one HTML file that needs nothing else, reads in light and dark, sorts its tables, and prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING, Final
+
+from jbi_pubsub.spark import plots
+
+if TYPE_CHECKING:
+    from jbi_pubsub.spark.plots import Plot
+    from jbi_pubsub.spark.result import Kind, Result, Run, Table, Value
+
+ROWS_MOST: Final = 200
+"""Rows of a table in the page; the rest is in its CSV."""
+
+_STYLE: Final = """
+:root{color-scheme:light dark;--line:#8884;--soft:#8881}
+body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;padding:1rem;max-width:64rem}
+h1{font-size:1.6rem;margin:.2rem 0}h2{font-size:1.2rem;margin:2rem 0 .4rem}p{max-width:44rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+th,td{padding:.25rem .7rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
+td{overflow-wrap:anywhere}
+td.n,th.n{text-align:right;white-space:nowrap}td code{font-size:.9em}thead th{position:sticky;top:0;background:Canvas}
+thead button{all:unset;cursor:pointer;font-weight:600}thead button:focus-visible{outline:2px solid}
+tbody tr:nth-child(even){background:var(--soft)}figure{margin:1rem 0;max-width:46rem}figure svg{width:100%;height:auto}
+.facts th{font-weight:400;opacity:.8}footer{margin-top:2rem;font-size:.85rem;opacity:.8}
+@media print{body{max-width:none;font-size:11px}thead th{position:static}figure,tr{break-inside:avoid}}
+"""
+
+_SCRIPT: Final = """
+for(const button of document.querySelectorAll("thead button"))button.addEventListener("click",()=>{
+const head=button.closest("th"),table=head.closest("table"),at=[...head.parentNode.children].indexOf(head);
+const down=head.getAttribute("aria-sort")!=="descending",numeric=head.classList.contains("n");
+const of=row=>{const cell=row.children[at];return numeric?Number(cell.dataset.v):cell.textContent};
+const rows=[...table.tBodies[0].rows].sort((a,b)=>{const x=of(a),y=of(b);return(x<y?-1:x>y?1:0)*(down?-1:1)});
+for(const other of head.parentNode.children)other.removeAttribute("aria-sort");
+head.setAttribute("aria-sort",down?"descending":"ascending");table.tBodies[0].append(...rows)});
+"""
+
+
+def of(result: Result, run: Run, tables: Sequence[Table], drawn: Sequence[tuple[Plot, str]]) -> str:
+    """The page of a result. `drawn`: its plots with their SVG."""
+    facts = "".join(f"<tr><th scope=row>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in result.facts)
+    figures = "".join(
+        f'<figure role="img" aria-label="{escape(p.title)}">{plots.for_page(svg)}</figure>' for p, svg in drawn
+    )
+    told = "".join(map(_table, tables))
+    title = f"Study: {escape(result.study)}"
+    return (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head><body>'
+        f"<h1>{title}</h1><p>{escape(result.question)}</p>"
+        f'<div class="wide"><table class="facts"><tbody>{facts}</tbody></table></div>'
+        f"{figures}{told}<footer>{escape(_how(run))}</footer><script>{_SCRIPT}</script></body></html>\n"
+    )
+
+
+def _table(table: Table) -> str:
+    heads = "".join(f"<th scope=col{_class(kind)}><button>{escape(name)}</button></th>" for name, kind in table.columns)
+    rows = "".join(
+        "<tr>" + "".join(_cell(value, kind) for value, (_, kind) in zip(row, table.columns, strict=True)) + "</tr>"
+        for row in table.rows[:ROWS_MOST]
+    )
+    more = f"<p>The first {ROWS_MOST} of {len(table.rows):,} rows; all are in tables/{escape(table.name)}.csv.</p>"
+    return (
+        f"<h2>{escape(table.title)}</h2>" + (f"<p>{escape(table.note)}</p>" if table.note else "")
+        + f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
+        + (more if len(table.rows) > ROWS_MOST else "")
+    )  # fmt: skip
+
+
+def _cell(value: Value, kind: Kind) -> str:
+    if kind == "text":
+        return f"<td>{escape(str(value))}</td>"
+    shown = f"{value:,}" if kind == "integer" else f"{value:,.4g}"
+    return f'<td class="n" data-v="{value}">{shown}</td>'
+
+
+def _class(kind: Kind) -> str:
+    return "" if kind == "text" else ' class="n"'
+
+
+def _how(run: Run) -> str:
+    engine = f"Spark {run.spark}, Java {run.java}" if run.spark else "one process"
+    parameters = ", ".join(f"{name} {value}" for name, value in run.parameters.items())
+    seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in run.timings)
+    return f"Input {run.input}. By {engine}. {parameters}{'. ' if parameters else ''}Seconds: {seconds}."

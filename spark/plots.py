@@ -1,0 +1,138 @@
+"""The one door to matplotlib: plots of studies and benchmarks, as SVG that goes into a page and as PNG.
+
+A plot is data first, so that what a study says can be tested, and drawn last. In a page its ink is the page's own
+colour: the same picture serves light and dark, and paper.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from jbi_pubsub.core.errors import StudyError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_INK: Final = "#123457"
+"""Drawn in this, replaced by `currentColor` in a page."""
+_COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's, which nobody confuses (Color Universal Design)."""
+_SIZE: Final = (7.2, 3.6)
+"""Inches: two stand on a printed page."""
+_FIXED: Final = re.compile(r'\b(?:width|height)="[\d.]+pt"')
+_BARS_MOST: Final = 30
+_TEXT_MOST: Final = 44
+"""Characters of a bar's name."""
+
+
+class Series(msgspec.Struct, frozen=True):
+    """Points or bars of one colour: their label, where they stand (numbers, or names of bars), and how high."""
+
+    label: str
+    x: tuple[float | str, ...]
+    y: tuple[float, ...]
+
+
+class Plot(msgspec.Struct, frozen=True, kw_only=True):
+    """What is drawn. "bars" stand in groups over numbers, "ranked" lie one below the other with their names, "lines"
+    and "points" are what they say. Logarithmic axes begin at the least value above 0."""
+
+    name: str
+    title: str
+    kind: Literal["bars", "ranked", "lines", "points"]
+    x: str
+    y: str
+    series: tuple[Series, ...]
+    log_x: bool = False
+    log_y: bool = False
+
+
+def present() -> None:
+    """Raises StudyError where matplotlib is missing."""
+    try:
+        import matplotlib  # noqa: F401  # asked only whether it is there
+    except ImportError as error:
+        raise StudyError(f"plots need matplotlib: {error}", hint="pip install 'jbi-pubsub[spark]'") from error
+
+
+def drawn(plot: Plot) -> tuple[str, bytes]:
+    """SVG and PNG of a plot, the same bytes for the same plot."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
+    settings = {**ink, "svg.hashsalt": plot.name, "svg.fonttype": "none", "font.size": 10, "axes.titlesize": 11}
+    with mpl.rc_context(settings):  # type: ignore[arg-type]  # its keys are literals
+        figure = Figure(figsize=_SIZE if plot.kind != "ranked" else _tall(plot), layout="constrained")
+        axes = figure.subplots()
+        _fill(axes, plot)
+        svg, png = io.StringIO(), io.BytesIO()
+        figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(png, format="png", dpi=150, facecolor="white", metadata={"Software": None})
+    return svg.getvalue(), png.getvalue()
+
+
+def for_page(svg: str) -> str:
+    """An SVG as part of an HTML page: in the page's colour, no wider than the page, without a head of its own."""
+    body = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    return re.sub(
+        r'<svg ([^>]*?)\bwidth="[^"]*"', r"<svg \1", re.sub(r'\bheight="[^"]*pt"', "", body, count=1), count=1
+    )
+
+
+def _tall(plot: Plot) -> tuple[float, float]:
+    rows = max((len(series.x) for series in plot.series), default=1)
+    return _SIZE[0], 1.0 + 0.24 * min(_BARS_MOST, max(3, rows))
+
+
+def _fill(axes: Axes, plot: Plot) -> None:
+    many = len(plot.series)
+    for n, series in enumerate(plot.series):
+        colour = _COLOURS[n % len(_COLOURS)]
+        if plot.kind == "ranked":
+            names, heights = [_short(str(x)) for x in series.x[:_BARS_MOST]], series.y[:_BARS_MOST]
+            places = [at + 0.8 * (n - (many - 1) / 2) / many for at in range(len(names))]
+            axes.barh(places, heights, 0.8 / many, label=series.label, color=colour)
+            axes.set_yticks(range(len(names)), names)
+        elif plot.kind == "bars":
+            places = [at + 0.8 * (n - (many - 1) / 2) / many for at in range(len(series.x))]
+            axes.bar(places, series.y, 0.8 / many, label=series.label, color=colour)
+            step = max(1, len(series.x) // 16)
+            axes.set_xticks(range(0, len(series.x), step), [_number(x) for x in series.x[::step]])
+        elif plot.kind == "lines":
+            axes.plot(series.x, series.y, marker="o", markersize=3, label=series.label, color=colour)
+        else:
+            axes.scatter(series.x, series.y, s=10, label=series.label, color=colour, alpha=0.7)
+    _dress(axes, plot)
+
+
+def _dress(axes: Axes, plot: Plot) -> None:
+    axes.set_title(plot.title)
+    axes.set_xlabel(plot.x)
+    axes.set_ylabel(plot.y)
+    if plot.kind == "ranked":
+        axes.invert_yaxis()
+    if plot.log_x and any(isinstance(x, int | float) and x > 0 for series in plot.series for x in series.x):
+        axes.set_xscale("log")
+    if plot.log_y and any(y > 0 for series in plot.series for y in series.y):
+        axes.set_yscale("log")
+    if not (plot.log_x if plot.kind == "ranked" else plot.log_y):
+        (axes.xaxis if plot.kind == "ranked" else axes.yaxis).set_major_formatter("{x:,.12g}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, axis="x" if plot.kind == "ranked" else "y", alpha=0.25, color=_INK)
+    axes.set_axisbelow(True)
+    if len(plot.series) > 1:
+        axes.legend(frameon=False)
+
+
+def _short(text: str) -> str:
+    safe = text.replace("$", r"\$")  # what stands between two is set as a formula
+    return safe if len(safe) <= _TEXT_MOST else safe[: _TEXT_MOST - 3] + "..."
+
+
+def _number(x: float | str) -> str:
+    return x if isinstance(x, str) else f"{x:,.0f}" if float(x).is_integer() else f"{x:,.2g}"

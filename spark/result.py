@@ -1,0 +1,139 @@
+"""What a study has found, and the folder that it leaves: tables, plots, a page for people, and what has to be known to
+trust it.
+
+    out/result.json      facts and numbers: the same bytes for the same input, whatever the engine
+    out/report.html      the same to look at: one file, no network
+    out/tables/          NAME.parquet and NAME.csv
+    out/plots/           NAME.svg and NAME.png
+    out/manifest.json    input, engine, versions, timings, files; `state` is "running" until all is there
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from jbi_pubsub.core.errors import StudyError
+from jbi_pubsub.spark import page, plots, report
+from jbi_pubsub.spark.dataset import Reject
+from jbi_pubsub.spark.plots import Plot
+
+FORMAT: Final = "jbi-result-1"
+"""Names this layout in the manifest."""
+
+Kind = Literal["text", "integer", "number"]
+Value = str | int | float
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows with their columns: name and kind of each. `note` says what they mean."""
+
+    name: str
+    title: str
+    columns: tuple[tuple[str, Kind], ...]
+    rows: tuple[tuple[Value, ...], ...]
+    note: str = ""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What a study answers. `facts` are lines for people, `numbers` the same to be compared by programs."""
+
+    study: str
+    question: str
+    facts: tuple[tuple[str, str], ...]
+    numbers: dict[str, float]
+    tables: tuple[Table, ...] = ()
+    plots: tuple[Plot, ...] = ()
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(what, value) lines to print."""
+        return list(self.facts)
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """How it was found. `spark` and `java` are versions, "" for the engine local; `timings` are (stage, seconds)."""
+
+    input: str
+    engine: str
+    spark: str = ""
+    java: str = ""
+    timings: tuple[tuple[str, float], ...] = ()
+    parameters: dict[str, Value] = msgspec.field(default_factory=dict)
+    rejected: int = 0
+
+
+def finish(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = ()) -> list[str]:
+    """Write all of it, the manifest last; the files' names. Raises StudyError (full disk, no matplotlib)."""
+    told = [*result.tables, *([_rejected(rejects)] if rejects else [])]
+    drawn = [(plot, *plots.drawn(plot)) for plot in result.plots]
+    encode = msgspec.json.Encoder(order="sorted").encode
+    files: dict[str, bytes] = {
+        "result.json": msgspec.json.format(
+            encode({"study": result.study, "facts": result.facts, "numbers": result.numbers})
+        )
+    }
+    for table in told:
+        files[f"tables/{table.name}.csv"] = _csv(table)
+        files[f"tables/{table.name}.parquet"] = _parquet(table)
+    for plot, svg, png in drawn:
+        files[f"plots/{plot.name}.svg"] = svg.encode()
+        files[f"plots/{plot.name}.png"] = png
+    files["report.html"] = page.of(result, run, told, [(plot, svg) for plot, svg, _ in drawn]).encode()
+    with report.writing(folder):
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            report.write(folder / name, content)
+        names = sorted(files)
+        manifest = {"format": FORMAT, "state": "complete", "study": result.study, "run": run, "files": names}
+        report.write(folder / report.MANIFEST, msgspec.json.format(encode(manifest)))
+    return names
+
+
+def read(folder: Path) -> Result:
+    """A finished result, without its tables and plots. Raises StudyError for what is none, or not finished."""
+    try:
+        manifest = msgspec.json.decode((folder / report.MANIFEST).read_bytes())
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise StudyError(f"{folder} holds no result of a study", hint="Give the folder of --out")
+        if manifest.get("state") != "complete":
+            raise StudyError(f"the study in {folder} was not finished", hint="Run it again with --resume")
+        found = msgspec.json.decode((folder / "result.json").read_bytes())
+        return msgspec.convert({"question": "", **found}, Result)
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise StudyError(f"{folder} holds no result of a study: {error}", hint="Give the folder of --out") from error
+
+
+def _rejected(rejects: Sequence[Reject]) -> Table:
+    return Table(
+        name="rejects",
+        title="What could not be read",
+        columns=(("table", "text"), ("row", "text"), ("reason", "text")),
+        rows=tuple((each.table, each.row, each.reason) for each in rejects),
+        note="Nothing of these is counted anywhere else.",
+    )
+
+
+def _csv(table: Table) -> bytes:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([name for name, _ in table.columns])
+    writer.writerows(table.rows)
+    return out.getvalue().encode()
+
+
+def _parquet(table: Table) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = {"text": pa.string(), "integer": pa.int64(), "number": pa.float64()}
+    schema = pa.schema([(name, kinds[kind]) for name, kind in table.columns])
+    columns = list(zip(*table.rows, strict=True)) or [()] * len(schema)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), sink, compression=report.COMPRESSION)
+    return sink.getvalue()

@@ -1,0 +1,111 @@
+"""What it saves to send an object once to a domain of subscribers instead of to each of them (aggregated profiles)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from jbi_pubsub.spark.dataset import hashed
+from jbi_pubsub.spark.judging import Judge, Seen, Tally
+from jbi_pubsub.spark.passes import Passed
+from jbi_pubsub.spark.plots import Plot, Series
+from jbi_pubsub.spark.result import Result, Table, Value
+from jbi_pubsub.spark.studies.study import Data, Study, share
+
+DOMAINS: Final = (1, 2, 4, 8, 16, 32, 64)
+"""How many domains the subscribers are grouped into, by their names."""
+
+
+def domain_of(subscriber: str, domains: int) -> int:
+    """The domain of a subscriber among so many."""
+    return hashed(subscriber.encode()) % domains
+
+
+def see(judge: Judge, seen: Seen, tally: Tally) -> None:
+    """Copies to subscribers, and to domains of them."""
+    if not seen.matched:
+        return
+    subscribers = set()
+    for number in seen.matched:
+        wanted = judge.wanted[number]
+        assert wanted is not None
+        subscribers.add(wanted.subscription.subscriber or wanted.subscription.subscription)
+    tally.add("copies", "", len(subscribers), len(subscribers) * seen.size)
+    for domains in DOMAINS:
+        number = len({domain_of(subscriber, domains) for subscriber in subscribers})
+        tally.add("domains", f"{domains:04d}", number, number * seen.size)
+
+
+def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:  # noqa: ARG001  # the form of all studies
+    """The answer."""
+    copies, size, _ = passed.total("copies")
+    to = {int(key): sums for key, sums in passed.of("domains").items()}
+    profiles = {domains: _profile(judge, domains) for domains in DOMAINS}
+    rows = tuple(
+        (domains, *to.get(domains, [0, 0, 0])[:2], copies - to.get(domains, [0, 0, 0])[0], *profiles[domains])
+        for domains in DOMAINS
+    )
+    saved = {domains: 1 - to.get(domains, [0, 0, 0])[1] / size if size else 0.0 for domains in DOMAINS}
+    said = len([each for each in judge.wanted if each is not None])
+    return Result(
+        study="aggregation",
+        question="What do domains save, when an object goes to each domain once, whoever wants it there?",
+        facts=(
+            ("without domains", f"{copies:,} copies, {size:,} bytes"),
+            *(
+                (
+                    f"{domains} domains",
+                    f"{share(saved[domains], 1)} of the bytes saved, {profiles[domains][1]:,} of {said:,} conditions",
+                )
+                for domains in DOMAINS
+            ),
+        ),
+        numbers={
+            "copies": copies,
+            "bytes": size,
+            **{f"saved_{domains}": round(saved[domains], 6) for domains in DOMAINS},
+        },
+        tables=(
+            Table(
+                name="domains",
+                title="Domains",
+                columns=(
+                    ("domains", "integer"),
+                    ("copies", "integer"),
+                    ("bytes", "integer"),
+                    ("copies_saved", "integer"),
+                    ("subscriptions", "integer"),
+                    ("conditions", "integer"),
+                ),
+                rows=rows,
+                note="conditions: what is left of the domains' subscriptions when those that say the same are one; "
+                "those that include others count by themselves.",
+            ),
+        ),
+        plots=(
+            Plot(
+                name="saved",
+                title="Bytes that domains save",
+                kind="bars",
+                x="domains",
+                y="% of the bytes saved",
+                series=(Series("saved", tuple(map(float, DOMAINS)), tuple(100 * saved[n] for n in DOMAINS)),),
+            ),
+        ),
+    )
+
+
+def _profile(judge: Judge, domains: int) -> tuple[int, int]:
+    """Subscriptions, and distinct (template, predicate) in the domains."""
+    all_of: set[tuple[object, ...]] = set()
+    count = 0
+    for each in judge.wanted:
+        if each is not None:
+            count += 1
+            said = each.subscription
+            meaning = each.predicate.meaning if each.predicate is not None else None
+            all_of.add((domain_of(said.subscriber or said.subscription, domains), said.template, meaning))
+    return count, len(all_of)
+
+
+STUDY: Final = Study("aggregation", see, tell)

@@ -1,0 +1,191 @@
+"""What predicates, filters and compression save on the way to each subscriber, and what fits a link of a given rate."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.spark.judging import Judge, Seen, Tally
+from jbi_pubsub.spark.passes import Passed
+from jbi_pubsub.spark.plots import Plot, Series
+from jbi_pubsub.spark.result import Result, Table, Value
+from jbi_pubsub.spark.studies.study import Data, Study, share
+
+RATES: Final = "7200,23000,1000000"
+"""Bits a second: the two links of the paper's airborne study (section 3.1), and a megabit."""
+STAGES: Final = ("offered", "predicates", "filters", "compressed")
+_NOW: Final = 1_000_000
+"""Times are kept in microseconds, to be ranked."""
+_LAST: Final = 1 << 62
+
+
+def see(judge: Judge, seen: Seen, tally: Tally) -> None:
+    """Of each subscriber process the bytes that it gets: an object once for all its subscriptions, cut or whole."""
+    publication = seen.publication
+    at = int(max(0.0, publication.time) * _NOW)
+    tally.keep("first", "", at, "", 1)
+    tally.keep("last", "", _LAST - at, "", 1)
+    if not seen.matched:
+        return
+    head, whole = len(publication.metadata), publication.payload_bytes
+    contents: dict[str, set[bytes | None]] = {}
+    for number, cut in judge.cut(seen).items():
+        wanted = judge.wanted[number]
+        assert wanted is not None
+        said = wanted.subscription
+        contents.setdefault(said.subscriber or said.subscription, set()).add(cut)
+        if said.filter and publication.payload is None and whole:
+            tally.add("unknown", "")
+    packed: dict[bytes | None, int] = {}
+    for subscriber, cuts in contents.items():
+        tally.add("predicates", subscriber, 1, head + whole)
+        for cut in cuts:
+            if cut not in packed:
+                packed[cut] = _packed(publication.metadata, publication.payload if cut is None else cut, whole)
+            tally.add("filters", subscriber, 1, head + (whole if cut is None else len(cut)))
+            tally.add("compressed", subscriber, 1, packed[cut])
+
+
+def _packed(metadata: bytes, payload: bytes | None, whole: int) -> int:
+    """Bytes of an object that is deflated by itself; a payload that was not kept counts as it is."""
+    if payload is None:
+        return len(zlib.compress(metadata)) + whole
+    return min(len(zlib.compress(metadata + payload)), len(metadata) + len(payload))
+
+
+def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:  # noqa: ARG001  # the form of all studies
+    """The answer."""
+    rates = _rates(str(parameters.get("rates", RATES)))
+    first, last = (passed.kept(name, 1).get("", [(0, "")])[0][0] for name in ("first", "last"))
+    seconds = max(0, _LAST - last - first) / _NOW
+    per = {"offered": _offered(passed, judge)}
+    per |= {stage: {who: sums[1] for who, sums in passed.of(stage).items()} for stage in STAGES[1:]}
+    totals = {stage: sum(per[stage].values()) for stage in STAGES}
+    rows: tuple[tuple[Value, ...], ...] = tuple(
+        (who, *(per[stage].get(who, 0) for stage in STAGES), *_fit(per["compressed"].get(who, 0), seconds, rates))
+        for who in sorted(per["offered"], key=lambda who: (-per["compressed"].get(who, 0), who))
+    )
+    links = [_link(rate, [per[stage] for stage in STAGES], seconds) for rate in rates]
+    unknown = passed.total("unknown")[0]
+    return Result(
+        study="bandwidth",
+        question="How many bytes would go to each subscriber, and what do predicates, filters and compression save?",
+        facts=(
+            ("time", f"{seconds:,.0f} s of publications to {len(rows):,} subscribers"),
+            ("offered", f"{totals['offered']:,} bytes: all objects of the registrations that they match"),
+            ("after predicates", f"{totals['predicates']:,} bytes, {share(totals['predicates'], totals['offered'])}"),
+            ("after filters", f"{totals['filters']:,} bytes, {share(totals['filters'], totals['offered'])}"),
+            (
+                "compressed",
+                f"{totals['compressed']:,} bytes, {share(totals['compressed'], totals['offered'])}; each object alone",
+            ),
+            *((f"links of {rate:,} bit/s", _said(link)) for rate, link in zip(rates, links, strict=True)),
+            *(
+                (("filters not applied", f"{unknown:,} times: the payload was not kept, the whole counts"),)
+                if unknown
+                else ()
+            ),
+        ),
+        numbers={
+            "seconds": round(seconds, 6),
+            **{f"bytes_{stage}": totals[stage] for stage in STAGES},
+            **{f"fits_{rate}": link[-1] for rate, link in zip(rates, links, strict=True)},
+        },
+        tables=(
+            Table(
+                name="subscribers",
+                title="Bytes of each subscriber",
+                columns=(
+                    ("subscriber", "text"),
+                    *((stage, "integer") for stage in STAGES),
+                    *((f"fits_{rate}", "number") for rate in rates),
+                ),
+                rows=rows,
+                note="fits_N: the share of the compressed bytes that a link of N bit/s takes in that time.",
+            ),
+            Table(
+                name="links",
+                title="Subscribers whose load fits a link of its own",
+                columns=(
+                    ("bits_per_second", "integer"),
+                    *((stage, "integer") for stage in STAGES),
+                    ("share", "number"),
+                ),
+                rows=tuple((rate, *link) for rate, link in zip(rates, links, strict=True)),
+                note="share: of all compressed bytes, what fits.",
+            ),
+        ),
+        plots=(
+            Plot(
+                name="bytes",
+                title="Bytes to all subscribers",
+                kind="bars",
+                x="",
+                y="bytes",
+                series=(Series("bytes", STAGES, tuple(float(totals[stage]) for stage in STAGES)),),
+            ),
+            _sorted_plot(per, seconds, rates),
+        ),
+    )
+
+
+def _rates(text: str) -> list[int]:
+    try:
+        rates = [int(each) for each in text.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate <= 10**12 for rate in rates) or len(rates) > 8:
+        raise ConfigurationError(f"rates {text!r} are not bits a second, at most eight", hint=f"For example {RATES}")
+    return sorted(set(rates))
+
+
+def _offered(passed: Passed, judge: Judge) -> dict[str, int]:
+    """Bytes of all objects of the registrations that a subscriber's templates match, each registration once."""
+    offered: dict[str, int] = {}
+    for registration, (_, size, _) in passed.of("publications").items():
+        said = [each.subscription for each in judge.topic(registration).candidates]
+        for who in {each.subscriber or each.subscription for each in said}:
+            offered[who] = offered.get(who, 0) + size
+    return offered
+
+
+def _fit(size: int, seconds: float, rates: Sequence[int]) -> list[float]:
+    return [round(min(1.0, rate * seconds / (8 * size)), 4) if size else 1.0 for rate in rates]
+
+
+def _link(rate: int, stages: Sequence[Mapping[str, int]], seconds: float) -> tuple[int | float, ...]:
+    """How many subscribers fit at each stage, and the share of the compressed bytes that does."""
+    room = rate * seconds / 8
+    fits = [sum(1 for who in stages[0] if stage.get(who, 0) <= room) for stage in stages]
+    carried = sum(min(size, room) for size in stages[-1].values())
+    return (*fits, round(carried / max(1, sum(stages[-1].values())), 4))
+
+
+def _said(link: Sequence[int | float]) -> str:
+    offered, _, _, compressed, carried = link
+    return f"{compressed:,} subscribers fit, {offered:,} would unfiltered; {100 * carried:.1f} % of the bytes fit"
+
+
+def _sorted_plot(per: Mapping[str, Mapping[str, int]], seconds: float, rates: Sequence[int]) -> Plot:
+    """Subscribers from the most to the least, by the rate that each needs."""
+    curves = []
+    for stage in STAGES:
+        needed = sorted((8 * per[stage].get(who, 0) / max(seconds, 1e-9) for who in per["offered"]), reverse=True)
+        step = max(1, len(needed) // 400)
+        curves.append(Series(stage, tuple(range(1, len(needed) + 1, step)), tuple(max(1.0, n) for n in needed[::step])))
+    most = max(1, len(per["offered"]))
+    lines = [Series(f"{rate:,} bit/s", (1, most), (float(rate), float(rate))) for rate in rates[:2]]
+    return Plot(
+        name="rates",
+        title="The rate that each subscriber needs",
+        kind="lines",
+        x="subscribers, the busiest first",
+        y="bit/s",
+        series=(*curves, *lines),
+        log_y=True,
+    )
+
+
+STUDY: Final = Study("bandwidth", see, tell)

@@ -1,0 +1,274 @@
+"""How many deliveries objects make, whom they go to, which delegates carry them, and how else they could share them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from jbi_pubsub.spark.dataset import Registration, hashed
+from jbi_pubsub.spark.judging import Judge, Seen, Tally
+from jbi_pubsub.spark.passes import Passed
+from jbi_pubsub.spark.plots import Plot, Series
+from jbi_pubsub.spark.result import Result, Table, Value
+from jbi_pubsub.spark.studies.study import Data, Study, share
+
+HOTTEST: Final = 50
+_RANKS: Final = 1 << 60
+DELEGATES: Final = 4
+"""Delegates that registrations are shared out to in thought, unless told otherwise."""
+
+
+def see(judge: Judge, seen: Seen, tally: Tally) -> None:
+    """Of each object the number of deliveries; of subscriptions, subscribers and registrations their deliveries."""
+    number, size, publication = len(seen.matched), seen.size, seen.publication
+    tally.add("fanout", f"{number:07d}")
+    tally.add("registration", publication.publisher, number, number * size)
+    subscribers = set()
+    for each in seen.matched:
+        tally.add("subscription", f"{each:07d}", 1, size)
+        wanted = judge.wanted[each]
+        assert wanted is not None
+        subscribers.add(wanted.subscription.subscriber or wanted.subscription.subscription)
+    for subscriber in subscribers:
+        tally.add("subscriber", subscriber, 1, size)
+    tally.keep("hot", "", _RANKS - number, f"{publication.object_id} {publication.type}", HOTTEST)
+
+
+def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:
+    """The answer."""
+    spread = {int(key): sums[0] for key, sums in passed.of("fanout").items()}
+    objects, deliveries = sum(spread.values()), sum(n * times for n, times in spread.items())
+    copies = sum(sums[0] for sums in passed.of("subscriber").values())
+    loads = _loads(passed, data)
+    count = int(parameters.get("delegates", DELEGATES))
+    assignments = {name: share_out(loads, count) for name, share_out in STRATEGIES.items()}
+    now = _balance(loads, {load.registration: load.delegate for load in loads})
+    return Result(
+        study="fanout",
+        question="How many deliveries does an object make, and how is the work shared out?",
+        facts=(
+            ("objects", f"{objects:,}, {share(spread.get(0, 0), objects)} of them for nobody"),
+            (
+                "deliveries",
+                f"{deliveries:,}, {deliveries / max(1, objects):.2f} an object, {max(spread, default=0):,} at most",
+            ),
+            ("copies over links", f"{copies:,}: an object goes to a process once, for all its subscriptions"),
+            ("delegates now", f"{len(now[1])}, the busiest has {now[0]:.2f} times the mean"),
+            *(
+                (f"{count} delegates {name}", f"the busiest would have {_balance(loads, given)[0]:.2f} times the mean")
+                for name, given in assignments.items()
+            ),
+        ),
+        numbers={
+            "objects": objects,
+            "unmatched": spread.get(0, 0),
+            "deliveries": deliveries,
+            "copies": copies,
+            "most": max(spread, default=0),
+            "balance_now": round(now[0], 4),
+            **{
+                f"balance_{name.replace(' ', '_')}": round(_balance(loads, given)[0], 4)
+                for name, given in assignments.items()
+            },
+        },
+        tables=(
+            _fanout(spread),
+            _subscriptions(passed, judge),
+            _subscribers(passed),
+            _delegates(now[1], loads),
+            _hot(passed),
+            _assigned(loads, assignments),
+        ),
+        plots=(_spread_plot(spread), _balance_plot(loads, count, assignments)),
+    )
+
+
+class _Load(Registration, frozen=True, kw_only=True):
+    """A registration with what it brings: objects, deliveries, bytes delivered."""
+
+    objects: int
+    deliveries: int
+    size: int
+
+    @property
+    def work(self) -> int:
+        """An object and a delivery cost a delegate about the same."""
+        return self.objects + self.deliveries
+
+
+def _loads(passed: Passed, data: Data) -> list[_Load]:
+    known = {each.registration: each for each in data.contracts.registrations}
+    delivered = passed.of("registration")
+    found = []
+    for uid, sums in passed.of("publications").items():
+        each = known.get(uid, Registration(registration=uid, type=uid))
+        fields = {name: getattr(each, name) for name in Registration.__struct_fields__}
+        number, size, _ = delivered[uid]
+        found.append(_Load(**fields, objects=sums[0], deliveries=number, size=size))
+    return found
+
+
+def _by_type(loads: Sequence[_Load], count: int) -> dict[str, str]:
+    """All registrations of a type together."""
+    return {load.registration: f"{hashed(load.type.encode()) % count}" for load in loads}
+
+
+def _by_hash(loads: Sequence[_Load], count: int) -> dict[str, str]:
+    """By their id, whatever they are."""
+    return {load.registration: f"{hashed(load.registration.encode()) % count}" for load in loads}
+
+
+def _by_load(loads: Sequence[_Load], count: int) -> dict[str, str]:
+    """The largest first, each to who has least (Graham's LPT rule: at most 4/3 of the best)."""
+    work = [0] * count
+    given: dict[str, str] = {}
+    for load in sorted(loads, key=lambda each: (-each.work, each.registration)):
+        least = min(range(count), key=lambda n: work[n])
+        work[least] += load.work
+        given[load.registration] = f"{least}"
+    return given
+
+
+STRATEGIES: Final = {"by type": _by_type, "by hash": _by_hash, "by load": _by_load}
+
+
+def _balance(loads: Sequence[_Load], given: Mapping[str, str]) -> tuple[float, dict[str, int]]:
+    """How many times the mean the busiest has, and the work of each."""
+    work: dict[str, int] = {}
+    for load in loads:
+        work[given[load.registration]] = work.get(given[load.registration], 0) + load.work
+    return (max(work.values()) * len(work) / max(1, sum(work.values())) if work else 0.0), work
+
+
+def _fanout(spread: Mapping[int, int]) -> Table:
+    return Table(
+        name="fanout",
+        title="Objects by their number of deliveries",
+        columns=(("deliveries", "integer"), ("objects", "integer")),
+        rows=tuple(sorted(spread.items())),
+    )
+
+
+def _subscriptions(passed: Passed, judge: Judge) -> Table:
+    rows: list[tuple[str, str, str, int, int]] = []
+    for key, (number, size, _) in passed.of("subscription").items():
+        found = judge.wanted[int(key)]
+        assert found is not None
+        said = found.subscription
+        rows.append((said.subscription, said.subscriber, said.predicate, number, size))
+    rows.sort(key=lambda row: (-row[3], row[0]))
+    return Table(
+        name="subscriptions",
+        title="Subscriptions by what they get",
+        columns=(
+            ("subscription", "text"),
+            ("subscriber", "text"),
+            ("predicate", "text"),
+            ("objects", "integer"),
+            ("bytes", "integer"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _subscribers(passed: Passed) -> Table:
+    found = [(key, sums[0], sums[1]) for key, sums in passed.of("subscriber").items()]
+    found.sort(key=lambda row: (-row[1], row[0]))
+    return Table(
+        name="subscribers",
+        title="Subscribers by what goes over their link",
+        columns=(("subscriber", "text"), ("objects", "integer"), ("bytes", "integer")),
+        rows=tuple(found),
+        note="An object for several subscriptions of a subscriber is counted once.",
+    )
+
+
+def _delegates(work: Mapping[str, int], loads: Sequence[_Load]) -> Table:
+    rows = []
+    for delegate in sorted(work):
+        own = [load for load in loads if load.delegate == delegate]
+        rows.append(
+            (
+                delegate,
+                len(own),
+                sum(each.objects for each in own),
+                sum(each.deliveries for each in own),
+                sum(each.size for each in own),
+            )
+        )
+    return Table(
+        name="delegates",
+        title="Delegates as they are",
+        columns=(
+            ("delegate", "text"),
+            ("registrations", "integer"),
+            ("objects", "integer"),
+            ("deliveries", "integer"),
+            ("bytes", "integer"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+def _hot(passed: Passed) -> Table:
+    kept = passed.kept("hot", HOTTEST).get("", [])
+    return Table(
+        name="hottest",
+        title="Objects with most deliveries",
+        columns=(("object", "text"), ("type", "text"), ("deliveries", "integer")),
+        rows=tuple((*text.split(" ", 1), _RANKS - rank) for rank, text in kept),
+    )
+
+
+def _assigned(loads: Sequence[_Load], assignments: Mapping[str, Mapping[str, str]]) -> Table:
+    columns = tuple((name.replace(" ", "_"), "integer") for name in assignments)
+    return Table(
+        name="assignment",
+        title="Registrations shared out anew",
+        columns=(("registration", "text"), ("type", "text"), ("work", "integer"), *columns),  # type: ignore[arg-type]  # the kinds are literals
+        rows=tuple(
+            (
+                load.registration,
+                load.type,
+                load.work,
+                *(int(given[load.registration]) for given in assignments.values()),
+            )
+            for load in loads
+        ),
+        note="The number of the delegate that each registration would have. work: objects and deliveries.",
+    )
+
+
+def _spread_plot(spread: Mapping[int, int]) -> Plot:
+    buckets: dict[int, int] = {}
+    for number, times in spread.items():
+        buckets[number.bit_length()] = buckets.get(number.bit_length(), 0) + times
+    order = range(max(buckets, default=0) + 1)
+    names = tuple("0" if n == 0 else "1" if n == 1 else f"{1 << n - 1}-{(1 << n) - 1}" for n in order)
+    return Plot(
+        name="fanout",
+        title="Objects by their number of deliveries",
+        kind="bars",
+        x="deliveries",
+        y="objects",
+        series=(Series("objects", names, tuple(float(buckets.get(n, 0)) for n in order)),),
+    )
+
+
+def _balance_plot(loads: Sequence[_Load], count: int, assignments: Mapping[str, Mapping[str, str]]) -> Plot:
+    names = tuple(f"{n}" for n in range(count))
+    series = []
+    for name, given in assignments.items():
+        work = _balance(loads, given)[1]
+        series.append(Series(name, names, tuple(float(work.get(n, 0)) for n in names)))
+    return Plot(
+        name="balance",
+        title=f"Work of {count} delegates",
+        kind="bars",
+        x="delegate",
+        y="objects and deliveries",
+        series=tuple(series),
+    )
+
+
+STUDY: Final = Study("fanout", see, tell)

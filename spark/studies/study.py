@@ -1,0 +1,150 @@
+"""What all studies of publications have in common: they read a data set, judge each publication once, and tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import msgspec
+
+from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.spark import dataset, passes, plots, report, result, session
+from jbi_pubsub.spark.dataset import Contracts, Reject
+from jbi_pubsub.spark.judging import Judge, See
+from jbi_pubsub.spark.passes import Passed
+from jbi_pubsub.spark.result import Result, Run, Value
+from jbi_pubsub.spark.session import Progress
+
+ENGINES: Final = ("auto", "spark", "local")
+LARGEST_LOCAL: Final = 2_000_000
+"""Publications up to which `auto` stays in this process: under a minute of judging (docs/spark.md)."""
+
+
+class Data(msgspec.Struct, frozen=True):
+    """What a study reads: where the publications' Parquet lies, the contracts, and what of them made no sense."""
+
+    publications: str
+    contracts: Contracts
+    rejects: tuple[Reject, ...] = ()
+
+
+class Study(msgspec.Struct, frozen=True):
+    """`see` counts, in whatever process; `tell` makes the answer of the sums, in this one."""
+
+    name: str
+    see: See
+    tell: Callable[[Passed, Judge, Data, Mapping[str, Value]], Result]
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How a study runs: `master` is Spark's, "" a local one; more than `max_rejects` rejects (-1: any number) fail it;
+    `parameters` are the study's own."""
+
+    engine: str = "auto"
+    master: str = ""
+    max_rejects: int = -1
+    parameters: Mapping[str, Value] = {}
+    progress: Progress | None = None
+
+
+def run(study: Study, data: Data, out: Path, options: Options) -> tuple[Result, Run]:
+    """Do it, and write the result to `out`.
+
+    Raises ConfigurationError (unknown engine, unusable folder) and StudyError (columns, Java, Spark, too many rejects,
+    a full disk): then no finished result is there.
+    """
+    if options.engine not in ENGINES:
+        raise ConfigurationError(
+            f"engine {options.engine!r} of a study is unknown",
+            hint=f"Use one of {', '.join(ENGINES)}",
+            setting="engine",
+        )
+    report.parquet_present()
+    plots.present()
+    folder = report.claim(out)
+    timings: dict[str, float] = {}
+    with _timed(timings, "judge"):
+        passed = _pass(study, data, options)
+    judge = Judge(data.contracts)
+    rejects = [*data.rejects, *judge.rejects, *passed.rejects]
+    rejected = len(data.rejects) + len(judge.rejects) + passed.total("rejected")[0]
+    if 0 <= options.max_rejects < rejected:
+        first = rejects[0]
+        raise StudyError(
+            f"{rejected:,} rows could not be read, more than {options.max_rejects:,}; the first, of {first.table}: "
+            f"{first.row}: {first.reason}"[:600],
+            hint="Mend the input, or raise --max-rejects",
+            rejected=rejected,
+        )
+    with _timed(timings, "tell"):
+        told = study.tell(passed, judge, data, options.parameters)
+    if rejected:
+        told = msgspec.structs.replace(
+            told, facts=(*told.facts, ("could not be read", f"{rejected:,} rows (table rejects)"))
+        )
+    how = Run(
+        input=data.publications,
+        engine="spark" if passed.spark else "local",
+        spark=passed.spark,
+        java=passed.java,
+        timings=tuple((stage, round(seconds, 3)) for stage, seconds in timings.items()),
+        parameters=dict(options.parameters),
+        rejected=rejected,
+    )
+    result.finish(folder, told, how, rejects)
+    return told, how
+
+
+def _pass(study: Study, data: Data, options: Options) -> Passed:
+    where = data.publications
+    is_here = "://" not in where or where.startswith("file://")
+    path = Path(where.removeprefix("file://"))
+    if _chosen(options, path if is_here else None) == "local":
+        return passes.here(path, data.contracts, study.see, options.progress)
+    with session.open_session(f"jbi study {study.name}", master=options.master) as spark:
+        url = path.resolve().as_uri() if is_here else where
+        return passes.on_spark(spark, url, data.contracts, study.see, options.progress)
+
+
+def _chosen(options: Options, path: Path | None) -> str:
+    if options.engine != "auto":
+        if options.engine == "local" and path is None:
+            raise ConfigurationError("the engine local reads files of this machine alone", hint="Use --engine spark")
+        return options.engine
+    if options.master or path is None:
+        return "spark"
+    return "local" if sum(rows for _, rows in passes.parquet_files(path)) <= LARGEST_LOCAL else "spark"
+
+
+def data_in(folder: Path) -> Data:
+    """A data set. Raises StudyError for what is none, or not finished."""
+    if not dataset.is_dataset(folder):
+        raise StudyError(f"{folder} is no data set", hint="`jbi study export` and `jbi study generate` make one")
+    rejects: list[Reject] = []
+    tables = {name: tuple(dataset.contracts_of(_rows(folder / name), name, rejects)) for name in dataset.CONTRACTS}
+    return Data(str(folder / "publications"), Contracts(**tables), tuple(rejects))
+
+
+def _rows(table: Path) -> Iterator[Mapping[str, Any]]:
+    import pyarrow.parquet as pq
+
+    for path, _ in passes.parquet_files(table):
+        with pq.ParquetFile(path) as opened:
+            names = dataset.check_columns(opened.schema_arrow, table.name, str(path))
+            for batch in opened.iter_batches(dataset.BATCH_ROWS, columns=names):
+                yield from batch.to_pylist()
+
+
+@contextmanager
+def _timed(timings: dict[str, float], stage: str) -> Iterator[None]:
+    begin = perf_counter()
+    yield
+    timings[stage] = perf_counter() - begin
+
+
+def share(part: float, whole: float) -> str:
+    """A share for people."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
