@@ -182,7 +182,10 @@ class Domain(msgspec.Struct, frozen=True, kw_only=True):
         south, west = draw.uniform(-90, 90 - high), draw.uniform(-180, 180 - wide)
         box = f"lat >= {south:.4f} and lat < {south + high:.4f} and lon >= {west:.4f} and lon < {west + wide:.4f}"
         if kind.name == "alert" and draw.random() < 0.5:
-            box += f" or severity = '{SEVERITIES[3]}'"
+            return f"/{kind.name}[({box}) or severity = '{SEVERITIES[3]}']"
+        if draw.random() < 0.3:  # what a template could say
+            name, known = kind.cls.fields[0], kind.values[0]
+            box += f" and {name} = '{known[self._zipf(draw, len(known))]}'"
         return f"/{kind.name}[{box}]"
 
     def _draw(self, table: str, number: int) -> random.Random:

@@ -160,7 +160,7 @@ class Tally:
         """Keep the `most` texts of lowest rank, which is 0 at least, in a group. The lowest of all are among the lowest
         of each task, so who they are does not depend on the tasks."""
         kept = self._kept.setdefault((what, group), [])
-        if len(kept) < most or (rank, text) < kept[-1]:
+        if (len(kept) < most or (rank, text) < kept[-1]) and (rank, text) not in kept:
             insort(kept, (rank, text))
             del kept[most:]
 

@@ -23,6 +23,7 @@ _COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4
 """Okabe and Ito's, which nobody confuses (Color Universal Design)."""
 _SIZE: Final = (7.2, 3.6)
 """Inches: two stand on a printed page."""
+_METADATA: Final = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 _FIXED: Final = re.compile(r'\b(?:width|height)="[\d.]+pt"')
 _BARS_MOST: Final = 30
 _TEXT_MOST: Final = 44
@@ -78,7 +79,7 @@ def drawn(plot: Plot) -> tuple[str, bytes]:
 
 def for_page(svg: str) -> str:
     """An SVG as part of an HTML page: in the page's colour, no wider than the page, without a head of its own."""
-    body = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    body = _METADATA.sub("", svg[svg.index("<svg") :]).replace(_INK, "currentColor")
     return re.sub(
         r'<svg ([^>]*?)\bwidth="[^"]*"', r"<svg \1", re.sub(r'\bheight="[^"]*pt"', "", body, count=1), count=1
     )

@@ -1,0 +1,360 @@
+"""Studies of publications: what they count is what a delegate would decide, whoever counts it and in how many parts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lxml import etree
+
+from jbi_pubsub.cli.app import jbi
+from jbi_pubsub.cli.app import run as command_line
+from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.lookup.entry import EntryRep, define, matches
+from jbi_pubsub.spark import dataset, passes
+from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription
+from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.judging import Judge, Tally, judged, pack
+from jbi_pubsub.spark.result import Result
+from jbi_pubsub.spark.studies import aggregation, bandwidth, comparison, fanout, invariants, predicates
+from jbi_pubsub.spark.studies.study import Data, Options, Study, data_in, run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytest.importorskip("pyarrow", reason="needs the spark extra")
+pytest.importorskip("matplotlib", reason="needs the spark extra")
+
+STUDIES = [module.STUDY for module in (predicates, fanout, bandwidth, invariants, aggregation)]
+SMALL = Domain(registrations=12, subscriptions=60, publications=300, seed=3, selectivity=0.2)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small data set of the paper's domain."""
+    folder = tmp_path_factory.mktemp("data") / "small"
+    dataset.write(folder, SMALL.contracts(), SMALL.published(), source="generated")
+    return folder
+
+
+def written(folder: Path, contracts: Contracts, publications: Sequence[Publication]) -> Data:
+    dataset.write(folder, contracts, publications, source="test")
+    return data_in(folder)
+
+
+def asked(study: Study, data: Data, tmp_path: Path, **parameters: Any) -> tuple[Result, Path]:
+    out = tmp_path / f"result-{study.name}"
+    return run(study, data, out, Options(engine="local", parameters=parameters))[0], out
+
+
+def table(out: Path, name: str) -> list[dict[str, str]]:
+    with (out / "tables" / f"{name}.csv").open() as opened:
+        return list(csv.DictReader(opened))
+
+
+def pairs_by_definition(domain: Domain) -> Counter[str]:
+    """How many publications each subscription gets: each pair by `entry.matches` and lxml itself."""
+    contracts = domain.contracts()
+    entries = {each.registration: each.entries for each in contracts.registrations}
+    expressions = [etree.XPath(each.predicate) if each.predicate else None for each in contracts.subscriptions]
+    found: Counter[str] = Counter()
+    for publication in domain.published():
+        root = etree.fromstring(publication.metadata)
+        for each, expression in zip(contracts.subscriptions, expressions, strict=True):
+            first = all(any(matches(t, e) for e in entries[publication.publisher]) for t in each.template)
+            if first and (expression is None or expression(root)):
+                found[each.subscription] += 1
+    return found
+
+
+def test_each_subscription_matches_what_its_template_and_lxml_say(made: Path, tmp_path: Path) -> None:
+    expected = pairs_by_definition(SMALL)
+
+    _, out = asked(predicates.STUDY, data_in(made), tmp_path)
+
+    assert {row["subscription"]: int(row["matches"]) for row in table(out, "predicates")} == {
+        each.subscription: expected[each.subscription] for each in SMALL.contracts().subscriptions
+    }
+    assert sum(expected.values()) > 100
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
+def test_spark_gives_the_same_bytes_as_this_process(
+    study: Study, made: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    outs = {}
+    for engine in ("local", "spark"):
+        outs[engine] = tmp_path / engine
+        _, how = run(study, data_in(made), outs[engine], Options(engine=engine))
+        assert how.engine == engine
+
+    files = {
+        engine: {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        for engine, out in outs.items()
+    }
+    differ = {str(name) for name in files["local"] if files["local"][name] != files["spark"].get(name)}
+    assert differ == {"manifest.json", "report.html"}  # they say who has done it, and how long it took
+
+
+@settings(max_examples=30, deadline=None)
+@given(cuts=st.lists(st.integers(0, 300), max_size=5), order=st.randoms(use_true_random=False))
+def test_the_sums_of_parts_are_those_of_the_whole_in_any_order(cuts: list[int], order: random.Random) -> None:
+    packed, publications = pack(SMALL.contracts()), list(SMALL.published())
+    order.shuffle(publications)
+    bounds = [0, *sorted(cuts), len(publications)]
+    parts = [publications[a:b] for a, b in pairwise(bounds)]
+
+    for study in STUDIES:
+        sums: dict[tuple[str, str], list[int]] = {}
+        for part in parts:
+            passes._join(sums, judged(packed, study.see, part, []))
+        whole = judged(packed, study.see, list(SMALL.published()), [])
+        told = [
+            study.tell(passes.Passed(each, []), Judge(SMALL.contracts()), Data("", SMALL.contracts()), {})
+            for each in (sums, whole)
+        ]
+        assert told[0] == told[1]
+
+
+def test_a_predicate_that_never_matches_is_told_with_the_condition_that_fails_most(tmp_path: Path) -> None:
+    contracts = Contracts((), (
+        Subscription(subscription="fast", predicate="/track[speed > 2000 and lat < 95]"),
+        Subscription(subscription="north", predicate="/track[lat > 0]"),
+    ))  # fmt: skip
+    published = [
+        Publication(f"o{n}", "track", "1.0", 0.0, "r", f"<track><speed>{n}</speed><lat>{n}</lat></track>".encode(), 0)
+        for n in range(30)
+    ]
+
+    found, out = asked(predicates.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
+
+    [row] = table(out, "never")
+    assert (row["subscription"], row["fails_most"], row["times"], row["samples"]) == (
+        "fast",
+        "speed > 2000",
+        "20",
+        "20",
+    )
+    assert found.numbers["never_match"] == 1
+
+
+def test_predicates_that_match_the_same_objects_are_found_whatever_their_text(tmp_path: Path) -> None:
+    texts = ("/t[a = 1]", "/t[not(a != 1)]", "/t[a < 1]", "/t[a = 1]", "/t[a = 7]")
+    contracts = Contracts((), tuple(Subscription(subscription=f"s{n}", predicate=p) for n, p in enumerate(texts)))
+    published = [Publication(f"o{n}", "t", "1.0", 0.0, "r", f"<t><a>{n % 3}</a></t>".encode(), 0) for n in range(9)]
+
+    _, out = asked(predicates.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
+
+    assert [row["subscription"] for row in table(out, "together")] == ["s0", "s1", "s3"]
+
+
+def test_fan_out_adds_up_and_the_greedy_share_is_never_worse_than_its_bound(made: Path, tmp_path: Path) -> None:
+    expected = pairs_by_definition(SMALL)
+
+    found, out = asked(fanout.STUDY, data_in(made), tmp_path, delegates=3)
+
+    assert found.numbers["deliveries"] == sum(expected.values())
+    assert sum(int(row["objects"]) for row in table(out, "fanout")) == SMALL.publications
+    work = Counter[str]()
+    rows = table(out, "assignment")
+    for row in rows:
+        work[row["by_load"]] += int(row["work"])
+    largest, mean = max(int(row["work"]) for row in rows), sum(work.values()) / 3
+    assert max(work.values()) <= max(largest, mean + largest)
+
+
+def test_bandwidth_counts_an_object_once_for_a_process_and_what_filters_leave_of_it(tmp_path: Path) -> None:
+    def said(name: str, process: str, **more: Any) -> Subscription:
+        return Subscription(subscription=name, subscriber=process, predicate="/t[a = 1]", **more)
+
+    contracts = Contracts((), (
+        said("whole", "one"), said("again", "one"), said("part", "two", filter="//keep"),
+        said("nothing", "three", filter="//no", suppress_empty=True), said("other", "four", filter="//no"),
+    ))  # fmt: skip
+    payload = b"<p><keep>yes</keep>" + b"<drop>no</drop>" * 50 + b"</p>"
+    metadata = b"<t><a>1</a></t>"
+    published = [
+        Publication("o1", "t", "1.0", 100.0, "r", metadata, len(payload), payload),
+        Publication("o2", "t", "1.0", 110.0, "r", b"<t><a>2</a></t>", len(payload), payload),
+    ]
+
+    found, out = asked(bandwidth.STUDY, written(tmp_path / "data", contracts, published), tmp_path, rates="8000")
+
+    rows = {row["subscriber"]: row for row in table(out, "subscribers")}
+    whole, cut = (
+        len(metadata) + len(payload),
+        len(metadata) + len(b'<jbi:selection xmlns:jbi="urn:jbi-pubsub:selection:1">'),
+    )
+    assert int(rows["one"]["offered"]) == 2 * whole
+    assert int(rows["one"]["predicates"]) == int(rows["one"]["filters"]) == whole
+    assert cut < int(rows["two"]["filters"]) < whole
+    assert int(rows["two"]["filters"]) > int(rows["four"]["filters"]) > int(rows["three"]["filters"]) == 0
+    assert found.numbers["seconds"] == 10
+    assert found.numbers["fits_8000"] == 1
+
+
+def test_what_never_changes_within_a_registration_could_be_invariant_and_spare_the_second_level(tmp_path: Path) -> None:
+    contracts = Contracts(
+        tuple(Registration(registration=f"r{n}", type="t") for n in range(3)),
+        (
+            Subscription(subscription="one", predicate="/t[country = 'c1' and n > 1]"),
+            Subscription(subscription="two", predicate="/t[n = 2]"),
+        ),
+    )
+    published = [
+        Publication(f"o{n}", "t", "1.0", 0.0, f"r{n % 3}", f"<t><country>c{n % 3}</country><n>{n}</n></t>".encode(), 0)
+        for n in range(12)
+    ]
+
+    found, out = asked(invariants.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
+
+    assert [row["path"] for row in table(out, "constant")] == ["/t/country"]
+    [row] = table(out, "movable")
+    assert row["condition"] == "country = 'c1'"
+    assert (int(row["false_for"]), int(row["spared"])) == (2, 8)
+    assert (found.numbers["candidates"], found.numbers["avoidable"]) == (24, 8)
+
+
+def test_domains_save_the_copies_that_go_to_the_same_one(made: Path, tmp_path: Path) -> None:
+    judge, contracts = Judge(SMALL.contracts()), SMALL.contracts()
+    expected = dict.fromkeys(aggregation.DOMAINS, 0)
+    for publication in SMALL.published():
+        names = {contracts.subscriptions[n].subscriber for n in judge.judge(publication).matched}
+        for domains in expected:
+            expected[domains] += len({aggregation.domain_of(name, domains) for name in names})
+
+    _, out = asked(aggregation.STUDY, data_in(made), tmp_path)
+
+    assert {int(row["domains"]): int(row["copies"]) for row in table(out, "domains")} == expected
+
+
+def test_what_cannot_be_read_is_counted_told_and_left_out(tmp_path: Path) -> None:
+    contracts = Contracts((), (
+        Subscription(subscription="good"),
+        Subscription(subscription="bad", predicate="/t[a ="),
+    ))  # fmt: skip
+    published = [
+        Publication("o1", "t", "1.0", 0.0, "r", b"<t/>", 0),
+        Publication("o2", "t", "1.0", 0.0, "r", b"<t>", 0),
+        Publication("o3", "t", "1.0", 0.0, "r", b"<!DOCTYPE t [<!ENTITY a 'b'>]><t>&a;</t>", 0),
+    ]
+    data = written(tmp_path / "data", contracts, published)
+
+    found, out = asked(fanout.STUDY, data, tmp_path)
+
+    assert found.numbers["deliveries"] == 1
+    assert [(row["table"], row["row"]) for row in table(out, "rejects")] == [
+        ("subscriptions", "bad"), ("publications", "o2"), ("publications", "o3"),
+    ]  # fmt: skip
+    with pytest.raises(StudyError, match="3 rows could not be read, more than 2"):
+        run(fanout.STUDY, data, tmp_path / "again", Options(engine="local", max_rejects=2))
+    assert json.loads((tmp_path / "again" / "manifest.json").read_text())["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"object_id": ["o"]}, "has no column 'metadata'; it has object_id"),
+        ({"metadata": [1]}, "column 'metadata' of table publications is int64, not binary"),
+        ({"metadata": [b"<t/>"], "time": ["noon"]}, "column 'time' of table publications is string, not double"),
+    ],
+)
+def test_columns_that_are_missing_or_of_another_kind_are_named(
+    columns: dict[str, list[Any]], problem: str, tmp_path: Path
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), tmp_path / "given.parquet")
+
+    with pytest.raises(StudyError, match=problem):
+        run(fanout.STUDY, Data(str(tmp_path / "given.parquet"), Contracts()), tmp_path / "out", Options(engine="local"))
+
+
+def test_an_unfinished_data_set_is_no_data_set(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"format": "jbi-data-1", "state": "running"}')
+    with pytest.raises(StudyError, match="unfinished"):
+        data_in(tmp_path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("x")
+    with pytest.raises(ConfigurationError, match="not empty"):
+        dataset.write(tmp_path / "other", Contracts(), [], source="test")
+
+
+def test_a_page_needs_nothing_else_and_takes_text_as_text(tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=alert(1)>$\\frac"
+    cls = define("x.Y", {"a": str})
+    contracts = Contracts(
+        (Registration(registration=hostile, delegate=hostile, type=hostile, entries=(EntryRep(cls, (hostile,)),)),),
+        (Subscription(subscription=hostile, subscriber=hostile),),
+    )
+    published = [Publication(hostile, hostile, "1.0", 0.0, hostile, b"<t/>", 0)]
+
+    _, out = asked(fanout.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
+
+    page = (out / "report.html").read_text().replace("http://www.w3.org/", "")  # names of namespaces
+    assert "<img" not in page
+    assert "&lt;img src=x" in page
+    assert not [part for part in ("http://", "https://", "//cdn", "@import") if part in page]
+    assert {path.name for path in (out / "plots").iterdir()} == {
+        "fanout.svg", "fanout.png", "balance.svg", "balance.png",
+    }  # fmt: skip
+
+
+def test_two_results_are_compared_number_by_number(tmp_path: Path) -> None:
+    outs = []
+    for seed in (1, 2):
+        domain = Domain(registrations=4, subscriptions=10, publications=50, seed=seed)
+        data = written(tmp_path / f"data{seed}", domain.contracts(), list(domain.published()))
+        outs.append(tmp_path / f"out{seed}")
+        run(aggregation.STUDY, data, outs[-1], Options(engine="local"))
+
+    same, other = comparison.compare(outs[0], outs[0]), comparison.compare(*outs)
+
+    assert same.facts == (("changed", "nothing"),)
+    assert "copies" in other.numbers
+    with pytest.raises(StudyError, match="holds no result"):
+        comparison.compare(outs[0], tmp_path)
+
+
+def test_from_the_command_line_a_made_up_data_set_is_studied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = CliRunner().invoke(jbi, ["study", "generate", "--publications", "50", "--out", "data"])
+    told = CliRunner().invoke(jbi, ["study", "fanout", "data", "--delegates", "2", "--json"])
+    again = command_line(["study", "fanout", "nowhere"])
+
+    assert made.exit_code == told.exit_code == 0, (made.output, told.output)
+    assert json.loads(told.output)["numbers"]["objects"] == 50
+    assert (tmp_path / "study-fanout" / "report.html").is_file()
+    assert again == 2
+
+
+def test_values_and_kept_texts_do_not_depend_on_who_saw_them_first() -> None:
+    def seen(values: Sequence[str]) -> Tally:
+        tally = Tally()
+        for value in values:
+            tally.value("leaf", "k", value)
+            tally.keep("hot", "", len(value), value, 2)
+        return tally
+
+    def joined(*parts: Sequence[str]) -> passes.Passed:
+        sums: dict[tuple[str, str], list[int]] = {}
+        for part in parts:
+            passes._join(sums, seen(part).closed())
+        return passes.Passed(sums, [])
+
+    one, two = joined(["a", "a"], ["a"]), joined(["bb", "a"], ["c"], ["a", "bb"])
+    assert one.values("leaf") == {"k": ("a", 3)}
+    assert two.values("leaf") == {"k": ("\0", 5)}
+    assert two.kept("hot", 2) == {"": [(1, "a"), (1, "c")]}
