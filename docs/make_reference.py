@@ -136,12 +136,12 @@ CURES: Final = {
         "The hint says which; [Spark](spark.md).",
     ),
     "wire": (
-        "The other side is gone, was cut off, refuses you (TLS, protocol number), or a delegate does not take a registration back.",
+        "The other side is gone, was cut off, refuses you (TLS, another protocol number), or a delegate does not take a registration back.",
         "Adapters try again by themselves. Look at the other end's log; [TLS says](configuration.md#tls-between-hosts).",
     ),
     "protocol": (
-        "The other side is of another protocol number, no jbi-pubsub at all, or sends what no version does.",
-        "The message names both numbers: [upgrade](upgrade.md) the older one. Look at what listens on that port.",
+        "The other side is no jbi-pubsub at all, of another version, or sends what no version does.",
+        "Look at what listens on that port. A server logs the protocol numbers of both sides when they differ: [upgrade](upgrade.md) the older one.",
     ),
     "wire_timeout": (
         "The other side is stopped, overloaded, or behind a link that is too slow for the call's time.",
