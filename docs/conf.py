@@ -33,6 +33,7 @@ pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 
 myst_heading_anchors = 4
+smartquotes = False  # `--option` in a text stays what it is
 
 default_role = "code"  # docstrings are plain text with `backticks`
 autodoc_member_order = "bysource"

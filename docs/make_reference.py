@@ -315,8 +315,8 @@ def _command(command: click.Command, context: click.Context, level: int) -> Iter
             yield "```text\n" + "\n".join(lines[1:]) + "\n```\n\n"
         else:
             yield _escaped(paragraph) + "\n\n"
-    records = [each.get_help_record(context) for each in command.get_params(context) if each.name != "help"]
-    rows = [record for record in records if record is not None and record[1]]
+    records = [each.get_help_record(context) for each in command.get_params(context)]
+    rows = [record for record in records if record and record[1] and not record[0].endswith("--help")]
     if rows:
         yield "| option | meaning |\n|---|---|\n"
         yield from (

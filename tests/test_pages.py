@@ -304,6 +304,49 @@ def reader(tmp_path: Path, eventually: Callable[..., Any]) -> Iterator[Reader]:
     made.kill()
 
 
+WRONG: Final = {
+    "an exception": "```python\n1 / 0\n```",
+    "a name that a block before has not made": "```python\na = 1\n```\n```python\nb\n```",
+    "an exit code": "```console\n$ false\n```",
+    "another exit code": "<!-- exit: 2 -->\n```console\n$ false\n```",
+    "another output": "```console\n$ echo one two\none\n```",
+    "an output that goes on": "```console\n$ printf 'one\\nthree\\n'\none\ntwo\n```",
+    "no command": "```console\nsays something\n```",
+    "a misspelt setting": "```toml\n[lookup]\nprot = 1\n```",
+    "no TOML": "```toml\n[lookup\n```",
+    "no JSON": "```json\n{\n```",
+    "no XML": "```xml\n<a>\n```",
+    "no shell": "```sh\nif\n```",
+}
+
+
+@pytest.mark.parametrize("text", WRONG.values(), ids=WRONG)
+def test_a_page_that_is_wrong_fails(text: str, tmp_path: Path, reader: Reader) -> None:
+    # Given a page with a mistake; When somebody does what it says, expect that to be noticed
+    page = tmp_path / "page.md"
+    page.write_text(f"# A page\n\n{text}\n")
+    *good, wrong = blocks(page)
+    for block in good:
+        reader.follow(block)
+    with pytest.raises((AssertionError, ValueError, etree.XMLSyntaxError, subprocess.CalledProcessError)):
+        reader.follow(wrong)
+
+
+def test_what_is_said_above_a_block_is_read(tmp_path: Path) -> None:
+    # Given a page whose blocks are run elsewhere, but for one with a reason of its own, in a list
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- run by: tests/test_pages.py -->\n# A page\n\n```python\na\n```\n\n    indented\n\n"
+        "1. first\n\n   <!-- not run: it would take a week -->\n   ```console\n   $ sleep 604800\n   ```\n"
+    )
+    # Expect each block with its language, and what is said of it
+    assert [(b.line, b.language, b.text, b.mark, b.value) for b in blocks(page)] == [
+        (4, "python", "a\n", "run by", "tests/test_pages.py"),
+        (8, "", "indented\n", "run by", "tests/test_pages.py"),
+        (13, "console", "$ sleep 604800\n", "not run", "it would take a week"),
+    ]
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("page", [name for name, found in ALL.items() if any(map(here, found))])
 def test_the_blocks_of_a_page_run(page: str, reader: Reader, start: Callable[..., Any]) -> None:
