@@ -66,6 +66,14 @@ CURES: Final = {
         "The other side's access policy does not let you do that, or an item in a lookup service is somebody else's.",
         "Ask whoever runs that server; its log and its `status` say who was refused what.",
     ),
+    "policy": (
+        "A policy file that can't be read, an unknown key, a rule that contradicts itself or another.",
+        "The message names line and column. While a process runs, the policy of before stays in force.",
+    ),
+    "signature": (
+        "An object, key or certificate of which a signature is wanted and none is there, or it does not hold.",
+        "The message says which. Look at the clock, the certificate's dates, and `[tls] sign` and `verify` at both ends.",
+    ),
     "port_in_use": (
         "Another process listens there (often a second `jbi lookup`), the address is none of this host, the port is below 1024.",
         "`--port 0` takes a free one; `ss -ltnp` shows who has it.",
@@ -177,6 +185,7 @@ told, before its next object: a `SubscriptionListener` by `lost(subscription, no
 
 REMEDIES: Final = {
     "queue_overflow": "Take faster, raise `bound`, narrow the predicate, or set policy `block` where publishers may wait.",
+    "bad_signature": "Find out who published it: it is not signed by its publisher's key. `[tls] verify` says what is done.",
     "block_timeout": "The same; `[queue] block_seconds` is how long publishers wait.",
     "subscriber_dead": "A longer `[lease] subscriber` outlasts longer outages.",
     "delegate_dead": "Nothing: it subscribes again by itself. What the delegate held is gone.",

@@ -95,10 +95,10 @@ def test_pages_made_from_the_code_are_up_to_date(page: str) -> None:
 
 
 def test_every_error_and_loss_has_its_cure() -> None:
-    # Given what people have to say about each error and cause, expect no more and no less of them than there are
+    # Given all errors and causes, expect what people have to say about each
     made = reference()
-    assert set(made["CURES"]) == set(errors_by_code())
-    assert set(made["REMEDIES"]) == set(Cause)
+    assert set(errors_by_code()) - set(made["CURES"]) == set()
+    assert set(Cause) - set(made["REMEDIES"]) == set()
 
 
 def test_every_command_is_in_the_reference() -> None:
