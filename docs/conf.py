@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from sphinx.application import Sphinx
 
 HERE: Final = Path(__file__).parent
@@ -14,7 +15,7 @@ sys.path.insert(0, str(HERE))
 
 from make_reference import PAGES  # noqa: E402  # beside this file
 
-from jbi_pubsub import __version__  # noqa: E402
+from jbi_pubsub import Config, __version__  # noqa: E402
 
 project = "jbi-pubsub"
 author = "the authors of jbi-pubsub"
@@ -38,9 +39,10 @@ smartquotes = False  # `--option` in a text stays what it is
 default_role = "code"  # docstrings are plain text with `backticks`
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-python_maximum_signature_line_length = 88
+python_maximum_signature_line_length = 130
 add_module_names = False
 
+BOUNDS: Final = re.compile(r"(?:typing\.)?Annotated\[(\w+), (?:msgspec\.)?Meta\([^)]*\)\]")
 MADE: Final = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
 COMING: Final = [
     name
@@ -59,6 +61,23 @@ def _made(app: Sphinx, name: str, content: list[str]) -> None:  # noqa: ARG001  
         content[0] = LINKED.sub(r"\1", NAMED.sub("", content[0]))
 
 
+def _signature(
+    app: Sphinx,  # noqa: ARG001  # Sphinx's form
+    what: str,  # noqa: ARG001
+    name: str,  # noqa: ARG001
+    found: object,
+    options: object,  # noqa: ARG001
+    signature: str | None,
+    returned: str | None,
+) -> tuple[str | None, str | None]:
+    """A signature for people: no bounds of values, and of the configuration its sections."""
+    if found is Config:
+        sections = ", ".join(f"{each.name}: {each.type.__name__}" for each in msgspec.structs.fields(Config))
+        return f"(*, {sections})", returned
+    return BOUNDS.sub(r"\1", signature or "") or signature, returned
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", _made)
+    app.connect("autodoc-process-signature", _signature)
