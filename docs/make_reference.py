@@ -149,7 +149,7 @@ CURES: Final = {
     ),
     "protocol": (
         "The other side is no jbi-pubsub at all, of another version, or sends what no version does.",
-        "Look at what listens on that port. A server logs the protocol numbers of both sides when they differ: [upgrade](upgrade.md) the older one.",
+        "The message names both protocol numbers when they differ: [upgrade](upgrade.md) the older one. Else look at what listens on that port.",
     ),
     "wire_timeout": (
         "The other side is stopped, overloaded, or behind a link that is too slow for the call's time.",

@@ -487,8 +487,6 @@ class Endpoint:
         if magic[:2] == TLS_HELLO:
             self._tell(address, "it speaks TLS, and we do not: set [tls] here as well, or not there")
             _take_leave(sock, ALERT)
-        if magic == MAGIC and protocol != PROTOCOL:
-            self._tell(address, f"it speaks protocol {protocol}, and we speak {PROTOCOL}: upgrade the older one")
         if magic != MAGIC or protocol != PROTOCOL or plane not in self._handlers:
             raise ProtocolError(f"{address} speaks another protocol ({magic!r} {protocol})")
         return bytes(plane)
