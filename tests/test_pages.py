@@ -285,7 +285,7 @@ def parse(block: Block, folder: Path) -> None:
 
 
 @pytest.fixture
-def reader(tmp_path: Path, eventually: Callable[..., Any]) -> Iterator[Reader]:
+def reader(tmp_path: Path, world: str, eventually: Callable[..., Any]) -> Iterator[Reader]:
     """Somebody with an empty folder, this environment's commands, and a port for a lookup service of their own."""
     with contextlib.ExitStack() as held:
         free = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in PORTS]
@@ -299,7 +299,7 @@ def reader(tmp_path: Path, eventually: Callable[..., Any]) -> Iterator[Reader]:
         "PYTHONUNBUFFERED": "1",
         "JBI_LOOKUP_PORT": ports["4160"],
         "JBI_LOOKUP_LOCATORS": f"127.0.0.1:{ports['4160']}",
-        "JBI_LOOKUP_GROUPS": Path(os.environ["JBI_CONFIG"]).read_text().split('"')[1],
+        "JBI_LOOKUP_GROUPS": world,
         "JBI_LOOKUP_MULTICAST": "false",
     }
     made = Reader(tmp_path, environment, ports, eventually)
