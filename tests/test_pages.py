@@ -17,6 +17,7 @@ A comment on the line above a block says more:
   server, which is to be there for the next, at once: `<!-- terminal: ready -->`;
 - `<!-- exit: 2 -->`: the last command ends with that exit code;
 - `<!-- run by: tests/x/test_y.py -->`: that test runs it, and names the page; above the page's title: all of the page;
+- `<!-- test: NAME -->`: a test that knows page and block by their names runs it;
 - `<!-- not run: why -->`.
 
 Ports that pages name are free ones here (`PORTS`).
@@ -118,7 +119,7 @@ def test_no_block_is_silent() -> None:
     every = [block for found in ALL.values() for block in found]
     # Expect each that another test does not run to say what it is, in a language that this file knows
     known = NO_CODE | PARSED | {"python", "console"}
-    ours = [block for block in every if block.mark != "run by"]
+    ours = [block for block in every if block.mark not in ("run by", "test")]
     assert [f"{b}: {b.language or 'no language'}" for b in ours if b.language not in known] == []
     assert [str(b) for b in every if b.language == "sh" and not b.mark] == []
     # and who leaves one out to say why, or which test runs it
@@ -126,6 +127,9 @@ def test_no_block_is_silent() -> None:
     elsewhere = [b for b in every if b.mark == "run by"]
     assert [f"{b}: {b.value}" for b in elsewhere if not (TOP / b.value).is_file()] == []
     assert [f"{b}: {b.value}" for b in elsewhere if b.page not in (TOP / b.value).read_text()] == []
+    texts = [path.read_text() for path in (TOP / "tests").rglob("test_*.py")]
+    named = [b for b in every if b.mark == "test"]
+    assert [f"{b}: {b.value}" for b in named if not any(b.page in text and b.value in text for text in texts)] == []
     # and more of them to run than not
     assert sum(map(here, every)) > sum(b.mark == "not run" for b in every)
 
