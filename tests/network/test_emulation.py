@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -65,17 +66,24 @@ def connect(echo: str, link: Link) -> Iterator[Callable[[], socket.socket]]:
         yield lambda: stack.enter_context(socket.create_connection((host, int(port)), timeout=20.0))
 
 
+def _send(sock: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # it was cut, which whoever reads notices
+        sock.sendall(data)
+
+
 def there_and_back(sock: socket.socket, data: bytes) -> float:
     """Seconds until all of it has come back, unchanged."""
     began = time.monotonic()
-    sender = threading.Thread(target=sock.sendall, args=(data,))
+    sender = threading.Thread(target=_send, args=(sock, data))
     sender.start()
     came = bytearray()
-    while len(came) < len(data):
-        piece = sock.recv(1 << 16)
-        assert piece, "the connection has ended"
-        came += piece
-    sender.join()
+    try:
+        while len(came) < len(data):
+            piece = sock.recv(1 << 16)
+            assert piece, "the connection has ended"
+            came += piece
+    finally:
+        sender.join()
     assert came == data
     return time.monotonic() - began
 
