@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,8 +48,9 @@ def test_an_idle_subscriber_needs_less_than_a_tenth_of_the_slowest_link(scene: A
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_the_tool_that_counts_says_so() -> None:
+def test_the_tool_that_counts_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given the tool that counts the bytes of idle parties over two terms of the default leases; Expect it to be content
+    monkeypatch.setenv("JBI_CONFIG", os.devnull)
     tool = Path(__file__).parents[2] / "benchmarks" / "links.py"
     done = subprocess.run(
         [sys.executable, tool, "--leases", "60"], capture_output=True, text=True, timeout=200, check=False
