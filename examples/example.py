@@ -19,6 +19,8 @@ EXAMPLES: Final = {
     "sensors": "200 sensors, a fusion engine, and a tasking service found by Entry.",
 }
 """The examples that `jbi demo NAME` plays, each a module here of that name with a function `run`."""
+WRITES: Final = {"imagery"}
+"""Those that write a file."""
 
 Cell = str | int | float
 

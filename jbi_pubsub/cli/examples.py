@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from jbi_pubsub.examples.example import EXAMPLES, Options, Outcome, find
+from jbi_pubsub.examples.example import EXAMPLES, WRITES, Options, Outcome, find
 
 from .near import told
 from .show import Column, show_json, show_table
@@ -27,6 +27,8 @@ def play_example(name: str, *, quick: bool, output: Path | None, as_json: bool) 
     """Play one to its end; the exit code. Raises UsageError for a name that is none."""
     if name not in EXAMPLES:
         raise click.UsageError(told("example", name, EXAMPLES))
+    if output is not None and name not in WRITES:
+        raise click.UsageError(f"{name} writes no file for --output; {', '.join(sorted(WRITES))} does")
     began = time.monotonic()
 
     def tell(line: str) -> None:
