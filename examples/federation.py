@@ -7,6 +7,7 @@ of them.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import queue
@@ -57,6 +58,7 @@ class Federation:
         self._listeners: list[threading.Thread] = []
         self._news: queue.Queue[dict[str, Any]] = queue.Queue(WAITING_MOST)
         self._stopping = False
+        atexit.register(self.stop)  # whoever uses it without `with`, as a notebook does, may end before it is stopped
 
     def __enter__(self) -> Self:
         return self
@@ -139,6 +141,7 @@ class Federation:
     def stop(self) -> None:
         """End all processes, those that do not within some seconds by force. Safe to call twice."""
         self._stopping = True
+        atexit.unregister(self.stop)
         servers = [name for kind in self._servers for name in kind]
         applications = [name for name in self._processes if name not in servers]
         for kind in (applications, *reversed(self._servers)):
