@@ -12,10 +12,10 @@ import msgspec
 DATA: Final = Path(__file__).with_name("data")
 
 EXAMPLES: Final = {
-    "airborne": "An air tasking order over a link of 7,200 bit/s: a filter makes minutes seconds.",
+    "airborne": "An air tasking order, filtered for a link of 7,200 bit/s.",
     "alerts": "CAP alerts to e-mail: each one as it comes, or many in a digest.",
-    "caution": "A master caution panel: observations in, assessments from a database out.",
-    "imagery": "Imagery and telemetry from a rectangle around Kabul, and a map of them.",
+    "caution": "A master caution panel: subscriber, database and publisher.",
+    "imagery": "Imagery and telemetry from around Kabul, and a map.",
     "sensors": "200 sensors, a fusion engine, and a tasking service found by Entry.",
 }
 """The examples that `jbi demo NAME` plays, each a module here of that name with a function `run`."""
