@@ -219,6 +219,7 @@ class Link:
         self._closed = True
 
         async def end() -> None:
+            self._refusing = True
             for server in self._servers:
                 server.close()
             self._abort_all()
@@ -265,7 +266,7 @@ class Link:
     async def _serve(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection(HERE.decode(), port, limit=4096)
-        except OSError:
+        except (OSError, asyncio.CancelledError):
             writer.transport.abort()
             return
         pipe = _Pipe(port, writer, far_writer)
@@ -285,10 +286,12 @@ class Link:
             self._pipes.discard(pipe)
             for way in ways:
                 way.cancel()
-            for ended in await asyncio.gather(*ways, return_exceptions=True):
-                if isinstance(ended, Exception) and not isinstance(ended, OSError):  # that is how connections end
-                    note("emulated link", ended)
-            pipe.abort()
+            try:
+                for ended in await asyncio.gather(*ways, return_exceptions=True):
+                    if isinstance(ended, Exception) and not isinstance(ended, OSError):  # that is how connections end
+                        note("emulated link", ended)
+            finally:  # also if the link is closed meanwhile
+                pipe.abort()
 
     def _way(
         self, pipe: _Pipe, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: str
