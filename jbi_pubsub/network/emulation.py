@@ -48,6 +48,11 @@ EXPORTS: Final = re.compile(
 )
 """The method in a request of the control plane."""
 
+ASKED: Final = b"\xa7deflate"
+"""How the hello of a data connection (msgpack) asks for compression."""
+DECLINED: Final = b"\xa7refused"
+"""What a lookup service reads instead, and declines: what it tells must be readable, to be rewritten."""
+
 CONNECTIONS_MOST: Final = 256
 """Relayed at once; a party opens a dozen. Further ones are refused as an outage refuses them."""
 FLYING: Final = 64
@@ -116,6 +121,8 @@ class Link:
         self._clear = asyncio.Event()
         self._clear.set()
         self._servers: list[asyncio.Server] = []
+        self._lookups: set[int] = set()
+        """Ports of lookup services."""
         self._thread = threading.Thread(target=self._live, name=f"asyncio-link-{host}", daemon=True)
         self._thread.start()
 
@@ -164,9 +171,11 @@ class Link:
         return f"{self.host}:{port}"
 
     def behind(self, config: Config, *others: str) -> Config:
-        """`config` for the party behind the link: reaches its lookup services, and `others`, through it only."""
+        """`config` for the party behind the link: reaches its lookup services, and `others`, through it only. What
+        lookup services tell is not compressed, whatever `link.compression` asks for."""
         for address in others:
             self.to(address)
+        self._lookups |= {split_endpoint(address)[1] for address in config.lookup.locators}
         locators = tuple(self.to(address) for address in config.lookup.locators)
         return msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, locators=locators))
 
@@ -316,7 +325,9 @@ class Link:
                 await asyncio.sleep(max(0.0, due - self._loop.time()))
                 await self._clear.wait()
                 if direction == DOWN:
-                    tail, data = _rewritten(tail, data, self.host.encode())
+                    tail, data = _rewritten(tail, data, HERE, self.host.encode())
+                elif pipe.port in self._lookups:
+                    tail, data = _rewritten(tail, data, ASKED, DECLINED)
                 for piece in self._pieces(data):
                     await self._pay(direction, len(piece))
                     if not await self._pass(pipe, writer, direction, piece):
@@ -373,10 +384,10 @@ class Link:
         self.traffic[pipe.port, pipe.kind] += len(data)
 
 
-def _rewritten(tail: bytes, data: bytes, host: bytes) -> tuple[bytes, bytes]:
-    """`data` with the addresses rewritten that end in it; `tail` is what came just before. Lengths stay."""
+def _rewritten(tail: bytes, data: bytes, old: bytes, new: bytes) -> tuple[bytes, bytes]:
+    """`data` with each `old` that ends in it made `new`, which is as long; `tail` is what came just before."""
     whole = tail + data
-    return whole[-len(HERE) + 1 :], whole.replace(HERE, host)[len(tail) :]
+    return whole[-len(old) + 1 :], whole.replace(old, new)[len(tail) :]
 
 
 def _unexpected(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 import pytest
 
 from jbi_pubsub import Config
 from jbi_pubsub.core import guard
 from jbi_pubsub.core.config import LookupSection
 from jbi_pubsub.core.errors import AdapterStateError, ArgumentError, ConfigurationError, PortInUseError
+from jbi_pubsub.core.wire.stream import Hello
 from jbi_pubsub.network import emulation
 from jbi_pubsub.network.emulation import Link
 
@@ -208,6 +210,27 @@ def test_whoever_is_behind_it_is_told_its_addresses(link: Link, echo: str) -> No
     with socket.create_connection(("127.0.0.2", int(echo.rpartition(":")[2])), timeout=20.0) as sock:
         sock.sendall(f"<{echo}>".encode())
         assert sock.recv(100) == f"<{locator}>".encode()
+
+
+def test_what_a_lookup_service_tells_stays_readable(link: Link, echo: str) -> None:
+    # Given a lookup service behind the link, here one that says what it was asked
+    config = Config(lookup=LookupSection(locators=(echo,), multicast=False))
+    [locator] = link.behind(config).lookup.locators
+    host, _, port = locator.partition(":")
+
+    # When somebody opens a data connection who would like compression, in one piece or in two
+    hello = msgspec.msgpack.encode(Hello.of("token", compression="deflate"))
+    middle = hello.index(b"flate")
+    with socket.create_connection((host, int(port)), timeout=20.0) as sock:
+        for pieces in ((hello,), (hello[:middle], hello[middle:])):
+            came = b""
+            for piece in pieces:
+                sock.sendall(piece)
+                came += sock.recv(100)
+            # Expect that it is asked for something that it does not know, and declines: compressed, the addresses in
+            # what it tells would lead past the link
+            assert len(came) == len(hello)
+            assert "deflate" not in msgspec.msgpack.decode(came, type=Hello).compression
 
 
 def test_bad_figures_and_addresses_are_refused(link: Link, echo: str) -> None:
