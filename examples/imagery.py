@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from lxml import etree
 
-from jbi_pubsub import PublisherAdapterLight, SubscriberAdapter, bbox
+from jbi_pubsub import PublisherAdapterLight, RegistrationUid, SubscriberAdapter, bbox
 from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.examples import uav
 from jbi_pubsub.examples.example import DATA, Options, Outcome, Promise, Table
@@ -78,10 +78,11 @@ def run(options: Options) -> Outcome:
         PublisherAdapterLight(here.config) as publisher,
         SubscriberAdapter(here.config) as viewer,
     ):
+        registered = register(publisher, tracks)
         images = viewer.register_subscriber(type_name=TYPE, predicate=bbox(*BOX, location=PLACE))
         reports = viewer.register_subscriber(type_name=uav.TYPE, predicate=bbox(*BOX, location=uav.PLACE))
         options.tell("subscribed to imagery and telemetry from the rectangle")
-        publish(publisher, tracks, places)
+        publish(publisher, registered, tracks, places)
         options.tell(f"published {len(places)} images and {sum(map(len, tracks.values()))} telemetry reports")
         streams = (
             Stream("imagery", [rounded(place) for place in places]),
@@ -98,15 +99,27 @@ def run(options: Options) -> Outcome:
     return outcome(streams, len(strays))
 
 
-def publish(publisher: PublisherAdapterLight, tracks: dict[str, list[State]], places: list[Point]) -> None:
+def register(publisher: PublisherAdapterLight, tracks: dict[str, list[State]]) -> dict[str, RegistrationUid]:
     """Each vehicle has a registration of its own, as its callsign is invariant; all imagery has one."""
     delegate = publisher.connect_to_delegate("alpha", "rome")
+    vehicles = {
+        name: publisher.register_publisher(delegate, uav.SCHEMA, uav.telemetry(name, states[0]))
+        for name, states in tracks.items()
+    }
+    return {TYPE: publisher.register_publisher(delegate, SCHEMA, FIGURE), **vehicles}
+
+
+def publish(
+    publisher: PublisherAdapterLight,
+    registered: dict[str, RegistrationUid],
+    tracks: dict[str, list[State]],
+    places: list[Point],
+) -> None:
+    """An image of each place, and each state of the vehicles."""
     figure, image = FIGURE.read_bytes(), IMAGE.read_bytes()
-    imagery = publisher.register_publisher(delegate, SCHEMA, figure)
-    publisher.publish_many(imagery, [(moved(figure, place), image) for place in places])
+    publisher.publish_many(registered[TYPE], [(moved(figure, place), image) for place in places])
     for name, states in tracks.items():
-        vehicle = publisher.register_publisher(delegate, uav.SCHEMA, uav.telemetry(name, states[0]))
-        publisher.publish_many(vehicle, [(uav.telemetry(name, state), None) for state in states])
+        publisher.publish_many(registered[name], [(uav.telemetry(name, state), None) for state in states])
     publisher.flush(PATIENCE)
 
 
