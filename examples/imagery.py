@@ -33,7 +33,7 @@ PLACE: Final = "/metadata/ImageDescriptor/LocationCoord"
 BOX: Final = (33.2, 65.7, 35.0, 70.0)
 """South, west, north, east: the paper's rectangle around Kabul (section 2.3.2)."""
 VEHICLES: Final = {
-    "HAWK": (Point(34.2, 67.6), 0.5),
+    "HAWK": (Point(34.15, 67.6), 0.4),
     "KITE": (Point(34.9, 69.6), 0.75),
     "OWL": (Point(32.6, 66.2), 0.45),
 }

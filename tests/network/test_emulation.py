@@ -249,6 +249,33 @@ def test_bad_figures_and_addresses_are_refused(link: Link, echo: str) -> None:
         link.to(echo)
 
 
+def test_what_nobody_expected_ends_its_connection_alone_and_is_noted(
+    echo: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
+) -> None:
+    # Given a link with a fault that shows once
+    faults = iter([ValueError("nobody expected this")])
+    before = guard.faults().get("emulated link", 0)
+    with Link("127.0.0.2") as made:
+        note = made._note
+
+        def faulty(*arguments: Any) -> None:
+            for fault in faults:
+                raise fault
+            note(*arguments)
+
+        monkeypatch.setattr(made, "_note", faulty)
+        host, _, port = made.to(echo).partition(":")
+        # Expect that it is noted, and that the next connection is as good as any
+        with (
+            socket.create_connection((host, int(port)), timeout=20.0) as sock,
+            pytest.raises((OSError, AssertionError)),
+        ):
+            there_and_back(sock, b"ends")
+        eventually(lambda: guard.faults().get("emulated link", 0) == before + 1)
+        with socket.create_connection((host, int(port)), timeout=20.0) as sock:
+            there_and_back(sock, b"passes")
+
+
 def test_connections_that_end_while_the_link_is_closed_leave_nothing(echo: str) -> None:
     # Given links that are closed at the moment their connections end, and a bit later each
     for number in range(100):
