@@ -26,6 +26,7 @@ IDS = ("subscription", "object", "registration", "session", "cause", "count")
 
 HOMES: Final = {
     "bench": ("bench", "Measure on this machine."),
+    "certs": ("certs", "Make, renew and revoke TLS certificates."),
     "codegen": ("codegen", "Generate Entry classes from a metadata schema."),
     "completion": ("tools", "Print the completion script of a shell."),
     "config": ("settings", "Show the effective settings and where each comes from."),
