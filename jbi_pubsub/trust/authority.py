@@ -156,7 +156,7 @@ class Authority:
         """All that it has issued, by name, the oldest first. Raises ConfigurationError for a damaged file."""
         [revoked] = revocations((self._own / REVOKED_FILE).read_text())
         found = []
-        for path in self._issued.glob("*.pem"):
+        for path in sorted(self._issued.glob("*.pem"), key=lambda path: path.stat().st_mtime_ns):
             try:
                 [certificate] = certificates(path.read_text())
             except (ValueError, UnicodeDecodeError) as exc:
@@ -164,7 +164,7 @@ class Authority:
                     f"{path} is no certificate: {exc}", hint="Restore the folder from a copy, or take that file away"
                 ) from exc
             found.append(Issued(certificate, revoked.names(certificate)))
-        return sorted(found, key=lambda each: (each.name, each.certificate.not_after, each.certificate.serial))
+        return sorted(found, key=lambda each: (each.name, each.certificate.not_after))
 
     def latest(self) -> dict[str, Issued]:
         """By name, the one that ends last, one that is not revoked if there is."""
@@ -202,7 +202,7 @@ class Authority:
         self._record(certificate)
         self._finish(prepared)
         self._spread()
-        return self.latest()[name]
+        return Issued(certificates(_pem(certificate).decode())[0], is_revoked=False)
 
     def renew(self, name: str, *, now: float, days: int = 0, passphrase: bytes = b"") -> Issued:
         """A new certificate for the key, names and role of the one before; for as long as that, or `days`. Raises
@@ -223,7 +223,7 @@ class Authority:
         self._record(certificate)
         self._finish(prepared)
         self._spread()
-        return self.latest()[name]
+        return Issued(certificates(_pem(certificate).decode())[0], is_revoked=False)
 
     def revoke(self, which: str, *, now: float, passphrase: bytes = b"") -> list[Issued]:
         """Put all certificates of a party's key on the list. `which` is its name, or the serial number (hex) of one

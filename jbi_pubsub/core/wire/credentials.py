@@ -20,6 +20,7 @@ import stat
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
@@ -154,11 +155,12 @@ class Credentials:
         log.info("TLS files of %s were read again", self._certificate)
         with self._watching:
             revoked = [(sock, peer) for sock, peer in self._watched.items() if self._is_revoked(peer)]
-        for sock, peer in revoked:
-            log.warning("connection of %s ended: its certificate %x is revoked", peer.identity, peer.serial)
+        for sock, _ in revoked:
             with contextlib.suppress(OSError):  # already gone
                 # Not SSLSocket's own: that takes the TLS state away from under a thread that reads or writes.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        for peer, count in Counter(peer for _, peer in revoked).items():
+            log.warning("%d connections of %s ended: its certificate %x is revoked", count, peer.identity, peer.serial)
 
     def _is_revoked(self, peer: x509.Certificate) -> bool:
         return any(revocations.names(peer) for revocations in self._loaded.facts.revocations)

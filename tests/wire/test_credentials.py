@@ -1,0 +1,333 @@
+"""Revoked and renewed while the servers run: no restart, and nobody else loses anything."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub import Config, SubscriberAdapter
+from jbi_pubsub.core.config import LookupSection, TlsSection
+from jbi_pubsub.core.errors import ConfigurationError, WireError
+from jbi_pubsub.core.wire import credentials, endpoint
+from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.trust.authority import Authority
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+
+SUBSCRIBER = """
+import sys
+from jbi_pubsub import SubscriberAdapter
+from jbi_pubsub.core.config import effective
+with SubscriberAdapter(effective()) as subscriber:
+    uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery")
+    assert subscriber.wait_matched(uid, 1, 30.0) == 1
+    print('"ready"', flush=True)
+    for obj in subscriber.objects(uid, 600.0):
+        print(obj.platform.sequence, flush=True)
+"""
+"""Says what has come to it."""
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are looked at more often, where what counts is not how soon."""
+    for module in (credentials, endpoint):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 0.1)
+
+
+@pytest.fixture
+def certs(tmp_path: Path) -> Path:
+    """An authority's folder, with a server and two clients."""
+    folder = tmp_path / "certs"
+    now = time.time()
+    Authority.init(folder, "test", now=now)
+    with Authority.opened(folder) as authority:
+        authority.issue("server", "server", ["127.0.0.1"], now=now)
+        for name in ("anna", "bert"):
+            authority.issue(name, "client", now=now)
+    return folder
+
+
+def security(folder: Path) -> Security:
+    """Of the party of a folder."""
+    return Config(tls=TlsSection(folder=str(folder))).security()
+
+
+def revoke(certs: Path, name: str) -> None:
+    with Authority.opened(certs) as authority:
+        authority.revoke(name, now=time.time())
+
+
+def tls_federation(federation: Any, folder: Path) -> None:
+    """From now on all parties of this federation speak TLS, as that one; a lookup service is there."""
+    alone: LookupSection = msgspec.structs.replace(federation.config.lookup, locators=())
+    federation.config = msgspec.structs.replace(federation.config, tls=TlsSection(folder=str(folder)), lookup=alone)
+    federation.lookups.clear()
+    federation.lookup()
+
+
+def as_party(federation: Any, folder: Path) -> Config:
+    """The configuration of another one."""
+    changed: Config = msgspec.structs.replace(federation.config, tls=TlsSection(folder=str(folder)))
+    return changed
+
+
+# -- the wire -----------------------------------------------------------------------------------------------------
+
+
+def test_a_revoked_client_is_cut_off_and_does_not_come_back(
+    serve: Callable[..., Any], certs: Path, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a server with two clients, each with a call and a data connection
+    served = serve(security(certs / "server"))
+    clients = {name: ControlClient(served.ref, security(certs / name), timeout=5.0) for name in ("anna", "bert")}
+    socks = {name: dial(served.ref, DATA, security(certs / name), 5.0) for name in clients}
+    for name, client in clients.items():
+        assert client.call("echo", str, name) == name
+        socks[name].sendall(b"x")
+        assert socks[name].recv(1) == b"x"
+
+    # When one of them is revoked
+    with caplog.at_level(logging.WARNING):
+        revoke(certs, "anna")
+        revoked = time.monotonic()
+        # Expect its data connection to end within three seconds
+        socks["anna"].settimeout(10.0)
+        assert socks["anna"].recv(1) == b""
+        assert time.monotonic() - revoked < 3.0
+        eventually(lambda: "connections of anna ended" in caplog.text)
+    # Expect it not to come in again, on either plane, and to be told why
+    with pytest.raises(WireError, match="revoked"):
+        clients["anna"].call("echo", str, "again")
+    # Expect the other one's connections to be those of before
+    socks["bert"].sendall(b"y")
+    assert socks["bert"].recv(1) == b"y"
+    assert clients["bert"].call("echo", str, "still") == "still"
+    for each in (*clients.values(), *socks.values()):
+        each.close()
+
+
+def test_a_client_leaves_a_server_that_is_revoked(
+    serve: Callable[..., Any], certs: Path, often: None, eventually: Callable[..., Any]
+) -> None:
+    # Given a client that is connected, and a server whose key, its list will say, is stolen; the server's own is older
+    (certs / "server").rename(certs.parent / "stolen")
+    served = serve(security(certs.parent / "stolen"))
+    client = ControlClient(served.ref, security(certs / "anna"), timeout=5.0)
+    assert client.call("echo", str, "1") == "1"
+    revoke(certs, "server")
+    # Expect it to be left, soon, with the reason
+
+    def reason() -> str:
+        try:
+            client.call("echo", str, "2")
+        except WireError as exc:
+            return str(exc)
+        return ""
+
+    assert "revoked" in eventually(reason)
+    client.close()
+
+
+def test_a_list_that_is_no_good_leaves_the_one_before_in_force(
+    serve: Callable[..., Any],
+    certs: Path,
+    often: None,
+    caplog: pytest.LogCaptureFixture,
+    eventually: Callable[..., Any],
+) -> None:
+    served = serve(security(certs / "server"))
+    revoke(certs, "anna")
+    client = ControlClient(served.ref, security(certs / "bert"), timeout=5.0)
+
+    def refused() -> bool:
+        try:
+            ControlClient(served.ref, security(certs / "anna"), timeout=5.0).call("echo", str, "x")
+        except WireError:
+            return True
+        return False
+
+    eventually(refused)
+    # When the file becomes rubbish
+    (certs / "server" / "crl.pem").write_text("rubbish")
+    eventually(lambda: client.call("echo", str, "x") and "stays in force" in caplog.text)
+    # Expect who was revoked to be that, and others to be served
+    assert refused()
+    assert client.call("echo", str, "y") == "y"
+    assert "crl.pem" in caplog.text
+    client.close()
+
+
+def test_a_renewed_certificate_is_shown_without_a_restart(
+    serve: Callable[..., Any], certs: Path, often: None, eventually: Callable[..., Any]
+) -> None:
+    # Given a server, and a client that knows it by its reference
+    served = serve(security(certs / "server"))
+    me = security(certs / "anna")
+
+    def shown() -> int:
+        with dial(served.ref, DATA, me, 5.0) as sock:
+            assert isinstance(sock, ssl.SSLSocket)
+            return int((sock.getpeercert() or {})["serialNumber"], 16)
+
+    before = shown()
+    # When its certificate is renewed, expect the new one to be shown, and to be good by the old reference
+    with Authority.opened(certs) as authority:
+        renewed = authority.renew("server", now=time.time()).certificate.serial
+    eventually(lambda: shown() == renewed)
+    assert renewed != before
+
+
+def test_another_key_is_not_taken_while_a_server_runs(
+    serve: Callable[..., Any],
+    certs: Path,
+    often: None,
+    eventually: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Given a server that others know by its key
+    served = serve(security(certs / "server"))
+    client = ControlClient(served.ref, security(certs / "anna"), timeout=5.0)
+    # When its files become those of another key
+    for name in ("certificate.pem", "key.pem"):
+        (certs / "server" / name).write_bytes((certs / "bert" / name).read_bytes())
+    # Expect it to say so, and to go on as who it was
+    eventually(lambda: client.call("echo", str, "x") and "a server is known by it" in caplog.text)
+    dial(served.ref, DATA, security(certs / "anna"), 5.0).close()
+    client.close()
+
+
+# -- a federation -------------------------------------------------------------------------------------------------
+
+
+def test_a_revoked_subscriber_receives_nothing_more_and_others_lose_nothing(
+    federation: Any,
+    figures: Any,
+    certs: Path,
+    start: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Given a federation with TLS, and two subscribers of their own certificates, one in a process of its own
+    tls_federation(federation, certs / "server")
+    pad = federation.pad()
+    monkeypatch.setenv("JBI_TLS_FOLDER", str(certs / "anna"))
+    monkeypatch.setenv("JBI_LEASE_SUBSCRIBER", "2")
+    monkeypatch.setenv("JBI_LOOKUP_LOCATORS", federation.lookups[0].address)
+    anna = start(script=SUBSCRIBER)
+    bert: SubscriberAdapter = federation.subscriber(as_party(federation, certs / "bert"))
+    subscription = bert.register_subscriber(type_name=TYPE)
+    adapter = federation.light()
+    registration = figures.register(adapter)
+    assert bert.wait_matched(subscription) == 1
+    assert anna.fact() == "ready"
+    heard: list[int] = []
+    reading = threading.Thread(target=lambda: heard.extend(map(int, anna.stdout)), daemon=True)
+    reading.start()
+    last = 0
+
+    def publish(count: int) -> None:
+        nonlocal last
+        for _ in range(count):
+            adapter.publish(registration, figures.figure_1, b"x")
+            last += 1
+            time.sleep(0.005)
+
+    publish(50)
+    adapter.flush()
+    eventually(lambda: pad.status()["delivered"] == 100)
+
+    # When one is revoked while objects flow
+    with caplog.at_level(logging.WARNING):
+        revoke(certs, "anna")
+        revoked = time.monotonic()
+        while "connections of anna ended" not in caplog.text:
+            publish(5)
+            assert time.monotonic() - revoked < 3.0
+    after = last
+    publish(100)
+    adapter.flush()
+
+    # Expect it to receive nothing any more within three seconds
+    got = [bert.receive(subscription, 10.0).platform.sequence for _ in range(last)]
+    anna.end(kill=True)
+    reading.join(10.0)
+    assert 50 <= max(heard) <= after
+    # Expect the other one to have all, once, in order
+    assert got == list(range(1, last + 1))
+    # Expect its lease to have run out
+    eventually(lambda: len(pad.status()["sessions"]) == 1)
+
+
+def test_certificates_of_all_are_renewed_while_objects_flow(
+    federation: Any, figures: Any, certs: Path, often: None
+) -> None:
+    # Given lookup service, delegate, publisher and subscriber with TLS
+    tls_federation(federation, certs / "server")
+    federation.pad()
+    bert: SubscriberAdapter = federation.subscriber(as_party(federation, certs / "bert"))
+    subscription = bert.register_subscriber(type_name=TYPE)
+    adapter = federation.light(as_party(federation, certs / "anna"))
+    registration = figures.register(adapter)
+    assert bert.wait_matched(subscription) == 1
+    got: list[int] = []
+    count = 0
+    # When everybody's certificate is renewed, the old ones revoked never so little, and leases are renewed meanwhile
+    for turn in range(3):
+        if turn == 1:
+            with Authority.opened(certs) as authority:
+                for name in authority.latest():
+                    authority.renew(name, now=time.time())
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until:
+            adapter.publish(registration, figures.figure_1, b"x")
+            count += 1
+            time.sleep(0.01)
+    # Expect a subscriber who comes now to see the delegate's new certificate, and nothing to be lost
+    late = federation.light(as_party(federation, certs / "bert"))
+    assert late.connect_to_delegate("alpha", "rome")
+    got = [bert.receive(subscription, 10.0).platform.sequence for _ in range(count)]
+    assert got == list(range(1, count + 1))
+
+
+def test_status_and_metrics_say_when_certificates_end(federation: Any, certs: Path) -> None:
+    # Given a delegate and a lookup service with TLS
+    tls_federation(federation, certs / "server")
+    pad = federation.pad()
+    with Authority.opened(certs) as authority:
+        issued, own = authority.latest()["server"].certificate, authority.certificate
+    for server in (pad, federation.lookups[0]):
+        # Expect dates of certificate, authority and list in the status
+        told = server.status()["tls"]
+        assert (told["identity"], told["issuer"], told["names"]) == ("server", "test", ["server", "127.0.0.1"])
+        assert told["until"] == issued.not_after
+        assert 89 < told["days"] < 90.1
+        assert not told["ends_soon"]
+        assert [each["until"] for each in told["authorities"]] == [own.not_after]
+        assert [(each["certificates"], each["until"]) for each in told["revocations"]] == [(0, own.not_after)]
+        # Expect the same as metrics
+        ends = {s.labels: s.value for s in server.samples() if s.name == "certificate_expires_seconds"}
+        assert ends[(("of", "certificate"),)] == issued.not_after
+        assert ends[(("of", "authority"),)] == ends[(("of", "revocations"),)] == own.not_after
+
+
+def test_without_tls_there_is_nothing_to_tell(federation: Any) -> None:
+    pad = federation.pad()
+    assert pad.status()["tls"] == {}
+    assert [s for s in pad.samples() if s.name == "certificate_expires_seconds"] == []
+
+
+def test_a_revoked_server_does_not_start(certs: Path, serve: Callable[..., Any]) -> None:
+    revoke(certs, "server")
+    with pytest.raises(ConfigurationError, match=r"server/certificate\.pem: it is revoked"):
+        serve(security(certs / "server"))
