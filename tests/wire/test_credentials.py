@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import socket
 import ssl
 import threading
 import time
@@ -14,11 +16,15 @@ import msgspec
 import pytest
 
 from jbi_pubsub import Config, SubscriberAdapter
-from jbi_pubsub.core.config import LookupSection, TlsSection
+from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.core.config import LeaseSection, LookupSection, TlsSection
 from jbi_pubsub.core.errors import ConfigurationError, WireError
 from jbi_pubsub.core.wire import credentials, endpoint
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
+from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
+from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.subscription import SubscriptionRequest, owned_uid
 from jbi_pubsub.trust.authority import Authority
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -331,3 +337,126 @@ def test_a_revoked_server_does_not_start(certs: Path, serve: Callable[..., Any])
     revoke(certs, "server")
     with pytest.raises(ConfigurationError, match=r"server/certificate\.pem: it is revoked"):
         serve(security(certs / "server"))
+
+
+def test_mail_of_a_revoked_party_ends_also_over_a_restart(
+    federation: Any, certs: Path, tmp_path: Path, often: None, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate that keeps e-mail subscriptions, with one of each of two parties, and sessions of both
+    tls_federation(federation, certs / "server")
+    section = msgspec.structs.replace(federation.config.pad, state=str(tmp_path / "mail.db"))
+    config = msgspec.structs.replace(federation.config, pad=section)
+    pad = DisseminationServer(config, TypeRepository(), characteristics=("alpha", "rome"))
+    pad.start()
+    federation.stack.callback(pad.stop, 0.0)
+    uids = {}
+    for name in ("anna", "bert"):
+        proxy = SubscriptionsProxy(pad.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS), security(certs / name), timeout=10.0)
+        uids[name] = owned_uid("subscription", name * 8)
+        asked = SubscriptionRequest(uids[name], direct=False, recipients=(f"{name}@example.org",), secret=name * 8)
+        [answer] = proxy.subscribe("", [asked], 600_000.0, [0.0])
+        assert answer.granted is not None
+        proxy.open(name, 600_000.0)
+        proxy.close()
+    # When it has been started again, and one of the two is revoked
+    sessions = pad.status()["sessions"]
+    pad.stop(0.0)
+    again = federation.pad(config=config)
+    assert len(sessions) == 2
+    assert {each["uid"] for each in again.status()["subscriptions"]} == set(uids.values())
+    revoke(certs, "anna")
+    # Expect hers to have ended, long before its lease, and the other one to stand
+    eventually(lambda: {each["uid"] for each in again.status()["subscriptions"]} == {uids["bert"]})
+
+
+def test_the_session_and_the_registrations_of_a_revoked_party_end(
+    federation: Any, figures: Any, certs: Path, often: None, eventually: Callable[..., Any]
+) -> None:
+    # Given a publisher and a subscriber of one certificate, with leases of hours, and another subscriber
+    lease = LeaseSection(publisher=36_000.0, subscriber=36_000.0, lookup=2.0)
+    tls_federation(federation, certs / "server")
+    pad = federation.pad()
+    hers = msgspec.structs.replace(as_party(federation, certs / "anna"), lease=lease)
+    ref = pad.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS)
+    for name in ("anna", "bert"):
+        proxy = SubscriptionsProxy(ref, security(certs / name), timeout=10.0)
+        proxy.open(name, 36_000.0)
+        proxy.close()
+    figures.register(federation.light(hers))
+    assert len(pad.status()["publishers"]) == len(pad.status()["registrations"]) == 1
+    # When it is revoked, expect what it had to end at once
+    revoke(certs, "anna")
+    eventually(lambda: [each["name"] for each in pad.status()["sessions"]] == ["bert"])
+    eventually(lambda: pad.status()["publishers"] == pad.status()["registrations"] == [])
+
+
+# -- what goes over the wire --------------------------------------------------------------------------------------
+
+MARKER = b"999th-Recce-Marker"
+
+
+class Tap:
+    """Stands at `host`, forwards to the same port of 127.0.0.1, and writes down what passes either way."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.captured: list[bytes] = []
+        self._port = port
+        self._listener = socket.create_server((host, port))
+        self._socks: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, name="tap")]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self._port))
+                self._socks += [near, far]
+                for ends in ((near, far), (far, near)):
+                    self._threads.append(threading.Thread(target=self._pump, args=ends, name="tap"))
+                    self._threads[-1].start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # one of them has left
+            while data := source.recv(65_536):
+                self.captured.append(data)
+                sink.sendall(data)
+        for sock in (source, sink):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """End all of it."""
+        for sock in (self._listener, *self._socks):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(5.0)
+        for sock in (self._listener, *self._socks):
+            sock.close()
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_a_capture_shows_nothing_of_an_object_with_tls(
+    encrypted: bool, federation: Any, figures: Any, certs: Path
+) -> None:
+    # Given a delegate that is reached through somebody who writes down what passes
+    if encrypted:
+        tls_federation(federation, certs / "server")
+    section = msgspec.structs.replace(federation.config.pad, advertise="127.0.0.2")
+    pad = federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
+    tap = Tap("127.0.0.2", int(pad.address.rpartition(":")[2]))
+    federation.stack.callback(tap.close)
+    # When an object is published and received whose metadata and payload hold a marker, as does a predicate
+    subscriber = federation.subscriber()
+    subscription = subscriber.register_subscriber(type_name=TYPE, predicate=f"//publisher = '{MARKER.decode()}'")
+    adapter = federation.light()
+    metadata = figures.metadata(publisher=MARKER.decode())
+    registration = adapter.register_publisher(adapter.connect_to_delegate("alpha", "rome"), figures.schema, metadata)
+    assert subscriber.wait_matched(subscription) == 1
+    adapter.publish(registration, metadata, MARKER * 10)
+    assert subscriber.receive(subscription, 10.0).payload == MARKER * 10
+    # Expect the marker in clear without TLS, and nothing of it, or of the type, with it
+    seen = b"".join(tap.captured)
+    assert len(seen) > 1000
+    assert (MARKER in seen) is (TYPE.encode() in seen) is not encrypted

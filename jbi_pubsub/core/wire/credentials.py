@@ -126,19 +126,19 @@ class Credentials:
         finally:
             self._lock.release()
 
-    def watch(self, sock: ssl.SSLSocket) -> None:
-        """End this connection when its peer is revoked. Raises WireError if it is already."""
-        if self._revoked is None:
-            return
+    def watch(self, sock: ssl.SSLSocket) -> x509.Certificate:
+        """The peer's certificate; the connection ends when that is revoked. Raises WireError if it is already."""
         der = sock.getpeercert(binary_form=True)
         try:
             peer = x509.certificate(der or b"")
         except ValueError as exc:
             raise WireError(f"TLS: the certificate shown can't be read: {exc}") from exc
-        with self._watching:
-            self._watched[sock] = peer
-        if self._is_revoked(peer):
-            raise WireError(f"TLS: the certificate of {peer.identity} is revoked")
+        if self._revoked is not None:
+            with self._watching:
+                self._watched[sock] = peer
+            if self._is_revoked(peer):
+                raise WireError(f"TLS: the certificate of {peer.identity} is revoked")
+        return peer
 
     def _take(self) -> None:
         try:

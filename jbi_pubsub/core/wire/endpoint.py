@@ -44,6 +44,7 @@ from . import transport
 from .credentials import LOOK_SECONDS
 from .ref import PROTOCOL, ServiceRef
 from .tls import TlsIdentity, check_server, explained, is_no_tls, peer_name
+from .x509 import RevocationList
 
 log = logging.getLogger("jbi_pubsub.wire")
 
@@ -100,6 +101,8 @@ class Place:
     """A call is under way."""
     leased: bool = False
     """Somebody has got or renewed a lease over it, and may be idle."""
+    holder: str = ""
+    """Of the peer's certificate (`x509.Certificate.holder`), "" without TLS."""
     kept: bool = False
     """It is the data connection of a publisher, subscriber or listener."""
 
@@ -383,6 +386,10 @@ class Endpoint:
 
         return close
 
+    def revocations(self) -> tuple[RevocationList, ...]:
+        """What is in force now: the same object until it changes."""
+        return self._tls.facts().revocations if self._tls else ()
+
     def tls(self) -> dict[str, Any]:
         """`TlsIdentity.status`, {} without TLS."""
         return self._tls.status(time.time()) if self._tls else {}
@@ -478,7 +485,7 @@ class Endpoint:
                 if self._tls:
                     sock = secured = self._secure(raw, self._tls.server_context())
                     self._shake_hands(secured, address)
-                    self._tls.watch(secured)
+                    place.holder = self._tls.watch(secured).holder
                     identity = self._identify(secured, place)
                 plane = self._plane(sock, address)
                 self._handlers[plane](sock, Caller(address, identity, place))

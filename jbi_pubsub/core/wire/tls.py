@@ -78,9 +78,9 @@ class TlsIdentity:
         """End connections of those who were revoked meanwhile."""
         self._credentials().look()
 
-    def watch(self, sock: ssl.SSLSocket) -> None:
-        """End this connection when its peer is revoked. Raises WireError if it is already."""
-        self._credentials().watch(sock)
+    def watch(self, sock: ssl.SSLSocket) -> x509.Certificate:
+        """The peer's certificate; the connection ends when that is revoked. Raises WireError if it is already."""
+        return self._credentials().watch(sock)
 
     def facts(self) -> Facts:
         """What the certificates in force say: ours, the authorities', and which are revoked."""

@@ -57,6 +57,11 @@ class Certificate:
     issuer_name: bytes
 
     @property
+    def holder(self) -> str:
+        """What revocation lists go by, as text: its number and its authority."""
+        return f"{self.serial:x}:{self.issuer_name.hex()}"
+
+    @property
     def identity(self) -> str:
         """What its holder is called: the first of its names, else the subject."""
         return self.names[0] if self.names else self.subject
@@ -77,6 +82,11 @@ class RevocationList:
     def names(self, certificate: Certificate) -> bool:
         """Whether it says that this one is revoked."""
         return certificate.serial in self.serials and certificate.issuer_name == self.issuer_name
+
+    def names_holder(self, holder: str) -> bool:
+        """The same by `Certificate.holder`; False for ""."""
+        serial, _, issuer = holder.partition(":")
+        return issuer == self.issuer_name.hex() and int(serial, 16) in self.serials
 
 
 def certificates(pem: str) -> list[Certificate]:
