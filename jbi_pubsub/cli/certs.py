@@ -238,7 +238,7 @@ def _left(until: float, now: float) -> str:
     days = (until - now) / 86_400
     if -1 < days < 1:
         return f"{days * 24:.0f} h"
-    return f"{int(days)} d"
+    return f"{days:.0f} d"
 
 
 def _quoted(path: Path) -> str:

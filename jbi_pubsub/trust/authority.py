@@ -164,10 +164,10 @@ class Authority:
                     f"{path} is no certificate: {exc}", hint="Restore the folder from a copy, or take that file away"
                 ) from exc
             found.append(Issued(certificate, revoked.names(certificate)))
-        return sorted(found, key=lambda each: (each.name, each.certificate.not_after))
+        return sorted(found, key=lambda each: (each.name, each.certificate.not_before))
 
     def latest(self) -> dict[str, Issued]:
-        """By name, the one that ends last, one that is not revoked if there is."""
+        """By name, the one that was issued last, one that is not revoked if there is."""
         return {each.name: each for each in sorted(self.issued(), key=lambda each: not each.is_revoked)}
 
     def issue(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import ssl
 import threading
@@ -460,3 +461,118 @@ def test_a_capture_shows_nothing_of_an_object_with_tls(
     seen = b"".join(tap.captured)
     assert len(seen) > 1000
     assert (MARKER in seen) is (TYPE.encode() in seen) is not encrypted
+
+
+# -- bad files ----------------------------------------------------------------------------------------------------
+
+
+def spoilt(certs: Path, what: str) -> Path:
+    """A party's folder that is no good in one way."""
+    now, at = time.time(), certs / "server"
+    other = certs.parent / "other"
+    match what:
+        case "no folder":
+            return certs / "nobody"
+        case "no key" | "no list" | "no ca" | "no certificate":
+            names = {"key": "key.pem", "list": "crl.pem", "ca": "ca.pem", "certificate": "certificate.pem"}
+            (at / names[what[3:]]).unlink()
+        case "a folder for a key":
+            (at / "key.pem").unlink()
+            (at / "key.pem").mkdir()
+        case "rubbish certificate" | "rubbish ca" | "rubbish list" | "rubbish key":
+            names = {"certificate": "certificate.pem", "ca": "ca.pem", "list": "crl.pem", "key": "key.pem"}
+            (at / names[what[8:]]).write_bytes(bytes(range(256)))
+        case "truncated certificate" | "truncated list":
+            path = at / ("crl.pem" if "list" in what else "certificate.pem")
+            head, *lines, tail = path.read_text().splitlines()
+            path.write_text("\n".join([head, *lines[:2], tail]))
+        case "key of another":
+            (at / "key.pem").write_bytes((certs / "anna" / "key.pem").read_bytes())
+        case "key with a passphrase":
+            (at / "key.pem").write_bytes((other / "authority" / "key.pem").read_bytes())
+        case "list of another authority":
+            (at / "crl.pem").write_bytes((other / "authority" / "crl.pem").read_bytes())
+        case "old list" | "list of tomorrow":
+            made = now + (-20 if what == "old list" else 2) * 86_400
+            Authority.init(certs.parent / "third", "third", now=made, days=10)
+            with Authority.opened(certs.parent / "third") as authority:
+                authority.issue("server", "server", now=made)
+            return certs.parent / "third" / "server"
+        case "huge list":
+            os.truncate(at / "crl.pem", 33 << 20)
+    return at
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("no folder", r"nobody/certificate\.pem: No such file"),
+        ("no certificate", r"certificate\.pem: No such file"),
+        ("no key", r"key\.pem: No such file"),
+        ("no ca", r"ca\.pem: No such file"),
+        ("no list", r"crl\.pem: No such file"),
+        ("a folder for a key", r"key\.pem: Is a directory"),
+        ("rubbish certificate", r"certificate\.pem: there is no certificate in it"),
+        ("rubbish ca", r"ca\.pem: there is no certificate in it"),
+        ("rubbish list", r"crl\.pem: there is no list of revoked certificates"),
+        ("rubbish key", r"key\.pem.*Check that they are PEM"),
+        ("truncated certificate", r"certificate\.pem: no good certificate: truncated"),
+        ("truncated list", r"crl\.pem: no good list of revoked certificates.*: truncated"),
+        ("key of another", r"key\.pem does not belong to certificate .*certificate\.pem"),
+        ("key with a passphrase", r"key\.pem is encrypted, and nobody is there to be asked"),
+        ("list of another authority", r"crl\.pem is of other, which is not in .*ca\.pem"),
+        ("old list", r"crl\.pem was good until 20"),
+        ("list of tomorrow", r"crl\.pem is good from 20.*clock"),
+        ("huge list", r"crl\.pem: over 32 MiB"),
+    ],
+)
+def test_files_that_are_no_good_are_told_at_the_start_in_one_line(what: str, told: str, certs: Path) -> None:
+    # Given a party's folder that is no good; When somebody is about to use it, expect an error that says which and why
+    Authority.init(certs.parent / "other", "other", now=time.time(), passphrase=b"x" * 8)
+    folder = spoilt(certs, what)
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        security(folder)
+    assert "\n" not in str(caught.value)
+    assert caught.value.hint
+
+
+def test_a_key_that_everybody_may_read_is_told(certs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (certs / "server" / "key.pem").chmod(0o644)
+    security(certs / "server")
+    assert "key.pem may be read by everybody on this host: chmod 600" in caplog.text
+
+
+def test_an_authority_without_a_list_is_named_to_both_ends(
+    serve: Callable[..., Any],
+    certs: Path,
+    often: None,
+    caplog: pytest.LogCaptureFixture,
+    eventually: Callable[..., Any],
+) -> None:
+    # Given a server that believes two authorities, and has the list of one of them
+    now, other = time.time(), certs.parent / "other"
+    Authority.init(other, "other", now=now)
+    with Authority.opened(other) as authority:
+        authority.issue("carl", "client", now=now)
+    ca = certs / "server" / "ca.pem"
+    ca.write_text(ca.read_text() + (other / "carl" / "ca.pem").read_text())
+    served = serve(security(certs / "server"))
+    (other / "carl" / "ca.pem").write_bytes(ca.read_bytes())
+    (other / "carl" / "crl.pem").write_bytes(
+        (other / "carl" / "crl.pem").read_bytes() + (certs / "server" / "crl.pem").read_bytes()
+    )
+    # When a client of the other one comes, expect both to say TLS, and the server what is missing
+    with pytest.raises(WireError, match="TLS: the other side does not know the authority"):
+        ControlClient(served.ref, security(other / "carl"), timeout=5.0).call("echo", str, "x")
+    eventually(lambda: "[tls] revoked has no list of its authority" in caplog.text)
+    # Expect it to be served when the server has that list as well
+    crl = certs / "server" / "crl.pem"
+    crl.write_text(crl.read_text() + (other / "authority" / "crl.pem").read_text())
+
+    def served_now() -> bool:
+        try:
+            return ControlClient(served.ref, security(other / "carl"), timeout=5.0).call("echo", str, "x") == "x"
+        except WireError:
+            return False
+
+    eventually(served_now)
