@@ -267,6 +267,10 @@ def test_a_revoked_subscriber_receives_nothing_more_and_others_lose_nothing(
 
     # Expect it to receive nothing any more within three seconds
     got = [bert.receive(subscription, 10.0).platform.sequence for _ in range(last)]
+    # Expect it to be told why, once
+    eventually(lambda: "our certificate is revoked" in anna.stderr())
+    assert anna.stderr().count("lookup service") == anna.stderr().count("is away") == 1
+    assert "Traceback" not in anna.stderr()
     anna.end(kill=True)
     reading.join(10.0)
     assert 50 <= max(heard) <= after

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 
 from . import x509
 from .credentials import Credentials, Facts, ends_soon, shown_time
@@ -235,6 +235,11 @@ def explained(failure: Exception) -> str:
         return f"TLS: the certificate shown is no good: {failure.verify_message}{advice}"
     reason = "UNEXPECTED_EOF" if isinstance(failure, ssl.SSLEOFError) else failure.reason or ""
     return "TLS: " + next((words for part, words in _TROUBLES.items() if part in reason), reason or str(failure))
+
+
+def is_about_tls(failure: JbiError) -> bool:
+    """Whether TLS is why: somebody has to mend that, it does not pass."""
+    return "TLS: " in failure.message
 
 
 def is_no_tls(failure: ssl.SSLError) -> bool:
