@@ -280,6 +280,31 @@ def test_a_revoked_subscriber_receives_nothing_more_and_others_lose_nothing(
     eventually(lambda: len(pad.status()["sessions"]) == 1)
 
 
+def test_a_delegate_that_is_revoked_is_left_by_its_subscribers(
+    federation: Any, figures: Any, certs: Path, often: None, eventually: Callable[..., Any]
+) -> None:
+    # Given a subscriber at a delegate that has a certificate of its own, and does not hear of new lists
+    tls_federation(federation, certs / "server")
+    with Authority.opened(certs) as authority:
+        authority.issue("pad", "server", ["127.0.0.1"], now=time.time())
+    (certs / "pad").rename(certs.parent / "pad")
+    pad = federation.pad(config=as_party(federation, certs.parent / "pad"))
+    adapter = federation.light(as_party(federation, certs.parent / "pad"))
+    registration = figures.register(adapter)
+    bert: SubscriberAdapter = federation.subscriber(as_party(federation, certs / "bert"))
+    subscription = bert.register_subscriber(type_name=TYPE)
+    assert bert.wait_matched(subscription) == 1
+    adapter.publish(registration, figures.figure_1, b"before")
+    assert bert.receive(subscription, 10.0).payload == b"before"
+    # When it is revoked, expect the subscriber to leave it: at the next probe of a lookup service at the latest
+    revoke(certs, "pad")
+    eventually(lambda: not any(each["connected"] for each in bert.status()["sessions"]))
+    # Expect nothing that it publishes to come any more
+    adapter.publish(registration, figures.figure_1, b"after")
+    eventually(lambda: pad.status()["published"] == 2)
+    assert bert.receive(subscription, 0.3) is None
+
+
 def test_certificates_of_all_are_renewed_while_objects_flow(
     federation: Any, figures: Any, certs: Path, often: None
 ) -> None:
