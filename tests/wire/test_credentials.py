@@ -376,21 +376,23 @@ def test_mail_of_a_revoked_party_ends_also_over_a_restart(
     tls_federation(federation, certs / "server")
     section = msgspec.structs.replace(federation.config.pad, state=str(tmp_path / "mail.db"))
     config = msgspec.structs.replace(federation.config, pad=section)
-    pad = DisseminationServer(config, TypeRepository(), characteristics=("alpha", "rome"))
-    pad.start()
-    federation.stack.callback(pad.stop, 0.0)
     uids = {}
-    for name in ("anna", "bert"):
-        proxy = SubscriptionsProxy(pad.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS), security(certs / name), timeout=10.0)
-        uids[name] = owned_uid("subscription", name * 8)
-        asked = SubscriptionRequest(uids[name], direct=False, recipients=(f"{name}@example.org",), secret=name * 8)
-        [answer] = proxy.subscribe("", [asked], 600_000.0, [0.0])
-        assert answer.granted is not None
-        proxy.open(name, 600_000.0)
-        proxy.close()
+    with contextlib.ExitStack() as first:
+        pad = DisseminationServer(config, TypeRepository(), characteristics=("alpha", "rome"))
+        pad.start()
+        first.callback(pad.stop, 0.0)
+        for name in ("anna", "bert"):
+            proxy = SubscriptionsProxy(
+                pad.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS), security(certs / name), timeout=10.0
+            )
+            uids[name] = owned_uid("subscription", name * 8)
+            asked = SubscriptionRequest(uids[name], direct=False, recipients=(f"{name}@example.org",), secret=name * 8)
+            [answer] = proxy.subscribe("", [asked], 600_000.0, [0.0])
+            assert answer.granted is not None
+            proxy.open(name, 600_000.0)
+            proxy.close()
+        sessions = pad.status()["sessions"]
     # When it has been started again, and one of the two is revoked
-    sessions = pad.status()["sessions"]
-    pad.stop(0.0)
     again = federation.pad(config=config)
     assert len(sessions) == 2
     assert {each["uid"] for each in again.status()["subscriptions"]} == set(uids.values())
