@@ -63,7 +63,7 @@ def test_a_party_gets_a_folder_that_is_all_it_needs(folder: Path) -> None:
     # Expect the folder to be good for [tls] folder
     identity = TlsSection(folder=str(folder / "alpha")).identity()
     assert identity is not None
-    identity.check_dates(NOW)
+    identity.check_dates()
 
 
 @pytest.mark.parametrize(("role", "usages"), [("server", ("server", "client")), ("client", ("client",))])
@@ -75,7 +75,7 @@ def test_a_server_may_connect_as_well_and_a_client_may_not_serve(
         identity = TlsSection(folder=str(folder / "party")).identity()
         assert identity is not None
         with pytest.raises(ConfigurationError, match="purpose"):
-            identity.check_dates(NOW)
+            identity.check_dates()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

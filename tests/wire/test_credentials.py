@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import socket
 import ssl
 import threading
@@ -171,6 +172,11 @@ def test_a_list_that_is_no_good_leaves_the_one_before_in_force(
     assert refused()
     assert client.call("echo", str, "y") == "y"
     assert "crl.pem" in caplog.text
+    # Expect that to be said once, and to be in the status until it is mended
+    assert caplog.text.count("stays in force") == 1
+    assert "crl.pem" in served.endpoint.tls()["problem"]
+    shutil.copy(certs / "authority" / "crl.pem", certs / "server" / "crl.pem")
+    eventually(lambda: client.call("echo", str, "z") and served.endpoint.tls()["problem"] == "")
     client.close()
 
 

@@ -219,7 +219,7 @@ def refusals(served: Any, security: Security, eventually: Callable[..., Any], lo
     with pytest.raises(WireError) as data, closing(dial(served.ref, DATA, security, 5.0)) as sock:
         greet(Line(sock), Hello("token"))
     eventually(lambda: served.endpoint.connections == 0)
-    lines = [r.getMessage() for r in log.records if "refused" in r.getMessage()]
+    lines = [r.getMessage() for r in log.records if ": refused " in r.getMessage()]
     return str(control.value), str(data.value), lines
 
 

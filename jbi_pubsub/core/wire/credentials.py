@@ -88,9 +88,12 @@ class Credentials:
         self._serves = False
         self._told_key = -1
         self._told_soon = 0.0
+        self.problem = ""
+        """Why the files as they are now are not in force; "" when they are."""
         self._stamp = self._stamped()
         self._looked = time.monotonic()
         self._loaded = self._load()
+        self._tell_end(time.time())
 
     def server(self) -> ssl.SSLContext:
         """For listening, as the files are now."""
@@ -119,7 +122,7 @@ class Credentials:
         try:
             self._looked = time.monotonic()
             stamp = self._stamped()
-            if stamp != self._stamp:
+            if stamp != self._stamp or self.problem:
                 self._stamp = stamp  # of before the reading: what is written meanwhile is another change
                 self._take()
             self._tell_end(time.time())
@@ -149,9 +152,11 @@ class Credentials:
                     hint="Start this process again, or renew for the same key (`jbi certs renew`)",
                 )
         except ConfigurationError as exc:
-            log.error("what was read of the [tls] files before stays in force: %s", exc)
+            if str(exc) != self.problem:
+                log.error("what was read of the [tls] files before stays in force: %s", exc)
+            self.problem = str(exc)
             return
-        self._loaded = loaded
+        self._loaded, self.problem = loaded, ""
         log.info("TLS files of %s were read again", self._certificate)
         with self._watching:
             revoked = [(sock, peer) for sock, peer in self._watched.items() if self._is_revoked(peer)]
@@ -166,14 +171,17 @@ class Credentials:
         return any(revocations.names(peer) for revocations in self._loaded.facts.revocations)
 
     def _tell_end(self, now: float) -> None:
-        """Say daily that something ends soon."""
+        """Say daily that something ends soon, or that we are revoked."""
         if now - self._told_soon >= TELL_SECONDS:
             self._told_soon = now
-            own, authorities, _ = self._loaded.facts
+            own, authorities, revocations = self._loaded.facts
+            if any(each.names(own) for each in revocations):
+                log.error("TLS certificate %s is revoked: who knows that does not take it", self._certificate)
             for what, one in (("certificate", own), *(("authority", each) for each in authorities)):
                 if ends_soon(one.not_before, one.not_after, now):
                     path = self._certificate if one is own else self._ca
-                    log.warning("TLS %s %s is valid until %s", what, path, shown_time(one.not_after))
+                    verb = "is" if one.not_after > now else "was"
+                    log.warning("TLS %s %s %s valid until %s", what, path, verb, shown_time(one.not_after))
 
     # -- files ----------------------------------------------------------------------------------------------------
 

@@ -330,7 +330,7 @@ class Endpoint:
         self.certificate = security.tls.fingerprint() if security.tls else ""
         """SHA-256 (hex) of our certificate's key, "" without TLS."""
         if security.tls:
-            security.tls.check_dates(time.time())
+            security.tls.check_dates()
         self._listener = _listen(host, port)
         if security.tls and security.tls.revoked:
             self._listener.settimeout(LOOK_SECONDS)  # those who are connected may be revoked

@@ -21,7 +21,7 @@ from typing import Any, Final
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 
 from . import x509
-from .credentials import Credentials, Facts, ends_soon, shown_time
+from .credentials import Credentials, Facts, ends_soon
 
 log = logging.getLogger("jbi_pubsub.wire")
 
@@ -102,12 +102,13 @@ class TlsIdentity:
                 for each in revocations
             ],
             "revoked": any(each.names(own) for each in revocations),
+            "problem": self._credentials().problem,
         }
         return told
 
-    def check_dates(self, now: float) -> None:
+    def check_dates(self) -> None:
         """Refuse to serve with a certificate that no client takes: expired, not valid yet, revoked, or not made for
-        servers; log that it soon will be. Raises ConfigurationError."""
+        servers. Raises ConfigurationError."""
         own, _, revocations = self.facts()
         try:
             _present(self)
@@ -121,8 +122,6 @@ class TlsIdentity:
                 f"TLS certificate {self.certificate}: it is revoked, says {self.revoked}",
                 hint="Have another one issued, and set it in [tls]",
             )
-        if ends_soon(own.not_before, own.not_after, now):
-            log.warning("TLS certificate %s is valid until %s", self.certificate, shown_time(own.not_after))
 
     def _credentials(self) -> Credentials:
         """One for all of this process that use the same files."""
