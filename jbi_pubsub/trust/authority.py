@@ -111,6 +111,8 @@ class Authority:
         self.folder = folder
         self._own = folder / AUTHORITY
         self._issued = self._own / "issued"
+        self._read: dict[Path, Certificate] = {}
+        """Records, which never change."""
 
     @classmethod
     def init(cls, folder: Path, name: str, *, now: float, days: int = AUTHORITY_DAYS, passphrase: bytes = b"") -> Self:
@@ -158,12 +160,13 @@ class Authority:
         found = []
         for path in sorted(self._issued.glob("*.pem"), key=lambda path: path.stat().st_mtime_ns):
             try:
-                [certificate] = certificates(path.read_text())
+                if path not in self._read:
+                    [self._read[path]] = certificates(path.read_text())
             except (ValueError, UnicodeDecodeError) as exc:
                 raise ConfigurationError(
                     f"{path} is no certificate: {exc}", hint="Restore the folder from a copy, or take that file away"
                 ) from exc
-            found.append(Issued(certificate, revoked.names(certificate)))
+            found.append(Issued(self._read[path], revoked.names(self._read[path])))
         return sorted(found, key=lambda each: (each.name, each.certificate.not_before))
 
     def latest(self) -> dict[str, Issued]:
@@ -199,9 +202,9 @@ class Authority:
         prepared.mkdir(mode=0o700)
         _write(prepared / KEY_FILE, _key_pem(key), 0o600)
         _write(prepared / CERTIFICATE_FILE, _pem(certificate))
+        self._spread(prepared)
         self._record(certificate)
         self._finish(prepared)
-        self._spread()
         return Issued(certificates(_pem(certificate).decode())[0], is_revoked=False)
 
     def renew(self, name: str, *, now: float, days: int = 0, passphrase: bytes = b"") -> Issued:
@@ -220,9 +223,9 @@ class Authority:
         folder.mkdir(mode=0o700, exist_ok=True)  # it may have been moved to the machine of its party
         prepared = folder / f"{CERTIFICATE_FILE}{NEW}"
         _write(prepared, _pem(certificate))
+        self._spread(folder)
         self._record(certificate)
         self._finish(prepared)
-        self._spread()
         return Issued(certificates(_pem(certificate).decode())[0], is_revoked=False)
 
     def revoke(self, which: str, *, now: float, passphrase: bytes = b"") -> list[Issued]:
@@ -234,7 +237,7 @@ class Authority:
         if not ended:
             raise ConfigurationError(f"{which} is revoked already", hint="`jbi certs list --all` shows it")
         self._publish(self._signer(passphrase), [each.certificate.serial for each in ended], _time(now))
-        self._spread()
+        self._spread_all()
         return ended
 
     def holds_key(self, name: str) -> bool:
@@ -285,7 +288,7 @@ class Authority:
                 prepared.unlink()
         for gone in self.folder.glob(f"*{OLD}"):
             shutil.rmtree(gone)
-        self._spread()
+        self._spread_all()
 
     def _finish(self, prepared: Path) -> None:
         """Put what was prepared where it belongs."""
@@ -301,13 +304,16 @@ class Authority:
             prepared.replace(place)
         _sync(place.parent)
 
-    def _spread(self) -> None:
-        """Every party's folder gets the authority's certificate and its list."""
+    def _spread_all(self) -> None:
+        for path in self.folder.glob(f"*/{CERTIFICATE_FILE}"):
+            self._spread(path.parent)
+
+    def _spread(self, folder: Path) -> None:
+        """A party's folder gets the authority's certificate and its list."""
         for name in (CA_FILE, REVOKED_FILE):
             latest = (self._own / name).read_bytes()
-            for folder in {path.parent for path in self.folder.glob(f"*/{CERTIFICATE_FILE}")}:
-                if not (folder / name).exists() or (folder / name).read_bytes() != latest:
-                    _write(folder / name, latest)
+            if not (folder / name).exists() or (folder / name).read_bytes() != latest:
+                _write(folder / name, latest)
 
     def _standing(self, name: str) -> Issued:
         """The latest of a party. Raises ConfigurationError."""
