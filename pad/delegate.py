@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -123,6 +124,8 @@ class PublisherConnection:
     name: str
     lease_id: str = field(repr=False)
     registrations: dict[int, Registration] = field(default_factory=dict)
+    holder: str = ""
+    """Of its certificate; "" without TLS."""
 
 
 class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -206,6 +209,8 @@ class Delegate:
         )
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
+        for uid, holder in store.holders().items() if store is not None else ():
+            self._subscriptions["mail", uid].holder = holder
         for ended in self._mail.start():
             self._account.add(matched=ended.offered, mailed=ended.mailed, lost=ended.lost)
 
@@ -567,6 +572,32 @@ class Delegate:
         self._subscriptions[key] = subscription
         self._mail.open(subscription)
         self._waiting.add(key, kept.request.entries)
+
+    def hold(self, uid: str, holder: str) -> None:
+        """An e-mail subscription was asked for, or again, by the holder of that certificate. Raises StorageError."""
+        with self._lock:
+            subscription = self._subscriptions.get(("mail", uid))
+            if subscription is None or subscription.holder == holder:
+                return
+            subscription.holder = holder
+        if self._store is not None:
+            self._store.hold(uid, holder)
+
+    def end_held(self, is_revoked: Callable[[str], bool]) -> int:
+        """End the publishers, sessions and e-mail subscriptions of certificates that are revoked; how many."""
+        with self._lock:
+            connections = [uid for uid, each in self._connections.items() if each.holder and is_revoked(each.holder)]
+            sessions = [uid for uid, each in self._sessions.items() if each.holder and is_revoked(each.holder)]
+            mails = [key for key, each in self._subscriptions.items() if each.holder and is_revoked(each.holder)]
+        for uid in connections:
+            with contextlib.suppress(UnknownUidError):  # it has left
+                self.disconnect(uid)
+        for uid in sessions:
+            with contextlib.suppress(UnknownUidError):
+                self.close_session(uid)
+        for key in mails:
+            self._forget_subscription(key)
+        return len(connections) + len(sessions) + len(mails)
 
     def unsubscribe(self, right: str, uid: str, *, administer: bool = False) -> None:
         """Cancel a subscription: nothing is delivered to it once this has returned.

@@ -73,6 +73,8 @@ class SubscriberSession:
         self.opened = 0.0
         """When, by the delegate's clock."""
         self.lease_id = ""
+        self.holder = ""
+        """Of its certificate; "" without TLS."""
         self._changed = threading.Condition()
         self._outlets: dict[int, Outlet] = {}
         self._ready: deque[Outlet] = deque()

@@ -36,13 +36,14 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
-from jbi_pubsub.core.metrics import MetricsServer, Sample
+from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, Tokens, listen, refuse, welcome
 from jbi_pubsub.core.wire.transport import UnixListener
+from jbi_pubsub.core.wire.x509 import RevocationList
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -147,6 +148,8 @@ class DisseminationServer:
         self._tokens = Tokens(lambda: uuid4().hex)
         self._compressed = Allowance(config.link.max_compressed)
         self._publications: dict[str, Receiver] = {}
+        self._revocations: tuple[RevocationList, ...] = ()
+        """Those whose parties have been seen off."""
         self._stopping = threading.Event()
         exports: dict[str, object] = {
             SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types)
@@ -202,7 +205,7 @@ class DisseminationServer:
         """A further way to us for clients on this host."""
         if not config.pad.sockets:
             return None
-        if config.tls.certificate:
+        if config.tls.identity() is not None:
             raise ConfigurationError(
                 "[pad] sockets and [tls] don't go together", hint="Identities come from certificates, over TCP alone"
             )
@@ -313,6 +316,7 @@ class DisseminationServer:
             "uptime": round(self._clock() - self._started, 1),
             "connections": self._endpoint.connections,
             "compressed": len(self._compressed),
+            "tls": self._endpoint.tls(),
             "threads": threading.active_count(),
             "calls": self._control.calls,
             "faults": faults(),
@@ -331,6 +335,7 @@ class DisseminationServer:
         yield Sample("queued_bytes", "gauge", "Bytes waiting in subscriber queues", status["queued_bytes"])
         for name, meaning in TOTALS:
             yield Sample(name, "counter", meaning, status[name])
+        yield from expiries(status["tls"])
         yield Sample("in_flight", "gauge", "Objects sent and not acknowledged", status["in_flight"])
         mail, subscriptions = status["mail"], status["subscriptions"]
         yield Sample("mails_waiting", "gauge", "Mails waiting", mail["queued"])
@@ -435,6 +440,12 @@ class DisseminationServer:
                 self._clean_up()
 
     def _clean_up(self) -> None:
+        revocations = self._endpoint.revocations()
+        if revocations is not self._revocations:
+            self._revocations = revocations
+            ended = self.delegate.end_held(lambda holder: any(each.names_holder(holder) for each in revocations))
+            if ended:
+                log.warning("%s: %d contracts of revoked certificates ended", self.name, ended)
         if self.delegate.expire():
             for connection_id in list(self._publications):
                 try:
@@ -512,6 +523,7 @@ class _Delegate:
         self._server.allow(caller, "connect")
         self._server.refuse_when_stopping()
         connection, lease = self._server.delegate.connect(name[:200], duration)
+        connection.holder = caller.place.holder
         return Opened(connection.connection_id, lease, self._server.server_id)
 
     @exported
@@ -568,6 +580,7 @@ class _Subscriptions:
         self._server.allow(caller, "subscribe")
         self._server.refuse_when_stopping()
         session_id, lease = self._server.delegate.open_session(name[:200], duration)
+        self._server.delegate.session(session_id).holder = caller.place.holder
         return Opened(session_id, lease, self._server.server_id)
 
     @exported
@@ -608,9 +621,10 @@ class _Subscriptions:
             request = _request(said)
             self._server.allow(caller, "subscribe", _type_wanted(request.entries))
             delegate, peer = self._server.delegate, caller.place.peer
-            return Subscribed(
-                delegate.subscribe(session_id, request, duration, age, elapsed=max(0.0, elapsed), peer=peer)
-            )
+            granted = delegate.subscribe(session_id, request, duration, age, elapsed=max(0.0, elapsed), peer=peer)
+            if granted.lease is not None:
+                delegate.hold(request.uid, caller.place.holder)
+            return Subscribed(granted)
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:

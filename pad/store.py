@@ -47,6 +47,8 @@ class SubscriptionStore:
             "CREATE TABLE IF NOT EXISTS mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL,"
             " lease TEXT NOT NULL, ends REAL NOT NULL) WITHOUT ROWID"
         )
+        if "holder" not in {column[1] for column in base.execute("PRAGMA table_info(mail)")}:
+            base.execute("ALTER TABLE mail ADD COLUMN holder TEXT NOT NULL DEFAULT ''")
 
     def load(self, wall: float) -> list[Kept]:
         """All whose lease has not ended at `wall`; the others are removed. Raises StorageError."""
@@ -59,12 +61,22 @@ class SubscriptionStore:
         """Add or replace a subscription. Raises StorageError."""
         row = (kept.request.uid, msgspec.msgpack.encode(kept.request), kept.lease_id, kept.ends)
         with self._lock, self._translated():
-            self._base.execute("INSERT OR REPLACE INTO mail VALUES (?, ?, ?, ?)", row)
+            self._base.execute("INSERT OR REPLACE INTO mail (uid, request, lease, ends) VALUES (?, ?, ?, ?)", row)
 
     def renew(self, uid: str, ends: float) -> None:
         """The lease ends later (or earlier). Raises StorageError."""
         with self._lock, self._translated():
             self._base.execute("UPDATE mail SET ends = ? WHERE uid = ?", (ends, uid))
+
+    def hold(self, uid: str, holder: str) -> None:
+        """Whose certificate it hangs on (`x509.Certificate.holder`). Raises StorageError."""
+        with self._lock, self._translated():
+            self._base.execute("UPDATE mail SET holder = ? WHERE uid = ?", (holder, uid))
+
+    def holders(self) -> dict[str, str]:
+        """Of all that hang on one. Raises StorageError."""
+        with self._lock, self._translated():
+            return dict(self._base.execute("SELECT uid, holder FROM mail WHERE holder != ''").fetchall())
 
     def forget(self, uid: str) -> None:
         """The subscription is gone. Raises StorageError."""

@@ -163,6 +163,8 @@ class Subscription:
     payload_filter: PayloadFilter | None
     lease_id: str = field(default="", repr=False)
     """Of an e-mail-only subscription."""
+    holder: str = field(default="", repr=False)
+    """Of the certificate of whoever asked for an e-mail-only one; "" without TLS."""
     matched: int = 0
     delivered: int = 0
     suppressed: int = 0

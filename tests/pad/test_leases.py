@@ -83,6 +83,9 @@ class World:
     def load(self, _wall: float) -> list[Kept]:
         return []
 
+    def holders(self) -> dict[str, str]:
+        return {}
+
     def keep(self, _kept: Kept) -> None: ...
 
     def renew(self, _uid: str, _ends: float) -> None: ...

@@ -6,11 +6,13 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.store import SubscriptionStore
+from jbi_pubsub.pad.subscription import SubscriptionRequest
 
 Opened = Callable[[Path], SubscriptionStore | MailStore]
 both = pytest.mark.parametrize("opened", [SubscriptionStore, MailStore])
@@ -49,3 +51,24 @@ def test_a_file_of_ours_is_taken_again(opened: Opened, tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_named(opened: Opened, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="nowhere"):
         opened(tmp_path / "nowhere" / "state")
+
+
+def test_the_subscriptions_of_an_earlier_version_are_taken_over(tmp_path: Path) -> None:
+    # Given a file of before subscriptions were bound to certificates
+    request = SubscriptionRequest("subscription-1", direct=False, recipients=("chief@example.org",))
+    with sqlite3.connect(tmp_path / "state") as base:
+        base.execute(
+            "CREATE TABLE mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL, lease TEXT NOT NULL, ends REAL NOT NULL)"
+            " WITHOUT ROWID"
+        )
+        base.execute("INSERT INTO mail VALUES (?, ?, 'lease', 100.0)", (request.uid, msgspec.msgpack.encode(request)))
+    base.close()
+    # When it is opened, expect what it held, bound to none, and that it can be bound
+    store = SubscriptionStore(tmp_path / "state")
+    assert [kept.request for kept in store.load(50.0)] == [request]
+    assert store.holders() == {}
+    store.hold(request.uid, "1f:abcd")
+    store.close()
+    again = SubscriptionStore(tmp_path / "state")
+    assert again.holders() == {request.uid: "1f:abcd"}
+    again.close()
