@@ -20,6 +20,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.pad.delegate import Granted
+from jbi_pubsub.pad.mail.links import Action
 from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest
 
 DELEGATE: Final = "delegate"
@@ -27,13 +28,14 @@ SUBSCRIPTIONS: Final = "subscriptions"
 STATUS: Final = "status"
 JOIN_ADMIN: Final = "join_admin"
 TYPES: Final = "types"
+MAIL_LINKS: Final = "mail_links"
 
 DELEGATE_METHODS: Final = (
     "connect", "renew", "disconnect", "register", "unregister", "open_publications", "wait_for_subscriptions",
 )  # fmt: skip
 SUBSCRIPTIONS_METHODS: Final = (
-    "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions", "explain",
-    "explain_object",
+    "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions", "renew_mail",
+    "explain", "explain_object",
 )  # fmt: skip
 
 PUBLICATION: Final = struct.Struct("!BI")
@@ -185,6 +187,20 @@ class SubscriptionsProxy(_LeasedProxy):
     def mail_subscriptions(self) -> list[dict[str, Any]]:
         """The e-mail-only subscriptions that live there."""
         return self._client.call("mail_subscriptions", list[dict[str, Any]])
+
+    def renew_mail(self, uid: str, duration: float) -> Lease:
+        """Renew the lease of an e-mail-only subscription as an administrator."""
+        return self._client.call("renew_mail", Lease, uid, duration)
+
+
+def follow_link(ref: ServiceRef, security: Security, action: Action, token: str, *, timeout: float) -> None:
+    """Do what a link of a mail says, at the delegate or peer publisher that `ref` is of. Raises UnknownUidError when
+    its subscription is not there, StorageError, WireError."""
+    client = ControlClient(msgspec.structs.replace(ref, exported=MAIL_LINKS, methods=()), security, timeout=timeout)
+    try:
+        client.call("follow", None, action, token)
+    finally:
+        client.close()
 
 
 def fetch_status(ref: ServiceRef, security: Security, *, timeout: float) -> dict[str, Any]:

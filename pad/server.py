@@ -36,6 +36,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
+from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
@@ -48,6 +49,7 @@ from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.delegate import Delegate, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
+from jbi_pubsub.pad.mail.links import Action
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.pipeline import Refused
 from jbi_pubsub.pad.proxy import (
@@ -56,6 +58,7 @@ from jbi_pubsub.pad.proxy import (
     DELEGATE_METHODS,
     JOIN_ADMIN,
     LAST_CHUNK,
+    MAIL_LINKS,
     MAX_COMING,
     PUBLICATION,
     STANDING_SECONDS,
@@ -149,7 +152,8 @@ class DisseminationServer:
         self._publications: dict[str, Receiver] = {}
         self._stopping = threading.Event()
         exports: dict[str, object] = {
-            SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types)
+            SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types),
+            MAIL_LINKS: _MailLinks(self),
         }  # fmt: skip
         if characteristics:
             exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self)}
@@ -335,6 +339,9 @@ class DisseminationServer:
         mail, subscriptions = status["mail"], status["subscriptions"]
         yield Sample("mails_waiting", "gauge", "Mails waiting", mail["queued"])
         yield Sample("mails_waiting_bytes", "gauge", "Bytes of the mails waiting", mail["bytes"])
+        yield Sample("mail_oldest_seconds", "gauge", "For how long the first of the mails has waited", mail["oldest"])
+        yield Sample("reminders", "counter", "Reminders of leases that end, times recipients", mail["reminders"])
+        yield Sample("reminders_lost", "counter", "Such that could not be sent", mail["reminders_lost"])
         yield Sample("mail_connections", "gauge", "Connections to the mail server", mail["connections"])
         suspended = sum(len(s["mail_suspended"]) for s in subscriptions)
         yield Sample("mail_suspended", "gauge", "Recipients whose mail is suspended", suspended)
@@ -641,6 +648,22 @@ class _Subscriptions:
     def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
         self._server.allow(caller, "administer")
         return self._server.delegate.mail_subscriptions()
+
+    @exported
+    def renew_mail(self, caller: Caller, uid: str, duration: float) -> Lease:
+        self._server.allow(caller, "administer")
+        return self._server.delegate.renew_mail(uid, duration)
+
+
+class _MailLinks:
+    """What whoever reads a mail may do with it."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def follow(self, caller: Caller, action: Action, token: str) -> None:  # noqa: ARG002  # the token is the right
+        self._server.delegate.follow(action, token)
 
 
 class _Types:

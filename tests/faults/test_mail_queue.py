@@ -323,6 +323,33 @@ def test_a_try_has_a_deadline_as_a_whole(
     eventually(lambda: server.disconnected == server.connected == 2)
 
 
+def test_reminders_come_behind_all_other_mail(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given one connection, over which a mail goes that has no answer yet
+    server.hold = True
+    here = office(connections=1)
+    one = here.subscribe("one", "one@x.org")
+    here.publish(one)
+    eventually(lambda: server.under_way == 1)
+    # When a reminder is due, and then three mails of objects
+    here.mail.remind(one, 1_700_000_000.0)
+    for _ in range(3):
+        here.publish(one)
+    server.hold = False
+    # Expect the objects first, and the reminder apart from their account
+    eventually(lambda: here.mail.status()["reminders"] == 1)
+    assert server.ids() == [*(f"object-{n}" for n in range(1, 5)), "None"]
+    assert (one.matched, one.mailed, here.mail.reminded()) == (4, 4, ["one"])
+    # When its lease is renewed while the next one is under way; Expect that to be given up, and not to be tried again
+    server.hold = True
+    here.mail.remind(one, 1_700_000_000.0)
+    eventually(lambda: server.under_way == 1)
+    here.mail.withdraw(one)
+    eventually(lambda: here.mail.status()["connections"] == 0)
+    assert (here.mail.status()["reminders"], here.mail.status()["reminders_waiting"]) == (1, 0)
+
+
 def test_an_idle_connection_is_closed(
     server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
 ) -> None:
