@@ -223,6 +223,12 @@ class WebSection(_Section, frozen=True):
     """Address to listen on; beyond loopback it needs [tls]."""
     port: Port = 8160
     """0 takes a free one."""
+    names: tuple[str, ...] = ()
+    """Host names that browsers reach it by, beside localhost, addresses, `host` and this host's own name; others are
+    refused."""
+    admin: bool = False
+    """Whether it may change what runs: cancel subscriptions, drain delegates, administer lookup services; the servers
+    must allow it to this process too."""
 
 
 class TlsSection(_Section, frozen=True):

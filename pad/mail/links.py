@@ -59,7 +59,7 @@ def link(base: str, action: Action, request: SubscriptionRequest, recipient: str
         return ""
     named = bytes.fromhex(request.uid.removeprefix(_KIND))
     token = base64.urlsafe_b64encode(named + _proof(action, request, recipient)).rstrip(b"=").decode("ascii")
-    return f"{base}/{action}/{token}"
+    return f"{base}/{action}?token={token}"
 
 
 def uid_of(token: str) -> str:

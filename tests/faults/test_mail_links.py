@@ -59,7 +59,9 @@ class Post:
         message = self.to(recipient)[-1]
         readable = message.get_body(("plain",))
         assert readable is not None
-        found = re.findall(rf"{BASE}/{action}/([\w-]+)", f"{message['List-Unsubscribe']} {readable.get_content()}")
+        found = re.findall(
+            rf"{BASE}/{action}\?token=([\w-]+)", f"{message['List-Unsubscribe']} {readable.get_content()}"
+        )
         return str(found[-1])
 
 

@@ -23,7 +23,7 @@ OTHER = SubscriptionRequest(owned_uid("subscription", SECRET[::-1]), recipients=
 def token(action: str = "unsubscribe", request: SubscriptionRequest = REQUEST, recipient: str = "a@x.org") -> str:
     """Of a link, as it stands in a mail."""
     made = link("https://x.org", action, request, recipient)  # type: ignore[arg-type]  # one of ACTIONS
-    return made.removeprefix(f"https://x.org/{action}/")
+    return made.removeprefix(f"https://x.org/{action}?token=")
 
 
 def test_a_link_proves_its_recipient_and_nobody_else() -> None:

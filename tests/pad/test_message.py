@@ -127,7 +127,7 @@ def test_the_message_id_is_that_of_object_and_subscription() -> None:
 def test_a_mail_with_a_link_lets_its_reader_unsubscribe_with_one_click() -> None:
     # Given a link over HTTPS; Expect the two headers of RFC 2369 and 8058, in a single mail and a digest
     content = compose(made(), b"", number=1, sender=SENDER)
-    url = "https://jbi.example.org:8160/unsubscribe/" + "a" * 43
+    url = "https://jbi.example.org:8160/unsubscribe?token=" + "a" * 43
     for message in (
         read(single(content, "one", "x", url)),
         read(digest([content], "one", sender=SENDER, domain="x", published=0.0, unsubscribe=url)),
@@ -140,7 +140,7 @@ def test_a_mail_with_a_link_lets_its_reader_unsubscribe_with_one_click() -> None
     assert read(single(content, "one", "x"))["List-Unsubscribe"] is None
 
 
-UNSUBSCRIBE, RENEW = "https://x.org/unsubscribe/" + "a" * 43, "https://x.org/renew/" + "b" * 43
+UNSUBSCRIBE, RENEW = "https://x.org/unsubscribe?token=" + "a" * 43, "https://x.org/renew?token=" + "b" * 43
 
 
 def reminded(request: SubscriptionRequest, *, unsubscribe: str = UNSUBSCRIBE, renew: str = RENEW) -> EmailMessage:
