@@ -308,19 +308,22 @@ def pad(
     )
     _wait(stop)
     mail = server.status()["mail"]
-    click.echo(_ended(server.stop(drain), mail, state=config.pad.state), nl=False, err=True)
+    left = server.stop(drain)
+    kept = server.status()["mail"]["kept"]  # not what has gone out meanwhile
+    click.echo(_ended(left, mail, kept, state=config.pad.state), nl=False, err=True)
 
 
-def _ended(left: int, mail: dict[str, Any], *, state: str) -> str:
-    """What a delegate leaves undone: lines, none when it is nothing. `mail` is its status before it stopped."""
+def _ended(left: int, mail: dict[str, Any], kept: int, *, state: str) -> str:
+    """What a delegate leaves undone: lines, none when it is nothing. `mail` is its status before it stopped; `kept`
+    mails are on disk now."""
     unsent = min(left, mail["queued"] - mail["kept"])
     told = [f"stopped with {counted(left, 'object')} undelivered, {unsent} of them by mail"] if left else []
     if mail["away"] and mail["queued"]:
         told.append(f"the mail server {mail['server']} is away: {mail['away']}")
     if unsent:
         told.append("with --state FILE, mail of e-mail subscriptions is kept for the next start")
-    if mail["kept"]:
-        told.append(f"{counted(mail['kept'], 'mail')} waited in {state}.mails, to go out after the next start")
+    if kept:
+        told.append(f"{counted(kept, 'mail')} waited in {state}.mails, to go out after the next start")
     return "".join(f"jbi: {line}\n" for line in told)
 
 

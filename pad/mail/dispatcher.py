@@ -22,6 +22,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import aiosmtplib
@@ -129,6 +130,10 @@ class MailDispatcher:
                     ledger.lost[Cause.CANCELLED.value] = ledger.lost.get(Cause.CANCELLED, 0) + count
                 abandoned.append(ledger)
             self._before = KeptMail({}, {}, 1)
+            waiting, oldest = self._queue.waiting, self._queue.oldest(time.monotonic())
+        if self._store is not None and waiting:
+            since = datetime.fromtimestamp(time.time() - oldest, UTC).strftime("%Y-%m-%d %H:%M UTC")
+            log.warning("%d mails wait in %s from before, the first since %s", waiting, self._store.path, since)
         self._thread.start()
         if self._store is not None:
             self._writer.start()
