@@ -651,8 +651,8 @@ class Delegate:
         """
         uid = uid_of(token)
         with self._lock:
-            standing = {s: recipient_of(token, action, s.request) for s in self._mailed.get(uid, ())}
-            standing = {s: recipient for s, recipient in standing.items() if recipient}
+            named = list(self._mailed.get(uid, ()))
+        standing = {s: recipient for s in named if (recipient := recipient_of(token, action, s.request))}
         if action == "renew":
             standing = {s: a for s, a in standing.items() if s.lease_id and (uid, a) not in self._unsubscribed}
         if not standing:

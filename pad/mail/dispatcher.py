@@ -495,7 +495,7 @@ class MailDispatcher:
         if self._away and not before:
             self._said_away = now
             return f"the mail server {server} is away: {self._away}; {self._waiting()}"
-        if self._away and waiting and now - self._said_away >= AWAY_AGAIN_SECONDS:
+        if self._away and (waiting or len(self._reminders)) and now - self._said_away >= AWAY_AGAIN_SECONDS:
             self._said_away = now
             return f"the mail server {server} is still away: {self._away}; {self._waiting()}"
         if before and not self._away:
@@ -511,7 +511,8 @@ class MailDispatcher:
             end = f"survive a stop, but for {volatile} of subscriptions that are bound to their process"
         else:
             end = "survive a stop"
-        return f"{waiting} mails wait for it, and {end}"
+        reminders = f" ({len(self._reminders)} reminders beside them)" if len(self._reminders) else ""
+        return f"{waiting} mails wait for it{reminders}, and {end}"
 
     async def _try(self, what: Attempt | Reminder) -> _Answer:
         with guarded("a try to send mail"):

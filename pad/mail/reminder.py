@@ -5,8 +5,9 @@ A reminder is no object: it is in no subscription's account, and is sent only wh
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,14 +60,13 @@ class Schedule:
 
 @dataclass(eq=False, slots=True)
 class Reminder:
-    """One that waits to be sent. `ends` and `made` are seconds since the epoch, the rest our caller's clock."""
+    """One that waits to be sent. `ends` and `made` are seconds since the epoch."""
 
     subscription: Subscription
     ends: float
     made: float
     left: tuple[str, ...]
     """Recipients who have not got it."""
-    not_before: float = 0.0
     tries: int = 0
     busy: bool = False
 
@@ -77,6 +77,9 @@ class Reminders:
     def __init__(self, settings: MailSection) -> None:
         self._settings = settings
         self._waiting: dict[Subscription, Reminder] = {}
+        self._heap: list[tuple[float, int, Reminder]] = []
+        """When each that is not under way may be sent; of those that were withdrawn until they come up."""
+        self._turns = itertools.count()
         self.sent = self.lost = 0
         self._done: list[str] = []
 
@@ -89,7 +92,8 @@ class Reminders:
         if len(self._waiting) >= MOST:
             self.lost += len(left)
         elif left:
-            self._waiting[subscription] = Reminder(subscription, ends, made, left)
+            reminder = self._waiting[subscription] = Reminder(subscription, ends, made, left)
+            self._push(reminder, 0.0)
             return True
         self._done.append(subscription.uid)
         return False
@@ -100,7 +104,8 @@ class Reminders:
 
     def take(self, now: float) -> Reminder | None:
         """One to send now; it must be settled."""
-        for reminder in self._ready(now):
+        while self.next_due() <= now:
+            _, _, reminder = heapq.heappop(self._heap)
             suspended = reminder.subscription.mail_suspended
             reminder.left = tuple(a for a in reminder.left if a not in suspended)
             if reminder.left:
@@ -111,7 +116,9 @@ class Reminders:
 
     def next_due(self) -> float:
         """When one may be sent; infinity for never."""
-        return min((r.not_before for r in self._waiting.values() if not r.busy), default=math.inf)
+        while self._heap and self._waiting.get(self._heap[0][2].subscription) is not self._heap[0][2]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
 
     def settle(self, reminder: Reminder, again: tuple[str, ...], refused: int, now: float) -> None:
         """It was tried: `again` have not got it yet, so many of the others never will."""
@@ -128,15 +135,15 @@ class Reminders:
         if not again:
             self._finish(reminder)
             return
-        reminder.not_before = now + min(self._settings.retry_seconds * 2.0 ** (reminder.tries - 1), LONGEST_PAUSE)
+        self._push(reminder, now + min(self._settings.retry_seconds * 2.0 ** (reminder.tries - 1), LONGEST_PAUSE))
 
     def done(self) -> list[str]:
         """Subscriptions whose reminder has been sent or given up since the last call."""
         done, self._done = self._done, []
         return done
 
-    def _ready(self, now: float) -> Iterator[Reminder]:
-        return iter([r for r in self._waiting.values() if not r.busy and r.not_before <= now])
+    def _push(self, reminder: Reminder, due: float) -> None:
+        heapq.heappush(self._heap, (due, next(self._turns), reminder))
 
     def _finish(self, reminder: Reminder) -> None:
         del self._waiting[reminder.subscription]
