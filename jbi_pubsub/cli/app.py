@@ -39,6 +39,7 @@ HOMES: Final = {
     "study": ("tools", "Bulk studies on Spark, as the lookup service matches."),
     "subscribe": ("clients", "Subscribe, and show what arrives or have it mailed."),
     "subscriptions": ("clients", "List e-mail subscriptions; renew or cancel one."),
+    "web": ("web", "Show what all servers are doing, in a browser."),
 }
 """The module of each command, and what it does: the help of `jbi` imports none of them."""
 

@@ -297,3 +297,22 @@ def test_limits_are_by_address_and_altogether_and_know_a_bounded_number_of_addre
     for n in range(2 * ADDRESSES_MOST):
         limits.take(f"10.0.{n >> 8}.{n & 255}", 5.0)
     assert len(limits._each) == ADDRESSES_MOST
+
+
+@pytest.mark.processes
+def test_the_console_takes_links_without_a_session(federation: Any, start: Any, eventually: Any) -> None:
+    # Given `jbi web`, whose console asks for a session, and a subscription for two
+    pad, subscriber = federation.pad(), federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, recipients=(A, B))
+    eventually(lambda: [s["uid"] for s in pad.status()["subscriptions"]] == [uid])
+    request = pad.delegate._subscriptions["mail", uid].request
+    flags = ("--no-multicast", "--locator", federation.lookups[0].address)
+    url = start(*flags, "web", "--port", "0", "--json").fact()["url"]
+    at = type("At", (), {"port": int(url.split(":")[2].split("/")[0])})()
+    assert ask(at, "GET", "/")[0] == 401
+    # When a link is opened and its button pressed; Expect its recipient to be out
+    path = link("https://x.org", "unsubscribe", request, A).removeprefix("https://x.org")
+    status, page, _ = ask(at, "GET", path)
+    assert (status, "<button>Unsubscribe</button>" in page) == (200, True)
+    eventually(lambda: post(at, path) == 200)
+    assert pad.status()["subscriptions"][0]["mail_suspended"] == {A: "unsubscribed by the recipient"}
