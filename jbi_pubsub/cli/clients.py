@@ -499,6 +499,7 @@ def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> 
             row["delegates"] += 1
             row["mailed"] += known["mailed"]
             row["mail_waiting"] += known["mail_waiting"]
+            row["lease"] = min(row["lease"], known["lease"])  # seconds; each delegate has granted its own
             row["mail_suspended"] = row["mail_suspended"] | known["mail_suspended"]
             row["lost"] = dict(Counter(row["lost"]) + Counter(known["lost"]))
     if as_json:

@@ -150,9 +150,11 @@ def test_each_recipient_gets_a_mail_with_his_own_link_and_a_click_ends_it_for_hi
 
 
 def test_the_last_recipient_who_unsubscribes_ends_it_and_only_its_owner_makes_a_new_one(
-    post: Post, federation: Any, figures: Any, eventually: Callable[..., Any]
+    post: Post, federation: Any, figures: Any, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Given an e-mail subscription for one, whose subscriber goes on and renews it
+    # Given an e-mail subscription for one, whose subscriber goes on and renews it every 0.4 s
+    lease = msgspec.structs.replace(federation.config.lease, mail=1.0)
+    federation.config = msgspec.structs.replace(federation.config, lease=lease)
     pad, subscriber, publisher = federation.pad(), federation.subscriber(), federation.light()
     registration = figures.register(publisher)
     uid = subscriber.register_subscriber(type_name=TYPE, recipients=(A,))
@@ -164,7 +166,9 @@ def test_the_last_recipient_who_unsubscribes_ends_it_and_only_its_owner_makes_a_
     # When he unsubscribes; Expect it to end
     follow(pad, "unsubscribe", token)
     assert pad.status()["subscriptions"] == []
-    # Expect it not to come back when its subscriber makes it again, with the reason
+    # Expect it not to come back when its subscriber makes it again, who is told why
+    eventually(lambda: subscriber.losses(uid) == {"refused": 1}, what=lambda: subscriber.losses(uid))
+    assert f"all recipients of subscription {uid} have unsubscribed" in caplog.text
     with pytest.raises(ConfigurationError, match=r"all recipients of subscription .* have unsubscribed"):
         pad.delegate.subscribe("", request, 60.0)
     # Expect the link to be good for nothing any more, as one that is none
@@ -378,10 +382,16 @@ def test_a_reminder_is_sent_once_over_restarts_and_when_the_mail_server_is_back(
     eventually(lambda: [s["uid"] for s in pad.status()["subscriptions"]] == [uid])
     subscriber.close()
     brought_forward(tmp_path / "state", pad)
-    # When it is stopped with the reminder unsent
+    # When its lease is renewed before the reminder has gone; Expect none to wait
     pad = federation.pad(config=away)
     eventually(lambda: pad.status()["mail"]["away"])
     assert pad.status()["mail"]["reminders_waiting"] == 1
+    pad.delegate.renew_mail(uid, DAY)
+    assert pad.status()["mail"]["reminders_waiting"] == 0
+    # When the next one is due, and it is stopped with that unsent
+    brought_forward(tmp_path / "state", pad)
+    pad = federation.pad(config=away)
+    eventually(lambda: pad.status()["mail"]["reminders_waiting"] == 1)
     pad.stop(0.0)
     # Expect it to go out after the next start, and not again after a further one
     config = keeping(federation, tmp_path / "state")
