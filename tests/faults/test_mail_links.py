@@ -221,8 +221,10 @@ def test_who_has_unsubscribed_stays_so_over_a_restart_and_when_the_subscription_
     subscriber.close()
     publisher.close()
     pad.stop(0.5)
-    # When it is started again; Expect him to be out still, also when the subscription is made again
+    # When it is started again; Expect him to be out still, also when the subscription has ended and is made again
     again = federation.pad(config=config)
+    assert row(again, uid)["mail_suspended"] == {A: "unsubscribed by the recipient"}
+    again.delegate.unsubscribe("", uid, administer=True)
     again.delegate.subscribe("", request, 60.0)
     publisher = federation.light()
     registration = figures.register(publisher)
