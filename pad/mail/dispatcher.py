@@ -524,12 +524,16 @@ class MailDispatcher:
         return _Answer(unreachable="the try has failed here in an unforeseen way")
 
     async def _send_each(self, recipients: Sequence[str], message: Callable[[str], bytes]) -> _Answer:
-        """A mail for each, with his own links. Who has got his keeps it, whatever becomes of the others."""
+        """A mail for each, with his own links. Who has got his keeps it, whatever becomes of the others; those who
+        have not after [mail] try_seconds come later, so that other subscriptions get the connection."""
+        deadline = time.monotonic() + self._settings.try_seconds
         refused: dict[str, tuple[int, str]] = {}
         left = dict.fromkeys(recipients)  # who is named twice gets it once
         tried = False
         while left:
             address = next(iter(left))
+            if time.monotonic() > deadline:
+                return _Answer({**refused, **dict.fromkeys(left, (AGAIN, "its turn was over"))})
             try:
                 answer = await self._tried((address,), message(address))
             except asyncio.CancelledError:

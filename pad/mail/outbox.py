@@ -346,7 +346,7 @@ class MailQueue:
             self._blame(outbox, attempt.recipients, refused, final)
         if later:
             why = "; ".join(f"{a}: {refused[a][0]} {refused[a][1]}" for a in later)
-            losses += self._again(outbox, letters, why, now)
+            losses += self._again(outbox, letters, why, now, fruitless=len(later) == len(attempt.recipients))
         else:
             self._remove_first(outbox, len(letters))
         losses += self._withhold(outbox)
@@ -497,15 +497,18 @@ class MailQueue:
             outbox.due = due
             heapq.heappush(self._heap, (due, next(self._turns), outbox))
 
-    def _again(self, outbox: Outbox, letters: Sequence[Letter], why: str, now: float) -> list[Loss]:
-        tries = letters[0].tries + 1
+    def _again(
+        self, outbox: Outbox, letters: Sequence[Letter], why: str, now: float, *, fruitless: bool = True
+    ) -> list[Loss]:
+        """A try that somebody has got something by, or was refused, is none of the bounded number: it leaves fewer."""
+        tries = letters[0].tries + fruitless
         if tries > self._settings.retries:
             count = sum(len(x.recipients) for x in letters)
             self._remove_first(outbox, len(letters))
             return [self._lose(outbox, Cause.MAIL_UNREACHABLE, count, f"{tries} tries: {why}"[:500])]
         for letter in letters:
             letter.tries = tries
-        outbox.not_before = now + min(self._settings.retry_seconds * 2.0 ** (tries - 1), LONGEST_PAUSE)
+        outbox.not_before = now + min(self._settings.retry_seconds * 2.0 ** max(0, tries - 1), LONGEST_PAUSE)
         return []
 
     def _blame(

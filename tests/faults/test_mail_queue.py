@@ -350,6 +350,30 @@ def test_reminders_come_behind_all_other_mail(
     assert (here.mail.status()["reminders"], here.mail.status()["reminders_waiting"]) == (1, 0)
 
 
+def test_mails_of_their_own_for_many_recipients_do_not_keep_the_connection_from_others(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given one connection, a turn of half a second, a fifth of one for a mail, and links: a mail for each recipient
+    here = office(connections=1, try_seconds=0.5, unsubscribe="https://x.org")
+    many, other = here.subscribe("many", *(f"{n}@x.org" for n in range(5))), here.subscribe("other", "other@x.org")
+    began = time.monotonic()
+
+    def slow(_address: str) -> str:
+        while time.monotonic() < began + 0.2 * (len(server.mails) + 1):
+            time.sleep(0.01)
+        return "250 OK"
+
+    server.answer_rcpt = slow
+    # When an object comes for many, and then one for somebody else
+    here.publish(many, other)
+    # Expect the other's mail before the many have theirs, each of which comes once
+    eventually(lambda: (many.mailed, other.mailed) == (5, 1))
+    names = [to[0] for to, _ in server.mails]
+    assert names.index("other@x.org") < 5
+    assert sorted(names) == [*(f"{n}@x.org" for n in range(5)), "other@x.org"]
+    assert sum(here.lost.values()) == 0
+
+
 def test_an_idle_connection_is_closed(
     server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
 ) -> None:

@@ -167,6 +167,23 @@ def test_pauses_double_and_end_in_a_loss() -> None:
     assert queue.waiting == queue.size == 0
 
 
+def test_a_try_that_leaves_fewer_recipients_is_none_of_the_bounded_number() -> None:
+    # Given two tries after the first, and a mail to four that the server takes for one more each time
+    one = subscription("one", *(f"{name}@x" for name in "abcd"))
+    queue, now = queue_of(one), 0.0
+    queue.offer(one, content(), now)
+    for left in (3, 2, 1):
+        attempt = taken(queue, now)
+        assert queue.settle(attempt, dict.fromkeys(attempt.recipients[1:], (451, "later")), now) == []
+        assert one.mailed == 4 - left
+        now += 1.0
+    # When it is taken for nobody any more; Expect the bounded number of tries from here on
+    for last in (False, False, True):
+        losses = queue.settle(taken(queue, now), {"d@x": (451, "later")}, now)
+        assert bool(losses) == last
+        now += 60.0
+
+
 def test_a_recipient_that_is_named_twice_counts_twice_whatever_becomes_of_it() -> None:
     # Given a mail to somebody who is named twice, and to another one
     one = subscription("one", "a@x", "a@x", "b@x")
