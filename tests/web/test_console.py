@@ -154,7 +154,7 @@ def test_every_page_fits_its_window(console: Watched, width: int, scheme: str, t
         assert page.locator("img[src=x]").count() == 0
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert dark == ("rgb(18, 23, 29)" if scheme == "dark" else "rgb(255, 255, 255)")
-        page.screenshot(path=Path(os.environ.get("JBI_SCREENSHOTS", tmp_path)) / f"{name or 'overview'}-{width}.png")
+        page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"{name or 'overview'}-{width}.png")
         page.context.close()
 
 

@@ -15,7 +15,7 @@ from jbi_pubsub.web.drawing import Drawing, cut
 from jbi_pubsub.web.federation import Edge, Facts, Server, Snapshot
 from jbi_pubsub.web.map import Place, chart, places
 from jbi_pubsub.web.objects import METADATA_SHOWN, looked_at, payload_shown
-from jbi_pubsub.web.picture import NARROW, WIDE, folded, per_second, picture, state_of
+from jbi_pubsub.web.picture import NARROW, WIDE, folded, per_second, picture, short, state_of
 
 HOSTILE = "<img src=x onerror=alert(1)></script>"
 
@@ -55,7 +55,7 @@ def test_a_large_federation_stays_readable(narrow: bool) -> None:
     # Expect every server, and its crowds as one box each
     words = [text["t"] for s in drawing.shapes for text in s.get("texts", [])]
     assert sum(word.startswith("delegate d") for word in words) == 20
-    assert sum("more subscriber" in word for word in words) == 20
+    assert sum(word == "320 subscribers" for word in words) == 20
     assert sum("subscriptions" in word and word.startswith("10,000") for word in words) == 20
     assert any(s.get("t") == "and 7 more servers" for s in drawing.shapes)
     # Expect no two boxes to overlap, none beyond the edge, rates' plates on no box, and a bounded height
@@ -88,6 +88,7 @@ def test_states_are_told_in_words() -> None:
     assert state_of(silent) == ("bad", "does not answer")
     assert "does not answer" in str(picture(Snapshot(servers=(silent,))).data())
     assert [per_second(r) for r in (None, 0.0, 1.26, 123.4, 98_765.0)] == ["", "0/s", "1.3/s", "123/s", "99k/s"]
+    assert [short(n) for n in (7, 9_999, 10_000, 150_300, 25_000_000)] == ["7", "9,999", "10k", "150k", "25M"]
 
 
 def test_texts_are_cut_to_their_room_wide_characters_count_more() -> None:
