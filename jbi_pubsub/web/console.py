@@ -167,6 +167,21 @@ def table(
     return made.classes("jbi-table")
 
 
+def add_action(made: ui.table, name: str, markup: str) -> None:
+    """What stands in a column of each row instead of a text, also where rows are cards: Vue's markup, in which
+    `props.row` is the row. It is ours; what rows say comes into it by bindings alone."""
+    made.add_slot(f"body-cell-{name}", f'<q-td :props="props">{markup}</q-td>')
+    made.add_slot(
+        "item",
+        f"""<div class="q-table__grid-item"><div class="q-table__grid-item-card">
+          <div v-for="col in props.cols.filter(c => c.name !== '{name}')" :key="col.name"
+               class="q-table__grid-item-row">
+            <div class="q-table__grid-item-title">{{{{ col.label }}}}</div>
+            <div class="q-table__grid-item-value">{{{{ col.value }}}}</div>
+          </div>{markup}</div></div>""",
+    )
+
+
 def show_rows(made: ui.table, rows: list[dict[str, Any]]) -> None:
     """These from now on, if they are others."""
     if made.rows != rows:
@@ -183,5 +198,5 @@ def mount(application: FastAPI) -> None:
     ui.add_head_html(f"<style>{(Path(__file__).parent / 'console.css').read_text()}</style>", shared=True)
     ui.run_with(
         application, title="jbi-pubsub", language="en-US", dark=None, favicon="📡", tailwind=False,
-        reconnect_timeout=5.0, gzip_middleware_factory=None, show_welcome_message=False, binding_refresh_interval=None,
+        reconnect_timeout=3.0, gzip_middleware_factory=None, show_welcome_message=False, binding_refresh_interval=None,
     )  # fmt: skip

@@ -30,7 +30,7 @@ _PAIR: Final = re.compile(r"(-?\d{1,2}(?:\.\d+)?)[,\s]\s*(-?\d{1,3}(?:\.\d+)?)")
 
 STEPS: Final = (0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 15, 30)
 """Degrees between two lines of a graticule."""
-LINES_MOST: Final = 8
+LINES_MOST: Final = 6
 
 
 class Place(NamedTuple):
@@ -51,13 +51,13 @@ def places(root: Element) -> list[Place]:
     return list(found)
 
 
-def chart(places: Iterable[tuple[str, Place]], *, width: float = 560, height: float = 340) -> Drawing:
+def chart(places: Iterable[tuple[str, Place]], *, width: float = 440, height: float = 300) -> Drawing:
     """A map of (title, place): equirectangular, as large a part of the globe as they need."""
     known = list(places)
     drawing = Drawing(width, height, f"Map of {len(known)} places" if known else "Map without places")
     south, north = _range([p.north for _, p in known], 90.0)
     west, east = _range([p.east for _, p in known], 180.0)
-    left, bottom, right, top = 46.0, height - 22, width - 8, 8.0
+    left, bottom, right, top = 52.0, height - 30, width - 20, 8.0
 
     def x(value: float) -> float:
         return left + (value - west) / (east - west) * (right - left)
@@ -67,7 +67,7 @@ def chart(places: Iterable[tuple[str, Place]], *, width: float = 560, height: fl
 
     for value in _lines(west, east):
         drawing.line([(x(value), top), (x(value), bottom)], kind="zero" if value == 0 else "grid")
-        drawing.text(x(value), bottom + 15, _degrees(value, "E", "W"), kind="axis", anchor="middle")
+        drawing.text(x(value), bottom + 23, _degrees(value, "E", "W"), kind="axis", anchor="middle")
     for value in _lines(south, north):
         drawing.line([(left, y(value)), (right, y(value))], kind="zero" if value == 0 else "grid")
         drawing.text(left - 5, y(value) + 4, _degrees(value, "N", "S"), kind="axis", anchor="end")

@@ -13,7 +13,7 @@ from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.info_object import Cause
 
 from . import administration, explain
-from .console import LOOK_SECONDS, Canvas, Console, action, mount, region, said, show_rows, table, words
+from .console import LOOK_SECONDS, Canvas, Console, action, add_action, mount, region, said, show_rows, table, words
 from .federation import HISTORY_SECONDS, Observer, Server, Snapshot
 from .map import chart
 from .picture import per_second, picture, state_of
@@ -232,7 +232,8 @@ def _subscriptions(console: Console, server: str) -> None:
             empty="No subscription", whole=("id",), lines=("wanted",), rows=ROWS,
         )  # fmt: skip
         rows.props(':rows-per-page-options="[25]"')
-        _link_column(rows, "explain", "Explain", "/explain?subscription=")
+        to = "'/explain?subscription=' + encodeURIComponent(props.row.uid)"
+        add_action(rows, "explain", f'<a class="jbi-link" :href="{to}">Explain</a>')
 
         async def load() -> None:
             if busy["loading"]:
@@ -295,12 +296,6 @@ def subscription_row(row: dict[str, Any], titles: dict[str, str]) -> dict[str, A
         "delivered": f"{delivered:,}{f' + {mailed:,} mailed' if recipients else ''}",
         "lost": ", ".join(f"{cause} {count}" for cause, count in lost.items() if count) or "0",
     }
-
-
-def _link_column(made: ui.table, name: str, text: str, path: str) -> None:
-    """A column of links; the row's id goes into the address encoded."""
-    link = f"""<a class="jbi-link" :href="'{path}' + encodeURIComponent(props.row.uid)">{text}</a>"""
-    made.add_slot(f"body-cell-{name}", f'<q-td :props="props">{link}</q-td>')
 
 
 def _plots(console: Console) -> None:
@@ -374,15 +369,6 @@ def _objects(console: Console, wanted: str) -> None:
             button = action("Show its objects")
         status = words("p", "Choose a type: a subscription is made for as long as this page is open.", "jbi-note")
         status.props("role=status")
-        rows = table(
-            (("time", "Published"), ("sequence", "#Number"), ("age", "#Age on arrival"), ("size", "#Payload"),
-             ("where", "Where"), ("id", "Id"), ("look", "Look")), empty="No object has come yet",
-        )  # fmt: skip
-        rows.add_slot(
-            "body-cell-look",
-            """<q-td :props="props"><q-btn flat dense no-caps label="Look" :aria-label="'Look at ' + props.row.id"
-               @click="() => $parent.$emit('look', props.row.key)" /></q-td>""",
-        )
         with ui.element("div").classes("jbi-pair"):
             with region("Map"):
                 where = Canvas()
@@ -390,6 +376,15 @@ def _objects(console: Console, wanted: str) -> None:
                 about = words("p", "", "jbi-note")
                 metadata = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Metadata"')
                 payload = words("pre", "", "jbi-code").props('tabindex=0 aria-label="Payload"')
+        rows = table(
+            (("time", "Published"), ("sequence", "#Number"), ("age", "#Age on arrival"), ("size", "#Payload"),
+             ("where", "Where"), ("id", "Id"), ("look", "Look")), empty="No object has come yet", whole=("id",),
+        )  # fmt: skip
+        add_action(
+            rows, "look",
+            """<q-btn flat dense no-caps color="primary" label="Look" :aria-label="'Look at ' + props.row.id"
+               @click="() => $parent.$emit('look', props.row.key)" />""",
+        )  # fmt: skip
 
         def look() -> None:
             names = sorted(

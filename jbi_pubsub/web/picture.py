@@ -76,8 +76,16 @@ def per_second(rate: float | None) -> str:
     if rate is None:
         return ""
     if rate >= 10_000:
-        return f"{rate / 1000:,.0f}k/s"
+        return f"{short(rate)}/s"
     return f"{rate:,.0f}/s" if rate >= 100 or rate == 0 else f"{rate:.1f}/s"
+
+
+def short(count: float) -> str:
+    """A number in five characters, up to a billion."""
+    for least, unit in ((1e7, "M"), (1e4, "k")):
+        if count >= least:
+            return f"{count / (1e6 if unit == 'M' else 1e3):,.0f}{unit}"
+    return f"{count:,.0f}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -132,11 +140,11 @@ def _lane(drawing: Drawing, top: float, server: Server, publishers: Sequence[Edg
             y = top + (height - used) / 2 + place * (_ROW + _GAP)
             here = middle + (place - (len(edges) - 1) / 2) * min(12.0, (tall - 16) / max(1, len(edges)))
             if side == "in":
-                _party(drawing, 0, y, _BOX, edge)
+                _party(drawing, 0, y, _BOX, edge, alone=len(edges) == 1)
                 drawing.arrow(_BOX, y + _ROW / 2, x, here, per_second(edge.rate), kind=_kind(edge), at=0.3,
                               title=_told(edge))  # fmt: skip
             else:
-                _party(drawing, WIDE - _BOX, y, _BOX, edge)
+                _party(drawing, WIDE - _BOX, y, _BOX, edge, alone=len(edges) == 1)
                 drawing.arrow(x + _SERVER, here, WIDE - _BOX, y + _ROW / 2, per_second(edge.rate), kind=_kind(edge),
                               at=0.7, title=_told(edge))  # fmt: skip
     _server(drawing, x, middle - tall / 2, _SERVER, tall, server)
@@ -148,7 +156,7 @@ def _list(drawing: Drawing, top: float, server: Server, publishers: Sequence[Edg
     y, bottom, spine = top + 60 + _GAP, top + 60, NARROW - 8.0
     for side, edges in (("in", publishers), ("out", receivers)):
         for edge in edges:
-            _party(drawing, 14, y, 218, edge)
+            _party(drawing, 14, y, 218, edge, alone=len(edges) == 1)
             at, text = y + _ROW / 2, per_second(edge.rate)
             if side == "in":
                 drawing.arrow(232, at, spine, at, text, kind=_kind(edge), at=0.45, title=_told(edge))
@@ -173,13 +181,13 @@ def _server(drawing: Drawing, x: float, y: float, width: float, height: float, s
     )  # fmt: skip
 
 
-def _party(drawing: Drawing, x: float, y: float, width: float, edge: Edge) -> None:
+def _party(drawing: Drawing, x: float, y: float, width: float, edge: Edge, *, alone: bool) -> None:
     what = {"publish": "publisher", "deliver": "subscriber", "mail": "e-mail"}[edge.kind]
     noun = "registration" if edge.kind == "publish" else "subscription"
     head = "e-mail" if edge.kind == "mail" else edge.name or "(no name)"
     if edge.of > 1:
-        head = f"{edge.of:,} more {what}s"
-    waiting = f", {edge.waiting:,} waiting" if edge.waiting else ""
+        head = f"{edge.of:,} {what}s" if alone else f"{edge.of:,} more {what}s"
+    waiting = f", {short(edge.waiting)} wait" if edge.waiting else ""
     drawing.box(x, y, width, _ROW, (head, f"{counted(edge.count, noun)}{waiting}"), kind=f"party {edge.kind}")
 
 
