@@ -47,13 +47,16 @@ from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
 from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
 from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
+from jbi_pubsub.pad.mail.links import Action, recipient_of, uid_of
+from jbi_pubsub.pad.mail.reminder import Schedule
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.newcomers import Newcomers
 from jbi_pubsub.pad.outlet import Budget
+from jbi_pubsub.pad.overview import leases_ending, page_of_subscriptions, publishers_by_name, sessions_by_name, types_of
 from jbi_pubsub.pad.pipeline import Pipeline, Refused
 from jbi_pubsub.pad.registration import Entries, Registration, Topic
 from jbi_pubsub.pad.stages import Stages, stages_of
-from jbi_pubsub.pad.store import Kept, SubscriptionStore
+from jbi_pubsub.pad.store import UNSUBSCRIBED_MOST, Kept, SubscriptionStore
 from jbi_pubsub.pad.subscription import (
     FAR,
     PEER_TYPE,
@@ -69,6 +72,9 @@ from jbi_pubsub.pad.subscription import (
 )
 
 log = logging.getLogger("jbi_pubsub.pad")
+
+CANCEL_SECONDS: Final = 1.0
+"""For a subscriber to be told that its subscription was cancelled."""
 
 NOT_BEFORE: Final = -math.inf
 """The age of a subscription that wants nothing of what was published before it came here."""
@@ -159,6 +165,11 @@ class Delegate:
         self._store = store
         self._wall = wall
         self._mail_leases: dict[str, str] = {}
+        self._mailed: dict[str, list[Subscription]] = {}
+        """Those with recipients, by uid: of one subscription one that is bound to each process, and one that is not."""
+        self._unsubscribed = dict.fromkeys(store.unsubscribed()) if store is not None else {}
+        """(subscription, recipient) of those who have, in that order; also of subscriptions that have ended."""
+        self._schedule = Schedule(config.mail.reminder_seconds)
         self._unattached: dict[str, float] = {}
         """Leases of those whose data connection has not come yet, with the seconds asked for."""
         self.delegate_id = delegate_id
@@ -479,6 +490,7 @@ class Delegate:
         """
         if request.recipients:
             check_owner("subscription", request.uid, request.secret)
+            self._check_wanted(request)
         owner = session_id if request.direct else "mail"
         key = (owner, request.uid)
         if request.direct:
@@ -501,11 +513,13 @@ class Delegate:
             now = self._clock()
             opened = min(session.opened, now - elapsed) if session is not None else now
             since = opened - age if age > NOT_BEFORE else now
-            lease = None
+            lease, due = None, math.inf
             if session is None:
                 lease = self._landlord.grant(lambda: self._forget_subscription(key), duration, self._clock())
                 subscription.lease_id = lease.lease_id
                 self._mail_leases[lease.lease_id] = request.uid
+                due = self._schedule.moment(now, lease.duration)
+                self._schedule.set(subscription, due)
             self._next_number += 1
             subscription.number = self._next_number
             if session is not None:
@@ -513,14 +527,36 @@ class Delegate:
                 self._costs.setdefault(owner, CostBudget(MAX_COST_OF_SUBSCRIBER)).add(subscription.charges)
             self._subscriptions[key] = subscription
             if request.recipients:
-                self._mail.open(subscription)
+                self._open_mail(subscription)
             self._waiting.add(key, request.entries)
             marks = self._put_in(subscription, topics)
             self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer)
             self._stood.notify_all()  # whoever stops now sees that it is catching up
         if lease is not None and self._store is not None:
-            self._keep(Kept(request, lease.lease_id, self._wall() + lease.duration), key)
+            wall = self._wall()
+            self._keep(Kept(request, lease.lease_id, wall + lease.duration, _told_at(wall, due - now)), key)
         return Granted(subscription.number, lease)
+
+    def _check_wanted(self, request: SubscriptionRequest) -> None:
+        """Raises ConfigurationError for one that nobody wants any more."""
+        if not self._is_wanted(request):
+            raise ConfigurationError(
+                f"all recipients of subscription {request.uid} have unsubscribed",
+                hint="If they ask for it, make a new one",
+            )
+
+    def _is_wanted(self, request: SubscriptionRequest) -> bool:
+        """Not one by e-mail alone whose recipients have all unsubscribed."""
+        with self._lock:
+            return request.direct or any((request.uid, a) not in self._unsubscribed for a in request.recipients)
+
+    def _open_mail(self, subscription: Subscription) -> None:
+        """Under the lock. Whoever has unsubscribed stays so."""
+        uid = subscription.uid
+        self._mailed.setdefault(uid, []).append(subscription)
+        self._mail.open(subscription)
+        gone = [a for a in subscription.request.recipients if (uid, a) in self._unsubscribed]
+        self._mail.unsubscribe(subscription, gone)
 
     def _check_cost(self, subscription: Subscription, topics: Sequence[Topic]) -> None:
         """Raises OversizeError when what is evaluated for its session, or for a registration, would cost too much. An
@@ -561,16 +597,21 @@ class Delegate:
             raise
 
     def _take_over(self, kept: Kept) -> None:
-        """A subscription of our time before: its lease goes on."""
+        """A subscription of our time before: its lease goes on. One that nobody wants any more would have ended."""
         key = ("mail", kept.request.uid)
+        if not self._is_wanted(kept.request):
+            assert self._store is not None
+            self._store.forget(kept.request.uid)
+            return
         self._next_number += 1
         subscription = compile_subscription(kept.request, owner="mail", number=self._next_number)
-        now = self._clock()
-        self._landlord.restore(kept.lease_id, lambda: self._forget_subscription(key), now + kept.ends - self._wall())
+        now, wall = self._clock(), self._wall()
+        self._landlord.restore(kept.lease_id, lambda: self._forget_subscription(key), now + kept.ends - wall)
         self._mail_leases[kept.lease_id] = kept.request.uid
         subscription.lease_id = kept.lease_id
+        self._schedule.set(subscription, now + kept.remind - wall if kept.remind is not None else math.inf)
         self._subscriptions[key] = subscription
-        self._mail.open(subscription)
+        self._open_mail(subscription)
         self._waiting.add(key, kept.request.entries)
 
     def hold(self, uid: str, holder: str) -> None:
@@ -615,10 +656,79 @@ class Delegate:
                 raise UnknownUidError(f"no subscription {uid} here", uid=uid)
         self._forget_subscription(key)
 
-    def mail_subscriptions(self) -> list[dict[str, object]]:
-        """The e-mail-only subscriptions, as plain data."""
+    def cancel(self, uid: str) -> int:
+        """An administrator cancels a subscription, whosesoever it is; in how many sessions it stood (an application's
+        queue and its e-mail are two). Its subscriber is told that something is lost (`cancelled`, number unknown), and
+        gets no more of it. Raises UnknownUidError."""
         with self._lock:
-            return [s.status() for (owner, _), s in self._subscriptions.items() if owner == "mail"]
+            found = {key: s for key, s in self._subscriptions.items() if key[1] == uid}
+            sessions = {owner: self._sessions.get(owner) for owner, _ in found}
+            for subscription in found.values():  # first: what is published from now on is not for them
+                self._take_from_tables(subscription)
+        if not found:
+            raise UnknownUidError(f"no subscription {uid} here", uid=uid)
+        for key, subscription in found.items():
+            if (session := sessions[key[0]]) is not None:
+                session.end(subscription, Cause.CANCELLED, CANCEL_SECONDS)
+            self._forget_subscription(key)
+        return len(found)
+
+    def follow(self, action: Action, token: str) -> None:
+        """Do what a link of a mail says (see mail/links.py): its recipient gets no more mail of the subscription, or
+        its lease begins anew. When this returns it is on disk, if there is one; a second time changes nothing.
+
+        Raises UnknownUidError for a subscription that is not here, and for a link that proves nothing alike;
+        StorageError.
+        """
+        uid = uid_of(token)
+        with self._lock:
+            named = list(self._mailed.get(uid, ()))
+        standing = {s: recipient for s in named if (recipient := recipient_of(token, action, s.request))}
+        if action == "renew":
+            standing = {s: a for s, a in standing.items() if s.lease_id and (uid, a) not in self._unsubscribed}
+        if not standing:
+            raise UnknownUidError("no subscription of this link here", uid=uid)
+        for subscription, recipient in standing.items():
+            if action == "unsubscribe":
+                self._unsubscribe(subscription, recipient)
+            else:
+                self.renew(subscription.lease_id, self._config.lease.mail)
+
+    def _unsubscribe(self, subscription: Subscription, recipient: str) -> None:
+        """Its owner is told by the loss of each object that is not mailed; it ends if it is for nobody any more."""
+        uid, request = subscription.uid, subscription.request
+        with self._lock:
+            known = (uid, recipient) in self._unsubscribed
+            self._unsubscribed[uid, recipient] = None
+            while len(self._unsubscribed) > UNSUBSCRIBED_MOST:
+                del self._unsubscribed[next(iter(self._unsubscribed))]
+            self._mail.unsubscribe(subscription, [recipient])
+            wanted = self._is_wanted(request)
+        if self._store is not None:  # again, when it is known: it may not have been written then
+            self._store.unsubscribe(uid, recipient)
+        if not known:
+            log.info("subscription %s: %s has unsubscribed%s", uid, recipient, "" if wanted else ", the last recipient")
+        if not wanted:
+            self._forget_subscription(("mail", uid))
+
+    def renew_mail(self, uid: str, duration: float) -> Lease:
+        """Renew the lease of an e-mail-only subscription for its administrator, who has no lease id. Raises
+        UnknownUidError, LeaseDeniedError."""
+        with self._lock:
+            found = self._subscriptions.get(("mail", uid))
+        if found is None:
+            raise UnknownUidError(f"no e-mail subscription {uid[:64]} here", uid=uid[:64])
+        return self.renew(found.lease_id, duration)
+
+    def mail_subscriptions(self) -> list[dict[str, object]]:
+        """The e-mail-only subscriptions, as plain data; `lease` is how many seconds of theirs are left."""
+        with self._lock:
+            now = self._clock()
+            return [
+                {**s.status(), "lease": round(self._landlord.left(s.lease_id, now), 1)}
+                for (owner, _), s in self._subscriptions.items()
+                if owner == "mail"
+            ]
 
     def explain(self, uid: str, metadata: bytes, payload: bytes) -> dict[str, object]:
         """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see
@@ -652,9 +762,19 @@ class Delegate:
             if unattached:
                 self._unattached[lease_id] = duration
             uid = self._mail_leases.get(lease_id)
+            remind = self._put_off_reminder(uid, lease.duration) if uid is not None else math.inf
         if uid is not None and self._store is not None:
-            self._store.renew(uid, self._wall() + lease.duration)
+            wall = self._wall()
+            self._store.renew(uid, wall + lease.duration, _told_at(wall, remind))
         return lease
+
+    def _put_off_reminder(self, uid: str, term: float) -> float:
+        """Under the lock: its lease has begun anew; in how many seconds its recipients are reminded of its end."""
+        subscription, now = self._subscriptions["mail", uid], self._clock()
+        due = self._schedule.moment(now, term)
+        self._schedule.set(subscription, due)
+        self._mail.withdraw(subscription)
+        return due - now
 
     def expire(self) -> int:
         """Clean up whose lease has run out; how many there were."""
@@ -665,9 +785,32 @@ class Delegate:
                 drop()
             except JbiError as exc:
                 log.error("cleaning up behind a lease: %s", exc)
+        self._remind()
         self._shelves.trim(self._clock())
         self._forget_ghosts()
         return len(gone)
+
+    def _remind(self) -> None:
+        """Whose lease is about to end is told, and that he has been told is kept."""
+        with self._lock:
+            now, wall = self._clock(), self._wall()
+            for subscription in self._schedule.take(now):
+                self._mail.remind(subscription, wall + self._landlord.left(subscription.lease_id, now))
+            told = [uid for uid in self._mail.reminded() if self._is_told(uid)]
+        for uid in told:
+            self._keep_told(uid)
+
+    def _is_told(self, uid: str) -> bool:
+        """Under the lock: its lease has not begun anew since its recipients were reminded."""
+        subscription = self._subscriptions.get(("mail", uid))
+        return subscription is not None and subscription not in self._schedule
+
+    def _keep_told(self, uid: str) -> None:
+        try:
+            if self._store is not None:
+                self._store.reminded(uid)
+        except StorageError as exc:
+            log.error("a restart will remind of subscription %s again: %s", uid, exc)
 
     def drain(self, timeout: float, *, closing: bool = False) -> int:
         """Wait for deliveries and mails to go out; how many objects are left after `timeout` seconds.
@@ -699,6 +842,7 @@ class Delegate:
         self._hub.stop()
         self._mail.stop()
         if self._store is not None:
+            self._remind()  # what was sent at the end
             self._store.close()
 
     def _part(self) -> None:
@@ -722,7 +866,6 @@ class Delegate:
             registrations = list(self._registrations.values())
             subscriptions = list(self._subscriptions.values())
             sessions = list(self._sessions.values())
-            counted = [*subscriptions, *self._ending]  # a counter that goes back would be taken for a restart
             return {
                 "publishers": [
                     {"id": shown(c.connection_id), "name": c.name, "registrations": len(c.registrations)}
@@ -731,16 +874,65 @@ class Delegate:
                 "registrations": [r.status() for r in registrations],
                 "sessions": [s.status() for s in sessions],
                 "subscriptions": [s.status() for s in subscriptions],
-                **self._account.totals(registrations, counted),
-                "found_late": self._shelves.found_late,
-                "leases": len(self._landlord),
-                "queued": sum(s.queued for s in sessions),
-                "in_flight": sum(s.in_flight for s in sessions),
-                "queued_bytes": self._budget.used,
-                "kept": {"objects": len(self._shelves), "bytes": self._shelves.size},
-                "catching_up": self._newcomers.count,
-                "mail": self._mail.status(),
+                **self._totals(registrations, subscriptions, sessions),
             }
+
+    def overview(self) -> dict[str, object]:
+        """The same for who looks every second (see overview.py): without rows, what is of one name together. The work
+        is in proportion to the number of subscriptions, the answer is not."""
+        with self._lock:
+            connections = list(self._connections.values())
+            registrations = list(self._registrations.values())
+            subscriptions = list(self._subscriptions.values())
+            sessions = list(self._sessions.values())
+            totals = self._totals(registrations, subscriptions, sessions)
+            now = self._clock()
+            leases = [
+                *(("publisher", c.name, self._landlord.left(c.lease_id, now)) for c in connections if c.lease_id),
+                *(("subscriber", s.name, self._landlord.left(s.lease_id, now)) for s in sessions),
+                *(("e-mail subscription", s.uid, self._landlord.left(s.lease_id, now))
+                  for s in subscriptions if s.lease_id),
+            ]  # fmt: skip
+        return {
+            "publishers": publishers_by_name((c.name, list(c.registrations.values())) for c in connections),
+            "sessions": sessions_by_name(sessions, subscriptions),
+            "types": types_of(registrations),
+            "ending": leases_ending(leases),
+            "mailing": sum(1 for s in subscriptions if s.request.recipients),
+            "counts": {
+                "publishers": len(connections),
+                "registrations": len(registrations),
+                "sessions": len(sessions),
+                "subscriptions": len(subscriptions),
+            },
+            **totals,
+        }
+
+    def page(self, search: str, order: str, start: int, count: int) -> dict[str, object]:
+        """Subscriptions page by page (see overview.page_of_subscriptions). Raises OversizeError, ConfigurationError."""
+        with self._lock:
+            subscriptions = list(self._subscriptions.values())
+            sessions = list(self._sessions.values())
+        names = {s.session_id: s.name for s in sessions}
+        queued = {(s.session_id, uid): waiting for s in sessions for uid, waiting in s.waiting().items()}
+        return page_of_subscriptions(subscriptions, queued, names, search=search, order=order, start=start, count=count)
+
+    def _totals(
+        self, registrations: list[Registration], subscriptions: list[Subscription], sessions: list[SubscriberSession]
+    ) -> dict[str, object]:
+        """Under the lock: what a status says of all together."""
+        counted = [*subscriptions, *self._ending]  # a counter that goes back would be taken for a restart
+        return {
+            **self._account.totals(registrations, counted),
+            "found_late": self._shelves.found_late,
+            "leases": len(self._landlord),
+            "queued": sum(s.queued for s in sessions),
+            "in_flight": sum(s.in_flight for s in sessions),
+            "queued_bytes": self._budget.used,
+            "kept": {"objects": len(self._shelves), "bytes": self._shelves.size},
+            "catching_up": self._newcomers.count,
+            "mail": self._mail.status(),
+        }
 
     # -- inside -------------------------------------------------------------------------------------------------
 
@@ -854,6 +1046,8 @@ class Delegate:
                 self._landlord.drop(subscription.lease_id)
             self._waiting.remove(key)
             self._take_from_tables(subscription)
+            self._schedule.set(subscription, math.inf)
+            self._close_mail(subscription)
             self._newcomers.forget(subscription)
             self._refund(subscription)
             session = self._sessions.get(key[0])
@@ -865,6 +1059,11 @@ class Delegate:
             self._account.close_subscription(subscription)
         if key[0] == "mail" and self._store is not None:
             self._store.forget(key[1])
+
+    def _close_mail(self, subscription: Subscription) -> None:
+        others = [s for s in self._mailed.pop(subscription.uid, ()) if s is not subscription]
+        if others:
+            self._mailed[subscription.uid] = others
 
     def _refund(self, subscription: Subscription) -> None:
         mine = self._costs.get(subscription.owner)
@@ -894,6 +1093,11 @@ class Delegate:
                 subscription.lost[cause] += count
             else:
                 self._account.lose(cause, count)
+
+
+def _told_at(wall: float, seconds: float) -> float | None:
+    """When recipients are reminded, for the disk: in so many seconds, or never."""
+    return wall + seconds if seconds < math.inf else None
 
 
 def _short(duration: float) -> float:

@@ -36,6 +36,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
+from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
@@ -49,14 +50,17 @@ from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.delegate import Delegate, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
+from jbi_pubsub.pad.mail.links import Action
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.pipeline import Refused
 from jbi_pubsub.pad.proxy import (
+    ADMIN,
     CHUNK,
     DELEGATE,
     DELEGATE_METHODS,
     JOIN_ADMIN,
     LAST_CHUNK,
+    MAIL_LINKS,
     MAX_COMING,
     PUBLICATION,
     STANDING_SECONDS,
@@ -106,6 +110,9 @@ TOTALS: Final = (
 )
 """The counters of a status that hold all there ever was, whoever has gone since, and what they mean."""
 
+DRAIN_MOST: Final = 60.0
+"""Seconds that a call to drain waits at most."""
+
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
 
@@ -151,11 +158,13 @@ class DisseminationServer:
         self._revocations: tuple[RevocationList, ...] = ()
         """Those whose parties have been seen off."""
         self._stopping = threading.Event()
+        self._draining = threading.Event()
         exports: dict[str, object] = {
-            SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types)
+            SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types),
+            MAIL_LINKS: _MailLinks(self),
         }  # fmt: skip
         if characteristics:
-            exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self)}
+            exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self), ADMIN: _Admin(self)}
         self._control = ControlServer(exports)
         self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
         with ExitStack() as undo:  # what fails leaves no port, thread or file open
@@ -228,12 +237,30 @@ class DisseminationServer:
         if self._sockets is not None:
             self._sockets.start()
         self._reaper.start()
+        self._show()
+
+    def _show(self) -> None:
+        """A delegate registers with the lookup services."""
         if self.characteristics:
             name, location = self.characteristics
             entry = PublisherAdapterDelegate(name=name, location=location).rep()
             self.community.join(
                 ServiceItem(self.server_id, (PAD_TYPE,), self.ref(DELEGATE, DELEGATE_METHODS), (entry,))
             )
+
+    def drain(self, seconds: float) -> int:
+        """Take no new publishers, nor be found by them; those there are, and subscribers, go on. How many objects still
+        wait after `seconds`. Until `resume`, or the end."""
+        self._draining.set()
+        self.community.leave(self.server_id)
+        return self.delegate.drain(seconds)
+
+    def resume(self) -> None:
+        """Take publishers again."""
+        self.refuse_when_stopping()
+        if self._draining.is_set():
+            self._draining.clear()
+            self._show()
 
     def stop(self, drain: float = 5.0) -> int:
         """Stop in order; how many objects could not be delivered within `drain` seconds."""
@@ -261,6 +288,12 @@ class DisseminationServer:
         """Raises WireError: the server takes no new work."""
         if self._stopping.is_set():
             raise WireError(f"{self.name} is stopping")
+
+    def refuse_when_draining(self) -> None:
+        """Raises WireError: the server takes no new publishers."""
+        self.refuse_when_stopping()
+        if self._draining.is_set():
+            raise WireError(f"{self.name} is draining: it takes no new publishers", hint="Use another delegate")
 
     def check_type(self, request: PublisherRequest, caller: str = "") -> TypeName:
         """The type, opened for that caller. Exactly one schema per type, also across delegates. Raises EntryError,
@@ -306,6 +339,14 @@ class DisseminationServer:
 
     def status(self) -> dict[str, Any]:
         """Plain data for status pages."""
+        return {**self._facts(), **self.delegate.status()}
+
+    def overview(self) -> dict[str, Any]:
+        """The same for who looks every second (see pad/overview.py)."""
+        return {**self._facts(), **self.delegate.overview()}
+
+    def _facts(self) -> dict[str, Any]:
+        """What is not the delegate's."""
         return {
             "kind": "delegate" if self.characteristics else "peer",
             "name": self.characteristics[0] if self.characteristics else "",
@@ -320,7 +361,7 @@ class DisseminationServer:
             "threads": threading.active_count(),
             "calls": self._control.calls,
             "faults": faults(),
-            **self.delegate.status(),
+            "draining": self._draining.is_set(),
         }
 
     def samples(self) -> Iterator[Sample]:
@@ -340,6 +381,9 @@ class DisseminationServer:
         mail, subscriptions = status["mail"], status["subscriptions"]
         yield Sample("mails_waiting", "gauge", "Mails waiting", mail["queued"])
         yield Sample("mails_waiting_bytes", "gauge", "Bytes of the mails waiting", mail["bytes"])
+        yield Sample("mail_oldest_seconds", "gauge", "For how long the first of the mails has waited", mail["oldest"])
+        yield Sample("reminders", "counter", "Reminders of leases that end, times recipients", mail["reminders"])
+        yield Sample("reminders_lost", "counter", "Such that could not be sent", mail["reminders_lost"])
         yield Sample("mail_connections", "gauge", "Connections to the mail server", mail["connections"])
         suspended = sum(len(s["mail_suspended"]) for s in subscriptions)
         yield Sample("mail_suspended", "gauge", "Recipients whose mail is suspended", suspended)
@@ -521,7 +565,7 @@ class _Delegate:
     @leasing
     def connect(self, caller: Caller, name: str, duration: float) -> Opened:
         self._server.allow(caller, "connect")
-        self._server.refuse_when_stopping()
+        self._server.refuse_when_draining()
         connection, lease = self._server.delegate.connect(name[:200], duration)
         connection.holder = caller.place.holder
         return Opened(connection.connection_id, lease, self._server.server_id)
@@ -656,6 +700,22 @@ class _Subscriptions:
         self._server.allow(caller, "administer")
         return self._server.delegate.mail_subscriptions()
 
+    @exported
+    def renew_mail(self, caller: Caller, uid: str, duration: float) -> Lease:
+        self._server.allow(caller, "administer")
+        return self._server.delegate.renew_mail(uid, duration)
+
+
+class _MailLinks:
+    """What whoever reads a mail may do with it."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def follow(self, caller: Caller, action: Action, token: str) -> None:  # noqa: ARG002  # the token is the right
+        self._server.delegate.follow(action, token)
+
 
 class _Types:
     """The information object types that are published here."""
@@ -705,6 +765,38 @@ class _Status:
     def status(self, caller: Caller) -> dict[str, Any]:
         self._server.allow(caller, "status")
         return shortened(self._server.status())
+
+    @exported
+    def overview(self, caller: Caller) -> dict[str, Any]:
+        self._server.allow(caller, "status")
+        return self._server.overview()
+
+    @exported
+    def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> dict[str, Any]:
+        self._server.allow(caller, "status")
+        return self._server.delegate.page(search, order, start, count)
+
+
+class _Admin:
+    """What an administrator may do to what stands here."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def cancel(self, caller: Caller, uid: str) -> int:
+        self._server.allow(caller, "administer")
+        return self._server.delegate.cancel(uid)
+
+    @exported
+    def drain(self, caller: Caller, seconds: float) -> int:
+        self._server.allow(caller, "administer")
+        return self._server.drain(min(max(0.0, seconds), DRAIN_MOST))
+
+    @exported
+    def resume(self, caller: Caller) -> None:
+        self._server.allow(caller, "administer")
+        self._server.resume()
 
 
 def shortened(status: dict[str, Any], most: int = STATUS_ROWS) -> dict[str, Any]:

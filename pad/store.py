@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -20,13 +21,18 @@ from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 
+UNSUBSCRIBED_MOST: Final = 100_000
+"""Recipients who have unsubscribed and are remembered; of more the first are forgotten."""
+
 
 class Kept(msgspec.Struct, frozen=True):
-    """An e-mail subscription on disk; `ends` is when its lease does, in seconds since the epoch."""
+    """An e-mail subscription on disk; `ends` is when its lease does, `remind` when its recipients are told so (None:
+    never, or they have been), in seconds since the epoch."""
 
     request: SubscriptionRequest
     lease_id: str
     ends: float
+    remind: float | None = None
 
 
 class SubscriptionStore:
@@ -42,31 +48,59 @@ class SubscriptionStore:
     def _set_up(self, base: sqlite3.Connection) -> None:
         base.execute("PRAGMA journal_mode=WAL")
         base.execute("PRAGMA synchronous=FULL")
-        check_tables(base, {"mail"}, f"e-mail subscriptions in {self.path}")
+        check_tables(base, {"mail", "unsubscribed"}, f"e-mail subscriptions in {self.path}")
         base.execute(
             "CREATE TABLE IF NOT EXISTS mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL,"
-            " lease TEXT NOT NULL, ends REAL NOT NULL) WITHOUT ROWID"
+            " lease TEXT NOT NULL, ends REAL NOT NULL, remind REAL) WITHOUT ROWID"
         )
-        if "holder" not in {column[1] for column in base.execute("PRAGMA table_info(mail)")}:
+        known = {column[1] for column in base.execute("PRAGMA table_info(mail)")}
+        if "remind" not in known:  # of an earlier version
+            base.execute("ALTER TABLE mail ADD COLUMN remind REAL")
+        if "holder" not in known:
             base.execute("ALTER TABLE mail ADD COLUMN holder TEXT NOT NULL DEFAULT ''")
+        base.execute(
+            "CREATE TABLE IF NOT EXISTS unsubscribed"
+            " (number INTEGER PRIMARY KEY, uid TEXT NOT NULL, recipient TEXT NOT NULL, UNIQUE (uid, recipient))"
+        )
 
     def load(self, wall: float) -> list[Kept]:
         """All whose lease has not ended at `wall`; the others are removed. Raises StorageError."""
         with self._lock, self._translated():
             self._base.execute("DELETE FROM mail WHERE ends <= ?", (wall,))
-            rows = self._base.execute("SELECT request, lease, ends FROM mail").fetchall()
-            return [Kept(decoder_of(SubscriptionRequest).decode(r), lease, ends) for r, lease, ends in rows]
+            rows = self._base.execute("SELECT request, lease, ends, remind FROM mail").fetchall()
+            return [Kept(decoder_of(SubscriptionRequest).decode(request), *rest) for request, *rest in rows]
 
     def keep(self, kept: Kept) -> None:
         """Add or replace a subscription. Raises StorageError."""
-        row = (kept.request.uid, msgspec.msgpack.encode(kept.request), kept.lease_id, kept.ends)
+        row = (kept.request.uid, msgspec.msgpack.encode(kept.request), kept.lease_id, kept.ends, kept.remind)
         with self._lock, self._translated():
-            self._base.execute("INSERT OR REPLACE INTO mail (uid, request, lease, ends) VALUES (?, ?, ?, ?)", row)
+            self._base.execute(
+                "INSERT OR REPLACE INTO mail (uid, request, lease, ends, remind) VALUES (?, ?, ?, ?, ?)", row
+            )
 
-    def renew(self, uid: str, ends: float) -> None:
+    def renew(self, uid: str, ends: float, remind: float | None = None) -> None:
         """The lease ends later (or earlier). Raises StorageError."""
         with self._lock, self._translated():
-            self._base.execute("UPDATE mail SET ends = ? WHERE uid = ?", (ends, uid))
+            self._base.execute("UPDATE mail SET ends = ?, remind = ? WHERE uid = ?", (ends, remind, uid))
+
+    def reminded(self, uid: str) -> None:
+        """Its recipients have been told that the lease ends. Raises StorageError."""
+        with self._lock, self._translated():
+            self._base.execute("UPDATE mail SET remind = NULL WHERE uid = ?", (uid,))
+
+    def unsubscribed(self) -> list[tuple[str, str]]:
+        """(subscription, recipient) of all who have, in the order in which they did. Raises StorageError."""
+        with self._lock, self._translated():
+            return self._base.execute("SELECT uid, recipient FROM unsubscribed ORDER BY number").fetchall()
+
+    def unsubscribe(self, uid: str, recipient: str) -> None:
+        """Remember that the recipient wants no mail of it, also when it has ended. Raises StorageError."""
+        with self._lock, self._translated():
+            self._base.execute("INSERT OR IGNORE INTO unsubscribed (uid, recipient) VALUES (?, ?)", (uid, recipient))
+            self._base.execute(
+                "DELETE FROM unsubscribed WHERE number <= (SELECT max(number) FROM unsubscribed) - ?",
+                (UNSUBSCRIBED_MOST,),
+            )
 
     def hold(self, uid: str, holder: str) -> None:
         """Whose certificate it hangs on (`x509.Certificate.holder`). Raises StorageError."""

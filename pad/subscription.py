@@ -209,7 +209,7 @@ class Subscription:
         return {
             "uid": self.uid,
             "owner": shown(self.owner),
-            "template": [f"{e.cls.name}{_shown(e)}" for e in request.entries],
+            "template": [shown_entry(e) for e in request.entries],
             "predicate": request.predicate,
             "filter": request.payload_filter,
             "recipients": list(request.recipients),
@@ -309,6 +309,7 @@ def check_recipients(recipients: Sequence[str]) -> tuple[str, ...]:
 _PLAIN: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9.\-\[\]:]+")
 
 
-def _shown(entry: EntryRep) -> str:
+def shown_entry(entry: EntryRep) -> str:
+    """For people: its class, and the fields that are set."""
     set_fields = [f"{name}={value}" for name, value in entry.as_dict().items() if value is not None]
-    return f"({', '.join(set_fields)})"
+    return f"{entry.cls.name}({', '.join(set_fields)})"

@@ -39,7 +39,8 @@ HOMES: Final = {
     "status": ("status", "Show what all servers are doing."),
     "study": ("tools", "Bulk studies on Spark, as the lookup service matches."),
     "subscribe": ("clients", "Subscribe, and show what arrives or have it mailed."),
-    "subscriptions": ("clients", "List e-mail subscriptions, or cancel one."),
+    "subscriptions": ("clients", "List e-mail subscriptions; renew or cancel one."),
+    "web": ("web", "Show what all servers are doing, in a browser."),
 }
 """The module of each command, and what it does: the help of `jbi` imports none of them."""
 

@@ -479,13 +479,15 @@ def _entry_text(entry: EntryRep) -> str:
 @pass_settings
 @click.pass_context
 def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> None:
-    """List e-mail subscriptions, or cancel one.
+    """List e-mail subscriptions; renew or cancel one.
 
     `suspended` are recipients that the mail server has refused for good again and again, and its last answer: they get
-    no mail until the subscription is made again. `mailed` and `lost` count objects times recipients.
+    no mail until the subscription is made again; and those who have unsubscribed. `mailed` and `lost` count objects
+    times recipients.
 
     \b
     jbi subscriptions
+    jbi subscriptions renew 3f0c2a9be41d
     jbi subscriptions cancel 3f0c2a9be41d
     """
     if context.invoked_subcommand:
@@ -497,6 +499,7 @@ def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> 
             row["delegates"] += 1
             row["mailed"] += known["mailed"]
             row["mail_waiting"] += known["mail_waiting"]
+            row["lease"] = min(row["lease"], known["lease"])  # seconds; each delegate has granted its own
             row["mail_suspended"] = row["mail_suspended"] | known["mail_suspended"]
             row["lost"] = dict(Counter(row["lost"]) + Counter(known["lost"]))
     if as_json:
@@ -541,18 +544,37 @@ def cancel(settings: Settings, uid: str) -> None:
     \b
     jbi subscriptions cancel 3f0c2a9be41d
     """
+    cancelled = _where_it_stands(settings.load(), uid, lambda proxy, uid: proxy.unsubscribe("", uid))
+    click.echo(f"cancelled at {counted(len(cancelled), 'delegate')}")
+
+
+@subscriptions.command()
+@click.argument("uid")
+@pass_settings
+def renew(settings: Settings, uid: str) -> None:
+    """Renew the lease of an e-mail subscription at every delegate: it ends [lease] mail from now. The first characters
+    of its id will do.
+
+    \b
+    jbi subscriptions renew 3f0c2a9be41d
+    jbi --set lease.mail=604800 subscriptions renew 3f0c2a9be41d  # for a week
+    """
     config = settings.load()
+    leases = _where_it_stands(config, uid, lambda proxy, uid: proxy.renew_mail(uid, config.lease.mail))
+    terms = "" if not leases else f", for {min(lease.duration for lease in leases):g} s"
+    click.echo(f"renewed at {counted(len(leases), 'delegate')}{terms}")
+
+
+def _where_it_stands(config: Config, given: str, do: Callable[[SubscriptionsProxy, str], T]) -> list[T]:
+    """What comes of it at each delegate that has the e-mail subscription whose id begins as `given`."""
     listed = asked(_delegates(config, wait=config.lookup.timeout), SubscriptionsProxy.mail_subscriptions)
-    uid = _whole_id(uid, {known["uid"] for _, standing in listed for known in standing})
+    uid = _whole_id(given, {known["uid"] for _, standing in listed for known in standing})
 
-    def ended(proxy: SubscriptionsProxy) -> bool:
+    def done(proxy: SubscriptionsProxy) -> list[T]:
         stands = any(known["uid"] == uid for known in proxy.mail_subscriptions())
-        if stands:
-            proxy.unsubscribe("", uid)
-        return stands
+        return [do(proxy, uid)] if stands else []
 
-    cancelled = sum(stood for _, stood in asked(_delegates(config), ended))
-    click.echo(f"cancelled at {counted(cancelled, 'delegate')}")
+    return [answer for _, answers in asked(_delegates(config), done) for answer in answers]
 
 
 def _whole_id(given: str, known: Collection[str]) -> str:

@@ -269,11 +269,13 @@ def _has_mail(facts: Facts) -> bool:
 
 
 def _mail_row(facts: Facts) -> Sequence[object]:
-    """With `matched`, `delivered` and `lost` the account of docs/mail.md. That a mail server was away
-    when it was last tried is nobody's concern while nothing waits for it."""
+    """With `matched`, `delivered` and `lost` the account of docs/mail.md; behind the mails that wait for how long the
+    first of them has. That a mail server was away when it was last tried is nobody's concern while nothing waits for
+    it."""
     mail = facts["mail"]
     wrong = mail["fault"] or (mail.get("away", "") if mail["queued"] else "")
-    return _called(facts), f"{facts.get('mailed', 0):,}", f"{mail['queued']:,}", wrong
+    oldest = f" ({_lasted(mail['oldest'])})" if mail["queued"] and "oldest" in mail else ""
+    return _called(facts), f"{facts.get('mailed', 0):,}", f"{mail['queued']:,}{oldest}", wrong
 
 
 def _kept(kept: Facts) -> str:

@@ -178,6 +178,12 @@ class MailSection(_Section, frozen=True):
     suspend_after: Annotated[int, msgspec.Meta(ge=0)] = 10
     """Mails of a subscription running that are refused for good (5xx), after which the recipient gets no more
     (mail_suspended) until the subscription is made again; 0 for never."""
+    unsubscribe: str = ""
+    """URL under which people reach `jbi web`, e.g. https://jbi.example.org:8160: each recipient gets a mail of his own
+    with a link to unsubscribe; "" for mails without."""
+    reminder_seconds: Wait = 7_200.0
+    """So long before the lease of an e-mail subscription ends its recipients are reminded, once, unless it is shorter
+    than four times that; 0 for never."""
     digest_objects: Annotated[int, msgspec.Meta(ge=1)] = 100
     """Objects in one mail of a subscription with attribute mail_digest_seconds; so many that wait are sent at once."""
     max_bytes: Limit = 20 << 20
@@ -220,6 +226,12 @@ class WebSection(_Section, frozen=True):
     """Address to listen on; beyond loopback it needs [tls]."""
     port: Port = 8160
     """0 takes a free one."""
+    names: tuple[str, ...] = ()
+    """Host names that browsers reach it by, beside localhost, addresses, `host` and this host's own name; others are
+    refused."""
+    admin: bool = False
+    """Whether it may change what runs: cancel subscriptions, drain delegates, administer lookup services; the servers
+    must allow it to this process too."""
 
 
 class TlsSection(_Section, frozen=True):

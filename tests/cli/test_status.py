@@ -119,9 +119,10 @@ AWAY = "[Errno 111] Error connecting to 127.0.0.1 on port 2525"
 
 def test_the_account_of_mail_is_shown_with_what_is_wrong_whole() -> None:
     # Given mails that wait for a server that is away
-    facts = DELEGATE | {"mailed": 7_654_321, "mail": {"fault": "", "away": AWAY, "queued": 126}}
+    facts = DELEGATE | {"mailed": 7_654_321, "mail": {"fault": "", "away": AWAY, "queued": 126, "oldest": 7_500.0}}
     row = _cells([facts], "mail at")
-    assert row == {"mail at": "alpha, rome", "mailed": "7,654,321", "waiting": "126", "what is wrong": AWAY}
+    told = {"mailed": "7,654,321", "waiting": "126 (2h05m)", "what is wrong": AWAY}
+    assert row == {"mail at": "alpha, rome", **told}
     [table] = [table for table in tables([facts]) if table.columns[0].head == "mail at"]
     assert "Error connecting to 127.0.0.1" in drawn(table, width=80)
     # When nothing waits any more; Expect nothing to be wrong, whatever the last try said

@@ -427,7 +427,7 @@ def test_one_is_not_many(flags: list[str], federation: Any, said: Callable[..., 
     made = said(*flags, "subscribe", "--email", "a@example.org", "--type", "Intel_Imagery").out
     assert "at 1 delegate, lease" in made
     assert "1 services" not in said(*flags, "services").out
-    assert _ended(1, {"queued": 1, "kept": 1, "away": "", "server": ""}, state="s") == (
+    assert _ended(1, {"queued": 1, "kept": 1, "away": "", "server": ""}, 1, state="s") == (
         "jbi: stopped with 1 object undelivered, 0 of them by mail\n"
         "jbi: 1 mail waited in s.mails, to go out after the next start\n"
     )
