@@ -20,6 +20,7 @@ from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.stages import signer_of
 
 from .publication import (
     Payload,
@@ -43,6 +44,7 @@ class PublisherAdapter:
         Raises PortInUseError or ConfigurationError.
         """
         self._config = config or effective()
+        self._signer = signer_of(self._config)
         self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._server = DisseminationServer(self._config, self._types, characteristics=None)
         self._server.start()
@@ -72,7 +74,7 @@ class PublisherAdapter:
             self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations
         )
         try:
-            publication = opened(info_type, invariants, validate=validate)
+            publication = opened(info_type, invariants, validate=validate, signer=self._signer)
         except JbiError:
             self._server.delegate.forget_type(info_type.type)
             raise
