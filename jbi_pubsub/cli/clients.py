@@ -267,15 +267,17 @@ def _facts(obj: InfoObject) -> dict[str, object]:
         "metadata": obj.metadata.decode("utf-8", errors="replace"),
         "payload_length": len(obj.payload),
         "payload_published_length": obj.platform.payload_length,
+        "signed_by": obj.platform.verified,
     }
 
 
 def _line(obj: InfoObject) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(obj.platform.published))
     cut = f" of {obj.platform.payload_length}" if len(obj.payload) != obj.platform.payload_length else ""
+    signed = f"  signed by {obj.platform.verified}" if obj.platform.verified else ""
     return printable(
         f"{at}  {obj.type.name}  #{obj.platform.sequence}  metadata {len(obj.metadata)} B"
-        f"  payload {len(obj.payload)}{cut} B  {obj.object_id}"
+        f"  payload {len(obj.payload)}{cut} B  {obj.object_id}{signed}"
     )
 
 

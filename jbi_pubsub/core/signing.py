@@ -39,7 +39,7 @@ class SigningKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     key: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
     anchor: Annotated[bytes, msgspec.Meta(max_length=32)]
     chain: Annotated[
-        tuple[Annotated[bytes, msgspec.Meta(max_length=CERTIFICATE_MOST)], ...],
+        tuple[Annotated[bytes, msgspec.Meta(min_length=1, max_length=CERTIFICATE_MOST)], ...],
         msgspec.Meta(min_length=1, max_length=CHAIN_MOST),
     ]
     statement: Annotated[bytes, msgspec.Meta(max_length=1024)]

@@ -40,6 +40,11 @@ ASK_AGAIN: Final = 1.0
 LOOK_SECONDS: Final = 1.0
 """How often it is looked whether the files of [tls] have changed."""
 RSA_LEAST: Final = 2048
+_UNREADABLE: Final = (
+    ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType, Warning,
+)  # fmt: skip
+"""What the library raises of certificates that are none."""
 _WEAK: Final = ("md5", "sha1")
 _PSS: Final = padding.PSS(padding.MGF1(hashes.SHA256()), padding.PSS.DIGEST_LENGTH)
 _UNDERSTOOD: Final = (
@@ -217,13 +222,15 @@ class Authorities:
             leaf, *between = [x509.load_der_x509_certificate(each) for each in key.chain]
             path = self._path(leaf, between)
             identity = identity_of(leaf)
-        except (ValueError, UnsupportedAlgorithm, TypeError) as exc:
+            public = ed25519.Ed25519PublicKey.from_public_bytes(key.key)
+        except SignatureError:
+            raise
+        except _UNREADABLE as exc:
             raise SignatureError(f"its certificate can't be read: {_line(exc)}") from exc
         begins, ends = _dates(path)
         if not begins <= now <= ends:
             raise SignatureError(f"the certificate of {identity} has ended, or is not valid yet")
         said = binding_bytes(holder, key.key, key.chain[0])
-        public = ed25519.Ed25519PublicKey.from_public_bytes(key.key)
         if not _holds(leaf, said, key.statement) or not _holds(public, said, key.consent):
             raise SignatureError(f"its certificate, {identity}, and the key do not answer for each other")
         return _Known(public, identity, begins, ends, leaf.fingerprint(hashes.SHA256()).hex())
@@ -399,7 +406,7 @@ def _certificates(path: Path, what: str) -> list[x509.Certificate]:
         found = [x509.load_pem_x509_certificate(block) for block in _blocks(path.read_bytes(), b"CERTIFICATE")]
         for each in found:
             each.extensions, each.public_key()  # read when they are first asked for
-    except (OSError, ValueError, UnsupportedAlgorithm) as exc:
+    except (OSError, *_UNREADABLE) as exc:
         raise ConfigurationError(f"[tls] {what} {path}: {_line(exc)}", hint="Give a file of PEM certificates") from exc
     return found
 
