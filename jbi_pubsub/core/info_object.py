@@ -226,14 +226,14 @@ def _read(data: Part) -> tuple[Head, int, bytes]:
     """The head of an object's bytes, where its payload begins, and its seal. Raises ProtocolError."""
     try:
         (length,) = _LENGTH.unpack_from(data)
-        end = at = 4 + (length & ~_SEALED)
-        seal = b""
-        if length & _SEALED:
-            at += SEAL_BYTES
-            seal = bytes(data[end:at])
+        at, seal = 4 + length, b""
+        if length >= _SEALED:
+            length -= _SEALED
+            at = 4 + length + SEAL_BYTES
+            seal = bytes(data[4 + length : at])
             if len(seal) < SEAL_BYTES:
                 raise ProtocolError("bad information object: its seal is cut off")
-        head = _decode_head(memoryview(data)[4:end])
+        head = _decode_head(memoryview(data)[4 : 4 + length])
     except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ProtocolError(f"bad information object: {_with_name(str(exc))}") from exc
     object_id = head.object_id

@@ -72,7 +72,8 @@ class Verifier(Protocol):
 
     def check(self, holder: str, message: bytes, signature: bytes, keys: Keys, pin: str = "") -> str:
         """The name in the certificate of who signed `message`, with a key of `holder` among those that `keys` gives
-        if it is asked; with `pin` the certificate has to be the one with that SHA-256. Raises SignatureError."""
+        if it is asked. `holder` is a registration; or, with `pin`, a delegate, and the certificate has to be the one
+        with that SHA-256 (hex). Raises SignatureError."""
         ...
 
 

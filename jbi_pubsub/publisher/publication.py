@@ -94,18 +94,22 @@ class Publication:
         """The next objects, of metadata and payloads. Call under `lock`. Raises SignatureError."""
         kind, now, uid, prefix = self.info_type.type, time.time(), self.uid, self._prefix
         first = self.sequence + 1
-        heads = [
-            Head(numbered(prefix, number), uid, number, now, kind.name, kind.version, metadata, len(payload))
+        parcels = [
+            pack(
+                Head(numbered(prefix, number), uid, number, now, kind.name, kind.version, metadata, len(payload)),
+                payload,
+            )
             for number, (metadata, payload) in enumerate(run, first)
         ]
         if self._signer is not None:
-            heads = [_signed(head, payload, self._signer) for head, (_, payload) in zip(heads, run, strict=True)]
+            signer = self._signer
+            parcels = [_signed(each.head, body, signer) for each, (_, body) in zip(parcels, run, strict=True)]
         self.sequence += len(run)
-        return [pack(head, payload) for head, (_, payload) in zip(heads, run, strict=True)]
+        return parcels
 
 
-def _signed(head: Head, payload: bytes, signer: Signer) -> Head:
-    return msgspec.structs.replace(head, signature=signer.sign(head_bytes(head, digest(payload))))
+def _signed(head: Head, payload: bytes, signer: Signer) -> Parcel:
+    return pack(msgspec.structs.replace(head, signature=signer.sign(head_bytes(head, digest(payload)))), payload)
 
 
 def open_type(

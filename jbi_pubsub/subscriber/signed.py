@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -26,6 +27,10 @@ log = logging.getLogger("jbi_pubsub.subscriber")
 
 ASK_SECONDS: Final = 2.0
 """For a delegate to say what a registration signs with: what came with it waits so long, once for each registration."""
+
+ASK_AGAIN: Final = 1.0
+"""Seconds after which a delegate that gave no good key is asked again."""
+ASKED_MOST: Final = 1_000
 
 ORIGINAL: Final = 32
 """Bytes of a seal that are the digest of the payload as published; its signature follows."""
@@ -78,6 +83,9 @@ class SessionSignatures:
         self._item = item
         self._seen: dict[int, str | SignatureError] = {}
         """Who has signed an object, by its identity, or why it is not known: one may be for several subscriptions."""
+
+        self._asked: dict[str, float] = {}
+        """When keys were asked for (monotonic seconds): those that hold are not asked for again."""
 
     def begin(self) -> None:
         """Other objects than before."""
@@ -135,7 +143,14 @@ class SessionSignatures:
         self._verifier.check(self._ref.service_id, said, seal[ORIGINAL:], self._keys, self._ref.certificate)
 
     def _keys(self, holder: str) -> Iterator[SigningKey]:
-        """What is said to be its key: by the lookup services, then by who has delivered."""
+        """What is said to be its key: by the lookup services, then by who has delivered. Not by others who deliver:
+        what they say is for what they deliver."""
+        now = time.monotonic()
+        if now - self._asked.get(holder, -ASK_AGAIN) < ASK_AGAIN:
+            return
+        if len(self._asked) >= ASKED_MOST:
+            self._asked.clear()
+        self._asked[holder] = now
         item = self._item(holder)
         for rep in item.entries if item is not None else ():
             if rep.cls.name == SigningKeyEntry.entry_name:

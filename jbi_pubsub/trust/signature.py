@@ -2,7 +2,7 @@
 
 Theory of operation: a process makes a key pair that it never writes down. For each registration it says with the
 private key of its certificate, and with the new key itself, that the two belong together (core/signing.py). Whoever
-verifies checks that once for each registration and remembers the outcome; an object then costs one Ed25519 signature.
+verifies checks that once for each registration and remembers what is good; an object then costs one Ed25519 signature.
 
 What of a certificate is looked at: the way to one of [tls] ca, signature by signature; dates; revocation; that the
 authorities are such and may sign certificates; that the holder's may sign; that nothing critical is unknown; no MD5, no
@@ -13,6 +13,7 @@ It knows core alone, and cryptography. No network, no thread; files are [tls]'s.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 import time
@@ -34,9 +35,7 @@ from jbi_pubsub.core.signing import CERTIFICATE_MOST, CHAIN_MOST, Keys, SigningK
 log = logging.getLogger("jbi_pubsub.trust")
 
 KEYS_MOST: Final = 10_000
-"""Keys that are remembered, good or bad; the least recent go."""
-ASK_AGAIN: Final = 1.0
-"""Seconds after which a key that was not found, or is no good, is asked for again."""
+"""Keys that are remembered; the oldest go."""
 LOOK_SECONDS: Final = 1.0
 """How often it is looked whether the files of [tls] have changed."""
 RSA_LEAST: Final = 2048
@@ -102,15 +101,12 @@ class CertificateSigner:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A key that was looked at; `why` it is no good, or "". `again`: when it is looked at again (wall clock)."""
+    """A key that was looked at, and is good between two moments (wall clock)."""
 
-    public: ed25519.Ed25519PublicKey | None = None
-    identity: str = ""
-    begins: float = 0.0
-    ends: float = 0.0
-    fingerprint: str = ""
-    why: str = ""
-    again: float = 0.0
+    public: ed25519.Ed25519PublicKey
+    identity: str
+    begins: float
+    ends: float
 
 
 class CertificateVerifier:
@@ -123,63 +119,44 @@ class CertificateVerifier:
         self._authorities = Authorities(ca, revoked)
         self._clock = clock
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
+        """By holder and pin. Good ones alone: what one party says wrongly keeps nobody from hearing another."""
         self._look_at = 0.0
 
     def check_key(self, holder: str, key: SigningKey) -> str:
         """The name in the certificate of whoever holds the key. Raises SignatureError."""
         self._look_again()
-        known = self._examine(holder, key)
-        self._remember(holder, known)
-        if known.why:
-            raise SignatureError(f"the signing key of {holder} does not hold: {known.why}")
-        return known.identity
+        return self._learn(holder, (key,), "").identity
 
     def check(self, holder: str, message: bytes, signature: bytes, keys: Keys, pin: str = "") -> str:
         """The name in the certificate of who signed `message`; see Verifier."""
         now = self._clock()
         if now >= self._look_at or now < self._look_at - LOOK_SECONDS:
             self._look_again()
-        known = self._known.get(holder)
-        if known is None or (known.why and not known.again - ASK_AGAIN <= now < known.again):
-            known = self._learn(holder, keys(holder))
-        if known.public is None:
-            raise SignatureError(known.why)
+        known = self._known.get((holder, pin)) or self._learn(holder, keys(holder), pin)
         if not known.begins <= now <= known.ends:
             raise SignatureError(f"the certificate of {known.identity} has ended, or is not valid yet")
-        if pin and known.fingerprint != pin:
-            raise SignatureError(f"the key of {holder} is of another certificate than its service reference promises")
         try:
             known.public.verify(signature, message)
         except InvalidSignature:
             raise SignatureError(f"the signature is not that of {known.identity} for these bytes") from None
         return known.identity
 
-    def _learn(self, holder: str, keys: Iterable[SigningKey]) -> _Known:
-        """The first key that holds, else why the last one does not."""
-        known = self._bad(f"no signing key of {holder} is known")
+    def _learn(self, holder: str, keys: Iterable[SigningKey], pin: str) -> _Known:
+        """The first key that holds. Raises SignatureError with the reason why the last one does not."""
+        failure = SignatureError(f"no signing key of {holder} is known")
         for key in keys:
-            known = self._examine(holder, key)
-            if not known.why:
-                break
-        self._remember(holder, known)
-        return known
-
-    def _examine(self, holder: str, key: SigningKey) -> _Known:
-        try:
-            return self._authorities.examine(holder, key, self._clock())
-        except SignatureError as exc:
-            return self._bad(exc.message)
-
-    def _bad(self, why: str) -> _Known:
-        return _Known(why=why, again=self._clock() + ASK_AGAIN)
-
-    def _remember(self, holder: str, known: _Known) -> None:
-        with self._lock:
-            self._known[holder] = known
-            self._known.move_to_end(holder)
-            if len(self._known) > KEYS_MOST:
-                self._known.popitem(last=False)
+            try:
+                known = self._authorities.examine(holder, key, pin, self._clock())
+            except SignatureError as exc:
+                failure = SignatureError(f"the signing key of {holder} does not hold: {exc.message}")
+            else:
+                with self._lock:
+                    self._known[holder, pin] = known
+                    if len(self._known) > KEYS_MOST:
+                        self._known.popitem(last=False)
+                return known
+        raise failure
 
     def _look_again(self) -> None:
         """What the files say now decides, also of keys that were good."""
@@ -212,12 +189,13 @@ class Authorities:
         log.info("authorities and revoked certificates read again: %d, %d", len(self._anchors), len(self._revoked))
         return True
 
-    def examine(self, holder: str, key: SigningKey, now: float) -> _Known:
-        """Whose key it is. Raises SignatureError."""
-        if key.anchor and signed_uid(key.anchor, key.key) != holder:
-            raise SignatureError(f"the key is not that of {holder}: its id is not made from it")
-        if not key.anchor and holder.startswith("registration-"):
-            raise SignatureError(f"the key is not shown to be that of {holder}")
+    def examine(self, holder: str, key: SigningKey, pin: str, now: float) -> _Known:
+        """Whose key it is: with `pin` that of who has the certificate with that SHA-256, else of the registration
+        `holder`. Raises SignatureError."""
+        if pin and hashlib.sha256(key.chain[0]).hexdigest() != pin:
+            raise SignatureError("it is of another certificate than the service reference promises")
+        if not pin and signed_uid(key.anchor, key.key) != holder:
+            raise SignatureError("the registration's id is not made from it")
         try:
             leaf, *between = [x509.load_der_x509_certificate(each) for each in key.chain]
             path = self._path(leaf, between)
@@ -233,7 +211,7 @@ class Authorities:
         said = binding_bytes(holder, key.key, key.chain[0])
         if not _holds(leaf, said, key.statement) or not _holds(public, said, key.consent):
             raise SignatureError(f"its certificate, {identity}, and the key do not answer for each other")
-        return _Known(public, identity, begins, ends, leaf.fingerprint(hashes.SHA256()).hex())
+        return _Known(public, identity, begins, ends)
 
     def _path(self, leaf: x509.Certificate, between: Sequence[x509.Certificate]) -> list[x509.Certificate]:
         """From the holder's certificate to one that is believed, both included. Raises SignatureError."""

@@ -34,6 +34,7 @@ from jbi_pubsub.core.signing import (
     object_bytes,
     signed_uid,
 )
+from jbi_pubsub.core.wire.tls import TlsIdentity
 from jbi_pubsub.pad.stages import signer_of, verifier_of
 from jbi_pubsub.pad.subscription import SigningKeyEntry
 from jbi_pubsub.trust import signature
@@ -191,7 +192,7 @@ def _forgeries(authority: Authority, folder: Path) -> dict[str, tuple[str, Signi
     return {
         "another key, by who knows the secret": (uid, own, "not made from it"),
         "another key with the same certificate": (uid, changed(bound, key=evil.public), "not made from it"),
-        "no anchor": (uid, changed(bound, anchor=b""), "not shown"),
+        "no anchor": (uid, changed(bound, anchor=b""), "not made from it"),
         "another registration's": (registered(good, SECRET + "x")[0], bound, "not made from it"),
         "another certificate that answers for it": (
             uid, changed(own, key=bound.key, consent=bound.consent), "do not answer for each other",
@@ -311,38 +312,50 @@ def test_what_is_revoked_ends_without_a_restart(authority: Authority, caplog: py
         caplog.clear()
 
 
-def test_keys_are_asked_for_once_and_bad_ones_again_after_a_second(authority: Authority) -> None:
-    now = time.time()
+def test_a_good_key_is_asked_for_once_and_a_bad_one_keeps_nobody_from_giving_it(authority: Authority) -> None:
     by = signer(authority.issue("publisher.example"))
     uid, bound = registered(by)
-    verifier = CertificateVerifier(authority.ca, clock=lambda: now)
+    verifier = CertificateVerifier(authority.ca)
+    bad = msgspec.structs.replace(bound, statement=b"")
     asked: list[str] = []
 
-    def keys(holder: str) -> list[SigningKey]:
-        asked.append(holder)
-        return [msgspec.structs.replace(bound, statement=b""), *([bound] if len(asked) > 1 else [])]
-
-    # Given that nobody has a good one at first
+    # Given somebody hostile, who says something else of the registration
     for _ in range(3):
-        with pytest.raises(SignatureError):
-            verifier.check(uid, b"said", by.sign(b"said"), keys)
+        with pytest.raises(SignatureError, match="do not answer for each other"):
+            verifier.check(uid, b"said", by.sign(b"said"), lambda _: [bad])
+
+    # Expect somebody else to be heard, behind that, and nobody to be asked again
+    for _ in range(3):
+        verifier.check(uid, b"said", by.sign(b"said"), lambda holder: asked.append(holder) or [bad, bound])
     assert asked == [uid]
 
-    # When somebody has, a second later
-    now += 1.5
-    for _ in range(3):
-        verifier.check(uid, b"said", by.sign(b"said"), keys)
-    # Expect that it was found, behind the bad one
-    assert asked == [uid, uid]
+
+def test_a_delegate_s_key_is_of_the_certificate_that_it_shows(authority: Authority) -> None:
+    # Given two delegates
+    good, evil = authority.issue("good.example"), authority.issue("evil.example", number=1)
+    pins = [TlsIdentity(Path(tls.certificate), Path(tls.key), authority.ca).fingerprint() for tls in (good, evil)]
+    mine, theirs = signer(good), signer(evil)
+    verifier = CertificateVerifier(authority.ca)
+
+    # Expect each to be heard under its own certificate, whatever the other has said before under the same name
+    for by, pin, name in ((theirs, pins[1], "evil.example"), (mine, pins[0], "good.example")):
+        key = by.bound("delegate")
+        assert verifier.check("delegate", b"cut", by.sign(b"cut"), lambda _, key=key: [key], pin) == name
+    with pytest.raises(SignatureError, match="not that of"):
+        verifier.check("delegate", b"cut", theirs.sign(b"cut"), lambda _: [], pins[0])
+
+    # Expect such a key to be nobody's registration's
+    with pytest.raises(SignatureError, match="not made from it"):
+        verifier.check("delegate", b"cut", mine.sign(b"cut"), lambda _: [mine.bound("delegate")])
 
 
 def test_what_is_remembered_is_bounded(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signature, "KEYS_MOST", 3)
-    verifier = CertificateVerifier(authority.ca)
-    for number in range(10):
-        with pytest.raises(SignatureError, match="no signing key"):
-            verifier.check(f"registration-{number}", b"", b"", lambda _: [])
-    assert list(verifier._known) == [f"registration-{number}" for number in (7, 8, 9)]
+    verifier, by = CertificateVerifier(authority.ca), signer(authority.issue("publisher.example"))
+    keys = [registered(by, f"{number:032}") for number in range(10)]
+    for uid, bound in keys:
+        verifier.check_key(uid, bound)
+    assert [holder for holder, _ in verifier._known] == [uid for uid, _ in keys[-3:]]
 
 
 @pytest.mark.parametrize("hostile", [{"key": ""}, {"key": "####"}, {"chain": ""}, {"chain": " " * 100},

@@ -14,9 +14,8 @@ from certificates import Authority
 TOP = Path(__file__).parent.parent.parent
 PAGE = (TOP / "docs" / "signatures.md").read_text()
 FILES = dict(re.findall(r"`(\w+\.toml)`:\n\n```toml\n(.*?)```", PAGE, re.DOTALL))
-COMMANDS = [
-    shlex.split(line) for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.split("\n")
-]
+BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+COMMANDS = [shlex.split(line) for line in "".join(BLOCKS).splitlines()]
 
 
 @pytest.mark.processes
