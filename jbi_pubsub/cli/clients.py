@@ -27,7 +27,7 @@ from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import MAX_FIELDS, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
-from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE, InformationType
+from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE, InformationType, SigningKeyEntry
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.adapter import matching_log
@@ -471,6 +471,8 @@ def _entry_text(entry: EntryRep) -> str:
     values = {k: v for k, v in entry.as_dict().items() if v is not None and k != "schema"}
     if entry.cls.name == InformationType.entry_name:
         values.pop("name", None)
+    if entry.cls.name == SigningKeyEntry.entry_name:
+        values = {"key": values.get("key", "")}  # the rest is kilobytes that prove it
     return (
         f"{entry.cls.name.rpartition('#')[2].removeprefix('jbi.')}({', '.join(f'{k}={v}' for k, v in values.items())})"
     )

@@ -65,16 +65,16 @@ class CertificateSigner:
         """PEM files of [tls]: the certificate, those of intermediate authorities behind it, and its key. Raises
         ConfigurationError."""
         self._chain = _chain_in(certificate)
+        if why := _unfit(self._chain[0]):
+            raise ConfigurationError(
+                f"[tls] certificate {certificate} can't sign: {why}", hint="Have another one issued"
+            )
         self._private = _private_key(key, certificate, self._chain[0])
         self._own = ed25519.Ed25519PrivateKey.generate()
         self.public = self._own.public_key().public_bytes_raw()
         self._clock = clock
         self._begins, self._ends = _dates(self._chain[:1])
         self._file = certificate
-        if why := _unfit(self._chain[0]):
-            raise ConfigurationError(
-                f"[tls] certificate {certificate} can't sign: {why}", hint="Have another one issued"
-            )
         self._check_dates(ConfigurationError)
 
     def bound(self, holder: str, anchor: bytes = b"") -> SigningKey:
@@ -144,12 +144,12 @@ class CertificateVerifier:
 
     def _learn(self, holder: str, keys: Iterable[SigningKey], pin: str) -> _Known:
         """The first key that holds. Raises SignatureError with the reason why the last one does not."""
-        failure = SignatureError(f"no signing key of {holder} is known")
+        failure = SignatureError(f"no signing key of {holder[:64]!r} is known")
         for key in keys:
             try:
                 known = self._authorities.examine(holder, key, pin, self._clock())
             except SignatureError as exc:
-                failure = SignatureError(f"the signing key of {holder} does not hold: {exc.message}")
+                failure = SignatureError(f"the signing key of {holder[:64]!r} does not hold: {exc.message}")
             else:
                 with self._lock:
                     self._known[holder, pin] = known
@@ -223,7 +223,7 @@ class Authorities:
             self._check_revoked(below)
             candidates = (each for each in (*self._anchors, *between) if each not in path)
             issuer = next((each for each in candidates if _has_issued(each, below, len(path) - 1)), None)
-            if issuer is None or len(path) > CHAIN_MOST:
+            if issuer is None:
                 raise SignatureError(f"its certificate, {identity_of(leaf)}, is of no authority in [tls] ca")
             path.append(issuer)
         return path
@@ -266,9 +266,9 @@ def identity_of(certificate: x509.Certificate) -> str:
         names = None
     for name in names or ():
         if isinstance(name, x509.DNSName | x509.RFC822Name | x509.UniformResourceIdentifier | x509.IPAddress):
-            return str(name.value)[:253]
+            return _plain(str(name.value))
     common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(common[0].value)[:253] if common else certificate.subject.rfc4514_string()[:253]
+    return _plain(str(common[0].value) if common else certificate.subject.rfc4514_string())
 
 
 def _unfit(leaf: x509.Certificate) -> str:
@@ -416,7 +416,12 @@ def _stamp(path: Path) -> object:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
+def _plain(name: str) -> str:
+    """A name as logs and terminals may have it: who asks for a certificate may choose it."""
+    return "".join(char if char.isprintable() else "?" for char in name[:253])
+
+
 def _line(exc: BaseException) -> str:
     """What went wrong, in a line."""
     said = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-    return " ".join((said or type(exc).__name__).split())[:200]
+    return _plain(" ".join((said or type(exc).__name__).split())[:200])

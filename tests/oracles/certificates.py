@@ -34,7 +34,7 @@ class Authority:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.name, self.above = folder, name, below
         self.key = ec.generate_private_key(ec.SECP256R1())
-        self.certificate = _certificate(name, self.key, below or self, is_ca=True, **options)
+        self.certificate = _certificate(name, self.key, below or self, **{"is_ca": True, **options})
         self.chain: list[x509.Certificate] = [] if below is None else [self.certificate, *below.chain]
         self.ca = below.ca if below is not None else folder / f"{name}.pem"
         if below is None:
@@ -79,6 +79,9 @@ def _certificate(
     may_sign: bool = True,
     path_length: int | None = None,
     critical: x509.ExtensionType | None = None,
+    usage: bool = True,
+    below_it: bool = False,
+    names: tuple[x509.GeneralName, ...] | None = None,
 ) -> x509.Certificate:
     now = datetime.now(UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -86,15 +89,18 @@ def _certificate(
     made = x509.CertificateBuilder().subject_name(subject).issuer_name(above).public_key(private.public_key())
     made = made.serial_number(x509.random_serial_number()).not_valid_before(now + begins).not_valid_after(now + ends)
     made = made.add_extension(x509.BasicConstraints(is_ca, path_length if is_ca else None), critical=True)
-    made = made.add_extension(
-        x509.KeyUsage(may_sign and not is_ca, False, False, False, False, is_ca and may_sign, is_ca, False, False), True
-    )
+    if usage:  # of one that is no authority, and says that it may sign certificates as well
+        issues = may_sign if is_ca else below_it
+        made = made.add_extension(
+            x509.KeyUsage(may_sign and not is_ca, False, False, False, False, issues, is_ca, False, False), True
+        )
     made = made.add_extension(x509.SubjectKeyIdentifier.from_public_key(private.public_key()), critical=False)
     made = made.add_extension(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.key.public_key()), critical=False
     )
     if not is_ca:
-        made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        names = (x509.DNSName(name),) if names is None else names
+        made = made.add_extension(x509.SubjectAlternativeName(names), critical=False) if names else made
         made = made.add_extension(x509.ExtendedKeyUsage(purposes), critical=False) if purposes else made
     if critical is not None:
         made = made.add_extension(critical, critical=True)

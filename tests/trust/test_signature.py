@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import ssl
 import struct
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from ipaddress import IPv4Address
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,8 +23,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from jbi_pubsub import Config
 from jbi_pubsub.core.config import TlsSection
-from jbi_pubsub.core.errors import ConfigurationError, EntryError, SignatureError
-from jbi_pubsub.core.info_object import Head, Parcel, decode, decode_cut, encode, pack
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, EntryError, SignatureError
+from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, decode, decode_cut, encode, pack
 from jbi_pubsub.core.signing import (
     SigningKey,
     anchor_of,
@@ -34,9 +36,9 @@ from jbi_pubsub.core.signing import (
     object_bytes,
     signed_uid,
 )
-from jbi_pubsub.core.wire.tls import TlsIdentity
+from jbi_pubsub.core.wire.tls import TlsIdentity, _names
 from jbi_pubsub.pad.stages import signer_of, verifier_of
-from jbi_pubsub.pad.subscription import SigningKeyEntry
+from jbi_pubsub.pad.subscription import PublisherRequest, SigningKeyEntry, check_publisher
 from jbi_pubsub.trust import signature
 from jbi_pubsub.trust.signature import CertificateSigner, CertificateVerifier
 
@@ -45,6 +47,20 @@ SECRET = "0123456789abcdef0123456789abcdef"
 PAYLOAD = b"<track><lat>33.34</lat></track>"
 HEAD = Head("00112233445566778899aabbccddeeff000000000007", "registration-00112233445566778899aabbccddeeff", 7,
             1_790_000_000.25, "mil.af.rl.jbi.Intel_Imagery", "1.0", b"<metadata/>", len(PAYLOAD))  # fmt: skip
+
+
+OLD = """
+-----BEGIN CERTIFICATE-----
+MIIBcTCCARigAwIBAgIUCG58zriEOxDYzZ4PNUQL/P3JJnkwCQYHKoZIzj0EATAO
+MQwwCgYDVQQDDANvbGQwIBcNMjYxMTIyMTUzODUxWhgPMjEyNjEwMjkxNTM4NTFa
+MA4xDDAKBgNVBAMMA29sZDBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABDhkQhnh
+hdAi97UpnidM2m+yBnd67Rvd+4QOLg57KqdnpRRl/7FzoDI8yDYQARojMWjurffi
+br7FuRtIca3JZwCjUzBRMB0GA1UdDgQWBBRNjlpNGtodqat+rABodm89zJYT+DAf
+BgNVHSMEGDAWgBRNjlpNGtodqat+rABodm89zJYT+DAPBgNVHRMBAf8EBTADAQH/
+MAkGByqGSM49BAEDSAAwRQIgdMhjhaqjq9CPCL63WTFm1qsBEQIltl8+SRdORHJu
+erkCIQCLX16faR5iudaAqtDFO7Oa1w6zlG6JFRzJ1HVMMjf9ZA==
+-----END CERTIFICATE-----
+"""
 
 
 @pytest.fixture
@@ -164,6 +180,31 @@ def test_a_key_that_a_certificate_answers_for_is_known_by_its_name(authority: Au
             verifier.check(uid, message, given, lambda _: [bound])
 
 
+@pytest.mark.parametrize(
+    ("names", "identity"),
+    [
+        ((x509.DNSName("a.example"), x509.DNSName("b.example")), "a.example"),
+        ((x509.RFC822Name("ops@a.example"), x509.DNSName("b.example")), "ops@a.example"),
+        ((x509.IPAddress(IPv4Address("127.0.0.1")),), "127.0.0.1"),
+        ((x509.UniformResourceIdentifier("urn:a"),), "urn:a"),
+        ((), "common"),
+    ],
+)
+def test_who_has_signed_is_called_as_on_a_connection(
+    names: tuple[x509.GeneralName, ...], identity: str, authority: Authority
+) -> None:
+    tls = authority.issue("common", names=names)
+    shown = ssl._ssl._test_decode_cert(tls.certificate)  # type: ignore[attr-defined]  # as getpeercert gives it
+    assert next(name for _, name in _names(shown)) == identity
+    assert CertificateVerifier(authority.ca).check_key(*registered(signer(tls))) == identity
+
+
+def test_a_hostile_name_is_harmless(authority: Authority) -> None:
+    tls = authority.issue("common", names=(x509.DNSName("a\x1b[2J\nfake line" + "x" * 300),))
+    name = CertificateVerifier(authority.ca).check_key(*registered(signer(tls)))
+    assert (name[:16], len(name)) == ("a?[2J?fake linex", 253)
+
+
 def test_an_intermediate_authority_is_one_if_it_may_be(authority: Authority, tmp_path: Path) -> None:
     between = Authority(tmp_path / "between", "between", below=authority)
     verifier = CertificateVerifier(authority.ca)
@@ -177,6 +218,18 @@ def test_an_intermediate_authority_is_one_if_it_may_be(authority: Authority, tmp
     for number, no_authority in enumerate((under, mute, over)):
         with pytest.raises(SignatureError, match=r"no authority in \[tls\] ca|has ended"):
             verifier.check_key(*registered(signer(no_authority.issue(f"n{number}.example"))))
+
+
+@pytest.mark.parametrize("options", [{"below_it": True}, {"usage": False}])
+def test_a_publisher_s_certificate_is_no_authority(
+    options: dict[str, Any], authority: Authority, tmp_path: Path
+) -> None:
+    # Given a publisher that issues a certificate to itself, in another's name
+    evil = Authority(tmp_path / "evil", "evil.example", below=authority, is_ca=False, **options)
+    forged = signer(evil.issue("good.example"))
+    # Expect nobody to believe that
+    with pytest.raises(SignatureError, match="of no authority"):
+        CertificateVerifier(authority.ca).check_key(*registered(forged))
 
 
 def _forgeries(authority: Authority, folder: Path) -> dict[str, tuple[str, SigningKey, str]]:
@@ -256,6 +309,14 @@ def test_a_certificate_that_is_no_good_is_refused_by_both_sides(
         CertificateVerifier(authority.ca).check_key(uid, bound)
 
 
+def test_nothing_that_is_signed_with_sha_1_counts(tmp_path: Path) -> None:
+    # Given a certificate as they were made in the past, by `openssl req -x509 -sha1`
+    old = tmp_path / "old.pem"
+    old.write_text(OLD)
+    with pytest.raises(ConfigurationError, match="signed with sha1"):
+        CertificateSigner(old, old)
+
+
 def test_a_certificate_that_ends_meanwhile_ends_its_signatures(authority: Authority) -> None:
     # Given a publisher whose certificate is good for a day
     now = time.time()
@@ -299,7 +360,11 @@ def test_what_is_revoked_ends_without_a_restart(authority: Authority, caplog: py
     assert verifier.check_key(*keys["stays"]) == "stays.example"
 
     # When the file is damaged, or one of somebody else
-    for broken in (b"rubbish", Authority(authority.folder / "x", "x").revoke().read_bytes()):
+    for broken in (
+        b"rubbish",
+        Authority(authority.folder / "x", "x").revoke().read_bytes(),
+        Authority(authority.folder / "y", authority.name).revoke().read_bytes(),
+    ):
         revoked.write_bytes(broken)
         now += 2
 
@@ -364,6 +429,29 @@ def test_an_entry_that_is_no_key_is_an_error_of_ours(hostile: dict[str, Any], au
     _, bound = registered(signer(authority.issue("publisher.example")))
     with pytest.raises(EntryError, match="signing key"):
         replace(SigningKeyEntry.of(bound), **hostile).signing_key()
+
+
+def test_an_id_is_proven_by_secret_and_key(authority: Authority) -> None:
+    # Given a registration that signs, as its publisher asks for it
+    uid, bound = registered(signer(authority.issue("good.example")))
+    request = PublisherRequest(SchemaBundle("", ()), (), True, SECRET, bound)
+    check_publisher(uid, request)
+
+    # Expect nobody to have it with another secret, key or anchor, a secret that can be guessed, or without
+    other = registered(signer(authority.issue("other.example")))[1]
+    changed = msgspec.structs.replace
+    short = registered(signer(authority.issue("good.example")), "short")
+    for asked, wrong in (
+        (uid, changed(request, secret=SECRET[::-1])),
+        (uid, changed(request, signing=other)),
+        (uid, changed(request, secret=SECRET[::-1], signing=changed(bound, anchor=anchor_of(SECRET[::-1])))),
+        (short[0], changed(request, secret="short", signing=short[1])),
+        (signed_uid(b"", bound.key), changed(request, signing=changed(bound, anchor=b""))),
+        (uid, changed(request, signing=None)),
+        (uid + "\u00e9", request),
+    ):
+        with pytest.raises(AccessDeniedError, match="not proven"):
+            check_publisher(asked, wrong)
 
 
 def test_files_that_are_no_good_are_named(authority: Authority, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ COMMANDS = [shlex.split(line) for line in "".join(BLOCKS).splitlines()]
 
 @pytest.mark.processes
 def test_the_commands_of_the_page_deliver_a_signed_object(
-    tmp_path: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
     # Given the page's three files, each with a certificate of its own
     authority = Authority(tmp_path, "authority")
@@ -52,6 +52,19 @@ def test_the_commands_of_the_page_deliver_a_signed_object(
     assert subscriber.fact()["signed_by"] == "sensor"
     assert told.wait() == 0, told.stderr()
     assert subscriber.wait() == 0, subscriber.stderr()
+
+    # When somebody looks at what is registered while a publisher stays
+    staying = run([*publish, "--count", "1000", "--interval", "0.5"])
+
+    def services() -> str:
+        said = str(start("--config", str(tmp_path / "desk.toml"), "services").communicate()[0])
+        return said if "SigningKey" in said else ""
+
+    # Expect the key to be shown, and not the kilobytes that prove it
+    shown = eventually(services)
+    assert re.search(r"SigningKey\(key=[\w+/]{43}=\)", shown), shown
+    assert len(shown) < 2_000
+    staying.end()
 
     # When somebody publishes without signing
     file = tmp_path / "sensor.toml"

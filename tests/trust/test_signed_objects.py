@@ -16,8 +16,10 @@ from jbi_pubsub.core.config import TlsSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, SignatureError
 from jbi_pubsub.core.info_object import InfoObject, LossNotice, Parcel, pack
 from jbi_pubsub.core.signing import anchor_of, cut_bytes, digest, filter_digest, head_bytes
+from jbi_pubsub.pad import delegate
 from jbi_pubsub.pad.server import DisseminationServer
 from jbi_pubsub.pad.subscription import SigningKeyEntry
+from jbi_pubsub.subscriber import signed
 from jbi_pubsub.trust.signature import CertificateSigner
 
 TRACKS = b"<tracks><track><lat>33.34</lat></track><track><lat>40.0</lat></track></tracks>"
@@ -388,6 +390,7 @@ def test_a_payload_that_was_cut_needs_the_word_of_who_has_cut_it(
         "another certificate",
         "no signature",
         "half of it",
+        "no filter",
     ],
 )
 def test_a_delegate_s_word_is_for_one_object_one_filter_and_one_result(
@@ -398,7 +401,8 @@ def test_a_delegate_s_word_is_for_one_object_one_filter_and_one_result(
     adapter = party.light()
     registration = figures.register(adapter)
     subscriber = party.subscriber()
-    uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", payload_filter=WEST)
+    wanted = None if lie == "no filter" else WEST
+    uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", payload_filter=wanted)
     assert subscriber.wait_matched(uid) == 1
     honest = pad.delegate._seals
     assert honest is not None
@@ -418,6 +422,13 @@ def test_a_delegate_s_word_is_for_one_object_one_filter_and_one_result(
         return whole[:32] + whole[64:96] + bytes(32) if lie == "half of it" else whole
 
     pad.delegate.pipeline._seal = seal
+    if lie == "no filter":
+
+        def cut(parcel: Parcel) -> Parcel:
+            said = cut_bytes(parcel.head.object_id, b"", digest(TRACKS), digest(b"cut"))
+            return parcel.with_payload(b"cut", digest(TRACKS) + by.sign(said))
+
+        _forged(pad, cut)
 
     # When an object is published
     adapter.publish(registration, figures.figure_1, TRACKS)
@@ -428,10 +439,82 @@ def test_a_delegate_s_word_is_for_one_object_one_filter_and_one_result(
 
     # When the same delegate tells the truth
     pad.delegate.pipeline._seal = honest.seal
-    if lie != "another certificate":
-        adapter.publish(registration, figures.figure_1, TRACKS)
+    if lie not in ("another certificate", "no filter"):
+        adapter.publish(registration, figures.figure_1, TRACKS + b" ")
         # Expect that to be believed
         assert subscriber.receive(uid).platform.verified == "publisher.example"
+
+
+def test_objects_that_nobody_signs_are_lost_to_who_requires_it(party: Party, figures: Any, eventually: Any) -> None:
+    party.pad()
+    adapter, ear = party.federation.light(party.config("plain.example")), Ear()
+    registration = figures.register(adapter)
+    subscriber = party.subscriber()
+    uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", listener=ear)
+    subscriber.wait_matched(uid)
+    adapter.publish(registration, figures.figure_1)
+    eventually(lambda: subscriber.losses(uid) == {"bad_signature": 1})
+    assert "it is not signed" in eventually(lambda: ear.losses)[0].detail
+    assert ear.objects == []
+
+
+def test_a_subscriber_that_drops_goes_on_to_take(party: Party, figures: Any, eventually: Any) -> None:
+    # Given a subscription with room for two objects
+    party.pad()
+    plain, signed = party.federation.light(party.config("plain.example")), party.light()
+    registrations = [figures.register(adapter) for adapter in (plain, signed)]
+    subscriber = party.subscriber()
+    uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", bound=2, policy="block")
+    subscriber.wait_matched(uid)
+
+    # When more than that come that are dropped
+    for _ in range(5):
+        plain.publish(registrations[0], figures.figure_1)
+        plain.flush()
+    eventually(lambda: subscriber.losses(uid) == {"bad_signature": 5})
+
+    # Expect a good one to arrive: what was dropped takes no room
+    signed.publish(registrations[1], figures.figure_1)
+    assert subscriber.receive(uid).platform.verified == "publisher.example"
+
+
+def test_the_lookup_services_word_is_enough_for_a_key(party: Party, figures: Any, eventually: Any) -> None:
+    # Given a delegate that does not say what its registrations sign with
+    pad = party.pad()
+    pad.delegate.signing_key = lambda _uid: None  # type: ignore[method-assign]  # it may be an archive, or away
+    adapter = party.light()
+    registration = figures.register(adapter)
+    subscriber = party.subscriber()
+    uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery")
+    subscriber.wait_matched(uid)
+    eventually(lambda: subscriber._item(registration))
+    adapter.publish(registration, figures.figure_1)
+    assert subscriber.receive(uid).platform.verified == "publisher.example"
+
+
+def test_a_delegate_that_gives_no_key_is_not_asked_for_each_object(
+    party: Party, figures: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate that delivers objects of registrations that nobody knows
+    pad, asked = party.pad(), []
+    pad.delegate.signing_key = lambda uid: asked.append(uid)  # type: ignore[method-assign]
+    adapter = party.light()
+    registration = figures.register(adapter)
+    strangers = iter([*["registration-1"] * 20, *[f"registration-{n}" for n in range(2, 12)]])
+    _forged(pad, lambda p: pack(msgspec.structs.replace(p.head, registration=next(strangers)), bytes(p.payload)))
+    monkeypatch.setattr(signed, "ASK_AGAIN", 1000.0)
+    monkeypatch.setattr(signed, "ASKED_MOST", 5)
+    subscriber = party.subscriber()
+    uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery")
+    subscriber.wait_matched(uid)
+    for _ in range(30):
+        adapter.publish(registration, figures.figure_1)
+    eventually(lambda: subscriber.losses(uid) == {"bad_signature": 30})
+
+    # Expect it to have been asked once for each of them, and what is remembered of that to be bounded
+    assert asked == [f"registration-{n}" for n in range(1, 12)]
+    (session,) = subscriber._sessions.values()
+    assert len(session._signatures._asked) <= 5
 
 
 def test_a_publisher_can_t_send_what_only_delegates_say(party: Party, figures: Any, eventually: Any) -> None:
@@ -473,6 +556,31 @@ def test_late_comers_get_the_key_of_a_publisher_that_has_gone(party: Party, figu
     obj = subscriber.receive(uid)
     assert (obj.payload, obj.platform.verified) == (b"kept", "publisher.example")
     assert subscriber._item(registration) is None
+
+
+def test_keys_of_publishers_that_have_gone_are_bounded(
+    party: Party, figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pad, adapter = party.pad(), party.light()
+    monkeypatch.setattr(delegate, "GHOSTS_MOST", 2)
+    at = adapter.connect_to_delegate("alpha", "rome")
+    uids = []
+    for _ in range(4):
+        uids.append(adapter.register_publisher(at, figures.schema, figures.figure_1))
+        adapter.unregister_publisher(uids[-1])
+    assert [pad.delegate.signing_key(uid) is not None for uid in uids] == [False, False, True, True]
+
+
+def test_what_is_not_signed_is_cut_without_a_word(party: Party, figures: Any) -> None:
+    party.pad(sign=True)
+    adapter = party.federation.light(party.config("plain.example"))
+    registration = figures.register(adapter)
+    subscriber = party.subscriber("off")
+    uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery", payload_filter=WEST)
+    subscriber.wait_matched(uid)
+    adapter.publish(registration, figures.figure_1, TRACKS)
+    obj = subscriber.receive(uid)
+    assert (obj.payload.count(b"<track>"), obj.platform.signature, obj.platform.seal) == (1, b"", b"")
 
 
 def test_who_does_not_look_gets_signed_objects_as_any_others(party: Party, figures: Any) -> None:
