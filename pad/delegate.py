@@ -318,6 +318,7 @@ class Delegate:
             if uid in self._registrations:
                 known = self._registrations[uid]
                 if known.connection == connection_id:
+                    known.signing = request.signing  # another certificate may answer for it by now
                     return known, known.topic.entries
                 raise UnknownUidError(f"registration {uid} belongs to another publisher", uid=uid)
             if number in connection.registrations:

@@ -64,11 +64,20 @@ class Seals:
 
     def __init__(self, signer: Signer, holder: str) -> None:
         """`holder`: the id of this delegate or peer publisher."""
-        self.key = signer.bound(holder)
+        self._holder = holder
         self._signer = signer
+        self._bound: tuple[int, SigningKey] = (signer.generation, signer.bound(holder))
         self._original: tuple[Head | None, bytes] = (None, b"")
         self._filters: dict[PayloadFilter, bytes] = {}
         self._is_told = False
+
+    @property
+    def key(self) -> SigningKey:
+        """What we sign with, for those who ask."""
+        generation, key = self._bound
+        if generation != self._signer.generation:
+            generation, key = self._bound = self._signer.generation, self._signer.bound(self._holder)
+        return key
 
     def seal(self, parcel: Parcel, wanted: PayloadFilter, cut: bytes) -> bytes:
         """The statement that `wanted` has left `cut` of a signed object's payload; b"" of one that is not signed."""

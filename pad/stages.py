@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.signing import Signer, Verifier
+from jbi_pubsub.core.wire.tls import TlsIdentity
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.shelf import Shelves
 from jbi_pubsub.pad.signed import SignatureCheck
@@ -49,8 +49,8 @@ def signer_of(config: Config) -> Signer | None:
     """Who signs for this process; None without [tls] sign. Raises ConfigurationError."""
     if not config.tls.sign:
         return None
-    trust = _trust(config, "sign")
-    signer: Signer = trust.CertificateSigner(Path(config.tls.certificate), Path(config.tls.key))
+    identity, trust = _trust(config, "sign")
+    signer: Signer = trust.CertificateSigner(identity.certificate, identity.key)
     return signer
 
 
@@ -58,15 +58,15 @@ def verifier_of(config: Config) -> Verifier | None:
     """Who verifies for this process; None with [tls] verify off. Raises ConfigurationError."""
     if config.tls.verify == "off":
         return None
-    trust = _trust(config, "verify")
-    revoked = Path(config.tls.revoked) if config.tls.revoked else None
-    verifier: Verifier = trust.CertificateVerifier(Path(config.tls.ca), revoked)
+    identity, trust = _trust(config, "verify")
+    verifier: Verifier = trust.CertificateVerifier(identity.ca, identity.revoked)
     return verifier
 
 
-def _trust(config: Config, what: str) -> ModuleType:
-    """The room that signs and verifies, imported when it is wanted."""
-    if not (config.tls.certificate and config.tls.key and config.tls.ca):
+def _trust(config: Config, what: str) -> tuple[TlsIdentity, ModuleType]:
+    """Our files, and the room that signs and verifies, imported when it is wanted."""
+    identity = config.security().tls
+    if identity is None:
         raise ConfigurationError(
             f"[tls] {what} needs certificate, key and ca: without certificates a signature is nobody's",
             hint="Set all three, for example with `jbi certs`",
@@ -80,4 +80,4 @@ def _trust(config: Config, what: str) -> ModuleType:
             hint="Install it: pip install 'jbi-pubsub[trust]'",
             key=f"tls.{what}",
         ) from exc
-    return signature
+    return identity, signature

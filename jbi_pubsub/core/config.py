@@ -270,7 +270,8 @@ class Config(_Section, frozen=True):
         if not all(files):
             raise ConfigurationError("[tls] needs certificate, key and ca", hint="Set all three or none")
         certificate, key, ca = map(Path, files)
-        identity = TlsIdentity(certificate, key, ca, self.tls.server_names)
+        revoked = Path(self.tls.revoked) if self.tls.revoked else None
+        identity = TlsIdentity(certificate, key, ca, self.tls.server_names, revoked)
         identity.client_context()
         return Security(identity, self.tls.insecure)
 

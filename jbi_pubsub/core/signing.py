@@ -54,6 +54,11 @@ class Signer(Protocol):
         """The public key."""
         ...
 
+    @property
+    def generation(self) -> int:
+        """Grows when another certificate answers for the key: what was `bound` before ends with the old one."""
+        ...
+
     def bound(self, holder: str, anchor: bytes = b"") -> SigningKey:
         """The key as that of a registration or delegate."""
         ...
@@ -72,8 +77,8 @@ class Verifier(Protocol):
 
     def check(self, holder: str, message: bytes, signature: bytes, keys: Keys, pin: str = "") -> str:
         """The name in the certificate of who signed `message`, with a key of `holder` among those that `keys` gives
-        if it is asked. `holder` is a registration; or, with `pin`, a delegate, and the certificate has to be the one
-        with that SHA-256 (hex). Raises SignatureError."""
+        if it is asked. `holder` is a registration; or, with `pin`, a delegate, and the certificate, or its key, has to
+        be the one with that SHA-256 (hex). Raises SignatureError."""
         ...
 
 

@@ -82,9 +82,7 @@ class PublisherAdapter:
         self._server.check_type(request)
         with self._lock:
             publication.number = self._next_number = self._next_number + 1
-        registration = self._server.delegate.register_publisher(
-            self._connection.connection_id, request, uid=publication.uid, number=publication.number
-        )
+        registration = self._register(publication)
         self._publications[publication.uid] = (publication, registration)
         try:
             self._server.wait_announced(registration.uid, self._config.lookup.timeout if timeout is None else timeout)
@@ -92,6 +90,12 @@ class PublisherAdapter:
             self.unregister_publisher(publication.uid)
             raise
         return publication.uid
+
+    def _register(self, publication: Publication) -> Registration:
+        """At our own delegate; again, when another certificate answers for its key."""
+        return self._server.delegate.register_publisher(
+            self._connection.connection_id, publication.request(), uid=publication.uid, number=publication.number
+        )
 
     @checked
     def publish(self, registration: RegistrationUid, metadata: Document, payload: Payload = None) -> str:
@@ -122,6 +126,8 @@ class PublisherAdapter:
         """Up to the first object that is refused, whose error is raised with how many were `published`."""
         ids: list[str] = []
         with publication.lock:
+            if publication.is_renewed():
+                self._register(publication)
             deliveries = Deliveries()
             try:
                 for pair in run:

@@ -57,10 +57,10 @@ class Publication:
         self._signing: SigningKey | None = None
         uid = owned_uid("registration", self._secret)
         if signer is not None:
-            anchor = anchor_of(self._secret)
-            uid = signed_uid(anchor, signer.public)
-            self._signing = signer.bound(uid, anchor)
+            uid = signed_uid(anchor_of(self._secret), signer.public)
         self.uid = RegistrationUid(uid)
+        self._bound_at = -1
+        """Generation of the signer's certificate that delegates were told of."""
         self.info_type = info_type
         self.entries = entries
         self.validate = validate
@@ -76,7 +76,18 @@ class Publication:
 
     def request(self) -> PublisherRequest:
         """What the delegate is told."""
+        if self._signer is not None and self.is_renewed():
+            self._bound_at = self._signer.generation
+            self._signing = self._signer.bound(self.uid, anchor_of(self._secret))
         return PublisherRequest(self.info_type.bundle, self.entries, self.validate, self._secret, self._signing)
+
+    def is_renewed(self) -> bool:
+        """Whether another certificate answers for its key than the last `request` said."""
+        return self._signer is not None and self._bound_at != self._signer.generation
+
+    def renew_again(self) -> None:
+        """The last `request` has not come."""
+        self._bound_at = -1
 
     @property
     def signs(self) -> bool:

@@ -85,7 +85,7 @@ class SessionSignatures:
         """Who has signed an object, by its identity, or why it is not known: one may be for several subscriptions."""
 
         self._asked: dict[str, float] = {}
-        """When keys were asked for (monotonic seconds): those that hold are not asked for again."""
+        """When no good key was found (monotonic seconds)."""
 
     def begin(self) -> None:
         """Other objects than before."""
@@ -146,9 +146,12 @@ class SessionSignatures:
         now = time.monotonic()
         if now - self._asked.get(holder, -ASK_AGAIN) < ASK_AGAIN:
             return
-        if len(self._asked) >= ASKED_MOST:
+        yield from self._said(holder)
+        if len(self._asked) >= ASKED_MOST:  # whoever comes here has taken none of them
             self._asked.clear()
         self._asked[holder] = now
+
+    def _said(self, holder: str) -> Iterator[SigningKey]:
         item = self._item(holder)
         for rep in item.entries if item is not None else ():
             if rep.cls.name == SigningKeyEntry.entry_name:

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Self, TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -62,41 +62,87 @@ class CertificateSigner:
     """Signs objects with a key of this process, bound to its certificate (a Signer). Any thread."""
 
     def __init__(self, certificate: Path, key: Path, *, clock: Callable[[], float] = time.time) -> None:
-        """PEM files of [tls]: the certificate, those of intermediate authorities behind it, and its key. Raises
-        ConfigurationError."""
-        self._chain = _chain_in(certificate)
-        if why := _unfit(self._chain[0]):
-            raise ConfigurationError(
-                f"[tls] certificate {certificate} can't sign: {why}", hint="Have another one issued"
-            )
-        self._private = _private_key(key, certificate, self._chain[0])
+        """PEM files of [tls]: the certificate, those of intermediate authorities behind it, and its key; read again
+        when they change. Raises ConfigurationError."""
+        self._files = certificate, key
         self._own = ed25519.Ed25519PrivateKey.generate()
         self.public = self._own.public_key().public_bytes_raw()
         self._clock = clock
-        self._begins, self._ends = _dates(self._chain[:1])
-        self._file = certificate
-        self._check_dates(ConfigurationError)
+        self._stamps = self._stamp()
+        self._holder = _Holder.read(*self._files)
+        self._generation = 0
+        self._look_at = clock() + LOOK_SECONDS
+        if why := self._holder.why_not(clock()):
+            raise ConfigurationError(f"[tls] certificate {certificate} {why}", hint="Have another one issued")
+
+    @property
+    def generation(self) -> int:
+        """Grows when the certificate is another one: what was `bound` before ends with the old one."""
+        self._look_again(self._clock())
+        return self._generation
 
     def bound(self, holder: str, anchor: bytes = b"") -> SigningKey:
         """The key as that of a registration or delegate."""
-        chain = tuple(_der(each) for each in self._chain)
+        by = self._holder
+        chain = tuple(_der(each) for each in by.chain)
         said = binding_bytes(holder, self.public, chain[0])
-        return SigningKey(self.public, anchor, chain, _signed(self._private, said), self._own.sign(said))
+        return SigningKey(self.public, anchor, chain, _signed(by.key, said), self._own.sign(said))
 
     def sign(self, message: bytes) -> bytes:
         """The signature of some bytes. Raises SignatureError when the certificate has ended: nobody would take it."""
-        if not self._begins <= self._clock() <= self._ends:
-            self._check_dates(SignatureError)
+        now = self._clock()
+        if self._holder.why_not(now):
+            self._look_again(now)
+            if why := self._holder.why_not(now):
+                raise SignatureError(
+                    f"[tls] certificate {self._files[0]} {why}: nobody would take what is signed with it",
+                    hint="Have another one issued",
+                )
         return self._own.sign(message)
 
-    def _check_dates(self, error: type[ConfigurationError | SignatureError]) -> None:
-        now = self._clock()
-        if not self._begins <= now <= self._ends:
-            what = "has ended" if now > self._ends else "is not valid yet"
-            raise error(
-                f"[tls] certificate {self._file} {what}: nobody would take what is signed with it",
-                hint="Have another one issued, and register again",
+    def _stamp(self) -> tuple[object, ...]:
+        return tuple(map(_stamp, self._files))
+
+    def _look_again(self, now: float) -> None:
+        """What the files say now counts. A certificate without its key may be on the way: then those before stay."""
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_SECONDS
+        if (stamps := self._stamp()) == self._stamps:
+            return
+        self._stamps = stamps
+        try:
+            holder = _Holder.read(*self._files)
+        except ConfigurationError as exc:
+            log.error("what was read before goes on signing: %s", exc)
+            return
+        self._holder = holder
+        self._generation += 1
+        log.info("[tls] certificate %s is another one, and signs from now on", self._files[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """The certificate that answers for a key, those of intermediate authorities behind it, and its private key."""
+
+    chain: list[x509.Certificate]
+    key: PrivateKey
+    begins: float
+    ends: float
+
+    @classmethod
+    def read(cls, certificate: Path, key: Path) -> Self:
+        """Raises ConfigurationError."""
+        chain = _chain_in(certificate)
+        if why := _unfit(chain[0]):
+            raise ConfigurationError(
+                f"[tls] certificate {certificate} can't sign: {why}", hint="Have another one issued"
             )
+        return cls(chain, _private_key(key, certificate, chain[0]), *_dates(chain[:1]))
+
+    def why_not(self, now: float) -> str:
+        """Why it does not count now, or ""."""
+        return "has ended" if now > self.ends else "is not valid yet" if now < self.begins else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +179,9 @@ class CertificateVerifier:
         now = self._clock()
         if now >= self._look_at or now < self._look_at - LOOK_SECONDS:
             self._look_again()
-        known = self._known.get((holder, pin)) or self._learn(holder, keys(holder), pin)
+        known = self._known.get((holder, pin))
+        if known is None or now > known.ends:  # there may be another certificate for it
+            known = self._learn(holder, keys(holder), pin)
         if not known.begins <= now <= known.ends:
             raise SignatureError(f"the certificate of {known.identity} has ended, or is not valid yet")
         try:
@@ -153,6 +201,7 @@ class CertificateVerifier:
             else:
                 with self._lock:
                     self._known[holder, pin] = known
+                    self._known.move_to_end((holder, pin))
                     if len(self._known) > KEYS_MOST:
                         self._known.popitem(last=False)
                 return known
@@ -190,9 +239,9 @@ class Authorities:
         return True
 
     def examine(self, holder: str, key: SigningKey, pin: str, now: float) -> _Known:
-        """Whose key it is: with `pin` that of who has the certificate with that SHA-256, else of the registration
-        `holder`. Raises SignatureError."""
-        if pin and hashlib.sha256(key.chain[0]).hexdigest() != pin:
+        """Whose key it is: with `pin` that of who has the certificate with that SHA-256, or with the key with it
+        (RFC 7469, section 2.4), else of the registration `holder`. Raises SignatureError."""
+        if pin and pin not in _pins(key.chain[0]):
             raise SignatureError("it is of another certificate than the service reference promises")
         if not pin and signed_uid(key.anchor, key.key) != holder:
             raise SignatureError("the registration's id is not made from it")
@@ -256,6 +305,16 @@ class Authorities:
                 )
             issuer = each.issuer.public_bytes()
             yield from ((issuer, entry.serial_number) for entry in each)
+
+
+def _pins(der: bytes) -> tuple[str, str]:
+    """SHA-256 (hex) of a certificate, and of its public key with the algorithm. Raises SignatureError."""
+    try:
+        public = x509.load_der_x509_certificate(der).public_key()
+        spki = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    except _UNREADABLE as exc:
+        raise SignatureError(f"its certificate can't be read: {_line(exc)}") from exc
+    return hashlib.sha256(der).hexdigest(), hashlib.sha256(spki).hexdigest()
 
 
 def identity_of(certificate: x509.Certificate) -> str:

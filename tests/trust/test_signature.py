@@ -18,12 +18,13 @@ import msgspec
 import pytest
 from certificates import DAY, Authority
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from jbi_pubsub import Config
 from jbi_pubsub.core.config import TlsSection
-from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, EntryError, SignatureError
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, EntryError, ProtocolError, SignatureError
 from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, decode, decode_cut, encode, pack
 from jbi_pubsub.core.signing import (
     SigningKey,
@@ -152,6 +153,12 @@ def test_signature_and_seal_go_over_the_wire_and_back() -> None:
 
             # Expect that it can be sent on as it is
             assert b"".join(encode(obj)) == data
+
+        # Expect what is cut off within the seal to be told, and not to be a shorter seal
+        end = data.index(seal)
+        for at in (end, end + 1, end + 95):
+            with pytest.raises(ProtocolError, match="seal is cut off"):
+                decode(data[:at])
 
     # Expect what was looked at here not to go anywhere
     obj = decode(b"".join(signed.parts))
@@ -303,7 +310,7 @@ def test_a_certificate_that_is_no_good_is_refused_by_both_sides(
     # Expect one that signs all the same to be believed by nobody
     with monkeypatch.context() as hostile:
         hostile.setattr(signature, "_unfit", lambda _leaf: "")
-        hostile.setattr(CertificateSigner, "_check_dates", lambda *_: None)
+        hostile.setattr(signature._Holder, "why_not", lambda *_: "")
         uid, bound = registered(signer(tls))
     with pytest.raises(SignatureError, match=why):
         CertificateVerifier(authority.ca).check_key(uid, bound)
@@ -338,6 +345,37 @@ def test_a_certificate_that_ends_meanwhile_ends_its_signatures(authority: Author
 
 def _files(tls: TlsSection) -> tuple[str, str]:
     return tls.certificate, tls.key
+
+
+def test_a_renewed_certificate_answers_for_the_same_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Given a publisher, and somebody who knows its key
+    now, authority = time.time(), Authority(tmp_path / "long", ends=100 * DAY)
+    tls = authority.issue("publisher.example", ends=DAY)
+    by = CertificateSigner(*map(Path, _files(tls)), clock=lambda: now)
+    verifier = CertificateVerifier(authority.ca, clock=lambda: now)
+    uid, bound = registered(by)
+    assert verifier.check_key(uid, bound) == "publisher.example"
+    assert by.generation == 0
+
+    # When half of the new files is there
+    Path(tls.key).write_bytes(Path(authority.issue("other.example", number=5).key).read_bytes())
+    now += 2
+    # Expect the old ones to go on
+    assert by.generation == 0
+    assert "what was read before goes on signing" in caplog.text
+
+    # When all of them are, and the old certificate has ended
+    authority.issue("publisher.example", number=6, ends=90 * DAY)
+    now += 90_000
+
+    # Expect the same registration to be believed, by who asks for its key again
+    said = by.sign(b"said")
+    assert by.generation == 1
+    uid_now, again = registered(by)
+    assert uid_now == uid
+    assert verifier.check(uid, b"said", said, lambda _: [again]) == "publisher.example"
+    with pytest.raises(SignatureError, match="has ended"):
+        CertificateVerifier(authority.ca, clock=lambda: now).check(uid, b"said", said, lambda _: [bound])
 
 
 def test_what_is_revoked_ends_without_a_restart(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
@@ -403,7 +441,12 @@ def test_a_delegate_s_key_is_of_the_certificate_that_it_shows(authority: Authori
     verifier = CertificateVerifier(authority.ca)
 
     # Expect each to be heard under its own certificate, whatever the other has said before under the same name
-    for by, pin, name in ((theirs, pins[1], "evil.example"), (mine, pins[0], "good.example")):
+    public = x509.load_pem_x509_certificates(Path(good.certificate).read_bytes())[0].public_key()
+    spki = public.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    key_pin = hashlib.sha256(spki).hexdigest()  # of the key, which stays when the certificate is renewed
+    for by, pin, name in (
+        (theirs, pins[1], "evil.example"), (mine, pins[0], "good.example"), (mine, key_pin, "good.example"),
+    ):  # fmt: skip
         key = by.bound("delegate")
         assert verifier.check("delegate", b"cut", by.sign(b"cut"), lambda _, key=key: [key], pin) == name
     with pytest.raises(SignatureError, match="not that of"):

@@ -97,7 +97,7 @@ def test_a_signed_object_is_known_by_the_name_of_who_signed_it(
         adapter = party.light()
         registration = figures.register(adapter)
     else:
-        adapter = party.federation.peer(party.config("publisher.example", sign=True))
+        adapter = party.federation.peer(party.config("publisher.example", sign=True, verify="require"))
         registration = adapter.register_publisher(figures.schema, figures.figure_1)
     assert subscriber.wait_matched(uid) == 1
 
@@ -116,7 +116,9 @@ def test_a_signed_object_is_known_by_the_name_of_who_signed_it(
     # Expect everybody to have counted that, and nothing to be missing
     assert subscriber.status()["signed"] == 23
     assert subscriber.losses(uid) == {}
-    if pad is not None:
+    if pad is None:
+        assert adapter.status()["signed"] == 0  # nobody looks at what he has signed himself
+    else:
         eventually(lambda: pad.status()["delivered"] == 23)
         status = pad.status()
         assert (status["signed"], status["bad_signature"], status["refused"]) == (23, 0, 0)
@@ -411,7 +413,7 @@ def test_a_delegate_s_word_is_for_one_object_one_filter_and_one_result(
     by = honest._signer
     if lie == "another certificate":
         by = evil
-        honest.key = evil.bound(pad.server_id)
+        honest._bound = by.generation, evil.bound(pad.server_id)
 
     def seal(parcel: Parcel, _wanted: Any, cut: bytes) -> bytes:
         object_id = "another" if lie == "another object" else parcel.head.object_id
@@ -440,9 +442,10 @@ def test_a_delegate_s_word_is_for_one_object_one_filter_and_one_result(
     # When the same delegate tells the truth
     pad.delegate.pipeline._seal = honest.seal
     if lie not in ("another certificate", "no filter"):
-        adapter.publish(registration, figures.figure_1, TRACKS + b" ")
-        # Expect that to be believed
-        assert subscriber.receive(uid).platform.verified == "publisher.example"
+        for payload in (TRACKS + b" ", TRACKS + b"\n"):
+            adapter.publish(registration, figures.figure_1, payload)
+            # Expect that to be believed
+            assert subscriber.receive(uid).platform.verified == "publisher.example"
 
 
 def test_objects_that_nobody_signs_are_lost_to_who_requires_it(party: Party, figures: Any, eventually: Any) -> None:
@@ -556,6 +559,50 @@ def test_late_comers_get_the_key_of_a_publisher_that_has_gone(party: Party, figu
     obj = subscriber.receive(uid)
     assert (obj.payload, obj.platform.verified) == (b"kept", "publisher.example")
     assert subscriber._item(registration) is None
+
+
+@pytest.mark.parametrize("kind", ["delegate", "peer"])
+def test_a_publisher_s_certificate_is_renewed_while_it_publishes(
+    kind: str, party: Party, figures: Any, eventually: Any, tmp_path: Path
+) -> None:
+    # Given a publisher, and a subscriber that honours what is revoked
+    revoked = party.authority.revoke()
+    tls = {"verify": "require", "revoked": str(revoked)}
+    subscriber = party.federation.subscriber(party.config("subscriber.example", **tls))
+    uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery")
+    if kind == "delegate":
+        pad = party.pad(sign=True, verify="require")
+        adapter = party.light()
+        registration = figures.register(adapter)
+        at = pad.delegate
+    else:
+        adapter = party.federation.peer(party.config("publisher.example", sign=True))
+        registration = adapter.register_publisher(figures.schema, figures.figure_1)
+        at = adapter._server.delegate
+    subscriber.wait_matched(uid)
+    adapter.publish(registration, figures.figure_1)
+    assert subscriber.receive(uid).platform.verified == "publisher.example"
+    before = at.signing_key(registration)
+    assert before is not None
+    old = tmp_path / "old.pem"
+    old.write_bytes((party.authority.folder / "publisher.example.pem").read_bytes())
+
+    # When its certificate is renewed, and the old one is revoked
+    party.authority.issue("publisher.example", number=1)
+    adapter._signer._look_at = 0.0  # now, not in a second
+    if kind == "peer":
+        adapter.publish(registration, figures.figure_1)
+        assert subscriber.receive(uid) is not None
+    eventually(lambda: at.signing_key(registration).chain != before.chain)
+    party.authority.revoke(str(old))
+    subscriber._signatures.verifier._look_at = 0.0
+
+    # Expect its registration to go on, under the same id
+    adapter.publish(registration, figures.figure_1, b"renewed")
+    obj = subscriber.receive(uid)
+    assert (obj.payload, obj.platform.verified) == (b"renewed", "publisher.example")
+    assert obj.platform.registration == registration
+    assert subscriber.losses(uid) == {}
 
 
 def test_keys_of_publishers_that_have_gone_are_bounded(

@@ -51,6 +51,7 @@ class TlsIdentity:
     key: Path
     ca: Path
     server_names: tuple[str, ...] = ()
+    revoked: Path | None = None
 
     def server_context(self) -> ssl.SSLContext:
         """For listening: clients must show a certificate of the CA. Raises ConfigurationError."""
