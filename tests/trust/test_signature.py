@@ -38,6 +38,7 @@ from jbi_pubsub.core.signing import (
     signed_uid,
 )
 from jbi_pubsub.core.wire.tls import TlsIdentity, _names
+from jbi_pubsub.pad.signed import Seals
 from jbi_pubsub.pad.stages import signer_of, verifier_of
 from jbi_pubsub.pad.subscription import PublisherRequest, SigningKeyEntry, check_publisher
 from jbi_pubsub.trust import signature
@@ -378,6 +379,18 @@ def test_a_renewed_certificate_answers_for_the_same_key(tmp_path: Path, caplog: 
         CertificateVerifier(authority.ca, clock=lambda: now).check(uid, b"said", said, lambda _: [bound])
 
 
+def test_a_delegate_s_renewed_certificate_answers_for_what_it_cuts(authority: Authority) -> None:
+    now = time.time()
+    tls = authority.issue("delegate.example")
+    seals = Seals(CertificateSigner(*map(Path, _files(tls)), clock=lambda: now), "delegate")
+    before = seals.key
+    assert seals.key is before
+    authority.issue("delegate.example")
+    now += 2
+    assert seals.key.key == before.key
+    assert seals.key.chain != before.chain
+
+
 def test_what_is_revoked_ends_without_a_restart(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     # Given two publishers that are known, and an authority that has revoked nobody
     now = time.time()
@@ -487,6 +500,7 @@ def test_an_id_is_proven_by_secret_and_key(authority: Authority) -> None:
     for asked, wrong in (
         (uid, changed(request, secret=SECRET[::-1])),
         (uid, changed(request, signing=other)),
+        (uid, changed(request, signing=changed(bound, anchor=bytes(32)))),
         (uid, changed(request, secret=SECRET[::-1], signing=changed(bound, anchor=anchor_of(SECRET[::-1])))),
         (short[0], changed(request, secret="short", signing=short[1])),
         (signed_uid(b"", bound.key), changed(request, signing=changed(bound, anchor=b""))),
