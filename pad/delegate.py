@@ -327,7 +327,7 @@ class Delegate:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
             topic = self._topic_for(entries)
             judgement = Judgement(gate, request.entries, topic.table, validate=request.validate)
-            registration = Registration(uid, number, connection_id, gate, topic, judgement, request.signing)
+            registration = Registration(uid, number, connection_id, gate, topic, judgement, signing=request.signing)
             topic.unannounced.add(uid)
             topic.shelf.young_until = math.inf
             connection.registrations[registration.number] = registration
