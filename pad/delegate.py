@@ -36,6 +36,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.info_object import Cause, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget
@@ -55,6 +56,7 @@ from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.overview import leases_ending, page_of_subscriptions, publishers_by_name, sessions_by_name, types_of
 from jbi_pubsub.pad.pipeline import Pipeline, Refused
 from jbi_pubsub.pad.registration import Entries, Registration, Topic
+from jbi_pubsub.pad.signed import Seals
 from jbi_pubsub.pad.stages import Stages, stages_of
 from jbi_pubsub.pad.store import UNSUBSCRIBED_MOST, Kept, SubscriptionStore
 from jbi_pubsub.pad.subscription import (
@@ -63,9 +65,11 @@ from jbi_pubsub.pad.subscription import (
     PUBLISHER_TYPE,
     InformationType,
     PublisherRequest,
+    SigningKeyEntry,
     Subscription,
     SubscriptionRequest,
     check_owner,
+    check_publisher,
     compile_subscription,
     local_name,
     shown,
@@ -203,8 +207,12 @@ class Delegate:
         self._ending: list[Subscription] = []
         """Gone, and not yet in the totals of what has ended."""
         self._account = Account()
-        stages = stages or stages_of(config)
+        stages = stages or stages_of(config, peer=peer)
         self._shelves = stages.shelves
+        self._signatures = stages.signatures
+        self._seals = Seals(stages.signer, delegate_id) if stages.signer is not None else None
+        self._former_keys: dict[str, SigningKey] = {}
+        """Of registrations that have gone: somebody may still come for their objects."""
         self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost, store=mails)
         self.pipeline = Pipeline(
             config=config,
@@ -213,10 +221,15 @@ class Delegate:
             sessions=self._sessions,
             mail=self._mail,
             account=self._account,
+            seals=self._seals,
             clock=clock,
         )
         self._newcomers = Newcomers(
-            stages.shelves, self._budget, self.pipeline.mail_out, name=f"catch-up-{delegate_id[:8]}"
+            stages.shelves,
+            self._budget,
+            self.pipeline.mail_out,
+            name=f"catch-up-{delegate_id[:8]}",
+            seal=self._seals.seal if self._seals is not None else None,
         )
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
@@ -284,18 +297,22 @@ class Delegate:
 
         `uid` is made from the request's secret, which the publisher keeps over failures, so that nobody else can
         publish under it; the publisher chooses `number`, which its publications start with. Raises UnknownUidError,
-        AccessDeniedError (`uid` is not the secret's), SchemaError, TypeConflictError, MetadataError, OversizeError.
+        AccessDeniedError (`uid` is not the secret's), SignatureError (we want signed objects, and its key does not
+        hold), SchemaError, TypeConflictError, MetadataError, OversizeError.
         """
         self.connection(connection_id)
         for entry in request.entries:
             check_rep(entry)
         gate = self._types.open(request.schema)
         try:
+            if self._signatures is not None:
+                self._signatures.welcome(uid, request.signing)
             registration, entries = self._register(connection_id, request, gate, uid, number)
         except JbiError:
             self.forget_type(gate.type)
             raise
-        item = ServiceItem(registration.uid, self._item_types, self._ref, entries)
+        key = () if registration.signing is None else (SigningKeyEntry.of(registration.signing).rep(),)
+        item = ServiceItem(registration.uid, self._item_types, self._ref, (*entries, *key))
         self._announcer.join(item, request.secret)
         with self._lock:
             ended = registration.uid not in self._registrations
@@ -306,7 +323,7 @@ class Delegate:
     def _register(
         self, connection_id: str, request: PublisherRequest, gate: InformationTypeGate, uid: str, number: int
     ) -> tuple[Registration, Entries]:
-        check_owner("registration", uid, request.secret)
+        check_publisher(uid, request)
         name = gate.type.name
         described = InformationType(
             name=name, version=gate.type.version, schema=gate.digest, local=local_name(name)
@@ -317,6 +334,7 @@ class Delegate:
             if uid in self._registrations:
                 known = self._registrations[uid]
                 if known.connection == connection_id:
+                    known.signing = request.signing  # another certificate may answer for it by now
                     return known, known.topic.entries
                 raise UnknownUidError(f"registration {uid} belongs to another publisher", uid=uid)
             if number in connection.registrations:
@@ -325,7 +343,7 @@ class Delegate:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
             topic = self._topic_for(entries)
             judgement = Judgement(gate, request.entries, topic.table, validate=request.validate)
-            registration = Registration(uid, number, connection_id, gate, topic, judgement)
+            registration = Registration(uid, number, connection_id, gate, topic, judgement, signing=request.signing)
             topic.unannounced.add(uid)
             topic.shelf.young_until = math.inf
             connection.registrations[registration.number] = registration
@@ -398,6 +416,16 @@ class Delegate:
     def kept(self, object_id: str) -> Parcel | None:
         """An object that was published moments ago."""
         return self._shelves.find(object_id)
+
+    def signing_key(self, uid: str) -> SigningKey | None:
+        """What the objects of a registration that is here, or was, are signed with; our own if it is our id."""
+        with self._lock:
+            registration = self._registrations.get(uid)
+            if registration is not None:
+                return registration.signing
+            if uid == self.delegate_id:
+                return self._seals.key if self._seals is not None else None
+            return self._former_keys.get(uid)
 
     # -- subscribers --------------------------------------------------------------------------------------------
 
@@ -1010,6 +1038,7 @@ class Delegate:
             for registration in registrations:
                 del self._registrations[registration.uid]
                 registration.has_ended = True
+                self._keep_key(registration)
                 self._account.close_registration(registration)
                 self._leave_topic(registration)
             self._stood.notify_all()
@@ -1019,6 +1048,12 @@ class Delegate:
             self._announcer.leave(*(registration.uid for registration in registrations))
         for unused in idle:
             self._types.forget(unused)
+
+    def _keep_key(self, registration: Registration) -> None:
+        if registration.signing is not None:
+            self._former_keys[registration.uid] = registration.signing
+            if len(self._former_keys) > GHOSTS_MOST:
+                del self._former_keys[next(iter(self._former_keys))]
 
     def _drop_session(self, session_id: str, cause: Cause) -> None:
         with self._lock:

@@ -13,7 +13,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.documents import ANY, ANY_TEXT, Grammar, Invariants, Particle, Texts, Traced, known_documents
@@ -133,6 +133,9 @@ class Disseminated(NamedTuple):
     selected: Sequence[Selected]
     suppressed: Sequence[Subscription] = ()
 
+
+Seal = Callable[[Parcel, PayloadFilter, bytes], bytes]
+"""What is said of a payload that was cut: of which object, by which filter, to what (see signed.py)."""
 
 REMEMBERED_BYTES: Final = 16 << 10
 """Larger metadata are judged each time: with 10,000 registrations the answers kept hold 160 MB of metadata at most."""
@@ -264,9 +267,9 @@ class Judgement:
         return self._conformity.read(metadata)
 
 
-def disseminate(parcel: Parcel, matched: list[Subscription]) -> Disseminated:
+def disseminate(parcel: Parcel, matched: list[Subscription], seal: Seal | None = None) -> Disseminated:
     """Filter the object for those it matched."""
-    cuts = _cuts(parcel, {s.payload_filter for s in matched if s.payload_filter is not None})
+    cuts = _cuts(parcel, {s.payload_filter for s in matched if s.payload_filter is not None}, seal)
     selected: list[Selected] = []
     suppressed: list[Subscription] = []
     for subscription in matched:
@@ -282,7 +285,9 @@ def disseminate(parcel: Parcel, matched: list[Subscription]) -> Disseminated:
     return Disseminated(selected, suppressed)
 
 
-def _cuts(parcel: Parcel, filters: set[PayloadFilter]) -> dict[PayloadFilter, tuple[int, Parcel]] | None:
+def _cuts(
+    parcel: Parcel, filters: set[PayloadFilter], seal: Seal | None
+) -> dict[PayloadFilter, tuple[int, Parcel]] | None:
     """What each filter selects: how many parts, and the object with them; None when the payload is no XML to filter."""
     payload = bytes(parcel.payload)
     parsed = parse_payload(payload)
@@ -291,4 +296,7 @@ def _cuts(parcel: Parcel, filters: set[PayloadFilter]) -> dict[PayloadFilter, tu
     found = select(filters, parsed, len(payload))
     del parsed
     give_back(len(payload))
-    return {each: (cut.count, parcel.with_payload(cut.payload)) for each, cut in found.items()}
+    return {
+        each: (cut.count, parcel.with_payload(cut.payload, seal(parcel, each, cut.payload) if seal else b""))
+        for each, cut in found.items()
+    }

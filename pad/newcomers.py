@@ -21,7 +21,7 @@ from typing import Final
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.pad.delivery import SubscriberSession
-from jbi_pubsub.pad.dissemination import MatchTable, disseminate
+from jbi_pubsub.pad.dissemination import MatchTable, Seal, disseminate
 from jbi_pubsub.pad.outlet import Arrears, Budget, Waiting
 from jbi_pubsub.pad.registration import Topic
 from jbi_pubsub.pad.shelf import OVERHEAD, Kept, Shelves
@@ -76,10 +76,12 @@ class Newcomers:
         mail_out: Callable[[Subscription, Parcel, Parcel], None],
         *,
         name: str,
+        seal: Seal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`mail_out(subscription, parcel, published)` sends an object by mail."""
+        """`mail_out(subscription, parcel, published)` sends an object by mail; `seal` says what was cut."""
         self._shelves = shelves
+        self._seal = seal
         self._budget = budget
         self._mail_out = mail_out
         self._clock = clock
@@ -262,7 +264,7 @@ class Newcomers:
         if not matched:
             return
         self._shelves.found(kept)
-        result = disseminate(kept.parcel, matched)
+        result = disseminate(kept.parcel, matched, self._seal)
         for subscription in result.suppressed:
             subscription.matched += 1
             subscription.suppressed += 1

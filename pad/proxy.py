@@ -16,6 +16,7 @@ from jbi_pubsub.core.errors import ErrorReport
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import RENEW_AT
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
@@ -36,7 +37,7 @@ DELEGATE_METHODS: Final = (
 )  # fmt: skip
 SUBSCRIPTIONS_METHODS: Final = (
     "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions", "renew_mail",
-    "explain", "explain_object",
+    "explain", "explain_object", "signing_key",
 )  # fmt: skip
 
 PUBLICATION: Final = struct.Struct("!BI")
@@ -184,6 +185,10 @@ class SubscriptionsProxy(_LeasedProxy):
     def explain_object(self, uid: str, object_id: str) -> dict[str, Any]:
         """The same for an object that was published there some seconds ago."""
         return self._client.call("explain_object", dict[str, Any], uid, object_id)
+
+    def signing_key(self, uid: str, timeout: float) -> SigningKey | None:
+        """What the objects of a registration there, or what the delegate of that id says, is signed with."""
+        return self._client.call("signing_key", SigningKey | None, uid, timeout=timeout)
 
     def mail_subscriptions(self) -> list[dict[str, Any]]:
         """The e-mail-only subscriptions that live there."""

@@ -38,6 +38,7 @@ from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance
@@ -104,6 +105,8 @@ TOTALS: Final = (
     ("matched", "Objects times subscriptions that they matched"),
     ("suppressed", "Objects of whose payload a filter selected nothing, not delivered"),
     ("delivered", "Objects delivered"),
+    ("signed", "Objects whose signature was looked at and holds"),
+    ("bad_signature", "Objects that are not signed, or whose signature does not hold"),
     ("mailed", "Objects times recipients sent by mail"),
     ("replayed", "Objects times subscriptions that came late and caught up with them"),
     ("found_late", "Objects that matched no subscription when they came, and one afterwards"),
@@ -704,6 +707,10 @@ class _Subscriptions:
     def renew_mail(self, caller: Caller, uid: str, duration: float) -> Lease:
         self._server.allow(caller, "administer")
         return self._server.delegate.renew_mail(uid, duration)
+
+    @exported
+    def signing_key(self, caller: Caller, uid: str) -> SigningKey | None:  # noqa: ARG002  # it is in the lookup services
+        return self._server.delegate.signing_key(uid)
 
 
 class _MailLinks:

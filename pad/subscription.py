@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 import hashlib
 import hmac
@@ -17,8 +18,9 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, OversizeError
+from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, EntryError, OversizeError
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
+from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
 
@@ -77,6 +79,42 @@ class PublisherAdapterDelegate(Entry):
     location: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class SigningKeyEntry(Entry):
+    """What the objects of a registration are signed with: the fields of a SigningKey in base64, those of its chain with
+    a space between."""
+
+    entry_name = "jbi.SigningKey"
+    key: str | None = None
+    anchor: str | None = None
+    chain: str | None = None
+    statement: str | None = None
+    consent: str | None = None
+
+    @classmethod
+    def of(cls, key: SigningKey) -> SigningKeyEntry:
+        """The entry for a key."""
+        texts = [_base64(part) for part in (key.key, key.anchor, key.statement, key.consent)]
+        return cls(
+            key=texts[0], anchor=texts[1], chain=" ".join(map(_base64, key.chain)), statement=texts[2], consent=texts[3]
+        )
+
+    def signing_key(self) -> SigningKey:
+        """The key that it stands for. Raises EntryError; whether it holds is another question."""
+        said = {
+            "key": self.key, "anchor": self.anchor, "chain": (self.chain or "").split(" ", CHAIN_MOST),
+            "statement": self.statement, "consent": self.consent,
+        }  # fmt: skip
+        try:
+            return msgspec.convert(said, SigningKey)
+        except msgspec.ValidationError as exc:
+            raise EntryError(f"a signing key that can't be read: {exc}", entry_class=self.entry_name) from exc
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 class _Owned(msgspec.Struct, frozen=True):
     """A request whose `secret` proves whose id it is for: it is not shown."""
 
@@ -90,13 +128,15 @@ class PublisherRequest(_Owned, frozen=True, forbid_unknown_fields=True):
 
     `validate` False skips validation of each object; invariants are always checked. `secret` is the publisher's own:
     the registration's id is made from it (`owned_uid`), and with it another delegate can take the registration over
-    in the lookup services; nobody else can do either.
+    in the lookup services; nobody else can do either. `signing` is what the objects are signed with, if they are: the
+    id is made from that as well (`signed_uid`).
     """
 
     schema: SchemaBundle
     entries: tuple[EntryRep, ...]
     validate: bool = True
     secret: str = ""
+    signing: SigningKey | None = None
 
 
 class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
@@ -140,6 +180,26 @@ def check_owner(kind: str, uid: str, secret: str) -> None:
         raise AccessDeniedError(
             f"{kind} {uid[:64]!r} is not proven to be the caller's own",
             hint=f"Send the secret that it is made from, of at least {MIN_SECRET} characters; earlier versions don't",
+            uid=uid[:64],
+        )
+
+
+def check_publisher(uid: str, request: PublisherRequest) -> None:
+    """Raises AccessDeniedError for a registration's id that is not made from the request's secret, and its signing key
+    if it has one."""
+    if request.signing is None:
+        check_owner("registration", uid, request.secret)
+        return
+    anchor, key = anchor_of(request.secret), request.signing.key
+    proper = MIN_SECRET <= len(request.secret) <= MAX_TEXT
+    if (
+        not proper
+        or anchor != request.signing.anchor
+        or not hmac.compare_digest(signed_uid(anchor, key).encode(), uid.encode())
+    ):
+        raise AccessDeniedError(
+            f"registration {uid[:64]!r} is not proven to be the caller's own",
+            hint="Send the secret and the signing key that it is made from",
             uid=uid[:64],
         )
 

@@ -27,7 +27,7 @@ from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import MAX_FIELDS, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
-from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE, InformationType
+from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE, InformationType, SigningKeyEntry
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.adapter import matching_log
@@ -267,15 +267,17 @@ def _facts(obj: InfoObject) -> dict[str, object]:
         "metadata": obj.metadata.decode("utf-8", errors="replace"),
         "payload_length": len(obj.payload),
         "payload_published_length": obj.platform.payload_length,
+        "signed_by": obj.platform.verified,
     }
 
 
 def _line(obj: InfoObject) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(obj.platform.published))
     cut = f" of {obj.platform.payload_length}" if len(obj.payload) != obj.platform.payload_length else ""
+    signed = f"  signed by {obj.platform.verified}" if obj.platform.verified else ""
     return printable(
         f"{at}  {obj.type.name}  #{obj.platform.sequence}  metadata {len(obj.metadata)} B"
-        f"  payload {len(obj.payload)}{cut} B  {obj.object_id}"
+        f"  payload {len(obj.payload)}{cut} B  {obj.object_id}{signed}"
     )
 
 
@@ -469,6 +471,8 @@ def _entry_text(entry: EntryRep) -> str:
     values = {k: v for k, v in entry.as_dict().items() if v is not None and k != "schema"}
     if entry.cls.name == InformationType.entry_name:
         values.pop("name", None)
+    if entry.cls.name == SigningKeyEntry.entry_name:
+        values = {"key": values.get("key", "")}  # the rest is kilobytes that prove it
     return (
         f"{entry.cls.name.rpartition('#')[2].removeprefix('jbi.')}({', '.join(f'{k}={v}' for k, v in values.items())})"
     )

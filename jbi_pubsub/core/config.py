@@ -254,7 +254,7 @@ class TlsSection(_Section, frozen=True):
     revoked: str = ""
     """PEM file of revoked certificates (a CRL of the authority), read again when it changes; "" for none."""
     sign: bool = False
-    """Whether publishers of this process sign their objects."""
+    """Whether publishers of this process sign their objects, and delegates what their filters leave of payloads."""
     verify: Literal["off", "warn", "require"] = "off"
     """What delegates and subscribers of this process do with signatures: nothing; log and count what is not signed or
     does not hold; drop it, counted and told as lost (`bad_signature`)."""

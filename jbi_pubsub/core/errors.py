@@ -12,6 +12,7 @@ JbiError
  |   +- TypeConflictError                        a second, different schema for one information object type
  +- MetadataError             (ValueError)       a metadata, template or invariant document is malformed or invalid
  |   +- InvariantError                           a publication changes what its registration declared invariant
+ +- SignatureError            (ValueError)       an object's signature is missing or does not hold
  +- PredicateError            (ValueError)       an XPath predicate or payload filter can't be used
  +- AddressError              (ValueError)       not exactly one e-mail address
  +- UnknownUidError           (LookupError)      no such delegate, registration or subscription here
@@ -124,6 +125,12 @@ class InvariantError(MetadataError):
     """A publication changes what its registration declared invariant (paper section 1)."""
 
     code = "invariant"
+
+
+class SignatureError(JbiError, ValueError):
+    """The signature of an object, or of what stands for its key, is missing or does not hold; fact `object`."""
+
+    code = "signature"
 
 
 class PredicateError(JbiError, ValueError):

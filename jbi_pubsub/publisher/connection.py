@@ -275,7 +275,21 @@ class DelegateConnection:
         term = proxy.renew(opened.lease.lease_id, self._config.lease.publisher).duration
         self._take_back(proxy, opened)
         self._ask_again(proxy, opened)
+        self._tell_renewed(proxy, opened)
         return term
+
+    def _tell_renewed(self, proxy: DelegateProxy, opened: Opened) -> None:
+        """Register again what another certificate answers for."""
+        for publication in [each for each in list(self._publications.values()) if each.is_renewed()]:
+            with self._lock:
+                if self._proxy is not proxy or publication.uid not in self._publications:
+                    return
+                try:
+                    proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+                except JbiError as exc:
+                    publication.renew_again()
+                    log.warning("%s: the new certificate of %s is told later: %s", self._name, publication.uid, exc)
+                    return
 
     def _ask_again(self, proxy: DelegateProxy, opened: Opened) -> None:
         """Register what the delegate has refused: there may be room by now."""

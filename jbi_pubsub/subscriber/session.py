@@ -40,10 +40,12 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, WINDOW_BATCHES, Hello, Line, Receiver, greet
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate import NOT_BEFORE, Granted
 from jbi_pubsub.pad.delivery import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
 from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Opened, Subscribed, SubscriptionsProxy
 
+from .signed import Looked, SessionSignatures, SignatureCheck
 from .subscription import LocalSubscription
 
 log = logging.getLogger("jbi_pubsub.subscriber")
@@ -152,8 +154,11 @@ class DelegateSession:
         name: str,
         is_listed: Callable[[str], bool],
         ended: Callable[[DelegateSession], None],
+        item: Callable[[str], ServiceItem | None] = lambda uid: None,  # noqa: ARG005  # nobody knows
+        signatures: SignatureCheck | None = None,
     ) -> None:
-        """`is_listed(service id)`: whether a lookup service still knows the delegate; `ended` is called once."""
+        """`is_listed(service id)`: whether a lookup service still knows the delegate; `ended` is called once;
+        `item(uid)`: what the lookup services say of a registration; `signatures`: who looks at them."""
         self.ref = ref
         self._config = config
         self._renewals = renewals
@@ -161,6 +166,7 @@ class DelegateSession:
         self._is_listed = is_listed
         self._ended = ended
         self._proxy = SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)
+        self._signatures = None if signatures is None else SessionSignatures(signatures, ref, self._proxy, item)
         self._changed = threading.Condition()
         self._wanted: dict[str, LocalSubscription] = {}
         self._standing: dict[str, _Standing] = {}
@@ -578,7 +584,7 @@ class DelegateSession:
                 obj = decode(item[at:])
                 for objects in lists:
                     objects.append(obj)
-        _hand_on(arrived)
+        self._hand_on(arrived)
 
     def _lists(self, numbers: Sequence[int], arrived: dict[_Standing, list[InfoObject]]) -> list[list[InfoObject]]:
         """Where objects for these subscriptions are gathered."""
@@ -597,7 +603,7 @@ class DelegateSession:
             if kind == LAST_CHUNK:
                 arrived.setdefault(standing, []).append(decode_cut(standing.gathered()))
         elif kind == LOSS:
-            _hand_on(arrived)  # what came before the loss is told before it
+            self._hand_on(arrived)  # what came before the loss is told before it
             notice = _notice(body)
             standing.subscription.lose(notice.cause, notice.count, notice.detail)
         else:
@@ -607,7 +613,7 @@ class DelegateSession:
         """The subscription of that number; None if it was cancelled meanwhile."""
         standing = self._by_number.get(number)
         if standing is None:
-            _hand_on(arrived)  # nobody else is to wait for this one
+            self._hand_on(arrived)  # nobody else is to wait for this one
             standing = self._await_standing(number)
         return standing
 
@@ -624,6 +630,23 @@ class DelegateSession:
         if self._lost or self._stopping.is_set():
             return False
         return self._dirty or any(uid not in self._standing and uid not in self._refused for uid in self._wanted)
+
+    def _hand_on(self, arrived: dict[_Standing, list[InfoObject]]) -> None:
+        if self._signatures is None:
+            for standing, objects in arrived.items():
+                standing.subscription.add(objects, standing.consume)
+        else:
+            self._signatures.begin()
+            for standing, objects in arrived.items():
+                self._hand_on_signed(standing, self._signatures.look(objects, standing.subscription.filter_digest))
+        arrived.clear()
+
+    def _hand_on_signed(self, standing: _Standing, looked: Looked) -> None:
+        if looked.dropped:
+            standing.consume(looked.dropped)
+            standing.subscription.lose(Cause.BAD_SIGNATURE, looked.dropped, looked.why)
+        if looked.objects:
+            standing.subscription.add(looked.objects, standing.consume)
 
     def _report_credits(self) -> None:
         receiver = self._receiver
@@ -647,12 +670,6 @@ def _at_most(count: int) -> int:
     if not 1 <= count <= SHARED_MOST:
         raise ProtocolError(f"delivery for {count} subscriptions, the limit is {SHARED_MOST}")
     return count
-
-
-def _hand_on(arrived: dict[_Standing, list[InfoObject]]) -> None:
-    for standing, objects in arrived.items():
-        standing.subscription.add(objects, standing.consume)
-    arrived.clear()
 
 
 def _notice(body: memoryview) -> LossNotice:
