@@ -6,6 +6,7 @@ services, refuse publishers, flush what waits, end sessions, close the port.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import socket
@@ -15,14 +16,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from heapq import nlargest
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
 
+from jbi_pubsub.core.access import (
+    ADMIN,
+    NONE_IN_PARTICULAR,
+    AccessAdmin,
+    AccessPolicy,
+    Action,
+    Decision,
+    Subject,
+    demand,
+    denied,
+)
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
-    AccessDeniedError,
     ConfigurationError,
     ErrorReport,
     JbiError,
@@ -43,11 +54,14 @@ from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, Tokens, listen, refuse, welcome
 from jbi_pubsub.core.wire.transport import UnixListener
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.delegate import Delegate, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
+from jbi_pubsub.pad.explanation import recall
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.pipeline import Refused
 from jbi_pubsub.pad.proxy import (
@@ -69,6 +83,7 @@ from jbi_pubsub.pad.proxy import (
     Subscribed,
 )
 from jbi_pubsub.pad.registration import Registration
+from jbi_pubsub.pad.stages import stages_of
 from jbi_pubsub.pad.store import SubscriptionStore
 from jbi_pubsub.pad.subscription import (
     PAD_TYPE,
@@ -105,24 +120,10 @@ TOTALS: Final = (
 )
 """The counters of a status that hold all there ever was, whoever has gone since, and what they mean."""
 
+ACCESS_REFUSED: Final = "Refused by the access policy, by action"
+
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
-
-
-class AccessPolicy(Protocol):
-    """The one decision point for connect, publish, subscribe and administer."""
-
-    def allow(self, caller: Caller, action: str, type_name: str) -> bool:
-        """Whether `caller` may do `action` with information objects of that type ("" for none in particular)."""
-        ...
-
-
-class AllowAll:
-    """Everybody may do everything."""
-
-    def allow(self, caller: Caller, action: str, type_name: str) -> bool:  # noqa: ARG002  # the protocol's parameters
-        """True."""
-        return True
 
 
 class DisseminationServer:
@@ -137,11 +138,12 @@ class DisseminationServer:
         access: AccessPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Binds the port: raises PortInUseError or ConfigurationError."""
+        """Binds the port: raises PortInUseError or ConfigurationError. `access` instead of what [policy] names."""
         self.server_id = uuid4().hex
         self.characteristics = characteristics
         self.name = "-".join(("pad", *characteristics)) if characteristics else "peer"
-        self._access = access or AllowAll()
+        self._stages = stages_of(config, "@".join(characteristics) if characteristics else "peer", access)
+        self._access = self._stages.access
         self._started = clock()
         self._clock = clock
         self._tokens = Tokens(lambda: uuid4().hex)
@@ -149,13 +151,15 @@ class DisseminationServer:
         self._publications: dict[str, Receiver] = {}
         self._stopping = threading.Event()
         exports: dict[str, object] = {
-            SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types)
+            SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types),
+            ADMIN: AccessAdmin(self._access),
         }  # fmt: skip
         if characteristics:
             exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self)}
         self._control = ControlServer(exports)
         self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
         with ExitStack() as undo:  # what fails leaves no port, thread or file open
+            undo.callback(self._access.close)
             self._open(config, types, undo)
             undo.pop_all()
 
@@ -192,6 +196,7 @@ class DisseminationServer:
             peer=self.characteristics is None,
             store=store,
             mails=mails,
+            stages=self._stages,
         )
         files.pop_all()  # they are the delegate's now
         undo.callback(self.delegate.close)
@@ -249,10 +254,25 @@ class DisseminationServer:
         self._reaper.join(5.0)
         return left
 
-    def allow(self, caller: Caller, action: str, type_name: str = "") -> None:
+    def allow(self, caller: Caller, action: Action, subject: Subject = NONE_IN_PARTICULAR) -> Decision:
         """Raises AccessDeniedError if the access policy says no."""
-        if not self._access.allow(caller, action, type_name):
-            raise AccessDeniedError(f"{caller.identity or caller.address} may not {action} {type_name}".rstrip())
+        return demand(self._access, caller, (action, subject))
+
+    def allow_type(self, caller: Caller, type_: TypeName) -> None:
+        """Whether somebody may know what a type is: who has to do with it. Raises AccessDeniedError."""
+        subject = Subject(type_.name, type_.version)
+        demand(self._access, caller, ("subscribe", subject), ("publish", subject), ("status", subject))
+
+    def allow_object(self, caller: Caller, parcel: Parcel) -> None:
+        """Whether somebody may know what is in an object: who might have got it. Raises AccessDeniedError."""
+        head = parcel.head
+        subject = Subject(head.type_name, head.type_version)
+        decision = self.allow(caller, "subscribe", subject)
+        if decision.where:
+            predicate = compile_predicate(decision.where, namespaces=dict(decision.namespaces))
+            if not predicate.matches(parse_metadata(bytes(head.metadata))):
+                self._access.record(caller, "subscribe", subject, Decision(False, decision.rule))
+                raise denied(caller, "subscribe", subject)
 
     def refuse_when_stopping(self) -> None:
         """Raises WireError: the server takes no new work."""
@@ -316,6 +336,7 @@ class DisseminationServer:
             "threads": threading.active_count(),
             "calls": self._control.calls,
             "faults": faults(),
+            "access": self._access.status(),
             **self.delegate.status(),
         }
 
@@ -338,6 +359,8 @@ class DisseminationServer:
         yield Sample("mail_connections", "gauge", "Connections to the mail server", mail["connections"])
         suspended = sum(len(s["mail_suspended"]) for s in subscriptions)
         yield Sample("mail_suspended", "gauge", "Recipients whose mail is suspended", suspended)
+        for action, count in self._access.refused().items():
+            yield Sample("access_refused", "counter", ACCESS_REFUSED, count, (("action", action),))
         for cause in Cause:
             value = status["lost"].get(cause, 0)
             yield Sample("lost", "counter", "Objects lost, by cause", value, (("cause", cause.value),))
@@ -509,9 +532,10 @@ class _Delegate:
     @exported
     @leasing
     def connect(self, caller: Caller, name: str, duration: float) -> Opened:
+        caller = _named(caller, name)
         self._server.allow(caller, "connect")
         self._server.refuse_when_stopping()
-        connection, lease = self._server.delegate.connect(name[:200], duration)
+        connection, lease = self._server.delegate.connect(name[:200], duration, caller)
         return Opened(connection.connection_id, lease, self._server.server_id)
 
     @exported
@@ -527,10 +551,12 @@ class _Delegate:
     @exported
     def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
         self._server.refuse_when_stopping()
-        self._server.delegate.connection(connection_id)
+        caller = _named(caller, self._server.delegate.connection(connection_id).name)
+        self._server.allow(caller, "connect")
+        self._server.allow(caller, "publish", Subject(some=True))  # before it costs anything
         opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
         try:
-            self._server.allow(caller, "publish", opened.name)
+            self._server.allow(caller, "publish", Subject(opened.name, opened.version))
         except JbiError:
             self._server.delegate.forget_type(opened)
             raise
@@ -565,9 +591,10 @@ class _Subscriptions:
     @exported
     @leasing
     def open(self, caller: Caller, name: str, duration: float) -> Opened:
-        self._server.allow(caller, "subscribe")
+        caller = _named(caller, name)
+        self._server.allow(caller, "connect")
         self._server.refuse_when_stopping()
-        session_id, lease = self._server.delegate.open_session(name[:200], duration)
+        session_id, lease = self._server.delegate.open_session(name[:200], duration, caller)
         return Opened(session_id, lease, self._server.server_id)
 
     @exported
@@ -605,11 +632,14 @@ class _Subscriptions:
         self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float, elapsed: float
     ) -> Subscribed:
         try:
-            request = _request(said)
-            self._server.allow(caller, "subscribe", _type_wanted(request.entries))
             delegate, peer = self._server.delegate, caller.place.peer
+            request = _request(said)
+            rights = delegate.rights(caller, delegate.session(session_id).name if session_id else "")
+            if rights is not None:
+                rights.check(request)
+            late = max(0.0, elapsed)
             return Subscribed(
-                delegate.subscribe(session_id, request, duration, age, elapsed=max(0.0, elapsed), peer=peer)
+                delegate.subscribe(session_id, request, duration, age, elapsed=late, peer=peer, rights=rights)
             )
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
@@ -635,6 +665,7 @@ class _Subscriptions:
     @exported
     def explain_object(self, caller: Caller, uid: str, object_id: str) -> dict[str, Any]:
         self._server.allow(caller, "administer")  # it shows what is in an object that may not be the caller's
+        self._server.allow_object(caller, recall(object_id, self._server.delegate.kept))
         return self._server.delegate.explain_object(uid, object_id)
 
     @exported
@@ -652,7 +683,7 @@ class _Types:
 
     @exported
     def get(self, caller: Caller, name: str, version: str) -> SchemaBundle:
-        self._server.allow(caller, "status", name)
+        self._server.allow_type(caller, TypeName(name, version))
         found = self._types.find(TypeName(name, version))
         if found is None:
             raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here")
@@ -716,8 +747,6 @@ def _request(said: msgspec.Raw) -> SubscriptionRequest:
         raise ProtocolError(f"bad subscription request: {exc}") from exc
 
 
-def _type_wanted(entries: tuple[EntryRep, ...]) -> str:
-    for entry in entries:
-        if entry.cls.name == InformationType.entry_name:
-            return InformationType.from_rep(entry).name or ""
-    return ""
+def _named(caller: Caller, client: str) -> Caller:
+    """With the name that the application has given itself."""
+    return dataclasses.replace(caller, client=client[:200])

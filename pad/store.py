@@ -21,12 +21,22 @@ from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 
 
+class Whose(msgspec.Struct, frozen=True):
+    """Who has made a subscription: what access rules are asked about after a restart."""
+
+    address: str
+    user: str
+    claimed: bool
+    client: str
+
+
 class Kept(msgspec.Struct, frozen=True):
-    """An e-mail subscription on disk; `ends` is when its lease does, in seconds since the epoch."""
+    """An e-mail subscription on disk; `ends` is when its lease does, in seconds since the epoch; `whose` it is."""
 
     request: SubscriptionRequest
     lease_id: str
     ends: float
+    whose: Whose | None = None
 
 
 class SubscriptionStore:
@@ -45,21 +55,27 @@ class SubscriptionStore:
         check_tables(base, {"mail"}, f"e-mail subscriptions in {self.path}")
         base.execute(
             "CREATE TABLE IF NOT EXISTS mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL,"
-            " lease TEXT NOT NULL, ends REAL NOT NULL) WITHOUT ROWID"
+            " lease TEXT NOT NULL, ends REAL NOT NULL, whose BLOB) WITHOUT ROWID"
         )
+        if "whose" not in {name for _, name, *_ in base.execute("PRAGMA table_info(mail)")}:  # of an earlier version
+            base.execute("ALTER TABLE mail ADD COLUMN whose BLOB")
 
     def load(self, wall: float) -> list[Kept]:
         """All whose lease has not ended at `wall`; the others are removed. Raises StorageError."""
         with self._lock, self._translated():
             self._base.execute("DELETE FROM mail WHERE ends <= ?", (wall,))
-            rows = self._base.execute("SELECT request, lease, ends FROM mail").fetchall()
-            return [Kept(decoder_of(SubscriptionRequest).decode(r), lease, ends) for r, lease, ends in rows]
+            rows = self._base.execute("SELECT request, lease, ends, whose FROM mail").fetchall()
+            return [
+                Kept(decoder_of(SubscriptionRequest).decode(r), lease, ends, decoder_of(Whose).decode(w) if w else None)
+                for r, lease, ends, w in rows
+            ]
 
     def keep(self, kept: Kept) -> None:
         """Add or replace a subscription. Raises StorageError."""
-        row = (kept.request.uid, msgspec.msgpack.encode(kept.request), kept.lease_id, kept.ends)
+        whose = msgspec.msgpack.encode(kept.whose) if kept.whose is not None else None
+        row = (kept.request.uid, msgspec.msgpack.encode(kept.request), kept.lease_id, kept.ends, whose)
         with self._lock, self._translated():
-            self._base.execute("INSERT OR REPLACE INTO mail VALUES (?, ?, ?, ?)", row)
+            self._base.execute("INSERT OR REPLACE INTO mail VALUES (?, ?, ?, ?, ?)", row)
 
     def renew(self, uid: str, ends: float) -> None:
         """The lease ends later (or earlier). Raises StorageError."""

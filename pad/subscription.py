@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from email.errors import MessageError
 from email.headerregistry import Address
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import msgspec
 
@@ -21,6 +21,9 @@ from jbi_pubsub.core.errors import AccessDeniedError, AddressError, Configuratio
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
+
+if TYPE_CHECKING:
+    from jbi_pubsub.pad.rights import Rights
 
 MAX_RECIPIENTS: Final = 100
 """RFC 5321 4.5.3.1.8: a server must take at least 100 recipients of one message."""
@@ -178,6 +181,10 @@ class Subscription:
     """Recipients that get no mail any more, and the answer of the mail server that was the reason."""
     place: int = 0
     """Position at which it was in all match tables: what came up to then, it gets from the shelf, if at all."""
+    rights: Rights | None = field(default=None, repr=False)
+    """Whose it is, where access is restricted."""
+    narrowed_by: str = ""
+    """The rules that let through a part of some type alone."""
     replayed: int = 0
     """Objects that it caught up with; they count in the others, too."""
     lost: Counter[str] = field(default_factory=Counter)
@@ -210,6 +217,7 @@ class Subscription:
             "template": [f"{e.cls.name}{_shown(e)}" for e in request.entries],
             "predicate": request.predicate,
             "filter": request.payload_filter,
+            "narrowed_by": self.narrowed_by,
             "recipients": list(request.recipients),
             "direct": request.direct,
             "policy": request.policy,

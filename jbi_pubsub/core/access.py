@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, cast, get_args
 
-from jbi_pubsub.core.errors import AccessDeniedError
+import msgspec
+
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError
+from jbi_pubsub.core.wire.control import exported
 from jbi_pubsub.core.wire.endpoint import Caller
 
 Action = Literal[
@@ -25,8 +28,8 @@ speak for others."""
 @dataclass(frozen=True, slots=True)
 class Subject:
     """What something is done to: an information object type, "" for none in particular; `name` is that of the
-    delegate, registration, table, or a recipient's domain. `some`: which type is not known yet; it is allowed if it is
-    for some type, and whoever asks asks again for each type that it comes to."""
+    delegate, registration, table, or a recipient's domain. `some`: of the type only what is named here is known yet; it
+    is allowed if it is for some such type, and whoever asks asks again for each type that it comes to."""
 
     type: str = ""
     version: str = ""
@@ -54,6 +57,18 @@ class Decision:
         return self.allowed
 
 
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether somebody may do something, as data."""
+
+    action: str
+    user: str = ""
+    address: str = ""
+    client: str = ""
+    type: str = ""
+    version: str = ""
+    name: str = ""
+
+
 class AccessPolicy(Protocol):
     """Decides. Safe from several threads. Whoever is given one closes it."""
 
@@ -70,6 +85,10 @@ class AccessPolicy(Protocol):
         """That was decided, and holds: it is counted and written down. Never waits, never fails."""
         ...
 
+    def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
+        """What `allow` says and why, as plain data."""
+        ...
+
     def refused(self) -> Mapping[str, int]:
         """How often what was refused, by action."""
         ...
@@ -82,6 +101,9 @@ class AccessPolicy(Protocol):
         """End what it runs. Safe to repeat."""
         ...
 
+
+ADMIN: Final = "admin"
+"""Name of the exported object that is asked about access."""
 
 ALLOWED: Final = Decision(True)
 NONE_IN_PARTICULAR: Final = Subject()
@@ -98,6 +120,11 @@ class AllowAll:
 
     def record(self, caller: Caller, action: Action, subject: Subject, decision: Decision) -> None:
         """Nobody asked for it."""
+
+    def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
+        """What `allow` says: there are no rules."""
+        decision = self.allow(caller, action, subject)
+        return {"allowed": decision.allowed, "rule": decision.rule, "where": decision.where, "reasons": [], "missed": 0}
 
     def refused(self) -> Mapping[str, int]:
         """Nothing."""
@@ -133,3 +160,21 @@ def denied(caller: Caller, action: Action, subject: Subject) -> AccessDeniedErro
         action=action,
         type=subject.type[:200],
     )
+
+
+class AccessAdmin:
+    """The exported object `admin`: what an administrator may ask about access."""
+
+    def __init__(self, policy: AccessPolicy) -> None:
+        self._policy = policy
+
+    @exported
+    def explain(self, caller: Caller, asked: Question) -> dict[str, Any]:
+        """What somebody may do here, and why."""
+        demand(self._policy, caller, ("administer", NONE_IN_PARTICULAR))
+        if asked.action not in get_args(Action):
+            known = ", ".join(get_args(Action))
+            raise ConfigurationError(f"unknown action {asked.action[:200]!r}", hint=f"There is {known}")
+        who = Caller(asked.address, user=asked.user, client=asked.client)
+        subject = Subject(asked.type, asked.version, asked.name)
+        return self._policy.explain(who, cast("Action", asked.action), subject)

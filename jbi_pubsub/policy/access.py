@@ -51,6 +51,11 @@ PAIRS_MOST: Final = 300_000
 """Of rules that are compared to find those without effect: about half a second."""
 
 
+ALL, NO_VERSION, NO_TYPE = "all", "no version", "no type"
+"""What is known of a subject: its type and version; its type; nothing, as it may come to be any."""
+_WITHOUT: Final = {ALL: (), NO_VERSION: ("version",), NO_TYPE: ("type", "version")}
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Rule:
     """One `[[access]]`."""
@@ -64,31 +69,34 @@ class Rule:
     where: str = ""
     namespaces: Namespaces = ()
     audit: bool = False
-    _loose: tuple[tuple[str, Globs | Addresses], ...] = field(init=False)
-    """All keys but those of the type."""
-    _all: tuple[tuple[str, Globs | Addresses], ...] = field(init=False)
+    _asked: Mapping[str, tuple[tuple[str, Globs | Addresses], ...]] = field(init=False)
+    """The keys that count, by what is known."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_all", tuple(self.keys.items()))
-        object.__setattr__(self, "_loose", tuple((k, m) for k, m in self._all if k not in ("type", "version")))
+        asked = {
+            known: tuple((key, matcher) for key, matcher in self.keys.items() if key not in without)
+            for known, without in _WITHOUT.items()
+        }
+        object.__setattr__(self, "_asked", asked)
 
-    def miss(self, facts: Facts, *, loose: bool = False) -> str:
-        """The first key that does not hold; "": the rule applies. `loose`: of whatever type."""
-        for key, matcher in self._loose if loose else self._all:
+    def miss(self, facts: Facts, known: str = ALL) -> str:
+        """The first key that does not hold; "": the rule applies. `known`: of the subject."""
+        for key, matcher in self._asked[known]:
             if not matcher.any_of(getattr(facts, key)):
                 return key
         return ""
 
     def meaning(self, *, loose: bool = False) -> tuple[object, ...]:
         """Equal for rules that say the same; `loose`: of the type apart."""
-        keys = tuple((key, matcher.said) for key, matcher in sorted(self._loose if loose else self._all))
+        asked = self._asked[NO_TYPE if loose else ALL]
+        keys = tuple(sorted((key, matcher.said) for key, matcher in asked))
         return self.allow, keys, self.where, self.namespaces, self.audit
 
     def covers(self, other: Rule) -> bool:
         """Whether whatever the other one is about is certain to be what this one is about."""
         if self.where or not self.actions >= other.actions:
             return False
-        for key, mine in self._all:
+        for key, mine in self.keys.items():
             theirs = other.keys.get(key)
             if theirs is None or not mine.covers(theirs):  # type: ignore[arg-type]  # of one key, of one class
                 return False
@@ -167,7 +175,7 @@ class AccessRules:
         known = self._known.get(question)
         if known is None:
             facts = self._facts(user, host, caller.client, component, subject)
-            known = self._decide(facts, action, some=subject.some)
+            known = self._decide(facts, action, subject)
             if len(self._known) >= KNOWN_MOST:
                 self._known = {}
             self._known[question] = known
@@ -178,12 +186,12 @@ class AccessRules:
         then those that come near."""
         user = "" if caller.claimed else caller.user
         facts = self._facts(user, host_of(caller.address), caller.client, component, subject)
-        loose = action == "connect" or subject.some
-        reasons = []
-        for rule in self.rules:
-            if action in rule.actions:
-                miss = rule.miss(facts, loose=loose and rule.allow)
-                reasons.append(Reason(rule, miss))
+        known = _known_of(action, subject)
+        reasons = [
+            Reason(rule, rule.miss(facts, known if rule.allow else ALL))
+            for rule in self.rules
+            if action in rule.actions
+        ]
         order = [*OWN, *CONTEXT]
         return sorted(reasons, key=lambda r: (r.miss != "", r.rule.allow, -order.index(r.miss) if r.miss else 0))
 
@@ -192,7 +200,7 @@ class AccessRules:
         role = (self.people.roles[user],) if user in self.people.roles else ()
         return Facts((user,), self.people.groups_of(user), role, (client,), (component,), (host,), **of)
 
-    def _decide(self, facts: Facts, action: Action, *, some: bool) -> Decision:
+    def _decide(self, facts: Facts, action: Action, subject: Subject) -> Decision:
         side = self._sides[action]
         hiding: list[Rule] = []
         for rule in side.denies.about(facts):
@@ -200,17 +208,17 @@ class AccessRules:
                 if not (rule.where and action in NARROWED):
                     return Decision(False, rule.name, audit=True)
                 hiding.append(rule)
-        loose = some or action == "connect"
+        known = _known_of(action, subject)
         showing: list[Rule] = []
-        for rule in (side.loose if loose else side.allows).about(facts):
-            if not rule.miss(facts, loose=loose):
+        for rule in (side.loose if known == NO_TYPE else side.allows).about(facts):
+            if not rule.miss(facts, known):
                 showing.append(rule)
                 if not (rule.where and action in NARROWED):
                     showing = [rule]
                     break
         if not showing:
             return Decision(False)
-        return self._narrowed(showing, hiding) if not some else _allowed_by(showing[:1])
+        return _allowed_by(showing[:1]) if subject.some else self._narrowed(showing, hiding)
 
     def _narrowed(self, showing: Sequence[Rule], hiding: Sequence[Rule]) -> Decision:
         parts = []
@@ -221,10 +229,40 @@ class AccessRules:
         return _allowed_by([*showing, *hiding], where, namespaces)
 
 
+def _known_of(action: Action, subject: Subject) -> str:
+    if action == "connect" or (subject.some and not subject.type):
+        return NO_TYPE
+    return NO_VERSION if subject.some else ALL
+
+
 def _allowed_by(rules: Sequence[Rule], where: str = "", namespaces: Namespaces = ()) -> Decision:
     first, *others = sorted(set(rules), key=lambda rule: rule.place)
     name = ",".join([first.name, *(str(rule.place.line) for rule in others)])
     return Decision(True, name, where, namespaces, audit=any(rule.audit for rule in rules))
+
+
+REASONS_MOST: Final = 20
+"""Rules that are named of those that come near."""
+
+
+def explained(
+    rules: AccessRules, caller: Caller, action: Action, subject: Subject, *, component: str
+) -> dict[str, Any]:
+    """A decision as plain data: `reasons` are the rules that apply, then those that come nearest with the key by which
+    they do not (`miss`); `missed` is how many rules about the action do not apply."""
+    decision = rules.decide(caller, action, subject, component=component)
+    reasons = rules.explain(caller, action, subject, component=component)
+    applying = [reason for reason in reasons if not reason.miss]
+    missing = [reason for reason in reasons if reason.miss]
+    return {
+        "allowed": decision.allowed,
+        "rule": decision.rule,
+        "where": decision.where,
+        "groups": list(rules.people.groups_of("" if caller.claimed else caller.user)),
+        "role": rules.people.roles.get("" if caller.claimed else caller.user, ""),
+        "reasons": [{**r.rule.shown(), "miss": r.miss} for r in (applying + missing)[:REASONS_MOST]],
+        "missed": len(missing),
+    }
 
 
 def access_rules(document: Document) -> AccessRules:

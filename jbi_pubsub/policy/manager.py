@@ -22,7 +22,7 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire.endpoint import Caller
 
 from . import audit, file
-from .access import AccessRules, access_rules, review
+from .access import AccessRules, access_rules, explained, review
 from .context import host_of
 
 log = logging.getLogger("jbi_pubsub.policy")
@@ -77,6 +77,10 @@ class AccessManager:
     def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
         """Whether `caller` may do that."""
         return self._rules.decide(caller, action, subject, component=self.component)
+
+    def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
+        """What `allow` says and why, as plain data."""
+        return explained(self._rules, caller, action, subject, component=self.component)
 
     def record(self, caller: Caller, action: Action, subject: Subject, decision: Decision) -> None:
         """Count a refusal; write it down, and whatever else was asked for."""

@@ -133,6 +133,11 @@ def test_some_type_is_allowed_if_one_may_be() -> None:
     assert ask(of, "subscribe", user="alice", some=True)
     assert not ask(of, "subscribe", user="bob", some=True)
     assert not ask(of, "subscribe", user="alice")
+    # Expect of a type that is named its version to be what is not known
+    of = rules("[[access]]\naction = 'subscribe'\ntype = 'intel.*'\nversion = '2.*'\n")
+    assert ask(of, "subscribe", "intel.Report", some=True)
+    assert not ask(of, "subscribe", "intel.Report")
+    assert not ask(of, "subscribe", "other", some=True)
 
 
 def test_mail_goes_to_the_domains_that_are_named() -> None:
@@ -177,6 +182,7 @@ PARTS = {
     "user": ["'u1'", "['u1', 'u2']", "'u*'", "'*'", "''"],
     "action": ["'subscribe'", "['publish', 'subscribe']", "'*'", "'connect'"],
     "type": ["'t1'", "'t*'", "['t1', 't2']", "'*'"],
+    "version": ["'1.*'"],
     "address": ["'10.0.0.0/8'", "'10.*'"],
     "client": ["'c'"],
     "allow": ["true", "false"],
@@ -188,9 +194,10 @@ def naive(of: AccessRules, caller: Caller, action: str, subject: Subject) -> boo
     """The sentence at the top of access.py, word by word."""
     facts = of._facts(caller.user, caller.address.rpartition(":")[0], caller.client, "c", subject)
     about = [rule for rule in of.rules if action in rule.actions]
-    loose = subject.some or action == "connect"
+    known = access.NO_TYPE if action == "connect" or (subject.some and not subject.type) else access.ALL
+    known = access.NO_VERSION if known == access.ALL and subject.some else known
     denied = any(not rule.allow and not rule.miss(facts) for rule in about)
-    return not denied and any(rule.allow and not rule.miss(facts, loose=loose) for rule in about)
+    return not denied and any(rule.allow and not rule.miss(facts, known) for rule in about)
 
 
 @given(st.lists(RULE, min_size=1, max_size=6), st.randoms())
