@@ -30,6 +30,8 @@ class DenyAll(AllowAll):
         return Decision(False)
 
 
+SAID = msgspec.Raw(msgspec.msgpack.encode(SubscriptionRequest("uid")))
+
 BY_RIGHT: dict[tuple[str, str], tuple[Any, ...]] = {
     # what an id opens that was given when something was allowed; here one that was given to nobody
     ("pad.delegate", "renew"): ("no-lease", 1.0),
@@ -42,7 +44,7 @@ BY_RIGHT: dict[tuple[str, str], tuple[Any, ...]] = {
     ("pad.subscriptions", "close"): ("no-session",),
     ("pad.subscriptions", "subscribe"): (
         "no-session",
-        (msgspec.Raw(msgspec.msgpack.encode(SubscriptionRequest("uid"))),),
+        (SAID,),
         1.0,
         (0.0,),
         0.0,
