@@ -435,13 +435,15 @@ class LookupServer:
         for asked in _asked_for_types(entries):
             demand(self.access, caller, *asked)
 
-    def remember(self, lease_id: str, caller: Caller, every: tuple[Asked, ...]) -> None:
-        """Under which question a lease was granted."""
+    def remember(self, lease_id: str, caller: Caller, every: tuple[Asked, ...], version: int) -> None:
+        """Under which question a lease was granted, and under which version of the policy."""
         if not isinstance(self.access, AllowAll):
             with self._granting:
                 self._granted[lease_id] = (caller, every)
                 if len(self._granted) >= self._forget_at:
                     self._forget_leases()
+            if version != self._asked_version:  # the rules have changed meanwhile
+                self._asked_version = -1
 
     def _ask_again(self) -> None:
         """Ask about all leases, if the policy has changed since: what may not be here any more goes."""
@@ -758,7 +760,7 @@ class _Registrar:
     @exported
     @leasing
     def register(self, caller: Caller, item: ServiceItem, duration: float, key: str) -> ServiceRegistration:
-        owner = _owner(caller)
+        owner, version = _owner(caller), self._server.access.version
         every = self._server.allow_item(caller, item)
 
         def register(registrar: Registrar, now: float) -> Outcome[ServiceRegistration]:
@@ -767,7 +769,7 @@ class _Registrar:
             return msgspec.structs.replace(outcome, result=msgspec.structs.replace(outcome.result, told=told))
 
         granted = self._server.grant(register)
-        self._server.remember(granted.lease_id, caller, every)
+        self._server.remember(granted.lease_id, caller, every, version)
         self._server.heard_of(msgspec.structs.replace(item, service_id=granted.service_id))
         return granted
 
@@ -794,14 +796,14 @@ class _Registrar:
         handback: str,
         listener: str,
     ) -> EventRegistration:
-        owner = _owner(caller)
+        owner, version = _owner(caller), self._server.access.version
         self._server.allow(caller, "connect")
         registered = self._server.change(
             lambda registrar, now: registrar.notify(
                 template, transitions, duration, now, handback=handback, owner=owner, listener=listener
             )
         )
-        self._server.remember(registered.lease_id, caller, ())
+        self._server.remember(registered.lease_id, caller, (), version)
         return registered
 
     @exported
@@ -844,7 +846,8 @@ class _Registrar:
 
     @exported
     @leasing
-    def renew(self, caller: Caller, leases: tuple[tuple[str, float], ...]) -> tuple[LeaseResult, ...]:  # noqa: ARG002  # the lease ids are the right
+    def renew(self, caller: Caller, leases: tuple[tuple[str, float], ...]) -> tuple[LeaseResult, ...]:
+        self._server.allow(caller, "connect")  # leases of before a restart are asked about nowhere else
         return self._server.change(lambda registrar, now: registrar.renew_all(leases, now))
 
     @exported

@@ -510,7 +510,7 @@ class Delegate:
                 raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
             topics = [self._topics[topic] for topic in self._published.find(request.entries)]
             let_in = self._let_in(subscription, topics)
-            self._check_cost(subscription, list(let_in))
+            self._check_cost(subscription, let_in)
             now = self._clock()
             opened = min(session.opened, now - elapsed) if session is not None else now
             since = opened - age if age > NOT_BEFORE else now
@@ -543,22 +543,24 @@ class Delegate:
         rights = subscription.rights
         if rights is None:
             return dict.fromkeys(topics, subscription.predicate)
-        let_in: dict[Topic, Predicate | None] = {}
-        for topic in topics:
-            decision = rights.of(topic.type)
+        topics = list(topics)
+        predicates: dict[TypeName, Predicate | None] = {}
+        for type_ in {topic.type for topic in topics}:
+            decision = rights.of(type_)
             if decision:
-                let_in[topic] = effective(subscription, decision)
+                predicates[type_] = effective(subscription, decision)
                 subscription.narrowed_by = decision.rule if decision.where else subscription.narrowed_by
-        return let_in
+        return {topic: predicates[topic.type] for topic in topics if topic.type in predicates}
 
-    def _check_cost(self, subscription: Subscription, topics: Sequence[Topic]) -> None:
+    def _check_cost(self, subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> None:
         """Raises OversizeError when what is evaluated for its session, or for a registration, would cost too much. An
         e-mail subscription has no session: what one costs by itself was bounded when it was compiled."""
         mine = self._costs.get(subscription.owner)
         if mine is not None:
             mine.check(subscription.charges, "this subscriber")
-        for topic in topics:
-            topic.table.budget.check(subscription.charges, "all subscriptions to a registration that it matches")
+        for topic, predicate in let_in.items():
+            charges = subscription.charges_by(predicate)
+            topic.table.budget.check(charges, "all subscriptions to a registration that it matches")
 
     def _put_in(self, subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> list[tuple[Topic, int]]:
         """Into the topics' tables; each topic with the mark on its shelf.
@@ -755,6 +757,12 @@ class Delegate:
 
     # -- the policy has changed ---------------------------------------------------------------------------------
 
+    def decided(self, version: int) -> None:
+        """A contract stands now that was decided under that version of the policy: if all others have been asked about
+        a later one since, it is to be asked about, too."""
+        if version != self._asked_version:
+            self._asked_version = -1
+
     def _ask_again(self) -> int:
         """Ask about all standing contracts, if the policy has changed since; how many publishers have ended. Others get
         in between."""
@@ -851,7 +859,9 @@ class Delegate:
             subscription = self._subscriptions[key]
             try:
                 let_in = self._let_in(subscription, [topic])
-                topic.table.budget.check(subscription.charges, "all subscriptions to a registration")
+                for predicate in let_in.values():
+                    charges = subscription.charges_by(predicate)
+                    topic.table.budget.check(charges, "all subscriptions to a registration")
             except (OversizeError, PredicateError) as exc:
                 log.warning("subscription %s is set aside: %s", subscription.uid, exc)
                 session = self._sessions.get(subscription.owner)

@@ -104,7 +104,7 @@ class MatchTable:
         self._index.add(subscription, self.predicate_of(subscription))
         self.predicates += self.predicate_of(subscription) is not None
         self.filters += subscription.payload_filter is not None
-        self.budget.add(subscription.charges)
+        self.budget.add(subscription.charges_by(self.predicate_of(subscription)))
         self.version += 1
 
     def remove(self, subscription: Subscription) -> None:
@@ -112,16 +112,20 @@ class MatchTable:
         if subscription in self._index:
             self._index.remove(subscription)
             self.predicates -= self.predicate_of(subscription) is not None
-            self._narrowed.pop(subscription, None)
             self.filters -= subscription.payload_filter is not None
-            self.budget.remove(subscription.charges)
+            self.budget.remove(subscription.charges_by(self.predicate_of(subscription)))
+            self._narrowed.pop(subscription, None)
             self.version += 1
 
     def replace(self, predicates: Mapping[Subscription, Predicate | None]) -> None:
         """Match these by other predicates from the next object on. Each object is matched by the old ones or by the new
         ones: none is lost or comes twice. It costs as much as to add all of the table's subscriptions."""
         effective = {each: self.predicate_of(each) for each in self._index.keys()}  # noqa: SIM118  # no dict
-        effective |= {each: predicate for each, predicate in predicates.items() if each in effective}
+        for each, predicate in predicates.items():
+            if each in effective:
+                self.budget.remove(each.charges_by(effective[each]))
+                self.budget.add(each.charges_by(predicate))
+                effective[each] = predicate
         index: PredicateIndex[Subscription] = PredicateIndex()
         for each, predicate in effective.items():
             index.add(each, predicate)

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from heapq import nlargest
 from pathlib import Path
 from typing import Any, Final
@@ -257,6 +257,13 @@ class DisseminationServer:
     def allow(self, caller: Caller, action: Action, subject: Subject = NONE_IN_PARTICULAR) -> Decision:
         """Raises AccessDeniedError if the access policy says no."""
         return demand(self._access, caller, (action, subject))
+
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Around what opens a contract: rules that change in the middle of it are asked about it."""
+        version = self._access.version
+        yield
+        self.delegate.decided(version)
 
     def allow_type(self, caller: Caller, type_: TypeName) -> None:
         """Whether somebody may know what a type is: who has to do with it. Raises AccessDeniedError."""
@@ -533,9 +540,10 @@ class _Delegate:
     @leasing
     def connect(self, caller: Caller, name: str, duration: float) -> Opened:
         caller = _named(caller, name)
-        self._server.allow(caller, "connect")
-        self._server.refuse_when_stopping()
-        connection, lease = self._server.delegate.connect(name[:200], duration, caller)
+        with self._server.deciding():
+            self._server.allow(caller, "connect")
+            self._server.refuse_when_stopping()
+            connection, lease = self._server.delegate.connect(name[:200], duration, caller)
         return Opened(connection.connection_id, lease, self._server.server_id)
 
     @exported
@@ -551,6 +559,14 @@ class _Delegate:
     @exported
     def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
         self._server.refuse_when_stopping()
+        with self._server.deciding():
+            self._register(caller, connection_id, request, uid, number)
+        try:
+            self._server.wait_announced(uid, LOOKUP_SECONDS)
+        except LookupNotFoundError as exc:
+            log.warning("registration %s is announced when a lookup service is back: %s", uid, exc)
+
+    def _register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
         caller = _named(caller, self._server.delegate.connection(connection_id).name)
         self._server.allow(caller, "connect")
         self._server.allow(caller, "publish", Subject(some=True))  # before it costs anything
@@ -561,10 +577,6 @@ class _Delegate:
             self._server.delegate.forget_type(opened)
             raise
         self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
-        try:
-            self._server.wait_announced(uid, LOOKUP_SECONDS)
-        except LookupNotFoundError as exc:
-            log.warning("registration %s is announced when a lookup service is back: %s", uid, exc)
 
     @exported
     def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
@@ -592,9 +604,10 @@ class _Subscriptions:
     @leasing
     def open(self, caller: Caller, name: str, duration: float) -> Opened:
         caller = _named(caller, name)
-        self._server.allow(caller, "connect")
-        self._server.refuse_when_stopping()
-        session_id, lease = self._server.delegate.open_session(name[:200], duration, caller)
+        with self._server.deciding():
+            self._server.allow(caller, "connect")
+            self._server.refuse_when_stopping()
+            session_id, lease = self._server.delegate.open_session(name[:200], duration, caller)
         return Opened(session_id, lease, self._server.server_id)
 
     @exported
@@ -622,10 +635,11 @@ class _Subscriptions:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
         if len(ages) != len(requests):
             raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
-        given = tuple(
-            self._subscribe(caller, session_id, request, duration, age, elapsed)
-            for request, age in zip(requests, ages, strict=True)
-        )
+        with self._server.deciding():
+            given = tuple(
+                self._subscribe(caller, session_id, request, duration, age, elapsed)
+                for request, age in zip(requests, ages, strict=True)
+            )
         return Answers(given, self._server.delegate.open_for(session_id))
 
     def _subscribe(

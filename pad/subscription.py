@@ -199,7 +199,11 @@ class Subscription:
     @property
     def charges(self) -> tuple[Charge, ...]:
         """What is evaluated for it: a predicate that the index does not take as a whole, a payload filter."""
-        predicate, wanted = self.predicate, self.payload_filter
+        return self.charges_by(self.predicate)
+
+    def charges_by(self, predicate: Predicate | None) -> tuple[Charge, ...]:
+        """The same, where it is matched by another predicate than its own."""
+        wanted = self.payload_filter
         charges: list[Charge] = []
         if predicate is not None and predicate.evaluates:
             charges.append((predicate.identity, predicate.cost))

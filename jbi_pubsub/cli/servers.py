@@ -89,10 +89,20 @@ def lookup(
 
 def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None) -> LookupServer:
     """A lookup service with its state restored. Raises StorageError, PortInUseError, ConfigurationError."""
+    access = _access(config)
+    try:
+        return _open_lookup(config, access, destroyed)
+    except JbiError:
+        if access is not None:
+            access.close()
+        raise
+
+
+def _open_lookup(config: Config, access: AccessPolicy | None, destroyed: Callable[[], None]) -> LookupServer:
     section = config.lookup
     if not section.state:
         registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port)
-        return LookupServer(config, registrar, access=_access(config), destroyed=destroyed)
+        return LookupServer(config, registrar, access=access, destroyed=destroyed)
     store = Store(Path(section.state))
     try:
         now = time.monotonic()
@@ -101,7 +111,7 @@ def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None)
         registrar.restore(kept, now)
         if kept.admin is None:
             store.sync()  # a new one has written its own id down, so that it is the same after a restart
-        return LookupServer(config, registrar, store=store, access=_access(config), destroyed=destroyed)
+        return LookupServer(config, registrar, store=store, access=access, destroyed=destroyed)
     except JbiError:
         store.close()
         raise

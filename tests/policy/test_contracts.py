@@ -465,3 +465,41 @@ def test_services_are_registered_by_who_may_and_go_when_he_may_not_any_more(
         assert guarded_lookup.status()["access"]["refused"]["publish"] == 2
     finally:
         proxy.close()
+
+
+def test_rules_that_change_while_a_contract_opens_are_asked_about_it(
+    federation: Any, policy: Any, figures: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a subscription that is decided about, and has not come into the tables
+    pad = federation.pad()
+    figures.register(federation.light())
+    subscribe = pad.delegate.subscribe
+
+    def changed_meanwhile(*arguments: Any, **more: Any) -> Any:
+        version = pad.delegate.access.version
+        policy.write(BUT_SUBSCRIBE)
+        eventually(lambda: pad.delegate._asked_version > version)
+        return subscribe(*arguments, **more)
+
+    monkeypatch.setattr(pad.delegate, "subscribe", changed_meanwhile)
+    # When the rules change in between, expect it not to stay
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, version="1.0")
+    eventually(lambda: Cause.REFUSED in subscriber.losses(uid))
+    assert pad.status()["subscriptions"] == []
+
+
+def test_a_predicate_that_is_too_much_with_the_rule_is_refused_without_its_text(
+    federation: Any, policy: Any, figures: Any
+) -> None:
+    policy.write(BUT_SUBSCRIBE + "[[access]]\naction = 'subscribe'\nwhere = \"secret = '1'\"\n")
+    pad = federation.pad()
+    figures.register(federation.light())
+    long = "a='" + "x" * 8180 + "'"
+    with SubscriptionsProxy_at(pad) as proxy:
+        opened = proxy.open("me", 60.0)
+        (answer,) = proxy.subscribe(opened.uid, [SubscriptionRequest("s", predicate=long)], 60.0, [0.0])
+        assert answer.error is not None
+        assert "together with what the access policy adds" in answer.error.message
+        assert "secret" not in str(answer.error)
+    assert pad.status()["subscriptions"] == []

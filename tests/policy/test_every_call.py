@@ -54,7 +54,6 @@ BY_RIGHT: dict[tuple[str, str], tuple[Any, ...]] = {
     ("lookup.registrar", "add_attributes"): ("id", "no-lease", ()),
     ("lookup.registrar", "set_attributes"): ("id", "no-lease", ()),
     ("lookup.registrar", "modify_attributes"): ("id", "no-lease", ()),
-    ("lookup.registrar", "renew"): ((("no-lease", 1.0),),),
     ("lookup.registrar", "cancel"): (("no-lease",),),
 }
 
@@ -73,6 +72,7 @@ ASKING: dict[tuple[str, str], tuple[Any, ...]] = {
     ("pad.admin", "explain"): (Question("connect", "alice"),),
     ("pad.status", "status"): (),
     ("lookup.registrar", "describe"): (),
+    ("lookup.registrar", "renew"): ((("no-lease", 1.0),),),
     ("lookup.registrar", "register"): (ServiceItem("", ("demo.Sensor",), REF, ()), 1.0, ""),
     ("lookup.registrar", "lookup"): (ServiceTemplate(), 1, False, ""),
     ("lookup.registrar", "notify"): (ServiceTemplate(), ALL_TRANSITIONS, 1.0, "", "me"),
