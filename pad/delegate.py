@@ -781,6 +781,7 @@ class Delegate:
         for connection_id in ended:  # it comes back, and is told which of its registrations are refused
             with contextlib.suppress(UnknownUidError):  # it has left
                 self.disconnect(connection_id)
+        refused = [session for session in sessions if session.was_refused]
         for session in sessions:
             if session.caller is not None and not self._is_allowed(session.caller, "connect", Subject()):
                 self._expelled[session.session_id] = now + PART_SECONDS
@@ -790,6 +791,8 @@ class Delegate:
         for topic, predicates in changed.items():
             with self._lock:
                 topic.table.replace(predicates)
+        for session in refused:
+            session.ask_again()
         return len(ended)
 
     def _is_allowed(self, caller: Caller, action: Action, subject: Subject) -> bool:

@@ -36,7 +36,11 @@ OBJECT, LOSS, CHUNK, LAST_CHUNK, SHARED, END = 1, 2, 3, 4, 5, 6
 LAST_CHUNK; between them come items of other subscriptions, none of its own. SHARED has, instead of a number, how many
 subscriptions the object is for, then their numbers (32 bits each), then the object: it goes over the link once. END
 with number 0 is the last one: who delivers stops in order, and has told what was lost; with another number that
-subscription has ended here, against the will of its subscriber, who has been told its losses."""
+subscription has ended here, against the will of its subscriber, who has been told its losses; with ASK_AGAIN what was
+refused may be allowed now."""
+
+ASK_AGAIN: Final = 0xFFFF_FFFF
+"""No subscription's number."""
 
 COUNT_MOST: Final = 2**53
 """The largest loss that is told as a number: a hostile publisher may skip any number of objects, again and again."""
@@ -83,6 +87,10 @@ class SubscriberSession:
         self._flying: deque[Flight] = deque()
         """Whose delivery the items under way complete."""
         self._closed = False
+        self.was_refused = False
+        """Access to something that it wants."""
+        self._is_to_ask = False
+        """ASK_AGAIN is to go out."""
         self._expelled: deque[Subscription] = deque()
         """Whose end is to be told."""
         self._parting = False
@@ -148,8 +156,15 @@ class SubscriberSession:
         lost = self.remove(subscription)
         with self._changed:
             self._expelled.append(subscription)
+            self.was_refused = True
         self._sender.ready()
         return lost
+
+    def ask_again(self) -> None:
+        """Tell the subscriber that what was refused may be allowed now, if anything was."""
+        with self._changed:
+            self._is_to_ask, self.was_refused = self.was_refused, False
+        self._sender.ready()
 
     def offer(self, deliveries: Sequence[Delivery], *, at_once: bool = False) -> list[Subscription]:
         """Queue objects, each by its subscription's policy, and have them go out; may wait up to `block_seconds` for
@@ -258,6 +273,10 @@ class SubscriberSession:
                 self._make_ready(outlet)
             while self._expelled and len(items) < max_items - 1:
                 items += self._end_of(self._expelled.popleft())
+            if self._is_to_ask and len(items) < max_items:
+                self._is_to_ask = False
+                self._fly((), 1)
+                items.append((ITEM.pack(END, ASK_AGAIN),))
             if self._parting and not self._ready and len(items) < max_items:
                 self._parting = False
                 self._fly((), 1)

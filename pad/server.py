@@ -34,6 +34,7 @@ from jbi_pubsub.core.access import (
 )
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     ConfigurationError,
     ErrorReport,
     JbiError,
@@ -658,6 +659,8 @@ class _Subscriptions:
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:
+            if session_id and isinstance(exc, AccessDeniedError):
+                delegate.session(session_id).was_refused = True
             return Subscribed(error=report(exc))
 
     @exported

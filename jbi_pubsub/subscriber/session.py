@@ -42,7 +42,7 @@ from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, WINDOW_BATCHES, Hello, Line, Receiver, greet
 from jbi_pubsub.pad.delegate import NOT_BEFORE, Granted
-from jbi_pubsub.pad.delivery import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
+from jbi_pubsub.pad.delivery import ASK_AGAIN, CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
 from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Opened, Subscribed, SubscriptionsProxy
 
 from .subscription import LocalSubscription
@@ -55,6 +55,9 @@ BACKOFF_MOST: Final = 5.0
 REFUSED_AGAIN: Final = 60.0
 """Seconds after which what a delegate has refused is asked for again: there may be room by then. A delegate that is
 full for a thousand subscribers is asked 17 times a second."""
+
+ASK_SECONDS: Final = 3.0
+"""Within which those who were refused ask again when a delegate says that its rules have changed."""
 
 CREDIT_PART: Final = 4
 """Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported."""
@@ -621,6 +624,12 @@ class DelegateSession:
         return [arrived.setdefault(one, []) for one in standing if one is not None]
 
     def _take_other(self, kind: int, number: int, body: memoryview, arrived: dict[_Standing, list[InfoObject]]) -> None:
+        if kind == END and number == ASK_AGAIN:
+            with self._changed:
+                soon = time.monotonic() + random.uniform(0.0, ASK_SECONDS)  # noqa: S311  # jitter, not a secret
+                self._ask_refused = min(self._ask_refused, soon) if self._refused else self._ask_refused
+                self._changed.notify_all()
+            return
         if kind == END and number:
             _hand_on(arrived)
             self._expelled(number)
