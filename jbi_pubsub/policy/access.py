@@ -107,7 +107,8 @@ class Rule:
         every = {"action": sorted(self.actions)} if len(self.actions) < len(ACTIONS) else {}
         told: dict[str, Any] = {"rule": self.name, "allow": self.allow, **every}
         told |= {key: list(matcher.said) for key, matcher in self.keys.items()}
-        told |= {"where": self.where, "namespaces": dict(self.namespaces)} if self.where else {}
+        told |= {"where": self.where} if self.where else {}
+        told |= {"namespaces": dict(self.namespaces)} if self.namespaces else {}
         return told | ({"audit": True} if self.audit else {})
 
 
