@@ -640,10 +640,13 @@ class Delegate:
         """
         with self._lock:
             by_uid = {known: subscription for (_, known), subscription in self._subscriptions.items()}
-            registered = {
-                r.uid: Standing(r.gate, r.topic.entries, r.judgement.validates) for r in self._registrations.values()
-            }
             found = by_uid[find_subscription(uid, by_uid)]
+            registrations = list(self._registrations.values())
+            let_in = self._let_in(found, {r.topic for r in registrations})
+            registered = {
+                r.uid: Standing(r.gate, r.topic.entries, r.judgement.validates, r.topic in let_in, let_in.get(r.topic))
+                for r in registrations
+            }
             session = self._sessions.get(found.owner)
         queue = queue_of(session.status(), found.uid) if session is not None else {}
         return explain(found, registered, metadata, payload, queue)

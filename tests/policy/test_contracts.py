@@ -503,3 +503,28 @@ def test_a_predicate_that_is_too_much_with_the_rule_is_refused_without_its_text(
         assert "together with what the access policy adds" in answer.error.message
         assert "secret" not in str(answer.error)
     assert pad.status()["subscriptions"] == []
+
+
+def test_explain_names_the_rule_that_withholds(
+    federation: Any, policy: Any, figures: Any, put_in_force: Callable[..., None], eventually: Callable[..., Any]
+) -> None:
+    # Given a subscription under a rule
+    pad = federation.pad()
+    figures.register(federation.light())
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(predicate="//lat < 70")
+    eventually(lambda: pad.status()["subscriptions"])
+    put_in_force(pad, policy, NORTH)
+
+    def misses(lat: int) -> Any:
+        told = pad.delegate.explain(uid, figures.metadata(lat=str(lat)), b"")
+        (first,) = told["first_level"].values()
+        return told["delivered"], first["misses"]
+
+    # Expect what is withheld to be said so, and its own predicate to be blamed for what that rules out
+    assert misses(60) == (True, [])
+    assert misses(40) == (False, ["access policy: withheld by policy.toml:3"])
+    assert misses(80) == (False, [])
+    # And a type that it may not have
+    put_in_force(pad, policy, BUT_SUBSCRIBE + "[[access]]\naction = 'subscribe'\ntype = 'demo.*'\n")
+    assert misses(60) == (False, ["access policy: the subscriber may not have this type"])
