@@ -225,6 +225,7 @@ class _Scan:
         self._at += 1 + is_element
         where: Where = ()
         for name in before:
+            self._found.setdefault((*where, name), (place, place))
             where = self._current((*where, name))
         where = (*where, last)
         if is_element:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jbi_pubsub.core.errors import ConfigurationError, PolicyError
 from jbi_pubsub.policy.access import access_rules
@@ -142,3 +147,36 @@ def test_a_file_of_somebody_else_is_told(tmp_path: Path) -> None:
     file.write_text("")
     os.chown(file, 12345, -1)
     assert "belongs to user 12345" in read(file)[1][0]
+
+
+def paths(value: Any, where: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Of every key and element within a value."""
+    if where:
+        yield where
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        yield from paths(each, (*where, key))
+
+
+LINES = st.sampled_from(
+    [
+        "[a]", "[ 'b' ]", '["\\u0041".c]  # ]', "[[d]]", "[[d.e]]  # x", "[[ f.'g.h' ]]", "x = 1.5", "'y z'.w = true",
+        'k = [[1, 2], # ]\n  [{ m = "]" }],\n]', 'n = """\n[not] = "a header" \\""""', "o = '''\n\"\n'''",
+        "p = 1979-05-27 07:32:00.5Z", "q = { r = 'a, b', s.t = [{}], \"u v\" = {} }", "v = '#'  # = [", "", "\t# only",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(LINES, max_size=8), st.sampled_from(["\n", "\r\n", "\n\n"]))
+def test_whatever_is_toml_has_a_place_for_each_of_its_values(lines: list[str], end: str) -> None:
+    text = end.join(lines)
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return
+    document = parse(text, "policy.toml")
+    for where in paths(tables):
+        assert document.key(where).line > 0, where
+        key = where[-1]
+        if isinstance(key, str) and document.key(where) != document.value(where):  # a pair
+            said = text.replace("\r", "").split("\n")[document.key(where).line - 1]
+            assert said[document.key(where).column - 1] in "xynkopqvwrstumw'\""
