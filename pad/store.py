@@ -75,7 +75,9 @@ class SubscriptionStore:
         whose = msgspec.msgpack.encode(kept.whose) if kept.whose is not None else None
         row = (kept.request.uid, msgspec.msgpack.encode(kept.request), kept.lease_id, kept.ends, whose)
         with self._lock, self._translated():
-            self._base.execute("INSERT OR REPLACE INTO mail VALUES (?, ?, ?, ?, ?)", row)
+            self._base.execute(
+                "INSERT OR REPLACE INTO mail (uid, request, lease, ends, whose) VALUES (?, ?, ?, ?, ?)", row
+            )
 
     def renew(self, uid: str, ends: float) -> None:
         """The lease ends later (or earlier). Raises StorageError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -528,3 +529,26 @@ def test_explain_names_the_rule_that_withholds(
     # And a type that it may not have
     put_in_force(pad, policy, BUT_SUBSCRIBE + "[[access]]\naction = 'subscribe'\ntype = 'demo.*'\n")
     assert misses(60) == (False, ["access policy: the subscriber may not have this type"])
+
+
+def test_a_mail_subscription_of_an_earlier_version_is_nobodys(federation: Any, policy: Any, tmp_path: Path) -> None:
+    # Given a file of e-mail subscriptions that does not say whose they are
+    file = tmp_path / "pad.db"
+    secret = "0123456789abcdef" * 2
+    uid = owned_uid("subscription", secret)
+    request = SubscriptionRequest(uid, direct=False, recipients=("a@example.org",), secret=secret)
+    with sqlite3.connect(file) as base:
+        base.execute(
+            "CREATE TABLE mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL, lease TEXT NOT NULL, ends REAL NOT NULL)"
+            " WITHOUT ROWID"
+        )
+        base.execute("INSERT INTO mail VALUES (?, ?, 'lease', ?)", (uid, msgspec.msgpack.encode(request), 4e9))
+    base.close()
+    config = msgspec.structs.replace(policy.config, pad=PadSection(state=str(file)))
+    # When rules allow everybody, expect it to stay; when they allow those with a certificate alone, to end
+    for text, left in (("[[access]]\n", 1), ("[[access]]\nuser = '*'\n", 0)):
+        policy.write(text)
+        pad = federation.pad(config=config)
+        pad.delegate.expire()
+        assert len(pad.delegate.mail_subscriptions()) == left
+        pad.stop(0.0)
