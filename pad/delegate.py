@@ -17,7 +17,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Final, Protocol
@@ -25,12 +25,15 @@ from uuid import uuid4
 
 import msgspec
 
+from jbi_pubsub.core.access import Action, AllowAll, Subject, demand
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     ConfigurationError,
     IncompatibleEntryError,
     JbiError,
     OversizeError,
+    PredicateError,
     StorageError,
     UnknownUidError,
 )
@@ -38,8 +41,9 @@ from jbi_pubsub.core.info_object import Cause, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget
+from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget, Predicate
 from jbi_pubsub.lookup.entry import check_rep
 from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
@@ -48,7 +52,8 @@ from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
 from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
 from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
-from jbi_pubsub.pad.mail.links import Action, recipient_of, uid_of
+from jbi_pubsub.pad.mail.links import Action as Followed
+from jbi_pubsub.pad.mail.links import recipient_of, uid_of
 from jbi_pubsub.pad.mail.reminder import Schedule
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.newcomers import Newcomers
@@ -56,9 +61,10 @@ from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.overview import leases_ending, page_of_subscriptions, publishers_by_name, sessions_by_name, types_of
 from jbi_pubsub.pad.pipeline import Pipeline, Refused
 from jbi_pubsub.pad.registration import Entries, Registration, Topic
+from jbi_pubsub.pad.rights import Rights, effective
 from jbi_pubsub.pad.signed import Seals
-from jbi_pubsub.pad.stages import Stages, stages_of
-from jbi_pubsub.pad.store import UNSUBSCRIBED_MOST, Kept, SubscriptionStore
+from jbi_pubsub.pad.stages import PEER, Stages, stages_of
+from jbi_pubsub.pad.store import UNSUBSCRIBED_MOST, Kept, SubscriptionStore, Whose
 from jbi_pubsub.pad.subscription import (
     FAR,
     PEER_TYPE,
@@ -136,6 +142,8 @@ class PublisherConnection:
     registrations: dict[int, Registration] = field(default_factory=dict)
     holder: str = ""
     """Of its certificate; "" without TLS."""
+    caller: Caller | None = None
+    """None: the application that a peer publisher lives in, which may do everything."""
 
 
 class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -207,12 +215,17 @@ class Delegate:
         self._ending: list[Subscription] = []
         """Gone, and not yet in the totals of what has ended."""
         self._account = Account()
-        stages = stages or stages_of(config, peer=peer)
+        stages = stages or stages_of(config, PEER if peer else delegate_id)
         self._shelves = stages.shelves
         self._signatures = stages.signatures
         self._seals = Seals(stages.signer, delegate_id) if stages.signer is not None else None
         self._former_keys: dict[str, SigningKey] = {}
         """Of registrations that have gone: somebody may still come for their objects."""
+        self.access: Final = stages.access
+        self._asked_version = self.access.version
+        """Of the policy that all standing contracts have been asked about."""
+        self._expelled: dict[str, float] = {}
+        """Sessions that may not be here any more, and when they end: once they have been told."""
         self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost, store=mails)
         self.pipeline = Pipeline(
             config=config,
@@ -244,14 +257,14 @@ class Delegate:
 
     # -- publishers ---------------------------------------------------------------------------------------------
 
-    def connect(self, name: str, duration: float) -> tuple[PublisherConnection, Lease]:
+    def connect(self, name: str, duration: float, caller: Caller | None = None) -> tuple[PublisherConnection, Lease]:
         """A publishing application comes (paper section 2.4(1)). Raises LeaseDeniedError."""
         connection_id = f"connection-{uuid4().hex}"
         with self._lock:
             known = ((c.lease_id, uid) for uid, c in self._connections.items())
             idle = self._give_way(len(self._connections), known, "publishers")
             lease = self._grant_unattached(lambda: self._drop_connection(connection_id), duration)
-            connection = PublisherConnection(connection_id, name, lease.lease_id)
+            connection = PublisherConnection(connection_id, name, lease.lease_id, caller=caller)
             self._connections[connection_id] = connection
         self._drop_connection(idle)
         return connection, lease
@@ -341,7 +354,7 @@ class Delegate:
                 raise UnknownUidError(f"registration {uid!r} number {number} can't be made", uid=uid)
             if len(self._registrations) >= self._config.pad.max_registrations:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
-            topic = self._topic_for(entries)
+            topic = self._topic_for(entries, gate.type)
             judgement = Judgement(gate, request.entries, topic.table, validate=request.validate)
             registration = Registration(uid, number, connection_id, gate, topic, judgement, signing=request.signing)
             topic.unannounced.add(uid)
@@ -429,7 +442,7 @@ class Delegate:
 
     # -- subscribers --------------------------------------------------------------------------------------------
 
-    def open_session(self, name: str, duration: float) -> tuple[str, Lease]:
+    def open_session(self, name: str, duration: float, caller: Caller | None = None) -> tuple[str, Lease]:
         """A subscriber process comes: its session id and lease. Raises LeaseDeniedError."""
         session_id = f"session-{uuid4().hex}"
         session = SubscriberSession(
@@ -439,6 +452,7 @@ class Delegate:
             hub=self._hub,
             chunk=self._config.link.chunk,
         )
+        session.caller = caller
         with self._lock:
             known = ((session.lease_id, uid) for uid, session in self._sessions.items())
             idle = self._give_way(len(self._sessions), known, "subscriber sessions")
@@ -504,13 +518,15 @@ class Delegate:
         *,
         elapsed: float = 0.0,
         peer: str = "",
+        rights: Rights | None = None,
     ) -> Granted:
         """Register a subscription (paper section 2.4(7)); `duration` is for the lease of an e-mail-only one.
 
         `age`: for how many seconds it stood already when the session was opened (negative: it came afterwards), or
         stands by now if it is e-mail-only; what was published since is delivered, too, as far as it is kept.
         NOT_BEFORE: nothing that was published before. `elapsed`: how long ago the session was opened by the caller's
-        clock, when it asked: clocks drift. `peer` is who asks, for a fair share. The same request again is the same
+        clock, when it asked: clocks drift. `peer` is who asks, for a fair share; `rights` are his, None for all.
+        The same request again is the same
         subscription; mail that was suspended is sent again.
         One with recipients has to prove that its id is its own. Raises UnknownUidError, AccessDeniedError,
         PredicateError, AddressError, ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError; no
@@ -524,6 +540,7 @@ class Delegate:
         if request.direct:
             self.session(session_id)
         subscription = compile_subscription(request, owner=owner, number=0)
+        subscription.rights = rights
         with self._lock:
             known = self._subscriptions.get(key)
             if known is not None and known.request == request:
@@ -537,7 +554,8 @@ class Delegate:
             if len(self._subscriptions) >= self._config.pad.max_subscriptions:
                 raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
             topics = [self._topics[topic] for topic in self._published.find(request.entries)]
-            self._check_cost(subscription, topics)
+            let_in = self._let_in(subscription, topics)
+            self._check_cost(subscription, let_in)
             now = self._clock()
             opened = min(session.opened, now - elapsed) if session is not None else now
             since = opened - age if age > NOT_BEFORE else now
@@ -557,12 +575,14 @@ class Delegate:
             if request.recipients:
                 self._open_mail(subscription)
             self._waiting.add(key, request.entries)
-            marks = self._put_in(subscription, topics)
-            self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer)
+            marks = self._put_in(subscription, let_in)
+            narrowed = {topic: p for topic, p in let_in.items() if p is not None and p is not subscription.predicate}
+            self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer, narrowed)
             self._stood.notify_all()  # whoever stops now sees that it is catching up
         if lease is not None and self._store is not None:
             wall = self._wall()
-            self._keep(Kept(request, lease.lease_id, wall + lease.duration, _told_at(wall, due - now)), key)
+            whose = _whose(rights.caller) if rights is not None else None
+            self._keep(Kept(request, lease.lease_id, wall + lease.duration, _told_at(wall, due - now), whose), key)
         return Granted(subscription.number, lease)
 
     def _check_wanted(self, request: SubscriptionRequest) -> None:
@@ -586,25 +606,42 @@ class Delegate:
         gone = [a for a in subscription.request.recipients if (uid, a) in self._unsubscribed]
         self._mail.unsubscribe(subscription, gone)
 
-    def _check_cost(self, subscription: Subscription, topics: Sequence[Topic]) -> None:
+    def _let_in(self, subscription: Subscription, topics: Iterable[Topic]) -> dict[Topic, Predicate | None]:
+        """Those of the topics that its owner may have objects of, and what it is matched by there. Raises
+        PredicateError."""
+        rights = subscription.rights
+        if rights is None:
+            return dict.fromkeys(topics, subscription.predicate)
+        topics = list(topics)
+        predicates: dict[TypeName, Predicate | None] = {}
+        for type_ in {topic.type for topic in topics}:
+            decision = rights.of(type_)
+            if decision:
+                predicates[type_] = effective(subscription, decision)
+                subscription.narrowed_by = decision.rule if decision.where else subscription.narrowed_by
+        return {topic: predicates[topic.type] for topic in topics if topic.type in predicates}
+
+    def _check_cost(self, subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> None:
         """Raises OversizeError when what is evaluated for its session, or for a registration, would cost too much. An
         e-mail subscription has no session: what one costs by itself was bounded when it was compiled."""
         mine = self._costs.get(subscription.owner)
         if mine is not None:
             mine.check(subscription.charges, "this subscriber")
-        for topic in topics:
-            topic.table.budget.check(subscription.charges, "all subscriptions to a registration that it matches")
+        for topic, predicate in let_in.items():
+            charges = subscription.charges_by(predicate)
+            topic.table.budget.check(charges, "all subscriptions to a registration that it matches")
 
-    def _put_in(self, subscription: Subscription, topics: list[Topic]) -> list[tuple[Topic, int]]:
+    def _put_in(self, subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> list[tuple[Topic, int]]:
         """Into the topics' tables; each topic with the mark on its shelf.
 
         Invariant: an object up to `place` comes to it from the shelf alone, a later one through the tables alone. An
         object is first kept and then matched. So one that is matched with the subscription while FAR stands here was
         kept before the place is taken, and is up to it."""
+        topics = list(let_in)
         subscription.place = FAR
-        for topic in topics:
+        for topic, predicate in let_in.items():
             topic.table.settled = FAR
-            topic.table.add(subscription)
+            topic.table.add(subscription, predicate)
             topic.note(subscription)
         subscription.place, marks = self._shelves.mark([topic.shelf for topic in topics])
         for topic in topics:
@@ -633,6 +670,8 @@ class Delegate:
             return
         self._next_number += 1
         subscription = compile_subscription(kept.request, owner="mail", number=self._next_number)
+        subscription.rights = self.rights(_caller_of(kept.whose))
+        self._asked_version = -1  # the rules may be others than they were
         now, wall = self._clock(), self._wall()
         self._landlord.restore(kept.lease_id, lambda: self._forget_subscription(key), now + kept.ends - wall)
         self._mail_leases[kept.lease_id] = kept.request.uid
@@ -684,6 +723,10 @@ class Delegate:
                 raise UnknownUidError(f"no subscription {uid} here", uid=uid)
         self._forget_subscription(key)
 
+    def rights(self, caller: Caller, client: str = "") -> Rights | None:
+        """Of somebody who subscribes; None where all are allowed everything."""
+        return None if isinstance(self.access, AllowAll) else Rights(self.access, caller, client)
+
     def cancel(self, uid: str) -> int:
         """An administrator cancels a subscription, whosesoever it is; in how many sessions it stood (an application's
         queue and its e-mail are two). Its subscriber is told that something is lost (`cancelled`, number unknown), and
@@ -701,7 +744,7 @@ class Delegate:
             self._forget_subscription(key)
         return len(found)
 
-    def follow(self, action: Action, token: str) -> None:
+    def follow(self, action: Followed, token: str) -> None:
         """Do what a link of a mail says (see mail/links.py): its recipient gets no more mail of the subscription, or
         its lease begins anew. When this returns it is on disk, if there is one; a second time changes nothing.
 
@@ -766,10 +809,13 @@ class Delegate:
         """
         with self._lock:
             by_uid = {known: subscription for (_, known), subscription in self._subscriptions.items()}
-            registered = {
-                r.uid: Standing(r.gate, r.topic.entries, r.judgement.validates) for r in self._registrations.values()
-            }
             found = by_uid[find_subscription(uid, by_uid)]
+            registrations = list(self._registrations.values())
+            let_in = self._let_in(found, {r.topic for r in registrations})
+            registered = {
+                r.uid: Standing(r.gate, r.topic.entries, r.judgement.validates, r.topic in let_in, let_in.get(r.topic))
+                for r in registrations
+            }
             session = self._sessions.get(found.owner)
         queue = queue_of(session.status(), found.uid) if session is not None else {}
         return explain(found, registered, metadata, payload, queue)
@@ -816,7 +862,7 @@ class Delegate:
         self._remind()
         self._shelves.trim(self._clock())
         self._forget_ghosts()
-        return len(gone)
+        return len(gone) + self._ask_again()
 
     def _remind(self) -> None:
         """Whose lease is about to end is told, and that he has been told is kept."""
@@ -869,6 +915,7 @@ class Delegate:
             self._drop_session(session_id, Cause.SHUTDOWN)
         self._hub.stop()
         self._mail.stop()
+        self.access.close()
         if self._store is not None:
             self._remind()  # what was sent at the end
             self._store.close()
@@ -962,13 +1009,100 @@ class Delegate:
             "mail": self._mail.status(),
         }
 
+    # -- the policy has changed ---------------------------------------------------------------------------------
+
+    def decided(self, version: int) -> None:
+        """A contract stands now that was decided under that version of the policy: if all others have been asked about
+        a later one since, it is to be asked about, too."""
+        if version != self._asked_version:
+            self._asked_version = -1
+
+    def _ask_again(self) -> int:
+        """Ask about all standing contracts, if the policy has changed since; how many publishers have ended. Others get
+        in between."""
+        now = self._clock()
+        for session_id in [uid for uid, end in self._expelled.items() if end <= now]:
+            del self._expelled[session_id]
+            self._drop_session(session_id, Cause.REFUSED)
+        version = self.access.version
+        if version == self._asked_version:
+            return 0
+        self._asked_version = version  # first: what changes meanwhile is asked about again
+        with self._lock:
+            connections, sessions = list(self._connections.values()), list(self._sessions.values())
+            keys = list(self._subscriptions)
+        ended = [c.connection_id for c in connections if not self._may_publish(c)]
+        for connection_id in ended:  # it comes back, and is told which of its registrations are refused
+            with contextlib.suppress(UnknownUidError):  # it has left
+                self.disconnect(connection_id)
+        refused = [session for session in sessions if session.was_refused]
+        for session in sessions:
+            if session.caller is not None and not self._is_allowed(session.caller, "connect", Subject()):
+                self._expelled[session.session_id] = now + PART_SECONDS
+        changed: dict[Topic, dict[Subscription, Predicate | None]] = {}
+        for key in keys:
+            self._ask_about(key, changed)
+        for topic, predicates in changed.items():
+            with self._lock:
+                topic.table.replace(predicates)
+        for session in refused:
+            session.ask_again()
+        return len(ended)
+
+    def _is_allowed(self, caller: Caller, action: Action, subject: Subject) -> bool:
+        try:
+            demand(self.access, caller, (action, subject))
+        except AccessDeniedError as exc:
+            log.warning("%s: %s", caller.client or caller.address, exc.message)
+            return False
+        return True
+
+    def _may_publish(self, connection: PublisherConnection) -> bool:
+        caller = connection.caller
+        if caller is None:
+            return True
+        types = {r.gate.type for r in list(connection.registrations.values())}
+        return self._is_allowed(caller, "connect", Subject()) and all(
+            self._is_allowed(caller, "publish", Subject(type_.name, type_.version)) for type_ in types
+        )
+
+    def _ask_about(self, key: tuple[str, str], changed: dict[Topic, dict[Subscription, Predicate | None]]) -> None:
+        """Whether a subscription may stay, and where; what it is to be matched by instead goes into `changed`."""
+        subscription = self._subscriptions.get(key)
+        if subscription is None or subscription.rights is None:
+            return
+        try:
+            subscription.rights.check(subscription.request)
+            with self._lock:
+                if self._subscriptions.get(key) is subscription:
+                    self._move(subscription, changed)
+        except (AccessDeniedError, PredicateError) as exc:
+            log.warning("subscription %s ends: %s", subscription.uid, exc.message)
+            self._forget_subscription(key, Cause.REFUSED)
+
+    def _move(self, subscription: Subscription, changed: dict[Topic, dict[Subscription, Predicate | None]]) -> None:
+        """Out of the tables of what it may not have any more, into those of what it may have now."""
+        subscription.narrowed_by = ""
+        try:
+            topics = [self._topics[key] for key in self._published.find(subscription.request.entries)]
+        except IncompatibleEntryError:
+            return
+        let_in = self._let_in(subscription, topics)
+        for topic in topics:
+            if topic not in let_in:
+                topic.table.remove(subscription)
+            elif subscription not in topic.table:
+                topic.table.add(subscription, let_in[topic])
+            elif not _is_same(topic.table.predicate_of(subscription), let_in[topic]):
+                changed.setdefault(topic, {})[subscription] = let_in[topic]
+
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _topic_for(self, entries: Entries) -> Topic:
+    def _topic_for(self, entries: Entries, type_: TypeName) -> Topic:
         key = self._topic_keys.get(entries)
         if key is None:
             key = self._topic_keys[entries] = uuid4().hex
-            self._topics[key] = Topic(key, entries)
+            self._topics[key] = Topic(key, entries, type_)
             self._published.add(key, entries)
         topic = self._topics[key]
         if topic.registrations == 0:
@@ -981,15 +1115,19 @@ class Delegate:
         for key in self._waiting.find(topic.entries):
             subscription = self._subscriptions[key]
             try:
-                topic.table.budget.check(subscription.charges, "all subscriptions to a registration")
-            except OversizeError as exc:
+                let_in = self._let_in(subscription, [topic])
+                for predicate in let_in.values():
+                    charges = subscription.charges_by(predicate)
+                    topic.table.budget.check(charges, "all subscriptions to a registration")
+            except (OversizeError, PredicateError) as exc:
                 log.warning("subscription %s is set aside: %s", subscription.uid, exc)
                 session = self._sessions.get(subscription.owner)
                 if session is None or not session.lose(subscription, Cause.REFUSED, 0):
                     subscription.lost[Cause.REFUSED] += 0
             else:
-                topic.table.add(subscription)
-                topic.note(subscription)
+                for predicate in let_in.values():
+                    topic.table.add(subscription, predicate)
+                    topic.note(subscription)
 
     def _leave_topic(self, registration: Registration) -> None:
         topic = registration.topic
@@ -1070,7 +1208,7 @@ class Delegate:
         for key in keys:
             self._forget_subscription(key)
 
-    def _forget_subscription(self, key: tuple[str, str]) -> None:
+    def _forget_subscription(self, key: tuple[str, str], cause: Cause = Cause.CANCELLED) -> None:
         with self._lock:
             subscription = self._subscriptions.pop(key, None)
             if subscription is None:
@@ -1087,8 +1225,9 @@ class Delegate:
             self._refund(subscription)
             session = self._sessions.get(key[0])
         if session is not None:
-            subscription.lost[Cause.CANCELLED] += session.remove(subscription)
-        subscription.lost[Cause.CANCELLED] += self._mail.cancel(subscription)
+            leave = session.expel if cause is Cause.REFUSED else session.remove
+            subscription.lost[cause] += leave(subscription)
+        subscription.lost[cause] += self._mail.cancel(subscription)
         with self._lock:
             self._ending.remove(subscription)
             self._account.close_subscription(subscription)
@@ -1138,3 +1277,18 @@ def _told_at(wall: float, seconds: float) -> float | None:
 def _short(duration: float) -> float:
     """Of what is asked for that which is granted before a data connection has come; what is no duration stays so."""
     return UNATTACHED_SECONDS if duration == ANY or duration > UNATTACHED_SECONDS else duration
+
+
+def _is_same(one: Predicate | None, other: Predicate | None) -> bool:
+    return one is other or (one is not None and other is not None and one.identity == other.identity)
+
+
+def _whose(caller: Caller) -> Whose:
+    return Whose(caller.address, caller.user, caller.claimed, caller.client)
+
+
+def _caller_of(whose: Whose | None) -> Caller:
+    """Nobody, for a subscription that was made while everybody was allowed everything."""
+    if whose is None:
+        return Caller("")
+    return Caller(whose.address, user=whose.user, claimed=whose.claimed, client=whose.client)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from jbi_pubsub.core.errors import MetadataError
-from jbi_pubsub.core.info_object import Head, numbered, prefix_of
+from jbi_pubsub.core.info_object import Head, TypeName, numbered, prefix_of
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
@@ -27,6 +27,7 @@ class Topic:
 
     key: str
     entries: Entries
+    type: TypeName
     table: MatchTable = field(default_factory=MatchTable)
     shelf: Shelf = field(default_factory=Shelf)
     registrations: int = 0

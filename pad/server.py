@@ -6,20 +6,32 @@ services, refuse publishers, flush what waits, end sessions, close the port.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from heapq import nlargest
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
 
+from jbi_pubsub.core.access import (
+    ADMIN,
+    NONE_IN_PARTICULAR,
+    AccessAdmin,
+    AccessPolicy,
+    Action,
+    Decision,
+    Subject,
+    demand,
+    denied,
+)
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
@@ -46,16 +58,18 @@ from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, Tokens, listen, refuse, welcome
 from jbi_pubsub.core.wire.transport import UnixListener
 from jbi_pubsub.core.wire.x509 import RevocationList
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.delegate import Delegate, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
-from jbi_pubsub.pad.mail.links import Action
+from jbi_pubsub.pad.explanation import recall
+from jbi_pubsub.pad.mail.links import Action as Followed
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.pipeline import Refused
 from jbi_pubsub.pad.proxy import (
-    ADMIN,
     CHUNK,
     DELEGATE,
     DELEGATE_METHODS,
@@ -75,6 +89,7 @@ from jbi_pubsub.pad.proxy import (
     Subscribed,
 )
 from jbi_pubsub.pad.registration import Registration
+from jbi_pubsub.pad.stages import stages_of
 from jbi_pubsub.pad.store import SubscriptionStore
 from jbi_pubsub.pad.subscription import (
     PAD_TYPE,
@@ -115,25 +130,10 @@ TOTALS: Final = (
 
 DRAIN_MOST: Final = 60.0
 """Seconds that a call to drain waits at most."""
+ACCESS_REFUSED: Final = "Refused by the access policy, by action"
 
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
-
-
-class AccessPolicy(Protocol):
-    """The one decision point for connect, publish, subscribe and administer."""
-
-    def allow(self, caller: Caller, action: str, type_name: str) -> bool:
-        """Whether `caller` may do `action` with information objects of that type ("" for none in particular)."""
-        ...
-
-
-class AllowAll:
-    """Everybody may do everything."""
-
-    def allow(self, caller: Caller, action: str, type_name: str) -> bool:  # noqa: ARG002  # the protocol's parameters
-        """True."""
-        return True
 
 
 class DisseminationServer:
@@ -148,11 +148,12 @@ class DisseminationServer:
         access: AccessPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Binds the port: raises PortInUseError or ConfigurationError."""
+        """Binds the port: raises PortInUseError or ConfigurationError. `access` instead of what [policy] names."""
         self.server_id = uuid4().hex
         self.characteristics = characteristics
         self.name = "-".join(("pad", *characteristics)) if characteristics else "peer"
-        self._access = access or AllowAll()
+        self._stages = stages_of(config, "@".join(characteristics) if characteristics else "peer", access)
+        self._access = self._stages.access
         self._started = clock()
         self._clock = clock
         self._tokens = Tokens(lambda: uuid4().hex)
@@ -165,12 +166,14 @@ class DisseminationServer:
         exports: dict[str, object] = {
             SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types),
             MAIL_LINKS: _MailLinks(self),
+            ADMIN: AccessAdmin(self._access),
         }  # fmt: skip
         if characteristics:
-            exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self), ADMIN: _Admin(self)}
+            exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self), ADMIN: _Admin(self, self._access)}
         self._control = ControlServer(exports)
         self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
         with ExitStack() as undo:  # what fails leaves no port, thread or file open
+            undo.callback(self._access.close)
             self._open(config, types, undo)
             undo.pop_all()
 
@@ -207,6 +210,7 @@ class DisseminationServer:
             peer=self.characteristics is None,
             store=store,
             mails=mails,
+            stages=self._stages,
         )
         files.pop_all()  # they are the delegate's now
         undo.callback(self.delegate.close)
@@ -282,10 +286,32 @@ class DisseminationServer:
         self._reaper.join(5.0)
         return left
 
-    def allow(self, caller: Caller, action: str, type_name: str = "") -> None:
+    def allow(self, caller: Caller, action: Action, subject: Subject = NONE_IN_PARTICULAR) -> Decision:
         """Raises AccessDeniedError if the access policy says no."""
-        if not self._access.allow(caller, action, type_name):
-            raise AccessDeniedError(f"{caller.identity or caller.address} may not {action} {type_name}".rstrip())
+        return demand(self._access, caller, (action, subject))
+
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Around what opens a contract: rules that change in the middle of it are asked about it."""
+        version = self._access.version
+        yield
+        self.delegate.decided(version)
+
+    def allow_type(self, caller: Caller, type_: TypeName) -> None:
+        """Whether somebody may know what a type is: who has to do with it. Raises AccessDeniedError."""
+        subject = Subject(type_.name, type_.version)
+        demand(self._access, caller, ("subscribe", subject), ("publish", subject), ("status", subject))
+
+    def allow_object(self, caller: Caller, parcel: Parcel) -> None:
+        """Whether somebody may know what is in an object: who might have got it. Raises AccessDeniedError."""
+        head = parcel.head
+        subject = Subject(head.type_name, head.type_version)
+        decision = self.allow(caller, "subscribe", subject)
+        if decision.where:
+            predicate = compile_predicate(decision.where, namespaces=dict(decision.namespaces))
+            if not predicate.matches(parse_metadata(bytes(head.metadata))):
+                self._access.record(caller, "subscribe", subject, Decision(False, decision.rule))
+                raise denied(caller, "subscribe", subject)
 
     def refuse_when_stopping(self) -> None:
         """Raises WireError: the server takes no new work."""
@@ -365,6 +391,7 @@ class DisseminationServer:
             "calls": self._control.calls,
             "faults": faults(),
             "draining": self._draining.is_set(),
+            "access": self._access.status(),
         }
 
     def samples(self) -> Iterator[Sample]:
@@ -390,6 +417,8 @@ class DisseminationServer:
         yield Sample("mail_connections", "gauge", "Connections to the mail server", mail["connections"])
         suspended = sum(len(s["mail_suspended"]) for s in subscriptions)
         yield Sample("mail_suspended", "gauge", "Recipients whose mail is suspended", suspended)
+        for action, count in self._access.refused().items():
+            yield Sample("access_refused", "counter", ACCESS_REFUSED, count, (("action", action),))
         for cause in Cause:
             value = status["lost"].get(cause, 0)
             yield Sample("lost", "counter", "Objects lost, by cause", value, (("cause", cause.value),))
@@ -567,10 +596,12 @@ class _Delegate:
     @exported
     @leasing
     def connect(self, caller: Caller, name: str, duration: float) -> Opened:
-        self._server.allow(caller, "connect")
-        self._server.refuse_when_draining()
-        connection, lease = self._server.delegate.connect(name[:200], duration)
-        connection.holder = caller.place.holder
+        caller = _named(caller, name)
+        with self._server.deciding():
+            self._server.allow(caller, "connect")
+            self._server.refuse_when_draining()
+            connection, lease = self._server.delegate.connect(name[:200], duration, caller)
+            connection.holder = caller.place.holder
         return Opened(connection.connection_id, lease, self._server.server_id)
 
     @exported
@@ -586,18 +617,24 @@ class _Delegate:
     @exported
     def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
         self._server.refuse_when_stopping()
-        self._server.delegate.connection(connection_id)
-        opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
-        try:
-            self._server.allow(caller, "publish", opened.name)
-        except JbiError:
-            self._server.delegate.forget_type(opened)
-            raise
-        self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
+        with self._server.deciding():
+            self._register(caller, connection_id, request, uid, number)
         try:
             self._server.wait_announced(uid, LOOKUP_SECONDS)
         except LookupNotFoundError as exc:
             log.warning("registration %s is announced when a lookup service is back: %s", uid, exc)
+
+    def _register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
+        caller = _named(caller, self._server.delegate.connection(connection_id).name)
+        self._server.allow(caller, "connect")
+        self._server.allow(caller, "publish", Subject(some=True))  # before it costs anything
+        opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
+        try:
+            self._server.allow(caller, "publish", Subject(opened.name, opened.version))
+        except JbiError:
+            self._server.delegate.forget_type(opened)
+            raise
+        self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
 
     @exported
     def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
@@ -624,10 +661,12 @@ class _Subscriptions:
     @exported
     @leasing
     def open(self, caller: Caller, name: str, duration: float) -> Opened:
-        self._server.allow(caller, "subscribe")
-        self._server.refuse_when_stopping()
-        session_id, lease = self._server.delegate.open_session(name[:200], duration)
-        self._server.delegate.session(session_id).holder = caller.place.holder
+        caller = _named(caller, name)
+        with self._server.deciding():
+            self._server.allow(caller, "connect")
+            self._server.refuse_when_stopping()
+            session_id, lease = self._server.delegate.open_session(name[:200], duration, caller)
+            self._server.delegate.session(session_id).holder = caller.place.holder
         return Opened(session_id, lease, self._server.server_id)
 
     @exported
@@ -655,26 +694,32 @@ class _Subscriptions:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
         if len(ages) != len(requests):
             raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
-        given = tuple(
-            self._subscribe(caller, session_id, request, duration, age, elapsed)
-            for request, age in zip(requests, ages, strict=True)
-        )
+        with self._server.deciding():
+            given = tuple(
+                self._subscribe(caller, session_id, request, duration, age, elapsed)
+                for request, age in zip(requests, ages, strict=True)
+            )
         return Answers(given, self._server.delegate.open_for(session_id))
 
     def _subscribe(
         self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float, elapsed: float
     ) -> Subscribed:
         try:
-            request = _request(said)
-            self._server.allow(caller, "subscribe", _type_wanted(request.entries))
             delegate, peer = self._server.delegate, caller.place.peer
-            granted = delegate.subscribe(session_id, request, duration, age, elapsed=max(0.0, elapsed), peer=peer)
+            request = _request(said)
+            rights = delegate.rights(caller, delegate.session(session_id).name if session_id else "")
+            if rights is not None:
+                rights.check(request)
+            late = max(0.0, elapsed)
+            granted = delegate.subscribe(session_id, request, duration, age, elapsed=late, peer=peer, rights=rights)
             if granted.lease is not None:
                 delegate.hold(request.uid, caller.place.holder)
             return Subscribed(granted)
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:
+            if session_id and isinstance(exc, AccessDeniedError):
+                delegate.session(session_id).was_refused = True
             return Subscribed(error=report(exc))
 
     @exported
@@ -696,6 +741,7 @@ class _Subscriptions:
     @exported
     def explain_object(self, caller: Caller, uid: str, object_id: str) -> dict[str, Any]:
         self._server.allow(caller, "administer")  # it shows what is in an object that may not be the caller's
+        self._server.allow_object(caller, recall(object_id, self._server.delegate.kept))
         return self._server.delegate.explain_object(uid, object_id)
 
     @exported
@@ -720,7 +766,7 @@ class _MailLinks:
         self._server = server
 
     @exported
-    def follow(self, caller: Caller, action: Action, token: str) -> None:  # noqa: ARG002  # the token is the right
+    def follow(self, caller: Caller, action: Followed, token: str) -> None:  # noqa: ARG002  # the token is the right
         self._server.delegate.follow(action, token)
 
 
@@ -733,7 +779,7 @@ class _Types:
 
     @exported
     def get(self, caller: Caller, name: str, version: str) -> SchemaBundle:
-        self._server.allow(caller, "status", name)
+        self._server.allow_type(caller, TypeName(name, version))
         found = self._types.find(TypeName(name, version))
         if found is None:
             raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here")
@@ -784,10 +830,11 @@ class _Status:
         return self._server.delegate.page(search, order, start, count)
 
 
-class _Admin:
+class _Admin(AccessAdmin):
     """What an administrator may do to what stands here."""
 
-    def __init__(self, server: DisseminationServer) -> None:
+    def __init__(self, server: DisseminationServer, access: AccessPolicy) -> None:
+        super().__init__(access)
         self._server = server
 
     @exported
@@ -829,8 +876,6 @@ def _request(said: msgspec.Raw) -> SubscriptionRequest:
         raise ProtocolError(f"bad subscription request: {exc}") from exc
 
 
-def _type_wanted(entries: tuple[EntryRep, ...]) -> str:
-    for entry in entries:
-        if entry.cls.name == InformationType.entry_name:
-            return InformationType.from_rep(entry).name or ""
-    return ""
+def _named(caller: Caller, client: str) -> Caller:
+    """With the name that the application has given itself."""
+    return dataclasses.replace(caller, client=client[:200])

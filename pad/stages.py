@@ -6,9 +6,10 @@ The one place that knows which optional rooms there are; the rest of pad knows t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
+from jbi_pubsub.core.access import AccessPolicy, AllowAll
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.info_object import Parcel
@@ -21,27 +22,38 @@ from jbi_pubsub.pad.signed import SignatureCheck
 if TYPE_CHECKING:
     from types import ModuleType
 
+PEER: Final = "peer"
+"""What a peer publisher is called where delegates are called "name@location"."""
+
 
 @dataclass(frozen=True)
 class Stages:
     """`room`: asked in turn before an object is admitted, each may make its publisher wait, or raise BackPressureError;
-    `shelves`: where newcomers catch up; `signatures`: whether objects hold; `signer`: of what is said of payloads that
-    were cut."""
+    `shelves`: where newcomers catch up; `access`: who may do what, asked when contracts open; `signatures`: whether
+    objects hold; `signer`: of what is said of payloads that were cut."""
 
     shelves: Shelves
     room: tuple[Callable[[Registration, Parcel], None], ...] = ()
+    access: AccessPolicy = field(default_factory=AllowAll)
     signatures: SignatureCheck | None = None
     signer: Signer | None = None
 
 
-def stages_of(config: Config, *, peer: bool = False) -> Stages:
-    """The stages that the configuration asks for; a peer publisher does not verify what it has signed itself. Raises
-    ConfigurationError."""
-    verifier = None if peer else verifier_of(config)
+def stages_of(config: Config, component: str = PEER, access: AccessPolicy | None = None) -> Stages:
+    """The stages that the configuration asks for, of a delegate ("name@location") or a peer publisher, which does not
+    verify what it has signed itself. `access` instead of what [policy] names. Raises ConfigurationError or
+    PolicyError."""
+    verifier = None if component == PEER else verifier_of(config)
+    signer = signer_of(config)
+    if access is None and config.policy.file:
+        from jbi_pubsub.policy.manager import access_of  # here: what is off is not imported
+
+        access = access_of(config, component)
     return Stages(
         Shelves(config.pad.keep_seconds, config.pad.keep_bytes),
+        access=access or AllowAll(),
         signatures=SignatureCheck(verifier, require=config.tls.verify == "require") if verifier is not None else None,
-        signer=signer_of(config),
+        signer=signer,
     )
 
 

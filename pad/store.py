@@ -25,14 +25,28 @@ UNSUBSCRIBED_MOST: Final = 100_000
 """Recipients who have unsubscribed and are remembered; of more the first are forgotten."""
 
 
+class Whose(msgspec.Struct, frozen=True):
+    """Who has made a subscription: what access rules are asked about after a restart."""
+
+    address: str
+    user: str
+    claimed: bool
+    client: str
+
+
 class Kept(msgspec.Struct, frozen=True):
     """An e-mail subscription on disk; `ends` is when its lease does, `remind` when its recipients are told so (None:
-    never, or they have been), in seconds since the epoch."""
+    never, or they have been), in seconds since the epoch; `whose` it is."""
 
     request: SubscriptionRequest
     lease_id: str
     ends: float
     remind: float | None = None
+    whose: Whose | None = None
+
+
+COLUMNS: Final = {"remind": "REAL", "holder": "TEXT NOT NULL DEFAULT ''", "whose": "BLOB"}
+"""Of table `mail`, that earlier versions did not have."""
 
 
 class SubscriptionStore:
@@ -51,13 +65,12 @@ class SubscriptionStore:
         check_tables(base, {"mail", "unsubscribed"}, f"e-mail subscriptions in {self.path}")
         base.execute(
             "CREATE TABLE IF NOT EXISTS mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL,"
-            " lease TEXT NOT NULL, ends REAL NOT NULL, remind REAL) WITHOUT ROWID"
+            " lease TEXT NOT NULL, ends REAL NOT NULL) WITHOUT ROWID"
         )
         known = {column[1] for column in base.execute("PRAGMA table_info(mail)")}
-        if "remind" not in known:  # of an earlier version
-            base.execute("ALTER TABLE mail ADD COLUMN remind REAL")
-        if "holder" not in known:
-            base.execute("ALTER TABLE mail ADD COLUMN holder TEXT NOT NULL DEFAULT ''")
+        for name, kind in COLUMNS.items():
+            if name not in known:  # of an earlier version
+                base.execute(f"ALTER TABLE mail ADD COLUMN {name} {kind}")
         base.execute(
             "CREATE TABLE IF NOT EXISTS unsubscribed"
             " (number INTEGER PRIMARY KEY, uid TEXT NOT NULL, recipient TEXT NOT NULL, UNIQUE (uid, recipient))"
@@ -67,15 +80,22 @@ class SubscriptionStore:
         """All whose lease has not ended at `wall`; the others are removed. Raises StorageError."""
         with self._lock, self._translated():
             self._base.execute("DELETE FROM mail WHERE ends <= ?", (wall,))
-            rows = self._base.execute("SELECT request, lease, ends, remind FROM mail").fetchall()
-            return [Kept(decoder_of(SubscriptionRequest).decode(request), *rest) for request, *rest in rows]
+            rows = self._base.execute("SELECT request, lease, ends, remind, whose FROM mail").fetchall()
+            return [
+                Kept(
+                    decoder_of(SubscriptionRequest).decode(request), lease, ends, remind,
+                    decoder_of(Whose).decode(whose) if whose else None,
+                )
+                for request, lease, ends, remind, whose in rows
+            ]  # fmt: skip
 
     def keep(self, kept: Kept) -> None:
         """Add or replace a subscription. Raises StorageError."""
-        row = (kept.request.uid, msgspec.msgpack.encode(kept.request), kept.lease_id, kept.ends, kept.remind)
+        whose = msgspec.msgpack.encode(kept.whose) if kept.whose is not None else None
+        row = (kept.request.uid, msgspec.msgpack.encode(kept.request), kept.lease_id, kept.ends, kept.remind, whose)
         with self._lock, self._translated():
             self._base.execute(
-                "INSERT OR REPLACE INTO mail (uid, request, lease, ends, remind) VALUES (?, ?, ?, ?, ?)", row
+                "INSERT OR REPLACE INTO mail (uid, request, lease, ends, remind, whose) VALUES (?, ?, ?, ?, ?, ?)", row
             )
 
     def renew(self, uid: str, ends: float, remind: float | None = None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from email.errors import MessageError
 from email.headerregistry import Address
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import msgspec
 
@@ -23,6 +23,9 @@ from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
+
+if TYPE_CHECKING:
+    from jbi_pubsub.pad.rights import Rights
 
 MAX_RECIPIENTS: Final = 100
 """RFC 5321 4.5.3.1.8: a server must take at least 100 recipients of one message."""
@@ -240,6 +243,10 @@ class Subscription:
     """Recipients that get no mail any more, and the answer of the mail server that was the reason."""
     place: int = 0
     """Position at which it was in all match tables: what came up to then, it gets from the shelf, if at all."""
+    rights: Rights | None = field(default=None, repr=False)
+    """Whose it is, where access is restricted."""
+    narrowed_by: str = ""
+    """The rules that let through a part of some type alone."""
     replayed: int = 0
     """Objects that it caught up with; they count in the others, too."""
     lost: Counter[str] = field(default_factory=Counter)
@@ -254,7 +261,11 @@ class Subscription:
     @property
     def charges(self) -> tuple[Charge, ...]:
         """What is evaluated for it: a predicate that the index does not take as a whole, a payload filter."""
-        predicate, wanted = self.predicate, self.payload_filter
+        return self.charges_by(self.predicate)
+
+    def charges_by(self, predicate: Predicate | None) -> tuple[Charge, ...]:
+        """The same, where it is matched by another predicate than its own."""
+        wanted = self.payload_filter
         charges: list[Charge] = []
         if predicate is not None and predicate.evaluates:
             charges.append((predicate.identity, predicate.cost))
@@ -272,6 +283,7 @@ class Subscription:
             "template": [shown_entry(e) for e in request.entries],
             "predicate": request.predicate,
             "filter": request.payload_filter,
+            "narrowed_by": self.narrowed_by,
             "recipients": list(request.recipients),
             "direct": request.direct,
             "policy": request.policy,

@@ -17,6 +17,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from jbi_pubsub.core.access import AccessPolicy
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.metrics import MetricsServer
@@ -88,10 +89,20 @@ def lookup(
 
 def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None) -> LookupServer:
     """A lookup service with its state restored. Raises StorageError, PortInUseError, ConfigurationError."""
+    access = _access(config)
+    try:
+        return _open_lookup(config, access, destroyed)
+    except JbiError:
+        if access is not None:
+            access.close()
+        raise
+
+
+def _open_lookup(config: Config, access: AccessPolicy | None, destroyed: Callable[[], None]) -> LookupServer:
     section = config.lookup
     if not section.state:
         registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port)
-        return LookupServer(config, registrar, destroyed=destroyed)
+        return LookupServer(config, registrar, access=access, destroyed=destroyed)
     store = Store(Path(section.state))
     try:
         now = time.monotonic()
@@ -100,10 +111,19 @@ def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None)
         registrar.restore(kept, now)
         if kept.admin is None:
             store.sync()  # a new one has written its own id down, so that it is the same after a restart
-        return LookupServer(config, registrar, store=store, destroyed=destroyed)
+        return LookupServer(config, registrar, store=store, access=access, destroyed=destroyed)
     except JbiError:
         store.close()
         raise
+
+
+def _access(config: Config) -> AccessPolicy | None:
+    """Who may do what at a lookup service. Raises PolicyError."""
+    if not config.policy.file:
+        return None
+    from jbi_pubsub.policy.manager import access_of  # here: what is off is not imported
+
+    return access_of(config, "lookup")
 
 
 @lookup.group(cls=NearNames)

@@ -217,6 +217,8 @@ class PolicySection(_Section, frozen=True):
     """policy.toml, read again when it changes; "" allows everything to everybody."""
     audit: str = ""
     """File in which refusals are written down; "" keeps none but the log's."""
+    audit_all: bool = False
+    """Write down what is allowed as well."""
 
 
 class WebSection(_Section, frozen=True):

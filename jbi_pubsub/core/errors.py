@@ -3,8 +3,9 @@
 JbiError
  +- ConfigurationError        (ValueError)       a setting that is unknown, malformed or unsafe
  |   +- ArgumentError         (TypeError)        an argument of a call is of a type that the call does not take
+ |   +- PolicyError                              a policy file can't be used
  +- AdapterStateError         (RuntimeError)     an adapter used when it can't be: closed, forked, a second SA
- +- AccessDeniedError         (PermissionError)  the access hook refused the call
+ +- AccessDeniedError         (PermissionError)  the access policy refused the call
  +- PortInUseError            (OSError)          the address to listen on is taken
  +- StorageError              (OSError)          the durable store can't be read or written: disk full, damaged, in use
  +- OversizeError             (ValueError)       something is larger than its bound
@@ -73,6 +74,12 @@ class ArgumentError(ConfigurationError, TypeError):
     code = "argument"
 
 
+class PolicyError(ConfigurationError):
+    """A policy file can't be used; facts `file`, `line`, `column` (from 1; 0: the file as a whole)."""
+
+    code = "policy"
+
+
 class AdapterStateError(JbiError, RuntimeError):
     """An adapter was used when it can't be: closed, forked, or a second SubscriberAdapter in one process."""
 
@@ -80,7 +87,7 @@ class AdapterStateError(JbiError, RuntimeError):
 
 
 class AccessDeniedError(JbiError, PermissionError):
-    """The access hook refused the call."""
+    """The access policy refused the call."""
 
     code = "access_denied"
 

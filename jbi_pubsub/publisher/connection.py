@@ -21,6 +21,7 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     BackPressureError,
     DelegateNotFoundError,
     JbiError,
@@ -354,6 +355,10 @@ class DelegateConnection:
                 except (DelegateNotFoundError, LookupNotFoundError) as exc:
                     self._tell_away(is_away=True)
                     log.info("%s: waiting for the delegate: %s", self._name, exc)
+                except AccessDeniedError as exc:
+                    if not self._refusals:
+                        log.error("%s: the delegate refuses us: %s", self._name, exc)
+                    self._refusals = dict.fromkeys(self._publications, exc)  # who publishes is told
                 except JbiError as exc:
                     log.error("%s: the delegate refuses us: %s", self._name, exc)
             if self._taken > taken or time.monotonic() - began > BACKOFF_MOST:

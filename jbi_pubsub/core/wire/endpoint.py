@@ -124,11 +124,22 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is at the other end: address, and the identity of its certificate ("" without TLS)."""
+    """Who is at the other end: address, and the identity of its certificate ("" without TLS).
+
+    `user` is who it is, `claimed` whether that is only what it says; an identity is the user, and no claim. `client`:
+    the application's name, which it chooses itself."""
 
     address: str
     identity: str = ""
     place: Place = field(default_factory=Place, compare=False, repr=False)
+    user: str = ""
+    claimed: bool = False
+    client: str = ""
+
+    def __post_init__(self) -> None:
+        if self.identity:
+            object.__setattr__(self, "user", self.identity)
+            object.__setattr__(self, "claimed", False)
 
 
 @dataclass(frozen=True, slots=True)
