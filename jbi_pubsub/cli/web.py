@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import webbrowser
 from importlib.util import find_spec
 
@@ -23,7 +24,7 @@ from .settings import Settings, json_option, pass_settings
 @click.option("--open", "opens", is_flag=True, help="Open it in this host's browser.")
 @json_option
 @pass_settings
-def web(settings: Settings, host: str | None, port: int | None, admin: bool, opens: bool, as_json: bool) -> None:
+def web(settings: Settings, host: str | None, port: int | None, admin: bool, opens: bool, as_json: bool) -> int:
     """Show what a federation is doing, in a browser.
 
     Prints an address that lets one browser in; when it has been used, the address for the next one. Ctrl-C ends.
@@ -49,13 +50,19 @@ def web(settings: Settings, host: str | None, port: int | None, admin: bool, ope
         logging.getLogger(name).setLevel(max(logging.ERROR, logging.getLogger().level))
     stop = stop_on_signal()
 
+    failed = threading.Event()
+
+    def ended() -> None:
+        failed.set()
+        stop.set()
+
     def announce(ready: bool = False) -> None:
         facts = {"ready": "web"} if ready else {"next": "web"}
         text = f"console at {server.url}" if ready else f"another browser: {server.url}"
         click.echo(json.dumps(facts | {"url": server.url, "admin": config.web.admin}) if as_json else text)
         sys.stdout.flush()
 
-    server = WebServer(config, entered=announce)
+    server = WebServer(config, entered=announce, ended=ended)
     observer = Observer(config)
     server.add(router(MailLinks(observed(observer), config.security())), session=False)
     console = open_console(config, observer, server)
@@ -70,3 +77,4 @@ def web(settings: Settings, host: str | None, port: int | None, admin: bool, ope
         server.stop()
         console.close()
         observer.stop()
+    return 1 if failed.is_set() else 0

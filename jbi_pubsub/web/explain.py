@@ -58,7 +58,7 @@ def _page(console: Console, uid: str, object_id: str) -> None:
         by_id.bind_visibility_from(which, "value", value="id")
         with ui.element("div").classes("jbi-pair").bind_visibility_from(which, "value", value="metadata"):
             metadata = ui.textarea("Metadata (XML)").props("outlined autogrow maxlength=1000000").classes("jbi-code")
-            payload = ui.textarea("Payload (XML or text; may be empty)").props("outlined autogrow maxlength=1000000")
+            payload = ui.textarea("Payload (may be empty)").props("outlined autogrow maxlength=1000000")
             payload.classes("jbi-code")
         button = action("Explain")
         status = words("p", "", "jbi-problem").props("role=status")

@@ -53,8 +53,15 @@ def app() -> FastAPI:
 class WebServer:
     """Binds when it is made, serves from `start` to `stop`."""
 
-    def __init__(self, config: Config, *, entered: Callable[[], None] = lambda: None) -> None:
-        """`entered` is called, on the server's thread, when a browser has used the token: `url` is the next one's.
+    def __init__(
+        self,
+        config: Config,
+        *,
+        entered: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`entered` is called, on the server's thread, when a browser has used the token: `url` is the next one's;
+        `ended` when the server has ended although nobody has stopped it, which is logged.
 
         Raises ConfigurationError beyond loopback without [tls], PortInUseError.
         """
@@ -69,6 +76,7 @@ class WebServer:
             entered=entered,
         )  # fmt: skip
         self.app = app()
+        self._ended = ended
         self._server: uvicorn.Server | None = None
         self._thread = threading.Thread(target=self._run, name="jbi-web", daemon=True)
 
@@ -127,6 +135,9 @@ class WebServer:
         assert self._server is not None
         with guarded("web server"), contextlib.suppress(SystemExit):  # uvicorn's word for "I can't", which is logged
             self._server.run(sockets=[self._socket])
+        if not self._server.should_exit or not self._server.started:
+            log.error("the web server at %s has ended", self.address)
+            self._ended()
 
     def _context(self, *_: object) -> ssl.SSLContext:
         assert self._tls is not None

@@ -67,7 +67,7 @@ class Watched:
     figures: Any
     base: str
     browser: Any
-    state: Any
+    context: Any
     camera: Any
     registration: str
     uid: str
@@ -75,12 +75,11 @@ class Watched:
     troubles: list[str] = field(default_factory=list)
     elsewhere: set[str] = field(default_factory=set)
 
-    def open(self, path: str = "", *, width: int = 1280, scheme: str = "light", **options: Any) -> Any:
-        """A page in a browser of its own that has a session."""
-        context = self.browser.new_context(
-            viewport={"width": width, "height": 800}, color_scheme=scheme, storage_state=self.state, **options
-        )
-        page = context.new_page()
+    def open(self, path: str = "", *, width: int = 1280, scheme: str = "light") -> Any:
+        """A page in a browser that has a session."""
+        page = self.context.new_page()
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
         page.set_default_timeout(15_000)
         page.on("console", lambda m: self.troubles.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda e: self.troubles.append(str(e)))
@@ -125,10 +124,9 @@ def watched(fixtures: Any, world: str) -> Iterator[Watched]:
         page = context.new_page()
         page.goto(ready["url"])
         page.get_by_role("heading", level=1).wait_for()
-        state = context.storage_state()
-        context.close()
+        page.close()
         assert json.loads(web.stdout.readline())["url"] != ready["url"]  # the next browser's
-        yield Watched(federation, figures, base, browser, state, light, registration, uid, pads)
+        yield Watched(federation, figures, base, browser, context, light, registration, uid, pads)
 
 
 @pytest.fixture
@@ -138,8 +136,8 @@ def console(watched: Watched) -> Iterator[Watched]:
     troubles, watched.troubles = watched.troubles, []
     assert troubles == []
     assert watched.elsewhere == set()
-    for context in watched.browser.contexts:
-        context.close()
+    for page in watched.context.pages:
+        page.close()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
@@ -155,7 +153,7 @@ def test_every_page_fits_its_window(console: Watched, width: int, scheme: str, t
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert dark == ("rgb(18, 23, 29)" if scheme == "dark" else "rgb(255, 255, 255)")
         page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"{name or 'overview'}-{width}.png")
-        page.context.close()
+        page.close()
 
 
 def test_the_overview_shows_who_publishes_what_to_whom(console: Watched) -> None:
@@ -252,7 +250,7 @@ def test_the_last_objects_of_a_type_are_looked_at(console: Watched, eventually: 
     assert page.locator("circle.dot").count() == 1
     page.get_by_role("button", name="Look at").first.click()
     # When the page is left; Expect the subscription to end
-    page.context.close()
+    page.close()
     eventually(lambda: not watches(), 30.0)
 
 

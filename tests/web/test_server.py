@@ -214,6 +214,21 @@ def _entered(gate: Gate) -> str:
     return cookie.decode().partition(";")[0]
 
 
+def test_a_server_that_ends_by_itself_is_told(fixtures: Any, eventually: Callable[..., Any]) -> None:
+    told: list[str] = []
+    config = msgspec.structs.replace(fixtures.test_config(), web=WebSection(port=0))
+    server = WebServer(config, ended=lambda: told.append("ended"))
+    server.start()
+    # When its loop fails; Expect to be told; Expect not to be told of a stop
+    server._server.on_tick = None  # type: ignore[assignment, union-attr]  # what its loop calls
+    eventually(lambda: told == ["ended"])
+    server.stop()
+    other = WebServer(config, ended=lambda: told.append("other"))
+    other.start()
+    other.stop()
+    assert told == ["ended"]
+
+
 def test_it_listens_on_loopback_or_with_tls(fixtures: Any) -> None:
     config = fixtures.test_config()
     for tls in (config.tls, msgspec.structs.replace(config.tls, insecure=True)):
