@@ -353,7 +353,7 @@ def test_services_that_do_not_exist_are_answered_with_what_there_is(
 
 @pytest.mark.parametrize(
     ("width", "shown", "entries"),
-    [(80, " Intel_Imagery ", True), (76, " Intel_Imagery ", False), (130, " mil.af.rl.jbi.Intel_Imagery ", True)],
+    [(90, " Intel_Imagery ", True), (76, " Intel_Imagery ", False), (130, " mil.af.rl.jbi.Intel_Imagery ", True)],
 )
 def test_the_type_that_a_service_publishes_is_not_cut(width: int, shown: str, entries: bool) -> None:
     # Given a registration as the lookup service lists it
