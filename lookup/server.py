@@ -24,6 +24,7 @@ from uuid import uuid4
 
 import msgspec
 
+from jbi_pubsub import __version__
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, PortInUseError, StorageError
 from jbi_pubsub.core.guard import faults, guarded
@@ -470,6 +471,8 @@ class LookupServer:
             "kind": "lookup",
             "id": registrar["service_id"],
             "pid": os.getpid(),
+            "version": __version__,
+            "time": round(time.time(), 3),
             "address": self.address,
             "uptime": round(self._clock() - self._started, 1),
             "connections": self._endpoint.connections + sum(e.connections for _, e in self._retired),

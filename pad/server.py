@@ -20,6 +20,7 @@ from uuid import uuid4
 
 import msgspec
 
+from jbi_pubsub import __version__
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
@@ -309,6 +310,8 @@ class DisseminationServer:
             "location": self.characteristics[1] if self.characteristics else "",
             "id": self.server_id,
             "pid": os.getpid(),
+            "version": __version__,
+            "time": round(time.time(), 3),
             "address": self.address,
             "uptime": round(self._clock() - self._started, 1),
             "connections": self._endpoint.connections,

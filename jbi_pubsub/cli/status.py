@@ -86,7 +86,7 @@ _TOLD: Final = frozenset({
 })  # fmt: skip
 """What the tables show of a status."""
 _USUAL: Final = frozenset({
-    "id", "service_id", "pid", "connections", "compressed", "threads", "calls", "locators", "lookup_services",
+    "id", "service_id", "pid", "version", "time", "connections", "compressed", "threads", "calls", "locators", "lookup_services",
     "event_channels", "events_waiting", "owners", "item_lease_maximum", "event_lease_maximum", "renewals", "expired",
     "refused", "found_late", "queued_bytes", "catching_up", "publishers", "registrations", "sessions", "unfiltered",
 })  # fmt: skip
