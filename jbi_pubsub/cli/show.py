@@ -12,7 +12,6 @@ import json
 import re
 import shutil
 import sys
-import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -179,7 +178,7 @@ def drawn(table: Table, *, width: int | None) -> str:
         lines = _lines(columns, cells, shown, widths_)
         if gone:
             heads = ", ".join(column.head for column in columns if column.head in gone)
-            lines += textwrap.wrap(f"(no room for {heads}: see --wide, --columns)", width)
+            lines += wrapped(f"(no room for {heads}: see --wide, --columns)", width)
     return "\n".join([cut(printable(table.title), width), *lines] if table.title else lines)
 
 
@@ -258,6 +257,23 @@ def cut(text: str, width: int, *, middle: bool = False) -> str:
         return _begin(text, max(0, width - 1)).rstrip() + "…"
     half = (width - 1) // 2
     return _begin(text, width - 1 - half) + "…" + _begin(text[::-1], half)[::-1]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The text in lines of at most `width` places, broken between words; longer words are cut into pieces."""
+    lines = [""]
+    for word in text.split():
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if places(joined) <= width:
+            lines[-1] = joined
+            continue
+        if lines[-1]:
+            lines.append("")
+        while places(word) > width:
+            piece = _begin(word, width) or word[0]
+            lines[-1:], word = [piece, ""], word[len(piece) :]
+        lines[-1] = word
+    return lines if lines[-1] else lines[:-1]
 
 
 def _begin(text: str, width: int) -> str:

@@ -86,9 +86,10 @@ _TOLD: Final = frozenset({
 })  # fmt: skip
 """What the tables show of a status."""
 _USUAL: Final = frozenset({
-    "id", "service_id", "pid", "version", "time", "connections", "compressed", "threads", "calls", "locators", "lookup_services",
-    "event_channels", "events_waiting", "owners", "item_lease_maximum", "event_lease_maximum", "renewals", "expired",
-    "refused", "found_late", "queued_bytes", "catching_up", "publishers", "registrations", "sessions", "unfiltered",
+    "id", "service_id", "pid", "version", "time", "connections", "compressed", "threads", "calls", "locators",
+    "lookup_services", "event_channels", "events_waiting", "owners", "item_lease_maximum", "event_lease_maximum",
+    "renewals", "expired", "refused", "found_late", "queued_bytes", "catching_up", "publishers", "registrations",
+    "sessions", "unfiltered",
 })  # fmt: skip
 """What --wide shows besides. A status may have more than these two: of a later version, of a stage that not all have;
 what is not zero of that is shown to everybody."""
