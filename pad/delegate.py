@@ -49,6 +49,7 @@ from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.newcomers import Newcomers
 from jbi_pubsub.pad.outlet import Budget
+from jbi_pubsub.pad.overview import leases_ending, page_of_subscriptions, publishers_by_name, sessions_by_name, types_of
 from jbi_pubsub.pad.pipeline import Pipeline, Refused
 from jbi_pubsub.pad.registration import Entries, Registration, Topic
 from jbi_pubsub.pad.stages import Stages, stages_of
@@ -68,6 +69,9 @@ from jbi_pubsub.pad.subscription import (
 )
 
 log = logging.getLogger("jbi_pubsub.pad")
+
+CANCEL_SECONDS: Final = 1.0
+"""For a subscriber to be told that its subscription was cancelled."""
 
 NOT_BEFORE: Final = -math.inf
 """The age of a subscription that wants nothing of what was published before it came here."""
@@ -584,6 +588,23 @@ class Delegate:
                 raise UnknownUidError(f"no subscription {uid} here", uid=uid)
         self._forget_subscription(key)
 
+    def cancel(self, uid: str) -> int:
+        """An administrator cancels a subscription, whosesoever it is; in how many sessions it stood (an application's
+        queue and its e-mail are two). Its subscriber is told that something is lost (`cancelled`, number unknown), and
+        gets no more of it. Raises UnknownUidError."""
+        with self._lock:
+            found = {key: s for key, s in self._subscriptions.items() if key[1] == uid}
+            sessions = {owner: self._sessions.get(owner) for owner, _ in found}
+            for subscription in found.values():  # first: what is published from now on is not for them
+                self._take_from_tables(subscription)
+        if not found:
+            raise UnknownUidError(f"no subscription {uid} here", uid=uid)
+        for key, subscription in found.items():
+            if (session := sessions[key[0]]) is not None:
+                session.end(subscription, Cause.CANCELLED, CANCEL_SECONDS)
+            self._forget_subscription(key)
+        return len(found)
+
     def mail_subscriptions(self) -> list[dict[str, object]]:
         """The e-mail-only subscriptions, as plain data."""
         with self._lock:
@@ -691,7 +712,6 @@ class Delegate:
             registrations = list(self._registrations.values())
             subscriptions = list(self._subscriptions.values())
             sessions = list(self._sessions.values())
-            counted = [*subscriptions, *self._ending]  # a counter that goes back would be taken for a restart
             return {
                 "publishers": [
                     {"id": shown(c.connection_id), "name": c.name, "registrations": len(c.registrations)}
@@ -700,16 +720,65 @@ class Delegate:
                 "registrations": [r.status() for r in registrations],
                 "sessions": [s.status() for s in sessions],
                 "subscriptions": [s.status() for s in subscriptions],
-                **self._account.totals(registrations, counted),
-                "found_late": self._shelves.found_late,
-                "leases": len(self._landlord),
-                "queued": sum(s.queued for s in sessions),
-                "in_flight": sum(s.in_flight for s in sessions),
-                "queued_bytes": self._budget.used,
-                "kept": {"objects": len(self._shelves), "bytes": self._shelves.size},
-                "catching_up": self._newcomers.count,
-                "mail": self._mail.status(),
+                **self._totals(registrations, subscriptions, sessions),
             }
+
+    def overview(self) -> dict[str, object]:
+        """The same for who looks every second (see overview.py): without rows, what is of one name together. The work
+        is in proportion to the number of subscriptions, the answer is not."""
+        with self._lock:
+            connections = list(self._connections.values())
+            registrations = list(self._registrations.values())
+            subscriptions = list(self._subscriptions.values())
+            sessions = list(self._sessions.values())
+            totals = self._totals(registrations, subscriptions, sessions)
+            now = self._clock()
+            leases = [
+                *(("publisher", c.name, self._landlord.left(c.lease_id, now)) for c in connections if c.lease_id),
+                *(("subscriber", s.name, self._landlord.left(s.lease_id, now)) for s in sessions),
+                *(("e-mail subscription", s.uid, self._landlord.left(s.lease_id, now))
+                  for s in subscriptions if s.lease_id),
+            ]  # fmt: skip
+        return {
+            "publishers": publishers_by_name((c.name, list(c.registrations.values())) for c in connections),
+            "sessions": sessions_by_name(sessions, subscriptions),
+            "types": types_of(registrations),
+            "ending": leases_ending(leases),
+            "mailing": sum(1 for s in subscriptions if s.request.recipients),
+            "counts": {
+                "publishers": len(connections),
+                "registrations": len(registrations),
+                "sessions": len(sessions),
+                "subscriptions": len(subscriptions),
+            },
+            **totals,
+        }
+
+    def page(self, search: str, order: str, start: int, count: int) -> dict[str, object]:
+        """Subscriptions page by page (see overview.page_of_subscriptions). Raises OversizeError, ConfigurationError."""
+        with self._lock:
+            subscriptions = list(self._subscriptions.values())
+            sessions = list(self._sessions.values())
+        names = {s.session_id: s.name for s in sessions}
+        queued = {(s.session_id, uid): waiting for s in sessions for uid, waiting in s.waiting().items()}
+        return page_of_subscriptions(subscriptions, queued, names, search=search, order=order, start=start, count=count)
+
+    def _totals(
+        self, registrations: list[Registration], subscriptions: list[Subscription], sessions: list[SubscriberSession]
+    ) -> dict[str, object]:
+        """Under the lock: what a status says of all together."""
+        counted = [*subscriptions, *self._ending]  # a counter that goes back would be taken for a restart
+        return {
+            **self._account.totals(registrations, counted),
+            "found_late": self._shelves.found_late,
+            "leases": len(self._landlord),
+            "queued": sum(s.queued for s in sessions),
+            "in_flight": sum(s.in_flight for s in sessions),
+            "queued_bytes": self._budget.used,
+            "kept": {"objects": len(self._shelves), "bytes": self._shelves.size},
+            "catching_up": self._newcomers.count,
+            "mail": self._mail.status(),
+        }
 
     # -- inside -------------------------------------------------------------------------------------------------
 

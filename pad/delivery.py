@@ -276,6 +276,18 @@ class SubscriberSession:
             while (self._parting or self._flying) and self.connected and (left := deadline - self._clock()) > 0:
                 self._changed.wait(min(0.05, left))  # nobody notifies of a connection that ends
 
+    def end(self, subscription: Subscription, cause: Cause, timeout: float) -> None:
+        """Tell the subscriber that it gets no more of it, and wait until that is on its way, at most `timeout` seconds,
+        or it is not connected."""
+        if not self.lose(subscription, cause, 0):
+            return
+        deadline = self._clock() + timeout
+        with self._changed:
+            while (outlet := self._outlets.get(subscription.number)) is not None and outlet.untold and self.connected:
+                if (left := deadline - self._clock()) <= 0:
+                    break
+                self._changed.wait(min(0.02, left))  # nobody notifies of what has been told
+
     def close(self, cause: Cause) -> None:
         """The session is over: whatever waits is lost under `cause`."""
         with self._changed:
@@ -333,8 +345,13 @@ class SubscriberSession:
                 "connected": self.connected,
                 **described(self._sender.compression),
                 "in_flight": self.in_flight,
-                "queued": {o.subscription.uid: o.waiting for o in self._outlets.values()},
+                "queued": self.waiting(),
             }
+
+    def waiting(self) -> dict[str, int]:
+        """Objects that wait, by subscription."""
+        with self._changed:
+            return {o.subscription.uid: o.waiting for o in self._outlets.values()}
 
     def _empty(self, outlet: Outlet) -> None:
         freed = 0

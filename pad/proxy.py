@@ -27,6 +27,7 @@ SUBSCRIPTIONS: Final = "subscriptions"
 STATUS: Final = "status"
 JOIN_ADMIN: Final = "join_admin"
 TYPES: Final = "types"
+ADMIN: Final = "admin"
 
 DELEGATE_METHODS: Final = (
     "connect", "renew", "disconnect", "register", "unregister", "open_publications", "wait_for_subscriptions",
@@ -194,6 +195,43 @@ def fetch_status(ref: ServiceRef, security: Security, *, timeout: float) -> dict
         return client.call("status", dict[str, Any])
     finally:
         client.close()
+
+
+def fetch_page(
+    ref: ServiceRef, security: Security, search: str, order: str, start: int, count: int, *, timeout: float
+) -> dict[str, Any]:
+    """Some of a delegate's or peer publisher's subscriptions (see overview.page_of_subscriptions). Raises WireError,
+    OversizeError, ConfigurationError."""
+    client = ControlClient(msgspec.structs.replace(ref, exported=STATUS, methods=()), security, timeout=timeout)
+    try:
+        return client.call("subscriptions", dict[str, Any], search, order, start, count)
+    finally:
+        client.close()
+
+
+class AdminProxy:
+    """Calls of an administrator. Each raises AccessDeniedError, WireError or WireTimeoutError."""
+
+    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
+        own = msgspec.structs.replace(ref, exported=ADMIN, methods=())
+        self._client = ControlClient(own, security, timeout=timeout)
+        self._timeout = timeout
+
+    def cancel(self, uid: str) -> int:
+        """Cancel a subscription, whosesoever it is: in how many sessions it stood. Raises UnknownUidError."""
+        return self._client.call("cancel", int, uid)
+
+    def drain(self, seconds: float) -> int:
+        """Take no new publishers; how many objects still wait after `seconds`."""
+        return self._client.call("drain", int, seconds, timeout=self._timeout + seconds)
+
+    def resume(self) -> None:
+        """Take publishers again."""
+        self._client.call("resume", None)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
 
 
 def fetch_schema(ref: ServiceRef, security: Security, name: str, version: str, *, timeout: float) -> SchemaBundle:

@@ -52,6 +52,7 @@ from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.pipeline import Refused
 from jbi_pubsub.pad.proxy import (
+    ADMIN,
     CHUNK,
     DELEGATE,
     DELEGATE_METHODS,
@@ -106,6 +107,9 @@ TOTALS: Final = (
 )
 """The counters of a status that hold all there ever was, whoever has gone since, and what they mean."""
 
+DRAIN_MOST: Final = 60.0
+"""Seconds that a call to drain waits at most."""
+
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
 
@@ -149,11 +153,12 @@ class DisseminationServer:
         self._compressed = Allowance(config.link.max_compressed)
         self._publications: dict[str, Receiver] = {}
         self._stopping = threading.Event()
+        self._draining = threading.Event()
         exports: dict[str, object] = {
             SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types)
         }  # fmt: skip
         if characteristics:
-            exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self)}
+            exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self), ADMIN: _Admin(self)}
         self._control = ControlServer(exports)
         self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
         with ExitStack() as undo:  # what fails leaves no port, thread or file open
@@ -226,12 +231,30 @@ class DisseminationServer:
         if self._sockets is not None:
             self._sockets.start()
         self._reaper.start()
+        self._show()
+
+    def _show(self) -> None:
+        """A delegate registers with the lookup services."""
         if self.characteristics:
             name, location = self.characteristics
             entry = PublisherAdapterDelegate(name=name, location=location).rep()
             self.community.join(
                 ServiceItem(self.server_id, (PAD_TYPE,), self.ref(DELEGATE, DELEGATE_METHODS), (entry,))
             )
+
+    def drain(self, seconds: float) -> int:
+        """Take no new publishers, nor be found by them; those there are, and subscribers, go on. How many objects still
+        wait after `seconds`. Until `resume`, or the end."""
+        self._draining.set()
+        self.community.leave(self.server_id)
+        return self.delegate.drain(seconds)
+
+    def resume(self) -> None:
+        """Take publishers again."""
+        self.refuse_when_stopping()
+        if self._draining.is_set():
+            self._draining.clear()
+            self._show()
 
     def stop(self, drain: float = 5.0) -> int:
         """Stop in order; how many objects could not be delivered within `drain` seconds."""
@@ -259,6 +282,12 @@ class DisseminationServer:
         """Raises WireError: the server takes no new work."""
         if self._stopping.is_set():
             raise WireError(f"{self.name} is stopping")
+
+    def refuse_when_draining(self) -> None:
+        """Raises WireError: the server takes no new publishers."""
+        self.refuse_when_stopping()
+        if self._draining.is_set():
+            raise WireError(f"{self.name} is draining: it takes no new publishers", hint="Use another delegate")
 
     def check_type(self, request: PublisherRequest, caller: str = "") -> TypeName:
         """The type, opened for that caller. Exactly one schema per type, also across delegates. Raises EntryError,
@@ -304,6 +333,14 @@ class DisseminationServer:
 
     def status(self) -> dict[str, Any]:
         """Plain data for status pages."""
+        return {**self._facts(), **self.delegate.status()}
+
+    def overview(self) -> dict[str, Any]:
+        """The same for who looks every second (see pad/overview.py)."""
+        return {**self._facts(), **self.delegate.overview()}
+
+    def _facts(self) -> dict[str, Any]:
+        """What is not the delegate's."""
         return {
             "kind": "delegate" if self.characteristics else "peer",
             "name": self.characteristics[0] if self.characteristics else "",
@@ -319,7 +356,7 @@ class DisseminationServer:
             "threads": threading.active_count(),
             "calls": self._control.calls,
             "faults": faults(),
-            **self.delegate.status(),
+            "draining": self._draining.is_set(),
         }
 
     def samples(self) -> Iterator[Sample]:
@@ -513,7 +550,7 @@ class _Delegate:
     @leasing
     def connect(self, caller: Caller, name: str, duration: float) -> Opened:
         self._server.allow(caller, "connect")
-        self._server.refuse_when_stopping()
+        self._server.refuse_when_draining()
         connection, lease = self._server.delegate.connect(name[:200], duration)
         return Opened(connection.connection_id, lease, self._server.server_id)
 
@@ -694,6 +731,38 @@ class _Status:
     def status(self, caller: Caller) -> dict[str, Any]:
         self._server.allow(caller, "status")
         return shortened(self._server.status())
+
+    @exported
+    def overview(self, caller: Caller) -> dict[str, Any]:
+        self._server.allow(caller, "status")
+        return self._server.overview()
+
+    @exported
+    def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> dict[str, Any]:
+        self._server.allow(caller, "status")
+        return self._server.delegate.page(search, order, start, count)
+
+
+class _Admin:
+    """What an administrator may do to what stands here."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def cancel(self, caller: Caller, uid: str) -> int:
+        self._server.allow(caller, "administer")
+        return self._server.delegate.cancel(uid)
+
+    @exported
+    def drain(self, caller: Caller, seconds: float) -> int:
+        self._server.allow(caller, "administer")
+        return self._server.drain(min(max(0.0, seconds), DRAIN_MOST))
+
+    @exported
+    def resume(self, caller: Caller) -> None:
+        self._server.allow(caller, "administer")
+        self._server.resume()
 
 
 def shortened(status: dict[str, Any], most: int = STATUS_ROWS) -> dict[str, Any]:
