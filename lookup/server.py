@@ -29,7 +29,7 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, PortInUseError, StorageError
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Part
-from jbi_pubsub.core.metrics import MetricsServer, Sample
+from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance, Compression
@@ -476,6 +476,7 @@ class LookupServer:
             "address": self.address,
             "uptime": round(self._clock() - self._started, 1),
             "connections": self._endpoint.connections + sum(e.connections for _, e in self._retired),
+            "tls": self._endpoint.tls(),
             "threads": threading.active_count(),
             "calls": self._control.calls,
             "locators": list(admin.locators),
@@ -510,6 +511,7 @@ class LookupServer:
             ("refused", "Calls refused for a limit"),
         ):
             yield Sample(f"lookup_{name}", "counter", meaning, status[name])
+        yield from expiries(status["tls"])
         fault = bool(status["store"] and status["store"]["fault"])
         yield Sample("lookup_store_fault", "gauge", "1: the disk takes nothing new", float(fault))
 

@@ -37,7 +37,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
-from jbi_pubsub.core.metrics import MetricsServer, Sample
+from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance
@@ -208,7 +208,7 @@ class DisseminationServer:
         """A further way to us for clients on this host."""
         if not config.pad.sockets:
             return None
-        if config.tls.certificate:
+        if config.tls.identity() is not None:
             raise ConfigurationError(
                 "[pad] sockets and [tls] don't go together", hint="Identities come from certificates, over TCP alone"
             )
@@ -353,6 +353,7 @@ class DisseminationServer:
             "uptime": round(self._clock() - self._started, 1),
             "connections": self._endpoint.connections,
             "compressed": len(self._compressed),
+            "tls": self._endpoint.tls(),
             "threads": threading.active_count(),
             "calls": self._control.calls,
             "faults": faults(),
@@ -371,6 +372,7 @@ class DisseminationServer:
         yield Sample("queued_bytes", "gauge", "Bytes waiting in subscriber queues", status["queued_bytes"])
         for name, meaning in TOTALS:
             yield Sample(name, "counter", meaning, status[name])
+        yield from expiries(status["tls"])
         yield Sample("in_flight", "gauge", "Objects sent and not acknowledged", status["in_flight"])
         mail, subscriptions = status["mail"], status["subscriptions"]
         yield Sample("mails_waiting", "gauge", "Mails waiting", mail["queued"])

@@ -71,6 +71,7 @@ class Commands(NearNames):
 @click.option("--locator", "locators", metavar="HOST:PORT", multiple=True, help="Lookup service to ask; repeatable.")
 @click.option("--group", "groups", metavar="NAME", multiple=True, help="Group of lookup services; repeatable.")
 @click.option("--no-multicast", is_flag=True, help="Neither announce nor discover by mDNS.")
+@click.option("--tls", "tls_folder", metavar="FOLDER", help="TLS, as the party of that folder (see `jbi certs`).")
 @click.option("--insecure", is_flag=True, help="Allow to listen beyond loopback without TLS.")
 @click.option("--log-json", is_flag=True, help="Log as JSON lines.")
 @click.option("-v", "--verbose", count=True, help="Say more on stderr; -vv for all.")
@@ -82,6 +83,7 @@ def jbi(
     locators: tuple[str, ...],
     groups: tuple[str, ...],
     no_multicast: bool,
+    tls_folder: str | None,
     insecure: bool,
     log_json: bool,
     verbose: int,
@@ -113,6 +115,7 @@ def jbi(
         "lookup.locators": list(locators) or None,
         "lookup.groups": list(groups) or None,
         "lookup.multicast": False if no_multicast else None,
+        "tls.folder": tls_folder,
         "tls.insecure": True if insecure else None,
     }
     context.obj = Settings(config_file, flags | {key: value for key, value in own.items() if value is not None})

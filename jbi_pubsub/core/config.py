@@ -20,6 +20,9 @@ from .wire.endpoint import Security
 from .wire.stream import CHUNK_BYTES
 from .wire.tls import TlsIdentity
 
+CERTIFICATE_FILE, KEY_FILE, CA_FILE, REVOKED_FILE = "certificate.pem", "key.pem", "ca.pem", "crl.pem"
+"""What lies in [tls] `folder`."""
+
 YEAR: Final = 31_536_000
 """Seconds; the longest that a setting may say. Far above any use, and below what a thread can wait (2^63 ns)."""
 
@@ -220,8 +223,11 @@ class WebSection(_Section, frozen=True):
 
 
 class TlsSection(_Section, frozen=True):
-    """PEM files; certificate, key and ca, or none."""
+    """PEM files: a folder that `jbi certs` made, or certificate, key and ca, or none."""
 
+    folder: str = ""
+    """Folder of one party as `jbi certs issue` makes it: certificate.pem, key.pem, ca.pem and crl.pem stand for those
+    of the next three and `revoked` that are not set."""
     certificate: str = ""
     """Our certificate."""
     key: str = ""
@@ -240,6 +246,24 @@ class TlsSection(_Section, frozen=True):
     verify: Literal["off", "warn", "require"] = "off"
     """What delegates and subscribers of this process do with signatures: nothing; log and count what is not signed or
     does not hold; drop it, counted and told as lost (`bad_signature`)."""
+
+    def identity(self) -> TlsIdentity | None:
+        """The files that are meant, None without any. Raises ConfigurationError when only some are named."""
+        files = [self.certificate, self.key, self.ca]
+        revoked = self.revoked
+        if self.folder:
+            folder = Path(self.folder)
+            names = (CERTIFICATE_FILE, KEY_FILE, CA_FILE)
+            files = [file or str(folder / name) for file, name in zip(files, names, strict=True)]
+            revoked = revoked or str(folder / REVOKED_FILE)
+        if not any(files):
+            return None
+        if not all(files):
+            raise ConfigurationError(
+                "[tls] needs certificate, key and ca", hint="Set all three or none, or the folder they are in"
+            )
+        certificate, key, ca = map(Path, files)
+        return TlsIdentity(certificate, key, ca, self.server_names, Path(revoked) if revoked else None)
 
 
 class Config(_Section, frozen=True):
@@ -264,14 +288,9 @@ class Config(_Section, frozen=True):
     def security(self) -> Security:
         """How to listen and connect. Raises ConfigurationError when only some TLS files are named, or one is no good:
         now, for a client would take it for a server that never answers."""
-        files = (self.tls.certificate, self.tls.key, self.tls.ca)
-        if not any(files):
-            return Security(insecure=self.tls.insecure)
-        if not all(files):
-            raise ConfigurationError("[tls] needs certificate, key and ca", hint="Set all three or none")
-        certificate, key, ca = map(Path, files)
-        identity = TlsIdentity(certificate, key, ca, self.tls.server_names)
-        identity.client_context()
+        identity = self.tls.identity()
+        if identity is not None:
+            identity.client_context()
         return Security(identity, self.tls.insecure)
 
 

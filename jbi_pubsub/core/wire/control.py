@@ -215,6 +215,8 @@ class ControlClient:
 
     def _connected(self, seconds: float) -> _Connection:
         connection = self._connection
+        if self._security.tls:
+            self._security.tls.look()
         if connection is not None and (connection.closed or connection.is_stale()):
             self._drop()
             connection = None

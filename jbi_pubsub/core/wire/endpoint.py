@@ -28,7 +28,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from jbi_pubsub.core.errors import (
     ConfigurationError,
@@ -41,6 +41,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import guarded
 
 from . import transport
+from .credentials import LOOK_SECONDS
 from .ref import PROTOCOL, ServiceRef
 from .tls import TlsIdentity, check_server, explained, is_no_tls, peer_name
 
@@ -213,6 +214,7 @@ def _dial(
         if security.tls:
             secured = security.tls.client_context().wrap_socket(sock)
             sock = secured
+            security.tls.watch(secured)
             check_server(secured, endpoint, host, certificate, security.tls.server_names)
         sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, plane))
     except WireError:
@@ -327,11 +329,14 @@ class Endpoint:
         security.check(host)
         self.name = name
         self._handlers = {CONTROL: control, DATA: data}
-        self._context = security.tls.server_context() if security.tls else None
+        self._tls = security.tls
         self.certificate = security.tls.fingerprint() if security.tls else ""
+        """SHA-256 (hex) of our certificate's key, "" without TLS."""
         if security.tls:
             security.tls.check_dates(time.time())
         self._listener = _listen(host, port)
+        if security.tls and security.tls.revoked:
+            self._listener.settimeout(LOOK_SECONDS)  # those who are connected may be revoked
         self.port = int(self._listener.getsockname()[1])
         shown = advertise or host
         self.address = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
@@ -384,6 +389,10 @@ class Endpoint:
 
         return close
 
+    def tls(self) -> dict[str, Any]:
+        """`TlsIdentity.status`, {} without TLS."""
+        return self._tls.status(time.time()) if self._tls else {}
+
     @property
     def connections(self) -> int:
         """How many connections are open."""
@@ -401,7 +410,11 @@ class Endpoint:
         while not self._stopping:
             with guarded("accepting a connection"):
                 try:
+                    if self._tls:
+                        self._tls.look()
                     sock, address = self._listener.accept()
+                except TimeoutError:
+                    continue
                 except OSError as exc:
                     if self._stopping or exc.errno in (errno.EBADF, errno.EINVAL):
                         return
@@ -468,9 +481,10 @@ class Endpoint:
                 _tune(raw, IDLE_SECONDS)
                 raw.settimeout(HANDSHAKE_SECONDS)
                 identity = ""
-                if self._context:
-                    sock = secured = self._secure(raw, self._context)
+                if self._tls:
+                    sock = secured = self._secure(raw, self._tls.server_context())
                     self._shake_hands(secured, address)
+                    self._tls.watch(secured)
                     identity = self._identify(secured, place)
                 plane = self._plane(sock, address)
                 self._handlers[plane](sock, Caller(address, identity, place))
