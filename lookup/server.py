@@ -24,12 +24,12 @@ from uuid import uuid4
 
 import msgspec
 
-from jbi_pubsub import __version__
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, PortInUseError, StorageError
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
+from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance, Compression
@@ -471,7 +471,7 @@ class LookupServer:
             "kind": "lookup",
             "id": registrar["service_id"],
             "pid": os.getpid(),
-            "version": __version__,
+            "version": version(),
             "time": round(time.time(), 3),
             "address": self.address,
             "uptime": round(self._clock() - self._started, 1),

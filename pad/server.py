@@ -20,7 +20,6 @@ from uuid import uuid4
 
 import msgspec
 
-from jbi_pubsub import __version__
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
@@ -38,6 +37,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
+from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance
@@ -347,7 +347,7 @@ class DisseminationServer:
             "location": self.characteristics[1] if self.characteristics else "",
             "id": self.server_id,
             "pid": os.getpid(),
-            "version": __version__,
+            "version": version(),
             "time": round(time.time(), 3),
             "address": self.address,
             "uptime": round(self._clock() - self._started, 1),

@@ -30,7 +30,7 @@ HOMES: Final = {
     "completion": ("tools", "Print the completion script of a shell."),
     "config": ("settings", "Show the effective settings and where each comes from."),
     "demo": ("demonstration", "Run a federation on this machine and check it."),
-    "doctor": ("doctor", "Check this machine, the configuration and the servers found, and say what to do."),
+    "doctor": ("doctor", "Check machine, configuration and servers: what to do."),
     "explain": ("explain", "Say why a subscription would get an object, or not."),
     "lookup": ("servers", "Run a lookup service, or administer one."),
     "pad": ("servers", "Run a publisher-adapter delegate."),

@@ -24,9 +24,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final, Literal, NamedTuple
 
-from jbi_pubsub import __version__
 from jbi_pubsub.core.config import Config, Origins
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, StudyError
+from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.credentials import ends_soon, read_facts
 from jbi_pubsub.core.wire.endpoint import MAX_CONNECTIONS
@@ -103,7 +103,7 @@ Check = Callable[[Checkup], Iterator[Finding]]
 def python(checkup: Checkup) -> Iterator[Finding]:  # noqa: ARG001  # the form of a check
     """The interpreter, and this package."""
     have = sys.version_info[:2]
-    text = f"Python {sys.version.split()[0]}, jbi-pubsub {__version__}, protocol {PROTOCOL}"
+    text = f"Python {sys.version.split()[0]}, jbi-pubsub {version()}, protocol {PROTOCOL}"
     if OLDEST_PYTHON <= have <= NEWEST_PYTHON:
         yield Finding("python", "ok", text)
     else:
@@ -514,15 +514,14 @@ def versions(checkup: Checkup) -> Iterator[Finding]:
     ]
     for error in others:
         yield Finding("versions", "failure", error.message, _same_version(error))
+    own = version()
     told = {a.at: str(a.value.get("version", "older")) for a in found.servers if a.error is None}
-    different = {at: version for at, version in told.items() if version != __version__}
+    different = {at: theirs for at, theirs in told.items() if theirs != own}
     if different:
-        text = ", ".join(f"{at} is {version}" for at, version in list(different.items())[:8])
-        yield Finding(
-            "versions", "warning", f"we are {__version__}, {text}", f"pip install jbi-pubsub=={__version__} there"
-        )
+        text = ", ".join(f"{at} is {theirs}" for at, theirs in list(different.items())[:8])
+        yield Finding("versions", "warning", f"we are {own}, {text}", f"pip install jbi-pubsub=={own} there")
     elif told:
-        yield Finding("versions", "ok", f"{len(told)} servers, all {__version__}, protocol {PROTOCOL}")
+        yield Finding("versions", "ok", f"{len(told)} servers, all {own}, protocol {PROTOCOL}")
     elif not others:
         yield Finding("versions", "skipped", found.problem or "no server found")
 
