@@ -40,6 +40,7 @@ HOMES: Final = {
     "study": ("tools", "Bulk studies on Spark, as the lookup service matches."),
     "subscribe": ("clients", "Subscribe, and show what arrives or have it mailed."),
     "subscriptions": ("clients", "List e-mail subscriptions, or cancel one."),
+    "top": ("top", "Show what all servers are doing now, in pages."),
 }
 """The module of each command, and what it does: the help of `jbi` imports none of them."""
 

@@ -19,7 +19,7 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.guard import note
 
 from .checks import CHECKS, Check, Checkup, Finding
-from .near import told
+from .near import begins_so, told
 from .settings import Settings, json_option, pass_settings
 from .show import Column, counted, printable, show_json, show_table, terminal_width, wrapped
 
@@ -34,7 +34,7 @@ _COLUMNS: Final = (Column("check"), Column("state"), Column("found"), Column("ad
 
 
 @click.command()
-@click.argument("checks", metavar="[CHECK]...", nargs=-1)
+@click.argument("checks", metavar="[CHECK]...", nargs=-1, shell_complete=begins_so(lambda: CHECKS))
 @click.option("--strict", is_flag=True, help="Warnings count as failures.")
 @json_option
 @pass_settings

@@ -46,6 +46,8 @@ class Screen:
         self._keys = sys.stdin.fileno() if keys and sys.stdin.isatty() else None
         self._settings: list[Any] = []
         self._taken = False
+        self.was_away = False
+        """Whether what is shown has to be drawn again: we were stopped, or the terminal has another size."""
         self._before: dict[signal.Signals, Any] = {}
         self._woken, self._wake = os.pipe()  # by a handler: a wait ends
         os.set_blocking(self._wake, False)
@@ -83,6 +85,7 @@ class Screen:
         self._take()
         if not self._taken:
             return
+        self.was_away = False
         width, height = self.width, self.height
         if len(lines) > height:
             more = len(lines) - height + 1
@@ -102,6 +105,7 @@ class Screen:
         ready, _, _ = select.select(sources, [], [], max(0.0, seconds))
         if self._woken in ready:
             os.read(self._woken, _KEY_BYTES)
+            self.was_away = True
             return ""
         if not ready:
             return ""
@@ -130,10 +134,10 @@ class Screen:
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         self._give_back()
         signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)  # here we stand still, until SIGCONT
+        os.kill(os.getpid(), number)  # here we stand still, until SIGCONT; without a shell to go on in, not at all
+        signal.signal(number, self._stop)
 
     def _go_on(self, number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTSTP, self._stop)
         self._take()
         self._sized(number, frame)
 

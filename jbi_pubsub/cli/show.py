@@ -9,6 +9,7 @@ shown as lines of `column: value`. Whoever wants all asks for `--wide`, or for `
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -304,6 +305,26 @@ def console() -> Console:
 def counted(count: int, noun: str) -> str:
     """So many of them, in English: "1 object", "2 objects"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def rated(per_second: float) -> str:
+    """A rate, with a decimal as long as that says something."""
+    return f"{per_second:,.1f}" if per_second < 100 else f"{per_second:,.0f}"
+
+
+def sized(count: float) -> str:
+    """Bytes in three digits."""
+    power = min(3, int(math.log10(count)) // 3) if count >= 1 else 0
+    return f"{count / 1000**power:.3g} {('B', 'KB', 'MB', 'GB')[power]}"
+
+
+def lasted(seconds: float) -> str:
+    """A duration in its two largest units."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d{hours:02}h"
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
 
 
 def printable(value: object) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,19 @@ from jbi_pubsub.pad.subscription import PAD_TYPE, PUBLISHER_TYPE
 
 from .screen import Screen, is_screen
 from .settings import Settings, json_option, looking, pass_settings
-from .show import Column, Table, View, drawn, show_json, show_tables, view_of, view_options
+from .show import (
+    Column,
+    Table,
+    View,
+    drawn,
+    lasted,
+    rated,
+    show_json,
+    show_tables,
+    sized,
+    view_of,
+    view_options,
+)
 from .show import as_json as json_text
 
 Facts = dict[str, Any]
@@ -258,7 +269,7 @@ def _with_rates(
     """The table with rates, where there are any."""
     if not any("rates" in facts for facts in found):
         return Table(columns, rows)
-    rates = [[_rate(facts.get("rates", {}).get(name, 0.0)) for name in heads] for facts in found]
+    rates = [[rated(facts.get("rates", {}).get(name, 0.0)) for name in heads] for facts in found]
     with_rates = (*columns, *(Column(head, right=True) for head in heads.values()))
     return Table(with_rates, [(*row, *rate) for row, rate in zip(rows, rates, strict=True)])
 
@@ -275,10 +286,6 @@ def _flat(name: str, value: object, depth: int) -> Iterator[tuple[str, str]]:
             yield from _flat(f"{name}.{key}", part, depth - 1)
     elif isinstance(value, (int, float, str)) and value:
         yield name, str(value)
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:,.1f}" if per_second < 100 else f"{per_second:,.0f}"
 
 
 def _called(facts: Facts) -> str:
@@ -304,7 +311,7 @@ def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
         counts = (facts["counts"]["registrations"], facts["counts"]["subscriptions"], facts["leases"])
     shown = {"mail": _mail, "kept": _kept}
     cells = (shown[name](facts[name]) if name in facts else "" for name in more)
-    return facts["kind"], name, facts["address"], _lasted(facts["uptime"]), *counts, *cells
+    return facts["kind"], name, facts["address"], lasted(facts["uptime"]), *counts, *cells
 
 
 def _mail(mail: Facts) -> str:
@@ -328,21 +335,7 @@ def _mail_row(facts: Facts) -> Sequence[object]:
 
 def _kept(kept: Facts) -> str:
     """The size of what is on a delegate's shelf."""
-    return _sized(kept["bytes"])
-
-
-def _sized(count: float) -> str:
-    power = min(3, int(math.log10(count)) // 3) if count >= 1 else 0
-    return f"{count / 1000**power:.3g} {('B', 'KB', 'MB', 'GB')[power]}"
-
-
-def _lasted(seconds: float) -> str:
-    """A duration in its two largest units."""
-    whole = int(seconds)
-    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days}d{hours:02}h"
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+    return sized(kept["bytes"])
 
 
 def _objects_row(facts: Facts) -> Sequence[object]:

@@ -62,14 +62,29 @@ def flags(federation: Any, world: str) -> list[str]:
 # -- terminals ----------------------------------------------------------------------------------------------------
 
 
-_CHILD: Final = """
-import fcntl, signal, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # this terminal is ours: Ctrl-C and new sizes are told to us
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from jbi_pubsub.cli import main
-sys.argv = ["jbi", *sys.argv[1:]]
-main()
+_SHELL: Final = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # this terminal is ours: Ctrl-C, Ctrl-Z and new sizes are told to us
+signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+pid = os.fork()
+if pid == 0:
+    os.setpgid(0, 0)
+    os.tcsetpgrp(0, os.getpgrp())
+    signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = ["jbi", *sys.argv[2:]]
+    from jbi_pubsub.cli import main
+    main()
+events = open(int(sys.argv[1]), "w", buffering=1)
+print("pid", pid, file=events)
+while True:
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        print("stopped", file=events)
+    else:
+        sys.exit(os.waitstatus_to_exitcode(status))
 """
+"""What a shell does for a command in the foreground; which process that is, and that it stands still, is told."""
 OTHER_SCREEN, OWN_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
 
 
@@ -81,19 +96,24 @@ class Terminal:
         self.size(columns, lines)
         self.settings = termios.tcgetattr(self._theirs)
         self.output = ""
+        told, telling = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, *arguments],
-            stdin=self._theirs, stdout=self._theirs, stderr=self._theirs, start_new_session=True,
+            [sys.executable, "-c", _SHELL, str(telling), *arguments],
+            stdin=self._theirs, stdout=self._theirs, stderr=self._theirs, start_new_session=True, pass_fds=[telling],
             env={"TERM": "xterm", **os.environ, **environment},
         )  # fmt: skip
+        os.close(telling)
+        self._events = open(told)  # noqa: PTH123, SIM115  # no path; closed by __exit__
+        self.pid = int(self._events.readline().split()[1])
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            self.process.kill()
+            os.kill(self.pid, signal.SIGKILL)
         self.process.wait(10.0)
+        self._events.close()
         os.close(self._ours)
         os.close(self._theirs)
 
@@ -131,10 +151,11 @@ class Terminal:
                 return int(self.process.returncode)
         pytest.fail(f"goes on: {self.output[-500:]!r}")
 
-    def stopped(self) -> bool:
-        """Whether it stands still, as after Ctrl-Z."""
-        _, status = os.waitpid(self.process.pid, os.WNOHANG | os.WUNTRACED)
-        return os.WIFSTOPPED(status)
+    def wait_stopped(self) -> None:
+        """Until it stands still, as after Ctrl-Z."""
+        assert select.select([self._events], [], [], 30.0)[0]
+        assert self._events.readline() == "stopped\n"
+        self.read()
 
     def is_restored(self) -> bool:
         """Whether the settings of the terminal are those from before, and its own screen is shown with a cursor."""
@@ -144,7 +165,7 @@ class Terminal:
 
     def signal(self, number: signal.Signals) -> None:
         """Send the command a signal."""
-        os.kill(self.process.pid, number)
+        os.kill(self.pid, number)
 
 
 @pytest.fixture
