@@ -150,8 +150,8 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns
 
 
-def drawn(table: Table, *, width: int | None) -> str:
-    """The table as lines of at most `width` places; None: whole, however wide."""
+def drawn(table: Table, *, width: int | None, more: str = "--wide, --columns") -> str:
+    """The table as lines of at most `width` places; None: whole, however wide. `more` is what shows all of it."""
     columns = table.columns
     cells = [
         [_cell(c, value, whole=width is None) for c, value in zip(columns, row, strict=True)] for row in table.rows
@@ -179,7 +179,7 @@ def drawn(table: Table, *, width: int | None) -> str:
         lines = _lines(columns, cells, shown, widths_)
         if gone:
             heads = ", ".join(column.head for column in columns if column.head in gone)
-            lines += wrapped(f"(no room for {heads}: see --wide, --columns)", width)
+            lines += wrapped(f"(no room for {heads}: see {more})", width)
     return "\n".join([cut(printable(table.title), width), *lines] if table.title else lines)
 
 

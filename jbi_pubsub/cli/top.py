@@ -6,6 +6,7 @@ commands. A room that has more to show adds a page to PAGES. What servers say is
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +24,7 @@ from jbi_pubsub.web.federation import Facts, Observer, Server, Snapshot
 from .near import begins_so, told
 from .screen import Screen, is_screen
 from .settings import Settings, json_option, pass_settings
-from .show import Column, Table, counted, drawn, lasted, printable, rated, show_json, show_tables, sized, wrapped
+from .show import Column, Table, counted, cut, drawn, lasted, printable, rated, show_json, show_tables, sized, wrapped
 
 ROWS_MOST: Final = 100
 """Subscriptions asked of one server, those that got most."""
@@ -87,9 +88,10 @@ class Subscriptions:
         self.total = 0
         self.silent: list[str] = []
         self.looks = 0
+        self._asked = -math.inf
 
-    def look(self, shot: Snapshot, now: float) -> None:
-        """Take what has come, and ask for more. Does not wait."""
+    def look(self, shot: Snapshot, now: float, every: float) -> None:
+        """Take what has come, and ask for more when it is time. Does not wait. `now` in seconds, by any clock."""
         if self._asking is not None and self._asking.done():
             self.total, rows, self.silent = self._asking.result()
             known, self._counters = self._counters, {}
@@ -99,7 +101,8 @@ class Subscriptions:
             self.rows = [(row, self._counters[row.server, row.uid].rate(now)) for row in rows]
             self.looks += 1
             self._asking = None
-        if self._asking is None:
+        if self._asking is None and now - self._asked >= every:
+            self._asked = now
             self._asking = self._pool.submit(self._ask, [s.id for s in _knots(shot)])
 
     def stop(self) -> None:
@@ -261,7 +264,7 @@ def parties(seen: Seen) -> list[Table]:
     return [Table(_PARTIES, rows)]
 
 
-_DOES: Final = {"publish": "publishes", "deliver": "gets", "mail": "by mail"}
+_DOES: Final = {"publish": "sends", "deliver": "gets", "mail": "mails"}
 _PARTIES: Final = (
     Column("who", long=True, name=True), Column("does"), Column("at", long=True, name=True),
     Column("per s", right=True), Column("contracts", right=True, spare=2), Column("waiting", right=True, spare=1),
@@ -378,15 +381,12 @@ def lines_of(seen: Seen, look: Look, width: int, height: int, clock: str) -> lis
     """The screen: a bar with what is shown, the page from the line wanted on, a bar with the keys."""
     made = page_of(seen, look)
     if look.helped:
-        body = [
-            *_HELP,
-            "",
-            *(f"{number}  {name}: {page.about}" for number, (name, page) in enumerate(PAGES.items(), 1)),
-        ]
+        pages = (f"{number}  {name}: {page.about}" for number, (name, page) in enumerate(PAGES.items(), 1))
+        body = [cut(line, width) for line in (*_HELP, "", *pages)]
     elif not made:
         body = wrapped(printable(seen.shot.problem or "nothing to show yet"), width)
     else:
-        body = "\n\n".join(drawn(table, width=width) for table in made).split("\n")
+        body = "\n\n".join(drawn(table, width=width, more="a wider terminal") for table in made).split("\n")
     room = max(1, height - 2)
     first = min(look.first, max(0, len(body) - room))
     heads = made[0].columns if made else ()
@@ -397,7 +397,7 @@ def lines_of(seen: Seen, look: Look, width: int, height: int, clock: str) -> lis
     parts += [f"{seen.shot.unseen} servers more"] if seen.shot.unseen else []
     shown = body[first : first + room]
     keys = " ".join(f"{number} {name}" for number, name in enumerate(PAGES, 1))
-    return ["  ".join(parts), *shown, *[""] * (room - len(shown)), f" {keys}  s sort  ? help  q quit"]
+    return ["  ".join(parts), *shown, *[""] * (room - len(shown)), f" q quit  ? help  s sort  {keys}"]
 
 
 @click.command()
@@ -437,7 +437,7 @@ def top(
             else:
                 show_tables(page_of(seen, look))
         else:
-            _watch(observer, known, page, sort)
+            _watch(observer, known, page, sort, every)
     finally:
         known.stop()
         observer.stop()
@@ -462,7 +462,7 @@ def _first_look(observer: Observer, known: Subscriptions, page: str, timeout: fl
     while time.monotonic() < deadline:
         shot = observer.wait(shot.number, 0.5)
         if page == "subscriptions":
-            known.look(shot, shot.at)
+            known.look(shot, time.monotonic(), 0.0)
         looks += bool(shot.servers) and all(s.error or s.facts for s in shot.servers)
         if looks >= LOOKS and (page != "subscriptions" or known.looks >= LOOKS):
             break
@@ -478,7 +478,7 @@ def _seen(observer: Observer, shot: Snapshot, known: Subscriptions) -> Seen:
     return Seen(shot, history, known)
 
 
-def _watch(observer: Observer, known: Subscriptions, page: str, sort: str) -> None:
+def _watch(observer: Observer, known: Subscriptions, page: str, sort: str, every: float) -> None:
     """Draw each look, and after each key, until somebody has had enough."""
     look: Look | None = Look(page)
     with Screen(keys=True) as screen:
@@ -486,14 +486,14 @@ def _watch(observer: Observer, known: Subscriptions, page: str, sort: str) -> No
         seen = _seen(observer, observer.snapshot(), known)
         while look is not None:
             shot = observer.snapshot()
-            if not look.paused and shot.number != seen.shot.number:
+            if not look.paused:
                 if look.page == "subscriptions":
-                    known.look(shot, shot.at)
+                    known.look(shot, time.monotonic(), every)
                 seen = _seen(observer, shot, known)
             if sort and seen.shot.servers:
                 look, sort = replace(look, sort=_sort_number(seen, page, sort)), ""
             size = screen.width, screen.height
-            if drawn_for != (wanted := (seen.shot.number, look, size)):
+            if drawn_for != (wanted := (seen.shot.number, known.looks, look, size)):
                 lines = lines_of(seen, look, *size, time.strftime("%H:%M:%S"))
                 screen.show(lines, bars=(0, len(lines) - 1))
                 drawn_for = wanted
