@@ -492,7 +492,11 @@ def servers(checkup: Checkup) -> Iterator[Finding]:
         text = f"{_kind(facts)} {facts.get('name', '')} at {answer.at}, {_shown_time(answer.seconds)}".replace(
             "  ", " "
         )
-        faults = facts.get("faults")
+        certificate, faults = facts.get("tls"), facts.get("faults")
+        if isinstance(certificate, dict) and (certificate.get("ends_soon") or certificate.get("revoked")):
+            wrong = "is revoked" if certificate.get("revoked") else f"ends in {certificate.get('days')} days"
+            advice = f"jbi certs renew {certificate.get('identity')}, and copy it there"
+            yield Finding("servers", "warning", f"{text}: its certificate {wrong}", advice)
         if isinstance(faults, dict) and faults:
             told = ", ".join(f"{step} {count}" for step, count in list(faults.items())[:5])
             yield Finding("servers", "warning", f"{text}: faults: {told}", f"jbi status {answer.at}; see its log")

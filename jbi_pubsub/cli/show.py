@@ -120,20 +120,29 @@ def view_of(wide: bool, columns: str, known: Iterable[Sequence[Column]], *, as_j
     return View(wide, tuple(heads[name.casefold()] for name in wanted))
 
 
-def show_tables(made: Iterable[Table], view: View = View()) -> None:  # noqa: B008  # a frozen value
+MORE: Final = "--wide, --columns"
+"""What shows those columns that there is no room for."""
+
+
+def show_tables(made: Iterable[Table], view: View = View(), *, more: str = MORE) -> None:  # noqa: B008  # a frozen value
     """Tables one below the other."""
     for number, table in enumerate(view.of(made)):
         if number:
             click.echo()
-        show_table(*table, wide=view.wide)
+        show_table(*table, wide=view.wide, more=more)
 
 
 def show_table(
-    columns: Sequence[Column], rows: Iterable[Sequence[object]], title: str = "", *, wide: bool = False
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[object]],
+    title: str = "",
+    *,
+    wide: bool = False,
+    more: str = MORE,
 ) -> None:
     """A table in a terminal, tab-separated lines with all columns when piped."""
     if sys.stdout.isatty():
-        click.echo(drawn(Table(columns, list(rows), title), width=None if wide else terminal_width()))
+        click.echo(drawn(Table(columns, list(rows), title), width=None if wide else terminal_width(), more=more))
         return
     click.echo("\t".join(column.head for column in columns))
     for row in rows:
@@ -150,7 +159,7 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns
 
 
-def drawn(table: Table, *, width: int | None, more: str = "--wide, --columns") -> str:
+def drawn(table: Table, *, width: int | None, more: str = MORE) -> str:
     """The table as lines of at most `width` places; None: whole, however wide. `more` is what shows all of it."""
     columns = table.columns
     cells = [

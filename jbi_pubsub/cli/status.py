@@ -71,6 +71,10 @@ _MAILED: Final = (
     Column("mail at", long=True, name=True), Column("mailed", right=True), Column("waiting", right=True),
     Column("what is wrong", long=True),
 )  # fmt: skip
+_CERTIFICATES: Final = (
+    Column("certificate at", long=True, name=True), Column("of", long=True, name=True), Column("until", spare=1),
+    Column("days", right=True), Column("what is wrong", long=True),
+)  # fmt: skip
 _LOSSES: Final = (Column("lost at", long=True, name=True), Column("cause"), Column("objects", right=True))
 _FAULTS: Final = (
     Column("fault at", long=True, name=True), Column("step", long=True), Column("times", right=True)
@@ -87,13 +91,13 @@ _LOOKUP_RATES: Final = {"lookups": "lookups/s", "events": "events/s"}
 _OBJECT_RATES: Final = {"published": "in/s", "delivered": "out/s"}
 _RATES: Final = tuple(Column(head, right=True) for head in (*_LOOKUP_RATES.values(), *_OBJECT_RATES.values()))
 _ALL: Final = (
-    _SERVERS, _LOOKUPS, _OBJECTS, _MAILED, _LOSSES, _FAULTS, _MORE, _SUBSCRIPTIONS, _RATES
+    _SERVERS, _LOOKUPS, _OBJECTS, _MAILED, _CERTIFICATES, _LOSSES, _FAULTS, _MORE, _SUBSCRIPTIONS, _RATES
 )  # fmt: skip
 """Every column that there may be."""
 _TOLD: Final = frozenset({
     "kind", "name", "location", "address", "groups", "uptime", "counts", "leases", "mail", "mailed", "kept", "items",
     "event_registrations", "lookups", "changes", "events", "events_lost", "store", "published", "unmatched", "matched",
-    "suppressed", "delivered", "queued", "in_flight", "lost", "faults", "rates", "subscriptions",
+    "suppressed", "delivered", "queued", "in_flight", "lost", "faults", "rates", "subscriptions", "tls",
 })  # fmt: skip
 """What the tables show of a status."""
 _USUAL: Final = frozenset({
@@ -246,6 +250,9 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool =
     mails = [_mail_row(facts) for facts in known if _has_mail(facts)]
     if mails:
         yield Table(_MAILED, mails)
+    shown = [_certificate_row(facts) for facts in (*lookups, *known) if facts.get("tls")]
+    if shown := [row for row in shown if whole or row[-1]]:
+        yield Table(_CERTIFICATES, shown)
     for heads, key in ((_LOSSES, "lost"), (_FAULTS, "faults")):
         told = [
             (_called(facts), what, f"{count:,}")
@@ -331,6 +338,14 @@ def _mail_row(facts: Facts) -> Sequence[object]:
     mail = facts["mail"]
     wrong = mail["fault"] or (mail.get("away", "") if mail["queued"] else "")
     return _called(facts), f"{facts.get('mailed', 0):,}", f"{mail['queued']:,}", wrong
+
+
+def _certificate_row(facts: Facts) -> Sequence[object]:
+    """Its own certificate, or what ends before that: of an authority or a list of revoked ones."""
+    tls = facts["tls"]
+    wrong = "it is revoked" if tls["revoked"] else "it ends soon: jbi certs renew" if tls["ends_soon"] else ""
+    until = time.strftime("%Y-%m-%d", time.gmtime(tls["until"])) if tls["until"] is not None else ""
+    return _called(facts), str(tls["identity"]), until, f"{tls['days']:,}" if tls["days"] is not None else "", wrong
 
 
 def _kept(kept: Facts) -> str:

@@ -32,6 +32,7 @@ KEY_SECONDS: Final = 0.25
 """How late a new look is drawn at worst."""
 LOOKS: Final = 3
 """For rates of a single look: those of the time between the first of these and the last."""
+MORE: Final = "a wider terminal"
 BARS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -386,7 +387,7 @@ def lines_of(seen: Seen, look: Look, width: int, height: int, clock: str) -> lis
     elif not made:
         body = wrapped(printable(seen.shot.problem or "nothing to show yet"), width)
     else:
-        body = "\n\n".join(drawn(table, width=width, more="a wider terminal") for table in made).split("\n")
+        body = "\n\n".join(drawn(table, width=width, more=MORE) for table in made).split("\n")
     room = max(1, height - 2)
     first = min(look.first, max(0, len(body) - room))
     heads = made[0].columns if made else ()
@@ -435,7 +436,7 @@ def top(
             if as_json:
                 show_json(facts_of(seen, page))
             else:
-                show_tables(page_of(seen, look))
+                show_tables(page_of(seen, look), more=MORE)
         else:
             _watch(observer, known, page, sort, every)
     finally:
@@ -460,10 +461,10 @@ def _first_look(observer: Observer, known: Subscriptions, page: str, timeout: fl
     shot = observer.snapshot()
     looks = 0
     while time.monotonic() < deadline:
-        shot = observer.wait(shot.number, 0.5)
+        before, shot = shot.number, observer.wait(shot.number, 0.5)
         if page == "subscriptions":
             known.look(shot, time.monotonic(), 0.0)
-        looks += bool(shot.servers) and all(s.error or s.facts for s in shot.servers)
+        looks += shot.number > before and bool(shot.servers) and all(s.error or s.facts for s in shot.servers)
         if looks >= LOOKS and (page != "subscriptions" or known.looks >= LOOKS):
             break
     if not shot.servers:

@@ -530,6 +530,12 @@ def test_a_clock_that_differs(
     *_, found = findings("clock", *flags)
     assert found["state"] == state
     assert ("timedatectl" in found["advice"]) == (state != "ok")
+    # When its certificate ends soon; Expect a warning
+    soon = {"tls": {"ends_soon": True, "days": 9.5, "identity": "lookup.example"}}
+    monkeypatch.setattr(federation.lookups[0], "status", lambda: told() | soon | {"version": "0.0.9"})
+    [found, *_] = findings("servers", *flags)
+    assert (found["state"], "its certificate ends in 9.5 days" in found["found"]) == ("warning", True)
+    assert "jbi certs renew lookup.example" in found["advice"]
     # Expect another version to be told as well
     [found] = findings("versions", *flags)
     assert (found["state"], "is 0.0.9" in found["found"]) == ("warning", True)

@@ -88,6 +88,7 @@ LOOKUP = {
     "items": 100_000, "event_registrations": 10_000, "lookups": 1_234_567, "changes": 1_234_567, "events": 1_234_567,
     "events_lost": 12, "store": None,
 }  # fmt: skip
+TLS = {"tls": {"identity": "x", "until": 1.8e9, "days": 3.0, "ends_soon": True, "revoked": False}}
 NEWER = {"kept": {"objects": 120_000, "bytes": 268_435_456}, "faults": {"lease reaper": 2}}
 RATES = {"rates": {"published": 12_345.6, "delivered": 12_345.6, "lookups": 1_234.5, "events": 1_234.5}}
 
@@ -135,6 +136,21 @@ def test_the_account_of_mail_is_shown_with_what_is_wrong_whole() -> None:
     assert "mail at" not in [table.columns[0].head for table in tables([facts])]
 
 
+def test_a_certificate_is_shown_when_it_ends_soon() -> None:
+    # Given a server with a certificate
+    tls = {"identity": "pad.example", "until": 1_800_000_000.0, "days": 61.5, "ends_soon": False, "revoked": False}
+    assert "certificate at" not in [table.columns[0].head for table in tables([DELEGATE | {"tls": tls}])]
+    # When it ends soon, or is revoked; Expect that to be told, with what to do
+    for wrong, told in (("ends_soon", "it ends soon: jbi certs renew"), ("revoked", "it is revoked")):
+        row = _cells([DELEGATE | {"tls": tls | {wrong: True}}], "certificate at")
+        assert row == {
+            "certificate at": "alpha, rome", "of": "pad.example", "until": "2027-01-15", "days": "61.5",
+            "what is wrong": told,
+        }  # fmt: skip
+    # Expect it among all that there is
+    assert "certificate at" in [table.columns[0].head for table in tables([DELEGATE | {"tls": tls}], whole=True)]
+
+
 @pytest.mark.parametrize(
     ("options", "policy", "delivered", "waiting"),
     [
@@ -174,7 +190,7 @@ def test_the_address_of_a_peer_is_whole_while_other_columns_can_go() -> None:
 JUNK = (None, 7, -1.5, float("nan"), "text", b"bytes", [], [1, "x"], {}, {"a": [1]}, 2**63)
 
 
-@pytest.mark.parametrize("facts", [DELEGATE | NEWER, LOOKUP | NEWER], ids=["delegate", "lookup"])
+@pytest.mark.parametrize("facts", [DELEGATE | NEWER | TLS, LOOKUP | NEWER], ids=["delegate", "lookup"])
 def test_a_status_that_no_server_of_ours_has_is_an_error_of_ours(facts: dict[str, Any]) -> None:
     # Given what a server says of itself, of which one thing is missing, or something else, or all is
     whole = facts | {"sessions": [], "subscriptions": []}
