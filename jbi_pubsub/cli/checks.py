@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -410,6 +411,26 @@ def tls(checkup: Checkup) -> Iterator[Finding]:
         yield Finding("tls", "warning", f"others may read the key {identity.key}", f"chmod 600 {identity.key}")
 
 
+def policy(checkup: Checkup) -> Iterator[Finding]:
+    """Whether the file of rules is there, is TOML, and is its owner's alone to write."""
+    name = checkup.config.policy.file
+    if not name:
+        yield Finding("policy", "skipped", "not set: everybody who can connect may do everything")
+        return
+    path = Path(name)
+    try:
+        rules = tomllib.loads(path.read_text()).get("access", [])
+        mode = path.stat().st_mode
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        yield Finding("policy", "failure", f"{path}: {why}", f"jbi policy check {path}")
+        return
+    if mode & 0o022:
+        yield Finding("policy", "warning", f"others may write {path}", f"chmod go-w {path}")
+    count = len(rules) if isinstance(rules, list) else 0
+    yield Finding("policy", "ok", f"{path}: {count} [[access]] rules (jbi policy check {path} looks at each)")
+
+
 def _dated(what: str, begins: float, ends: float, now: float, advice: str) -> Finding:
     if now < begins:
         return Finding("tls", "failure", f"{what} is good from {_date(begins)} on", "Compare the clocks: timedatectl")
@@ -593,7 +614,7 @@ def _shown_time(seconds: float) -> str:
 
 CHECKS: Final[dict[str, Check]] = {
     "python": python, "extras": extras, "java": java, "files": files, "memory": memory, "disk": disk, "ports": ports,
-    "multicast": multicast, "clock": clock, "tls": tls, "mail": mail, "locators": locators, "servers": servers,
+    "multicast": multicast, "clock": clock, "tls": tls, "policy": policy, "mail": mail, "locators": locators, "servers": servers,
     "versions": versions,
 }  # fmt: skip
 """In the order in which they are told."""

@@ -391,6 +391,24 @@ def test_listening_in_clear(findings: Callable[..., Any]) -> None:
     assert "jbi certs init" in found["advice"]
 
 
+def test_the_policy_file(findings: Callable[..., Any], tmp_path: Path) -> None:
+    assert states(findings("policy")) == ["skipped"]
+    path = tmp_path / "policy.toml"
+    setting = ("--set", f"policy.file={path}")
+    # Given no such file, or none that is TOML; Expect which, and where it is wrong
+    [found] = findings("policy", *setting)
+    assert (found["state"], found["found"]) == ("failure", f"{path}: No such file or directory")
+    path.write_text('[[access]]\nuser = "a\n')
+    [found] = findings("policy", *setting)
+    assert (found["state"], "line 2" in found["found"]) == ("failure", True)
+    # When it is right, but others may write it
+    path.write_text('[[access]]\nuser = ["a"]\n')
+    path.chmod(0o666)
+    first, second = findings("policy", *setting)
+    assert (first["state"], first["advice"]) == ("warning", f"chmod go-w {path}")
+    assert (second["state"], "1 [[access]] rules" in second["found"]) == ("ok", True)
+
+
 # -- the mail server ----------------------------------------------------------------------------------------------
 
 
