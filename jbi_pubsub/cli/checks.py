@@ -614,7 +614,7 @@ def _shown_time(seconds: float) -> str:
 
 CHECKS: Final[dict[str, Check]] = {
     "python": python, "extras": extras, "java": java, "files": files, "memory": memory, "disk": disk, "ports": ports,
-    "multicast": multicast, "clock": clock, "tls": tls, "policy": policy, "mail": mail, "locators": locators, "servers": servers,
-    "versions": versions,
+    "multicast": multicast, "clock": clock, "tls": tls, "policy": policy, "mail": mail, "locators": locators,
+    "servers": servers, "versions": versions,
 }  # fmt: skip
 """In the order in which they are told."""

@@ -139,7 +139,7 @@ class Terminal:
             said += self.read()
             left -= 1
             if left < 0:
-                pytest.fail(f"no {text!r} within {seconds:g} s in {said!r}")
+                pytest.fail(f"no {text!r} within {seconds:g} s in ...{said[-800:]!r}")
         return said
 
     def ends(self, seconds: float = 30.0) -> int:

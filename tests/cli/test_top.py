@@ -134,7 +134,7 @@ def test_a_room_adds_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_look_for_programs(federation: Any, figures: Any, flags: list[str], said: Callable[..., Any]) -> None:
     # Given a delegate whose publisher has published what a subscriber gets
-    federation.pad()
+    pad = federation.pad()
     adapter = federation.light()
     registration = figures.register(adapter)
     subscriber = federation.subscriber()
@@ -148,6 +148,9 @@ def test_one_look_for_programs(federation: Any, figures: Any, flags: list[str], 
     assert (shown.code, head[:2], row[:2]) == (0, ["server", "in/s"], ["alpha, rome", "0.0"])
     shown = said(*flags, "top", "subscriptions", "--every", "0.1", "--sort", "delivered")
     assert [line.split("\t")[0] for line in shown.out.splitlines()] == ["subscription", uid]
+    # When one server is named; Expect that one, with what it has
+    shown = said(*flags, "top", "--every", "0.1", "--server", pad.address)
+    assert [line.split("\t")[0] for line in shown.out.splitlines()] == ["server", "alpha, rome"]
     # When a program asks; Expect all of it
     facts = json.loads(said(*flags, "top", "subscriptions", "--every", "0.1", "--json").out)
     assert [(s["kind"], s["error"]) for s in facts["servers"]] == [("lookup", ""), ("delegate", "")]
