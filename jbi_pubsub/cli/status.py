@@ -104,7 +104,8 @@ _USUAL: Final = frozenset({
     "id", "service_id", "pid", "version", "time", "connections", "compressed", "threads", "calls", "locators",
     "lookup_services", "event_channels", "events_waiting", "owners", "item_lease_maximum", "event_lease_maximum",
     "renewals", "expired", "refused", "found_late", "queued_bytes", "catching_up", "publishers", "registrations",
-    "sessions", "unfiltered",
+    "sessions", "unfiltered", "replayed", "draining", "diagnostics",
+    "access.file", "access.version", "access.rules", "access.since", "access.audit",
 })  # fmt: skip
 """What --wide shows besides. A status may have more than these two: of a later version, of a stage that not all have;
 what is not zero of that is shown to everybody."""
@@ -283,8 +284,13 @@ def _with_rates(
 
 def _besides(facts: Facts, *, whole: bool) -> list[tuple[str, str]]:
     """Numbers, texts and counters that no table of ours has a column for."""
-    names = [name for name in facts if name not in _TOLD and (whole or name not in _USUAL)]
-    return list(islice((each for name in names for each in _flat(name, facts[name], 3)), MORE_MOST))
+    flat = (each for name in facts if name not in _TOLD for each in _flat(name, facts[name], 3))
+    return list(islice((each for each in flat if whole or not _is_usual(each[0])), MORE_MOST))
+
+
+def _is_usual(name: str) -> bool:
+    """It, or what it is a part of."""
+    return any(name == usual or name.startswith(f"{usual}.") for usual in _USUAL)
 
 
 def _flat(name: str, value: object, depth: int) -> Iterator[tuple[str, str]]:

@@ -133,9 +133,12 @@ def test_what_a_later_version_counts_is_shown_without_a_column_for_it() -> None:
     # Given a status with counters and a date that this version knows nothing of
     [facts] = _demo()
     facts |= {"signatures": {"verified": 812, "bad": 0}, "certificate": {"ends": "2027-01-31"}, "pid": 4711}
+    facts |= {"access": {"rules": 12, "refused": {"publish": 3}, "audit": {"bytes": 5_000}}}
     # Expect what is not zero of these, and what is of no interest with --wide alone
     *_, more = tables([facts])
-    assert [row[1:] for row in more.rows] == [("signatures.verified", "812"), ("certificate.ends", "2027-01-31")]
+    assert [row[1:] for row in more.rows] == [
+        ("signatures.verified", "812"), ("certificate.ends", "2027-01-31"), ("access.refused.publish", "3")
+    ]  # fmt: skip
     *_, more = tables([facts], whole=True)
     assert ("alpha, rome", "pid", "4711") in more.rows
     # When it says things without end, expect an end
