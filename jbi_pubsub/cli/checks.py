@@ -26,7 +26,7 @@ from tempfile import TemporaryFile
 from typing import Any, Final, Literal, NamedTuple
 
 from jbi_pubsub.core.config import Config, Origins
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, StudyError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError, StudyError
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.credentials import ends_soon, read_facts
@@ -402,7 +402,8 @@ def tls(checkup: Checkup) -> Iterator[Finding]:
         yield _dated(f"authority {authority.subject}", authority.not_before, authority.not_after, now, again)
     for each in facts.revocations:
         if each.names(own):
-            yield Finding("tls", "failure", f"our certificate {own.identity} is revoked by {identity.revoked}", renew)
+            again = f"jbi certs issue {own.identity}, then copy it to {identity.certificate}"
+            yield Finding("tls", "failure", f"our certificate {own.identity} is revoked by {identity.revoked}", again)
         advice = f"jbi certs revoke writes it anew; copy it to {identity.revoked}"
         state: State = "failure" if each.until < now else "warning" if each.until < now + SOON_SECONDS else "ok"
         text = f"list of revoked certificates of {each.issuer} until {_date(each.until)}"
@@ -493,6 +494,11 @@ def _unanswered(answer: Answer, *, is_set: bool, others: bool) -> Finding:
         return Finding("locators", "failure", f"{answer.at}: {error.message}", _same_version(error))
     text = error.message if answer.at in error.message else f"{answer.at}: {error.message}"
     local = host in ("127.0.0.1", "localhost", "[::1]")
+    if "TLS" in text:
+        return Finding("locators", "failure", text, "[tls] has to be set at both ends, or at none: jbi doctor tls")
+    if isinstance(error, ProtocolError):
+        who = f"Something else answers: sudo ss -ltnp 'sport = :{port}'"
+        return Finding("locators", "failure", text, f"{who}; or name the right place in [lookup] locators")
     advice = f"jbi lookup --port {port}" if local else f"On {host}: jbi lookup --host {host} --port {port}"
     if not is_set:  # nobody has said that one is there
         return Finding("locators", "skipped" if others else "warning", text, "" if others else advice)

@@ -301,7 +301,11 @@ def places(text: str) -> int:
         return len(text)
     from rich.cells import get_character_cell_size  # here, as a command that draws nothing starts faster without it
 
-    return sum(map(get_character_cell_size, text))
+    return sum(2 if character in _SKINS else get_character_cell_size(character) for character in text)
+
+
+_SKINS: Final = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
+"""Colours of the skin of who comes before; a terminal that does not know that shows them beside him."""
 
 
 def console() -> Console:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,7 +31,7 @@ from jbi_pubsub.cli.show import places
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import StudyError, WireError
 from jbi_pubsub.core.wire import PROTOCOL
-from jbi_pubsub.core.wire.endpoint import CONTROL, MAGIC, PREAMBLE
+from jbi_pubsub.core.wire.endpoint import ALERT, CONTROL, MAGIC, PREAMBLE
 from jbi_pubsub.lookup.client import discovery
 
 NOBODY = ("--no-multicast", "--set", "lookup.locators=")
@@ -384,6 +386,28 @@ def test_tls_files_that_are_no_good(findings: Callable[..., Any], tmp_path: Path
     assert states(findings("locators", *flags[:2])) == ["skipped"]
 
 
+@pytest.mark.parametrize(
+    ("revoked", "days", "told"),
+    [
+        (True, 30.0, ["failure", "ok"]), (False, 30.0, ["ok"]), (False, 1.0, ["warning"]), (False, -1.0, ["failure"]),
+        (False, math.inf, ["ok"]),
+    ],
+)  # fmt: skip
+def test_lists_of_revoked_certificates(
+    revoked: bool, days: float, told: list[str], findings: Callable[..., Any], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    # Given a list that names our certificate, or not, and ends some days from now
+    until = time.time() + days * 86_400
+    known = SimpleNamespace(issuer="the authority", until=until, names=lambda _: revoked)
+    read = checks.read_facts
+    monkeypatch.setattr(checks, "read_facts", lambda *files: read(*files)._replace(revocations=(known,)))
+    found = findings("tls", *_certificates(tmp_path))[2:]
+    assert states(found) == told
+    assert [bool(each["advice"]) for each in found] == [state != "ok" for state in told]
+    assert ("jbi certs issue server.example" in found[0]["advice"]) == revoked
+
+
 def test_listening_in_clear(findings: Callable[..., Any]) -> None:
     assert states(findings("tls")) == ["skipped"]
     [found] = findings("tls", "--insecure", "--set", "pad.host=0.0.0.0")
@@ -461,13 +485,25 @@ def test_a_mail_server_that_says_nothing_or_something_else(
 # -- others -------------------------------------------------------------------------------------------------------
 
 
+def _tls_alert(sock: socket.socket) -> None:
+    sock.recv(PREAMBLE.size)
+    sock.sendall(ALERT)
+    sock.shutdown(socket.SHUT_WR)
+    while sock.recv(4096):
+        pass
+
+
 @pytest.mark.parametrize(
-    ("answer", "told"),
-    [(None, "no answer within"), (_rubbish, "refused frame"), (_another_protocol, f"protocol {PROTOCOL + 1}, and we")],
-    ids=["hangs", "rubbish", "another protocol"],
-)
+    ("answer", "told", "advice"),
+    [
+        (None, "no answer within", "jbi lookup --port "), (_rubbish, "refused frame", "sudo ss -ltnp 'sport = :"),
+        (_tls_alert, "the other side speaks TLS", "jbi doctor tls"),
+        (_another_protocol, f"protocol {PROTOCOL + 1}, and we", "pip install"),
+    ],
+    ids=["hangs", "rubbish", "TLS", "another protocol"],
+)  # fmt: skip
 def test_a_locator_where_none_of_ours_answers(
-    answer: Callable[[socket.socket], None] | None, told: str, findings: Callable[..., Any],
+    answer: Callable[[socket.socket], None] | None, told: str, advice: str, findings: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("jbi_pubsub.cli.parties.PROBE_SECONDS", 0.4)
@@ -476,7 +512,7 @@ def test_a_locator_where_none_of_ours_answers(
     assert found["state"] == "failure"
     assert at in found["found"]
     assert told in found["found"]
-    assert ("pip install" if answer is _another_protocol else f"jbi lookup --port {at[10:]}") in found["advice"]
+    assert advice in found["advice"]
 
 
 def test_a_party_of_another_protocol_is_told_with_both_numbers(findings: Callable[..., Any]) -> None:

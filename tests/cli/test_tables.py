@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jbi_pubsub.cli import clients, status
-from jbi_pubsub.cli.show import MARKS_MOST, Column, Table, drawn, places, printable, show_tables, view_of
+from jbi_pubsub.cli.show import (
+    BRIEF,
+    MARKS_MOST,
+    NARROWEST,
+    Column,
+    Table,
+    cut,
+    drawn,
+    places,
+    printable,
+    show_tables,
+    view_of,
+)
 from jbi_pubsub.cli.status import tables
 
 HOSTILE = st.text(
@@ -77,10 +89,10 @@ def test_no_line_is_wider_than_the_terminal_and_every_row_can_be_told(
         assert any(table.columns[0].head in line for line in lines)
         for row in table.rows:
             key = printable(row[0])
-            key = key.rpartition("-")[2][:12] if table.columns[0].brief else key
-            assert any(key.strip()[:1] in line for line in lines)
+            shown = {cut(key, width, middle=True) for width in range(NARROWEST, places(key) + 1)} | {key}
             if table.columns[0].brief:
-                assert any(key in line for line in lines)
+                shown = {key.rpartition("-")[2][:BRIEF]}
+            assert any(part.strip() in line for part in shown for line in lines), (row, lines)
 
 
 @given(HOSTILE)
@@ -115,7 +127,7 @@ def test_a_wide_character_counts_twice_and_is_not_cut_in_two() -> None:
         # Expect the numbers to stand below each other, and whole letters
         assert {taken(line) for line in lines} == {width}
         assert lines[2].startswith("東京都千代田"[: (width - 4) // 2])
-    assert places("e\u0301") == 1
+    assert (places("e\u0301"), places("\U0001f44d\U0001f3fd")) == (1, 4)
 
 
 def _demo() -> list[dict[str, Any]]:
