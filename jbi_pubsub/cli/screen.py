@@ -8,13 +8,16 @@ while it is stopped, the terminal is as it was. In the background nothing is dra
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import select
 import shutil
 import signal
 import sys
 import termios
 import tty
+from collections import deque
 from collections.abc import Collection, Sequence
 from types import FrameType
 from typing import Any, Final, Self
@@ -31,7 +34,12 @@ _NAMED: Final = {
     "\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left", "\x1b[Z": "left", "\t": "right",
     "\x1b[5~": "page up", "\x1b[6~": "page down", "\x1b": "escape",
 }  # fmt: skip
-_KEY_BYTES: Final = 16
+_KEY: Final = re.compile(r"\x1b(?:\[[0-9;]*[A-Za-z~]|O[A-Z])|.", re.DOTALL)
+"""A key as a terminal sends it: a character, or a sequence (ECMA-48, 5.4; with O: keys in application mode)."""
+_KEY_BYTES: Final = 64
+"""Read at once; a key that is held down sends some."""
+LOGGED_MOST: Final = 100
+"""Log records that are kept until the screen is left."""
 
 
 def is_screen() -> bool:
@@ -45,6 +53,9 @@ class Screen:
     def __init__(self, *, keys: bool = False) -> None:
         self._keys = sys.stdin.fileno() if keys and sys.stdin.isatty() else None
         self._settings: list[Any] = []
+        self._pressed: deque[str] = deque()
+        self._held = _Held()
+        self._handlers: list[logging.Handler] = []
         self._taken = False
         self.was_away = False
         """Whether what is shown has to be drawn again: we were stopped, or the terminal has another size."""
@@ -59,11 +70,18 @@ class Screen:
             (signal.SIGTSTP, self._stop), (signal.SIGCONT, self._go_on), (signal.SIGWINCH, self._sized),
         ):  # fmt: skip
             self._before[number] = signal.signal(number, handler)
+        root = logging.getLogger()
+        self._handlers, root.handlers = root.handlers, [self._held]
         self._take()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._give_back()
+        logging.getLogger().handlers = self._handlers
+        for record in self._held.records:
+            for handler in self._handlers:
+                if record.levelno >= handler.level:
+                    handler.handle(record)
         for number, handler in self._before.items():
             signal.signal(number, handler)
         os.close(self._woken)
@@ -101,6 +119,8 @@ class Screen:
     def wait(self, seconds: float) -> str:
         """The next key within `seconds`: its character, or "up", "down", "left", "right", "page up", "page down",
         "escape". "" for none; a new size of the terminal, or going on after a stop, ends the wait as well."""
+        if self._pressed:
+            return self._pressed.popleft()
         sources = [self._woken] if self._keys is None else [self._woken, self._keys]
         ready, _, _ = select.select(sources, [], [], max(0.0, seconds))
         if self._woken in ready:
@@ -113,7 +133,8 @@ class Screen:
         pressed = os.read(self._keys, _KEY_BYTES).decode(errors="replace")
         if not pressed:
             raise KeyboardInterrupt  # the terminal is gone
-        return _NAMED.get(pressed, pressed[0])
+        self._pressed.extend(keys_in(pressed))
+        return self._pressed.popleft()
 
     def _take(self) -> None:
         if self._taken or not _is_in_foreground():
@@ -151,6 +172,22 @@ class Screen:
     def _write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+class _Held(logging.Handler):
+    """What is logged meanwhile would stand across the screen; it is told behind it, the last LOGGED_MOST."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: deque[logging.LogRecord] = deque(maxlen=LOGGED_MOST)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+def keys_in(text: str) -> list[str]:
+    """The keys that a terminal has sent, by their characters or names."""
+    return [_NAMED.get(key.replace("\x1bO", "\x1b["), key) for key in _KEY.findall(text)]
 
 
 def _is_in_foreground() -> bool:

@@ -18,6 +18,7 @@ import click
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, LookupNotFoundError
+from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.series import WINDOW, Counter
 from jbi_pubsub.web.federation import Facts, Observer, Server, Snapshot
 
@@ -90,17 +91,12 @@ class Subscriptions:
         self.silent: list[str] = []
         self.looks = 0
         self._asked = -math.inf
+        self._stopping = False
 
     def look(self, shot: Snapshot, now: float, every: float) -> None:
         """Take what has come, and ask for more when it is time. Does not wait. `now` in seconds, by any clock."""
         if self._asking is not None and self._asking.done():
-            self.total, rows, self.silent = self._asking.result()
-            known, self._counters = self._counters, {}
-            for row in rows:
-                counter = self._counters[row.server, row.uid] = known.get((row.server, row.uid)) or Counter()
-                counter.add(now, row.delivered + row.mailed)
-            self.rows = [(row, self._counters[row.server, row.uid].rate(now)) for row in rows]
-            self.looks += 1
+            self._take(self._asking, now)
             self._asking = None
         if self._asking is None and now - self._asked >= every:
             self._asked = now
@@ -108,11 +104,26 @@ class Subscriptions:
 
     def stop(self) -> None:
         """End the thread, when the server that is asked has answered or its time is over."""
+        self._stopping = True
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _take(self, asked: Future[tuple[int, list[Row], list[str]]], now: float) -> None:
+        if (failure := asked.exception()) is not None:
+            note("asking for subscriptions", failure)  # type: ignore[arg-type]  # a future's are Exceptions
+            return
+        self.total, rows, self.silent = asked.result()
+        known, self._counters = self._counters, {}
+        for row in rows:
+            counter = self._counters[row.server, row.uid] = known.get((row.server, row.uid)) or Counter()
+            counter.add(now, row.delivered + row.mailed)
+        self.rows = [(row, self._counters[row.server, row.uid].rate(now)) for row in rows]
+        self.looks += 1
 
     def _ask(self, servers: Sequence[str]) -> tuple[int, list[Row], list[str]]:
         total, rows, silent = 0, list[Row](), list[str]()
         for server in servers:
+            if self._stopping:
+                break
             of, found, unheard = self._observer.subscriptions([server], order="delivered", count=ROWS_MOST)
             total += of
             silent += unheard

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from jbi_pubsub.cli.screen import LOGGED_MOST, Screen, keys_in
 
 pytestmark = pytest.mark.processes
 
@@ -47,6 +50,24 @@ def test_a_terminal_that_knows_lines_alone_gets_lines(terminal: Callable[..., An
         assert screen.ends() == 0
         assert "\x1b" not in screen.output
         assert screen.output.count("lookup at") == 2
+
+
+def test_keys_that_come_together_are_told_one_by_one() -> None:
+    assert keys_in("2s\x1b[A\x1bOB\x1b[5~q") == ["2", "s", "up", "down", "page up", "q"]
+    assert keys_in("\x1b") == ["escape"]
+    assert keys_in("\x1b[15~é") == ["\x1b[15~", "é"]
+
+
+def test_what_is_logged_meanwhile_is_told_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+    # Given a screen on which somebody looks
+    log = logging.getLogger("jbi_pubsub.test")
+    with Screen():
+        for number in range(LOGGED_MOST + 5):
+            log.warning("no mDNS on %d", number)
+        assert "no mDNS" not in caplog.text
+    # Expect the last of it when it is left
+    assert caplog.text.count("no mDNS") == LOGGED_MOST
+    assert f"no mDNS on {LOGGED_MOST + 4}" in caplog.text
 
 
 def test_after_ctrl_c_the_terminal_is_as_it_was(terminal: Callable[..., Any], address: str) -> None:
