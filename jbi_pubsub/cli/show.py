@@ -296,12 +296,15 @@ def _begin(text: str, width: int) -> str:
 
 
 def places(text: str) -> int:
-    """Places in a terminal, at most: some characters take two, some none."""
+    """Places in a terminal, at most: some characters take two, marks none; vowels that some terminals put into the
+    letter before, and others beside it, take one."""
     if text.isascii():
         return len(text)
     from rich.cells import get_character_cell_size  # here, as a command that draws nothing starts faster without it
 
-    return sum(2 if character in _SKINS else get_character_cell_size(character) for character in text)
+    return sum(
+        2 if c in _SKINS else get_character_cell_size(c) or unicodedata.category(c) not in ("Mn", "Me") for c in text
+    )
 
 
 _SKINS: Final = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")

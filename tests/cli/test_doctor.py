@@ -26,7 +26,7 @@ from jbi_pubsub import __version__
 from jbi_pubsub.cli import checks
 from jbi_pubsub.cli.checks import CHECKS, Checkup, Finding
 from jbi_pubsub.cli.doctor import examine, report
-from jbi_pubsub.cli.parties import Answer
+from jbi_pubsub.cli.parties import Answer, together
 from jbi_pubsub.cli.show import places
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import StudyError, WireError
@@ -513,6 +513,25 @@ def test_a_locator_where_none_of_ours_answers(
     assert at in found["found"]
     assert told in found["found"]
     assert advice in found["advice"]
+
+
+def test_who_is_asked_beside_others_does_not_delay_them() -> None:
+    # Given one who answers at once, one who refuses, one who never does
+    over = threading.Event()
+
+    def refuses() -> tuple[str, float]:
+        raise WireError("gone")
+
+    began = time.monotonic()
+    good, gone, late = together(
+        [("a", lambda: ("hello", 0.001)), ("b", refuses), ("c", lambda: ("late", float(over.wait(30.0))))], 0.1
+    )
+    assert time.monotonic() - began < 10.0
+    over.set()
+    # Expect what each has said
+    assert (good.value, good.error) == ("hello", None)
+    assert str(gone.error) == "gone"
+    assert str(late.error) == "no answer within 0.1 s"
 
 
 def test_a_party_of_another_protocol_is_told_with_both_numbers(findings: Callable[..., Any]) -> None:

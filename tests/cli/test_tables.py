@@ -106,6 +106,11 @@ def test_no_text_has_what_nobody_sees(text: str) -> None:
     assert not marks[:1] or not marks[0]
 
 
+def test_marks_do_not_pile_up_on_the_lines_above() -> None:
+    assert printable("a" + "\u0301" * 50 + "b") == "a" + "\u0301" * MARKS_MOST + "b"
+    assert printable("\u0301\u0301x") == "x"
+
+
 def test_letters_of_all_scripts_stay_as_they_are() -> None:
     for text in (
         "Größe",
