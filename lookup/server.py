@@ -39,6 +39,7 @@ from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, PortInUseEr
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
+from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance, Compression
@@ -553,6 +554,8 @@ class LookupServer:
             "kind": "lookup",
             "id": registrar["service_id"],
             "pid": os.getpid(),
+            "version": version(),
+            "time": round(time.time(), 3),
             "address": self.address,
             "uptime": round(self._clock() - self._started, 1),
             "connections": self._endpoint.connections + sum(e.connections for _, e in self._retired),

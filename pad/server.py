@@ -50,6 +50,7 @@ from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
+from jbi_pubsub.core.process import version
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
@@ -382,6 +383,8 @@ class DisseminationServer:
             "location": self.characteristics[1] if self.characteristics else "",
             "id": self.server_id,
             "pid": os.getpid(),
+            "version": version(),
+            "time": round(time.time(), 3),
             "address": self.address,
             "uptime": round(self._clock() - self._started, 1),
             "connections": self._endpoint.connections,

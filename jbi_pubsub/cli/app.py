@@ -31,6 +31,7 @@ HOMES: Final = {
     "completion": ("tools", "Print the completion script of a shell."),
     "config": ("settings", "Show the effective settings and where each comes from."),
     "demo": ("demonstration", "Run a federation on this machine and check it."),
+    "doctor": ("doctor", "Check machine, configuration and servers: what to do."),
     "explain": ("explain", "Say why a subscription would get an object, or not."),
     "lookup": ("servers", "Run a lookup service, or administer one."),
     "pad": ("servers", "Run a publisher-adapter delegate."),
@@ -41,6 +42,7 @@ HOMES: Final = {
     "study": ("tools", "Bulk studies on Spark, as the lookup service matches."),
     "subscribe": ("clients", "Subscribe, and show what arrives or have it mailed."),
     "subscriptions": ("clients", "List e-mail subscriptions; renew or cancel one."),
+    "top": ("top", "Show what all servers are doing now, in pages."),
     "web": ("web", "Show what all servers are doing, in a browser."),
 }
 """The module of each command, and what it does: the help of `jbi` imports none of them."""

@@ -34,7 +34,20 @@ from jbi_pubsub.subscriber.adapter import matching_log
 
 from .near import NearNames, told
 from .settings import Settings, json_option, looking, pass_settings, try_folder
-from .show import Column, Table, console, counted, printable, show_json, show_table
+from .show import (
+    Column,
+    Table,
+    View,
+    console,
+    counted,
+    cut,
+    printable,
+    show_json,
+    show_tables,
+    terminal_width,
+    view_of,
+    view_options,
+)
 from .show import as_json as json_text
 from .status import DISSEMINATORS, losses
 
@@ -318,11 +331,12 @@ def _community(config: Config) -> Iterator[JoinManager]:
     help="An entry of that class, or one derived from it, with all these values (as in a URL); repeatable.",
 )
 @click.option("--watch", is_flag=True, help="Show changes as they come.")
+@view_options
 @json_option
 @pass_settings
 def services(
     settings: Settings, types: tuple[str, ...], fields: tuple[str, ...], entries: tuple[str, ...], watch: bool,
-    as_json: bool,
+    wide: bool, columns: str, as_json: bool,
 ) -> None:  # fmt: skip
     """List what is registered in the lookup services.
 
@@ -331,13 +345,15 @@ def services(
     jbi services --type jbi.PublisherRegistration --field publisher=418th
     jbi services --entry 'RequiredMetadataEntry?publisher=418th&language=EN'
     jbi services --watch
+    jbi services --columns publishes,entries --wide
     """
+    view = view_of(wide, columns, [_SERVICES], as_json=as_json)
     wanted = [*(_Wanted("", dict([_pair(field)])) for field in fields), *map(_entry_wanted, entries)]
     template = ServiceTemplate(types=types)
     config = settings.load()
     with _community(config) as community:
         if watch:
-            _watch_services(config, community, template, wanted, as_json=as_json)
+            _watch_services(config, community, template, wanted, view, as_json=as_json)
             return
         with looking(config):
             everything = community.lookup(template, EVERYTHING)
@@ -349,12 +365,12 @@ def services(
     if as_json:
         show_json([_item_facts(item) for item in items])
     else:
-        show_table(_SERVICES, map(_item_row, items), title=counted(len(items), "service"))
+        show_tables([Table(_SERVICES, list(map(_item_row, items)), counted(len(items), "service"))], view)
 
 
 _SERVICES = (
-    Column("service"), Column("type"), Column("publishes", long=True, name=True, dotted=True), Column("address"),
-    Column("entries", long=True, spare=True),
+    Column("service"), Column("type", spare=1), Column("publishes", long=True, name=True, dotted=True),
+    Column("address", long=True, name=True), Column("entries", long=True, spare=2),
 )  # fmt: skip
 
 
@@ -378,16 +394,22 @@ def _why_none(known: Sequence[ServiceItem], types: Sequence[str], wanted: Sequen
 
 
 def _watch_services(
-    config: Config, community: JoinManager, template: ServiceTemplate, wanted: Sequence[_Wanted], *, as_json: bool
+    config: Config,
+    community: JoinManager,
+    template: ServiceTemplate,
+    wanted: Sequence[_Wanted],
+    view: View,
+    *,
+    as_json: bool,
 ) -> None:
+    def line(change: str, item: ServiceItem) -> str:
+        [table] = view.of([Table(_SERVICES, [_item_row(item)])])
+        text = printable(f"{time.strftime('%H:%M:%S')}  {change:8}  " + "  ".join(map(str, table.rows[0])))
+        return cut(text, terminal_width()) if sys.stdout.isatty() and not view.wide else text
+
     def say(change: str, item: ServiceItem) -> None:
         if _has(item, wanted):
-            at = time.strftime("%H:%M:%S")
-            click.echo(
-                json_text({"change": change, **_item_facts(item)})
-                if as_json
-                else printable(f"{at}  {change:8}  " + "  ".join(_item_row(item)))
-            )
+            click.echo(json_text({"change": change, **_item_facts(item)}) if as_json else line(change, item))
             sys.stdout.flush()
 
     class Listener:
@@ -479,10 +501,11 @@ def _entry_text(entry: EntryRep) -> str:
 
 
 @click.group(cls=NearNames, invoke_without_command=True)
+@view_options
 @json_option
 @pass_settings
 @click.pass_context
-def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> None:
+def subscriptions(context: click.Context, settings: Settings, wide: bool, columns: str, as_json: bool) -> None:
     """List e-mail subscriptions; renew or cancel one.
 
     `suspended` are recipients that the mail server has refused for good again and again, and its last answer: they get
@@ -496,6 +519,7 @@ def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> 
     """
     if context.invoked_subcommand:
         return
+    view = view_of(wide, columns, (_TERMS, _ACCOUNTS), as_json=as_json)
     rows: dict[str, dict[str, Any]] = {}
     for _, standing in asked(_delegates(settings.load()), SubscriptionsProxy.mail_subscriptions):
         for known in standing:
@@ -509,17 +533,16 @@ def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> 
     if as_json:
         show_json(list(rows.values()))
     else:
-        for columns, shown, title in _mail_tables(list(rows.values())):
-            show_table(columns, shown, title=title)
+        show_tables(_mail_tables(list(rows.values())), view)
 
 
 _TERMS = (
-    Column("subscription", brief=True), Column("recipients", long=True), Column("template", long=True),
-    Column("predicate", long=True), Column("filter", long=True, spare=True),
+    Column("subscription", brief=True), Column("recipients", long=True), Column("template", long=True, spare=2),
+    Column("predicate", long=True, spare=1), Column("filter", long=True, spare=3),
 )  # fmt: skip
 _ACCOUNTS = (
     Column("subscription", brief=True), Column("delegates", right=True), Column("mailed", right=True),
-    Column("waiting", right=True), Column("lost", long=True), Column("suspended", long=True),
+    Column("waiting", right=True), Column("lost", long=True, spare=1), Column("suspended", long=True, spare=2),
 )  # fmt: skip
 
 

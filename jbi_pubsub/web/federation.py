@@ -450,9 +450,11 @@ class Observer:
         if old is not None:
             old.close()
         if kind == "unknown":  # an address alone: a lookup service has no overview
-            told: dict[str, Any] = client.call("status", dict[str, Any])
-            kind = watched.kind = checked(told, ref).kind
-        told = client.call("status" if kind == "lookup" else "overview", dict[str, Any])
+            said: Any = client.call("status", dict[str, Any]).get("kind")
+            if said not in ("lookup", "delegate", "peer"):
+                raise ProtocolError(f"{', '.join(ref.endpoints)} is no server of ours: {str(said)[:50]!r}")
+            kind = watched.kind = said
+        told: dict[str, Any] = client.call("status" if kind == "lookup" else "overview", dict[str, Any])
         return harmless(told), checked(told, ref)
 
     def _note(self, watched: _Watched, facts: Facts | None, told: dict[str, Any], error: str, now: float) -> None:

@@ -301,6 +301,12 @@ def recv_exactly(sock: socket.socket, count: int, timeout: float) -> bytearray:
     return data
 
 
+def protocol_in(head: bytes | bytearray) -> int:
+    """The number of the protocol that a server speaks which answers with its own preamble, as to a client of another
+    number; 0: it does not."""
+    return head[len(MAGIC)] if head[: len(MAGIC)] == MAGIC and len(head) > len(MAGIC) else 0
+
+
 def readable(sock: socket.socket, timeout: float) -> bool:
     """Whether there is something to read (or the end) within `timeout` seconds."""
     if isinstance(sock, ssl.SSLSocket) and sock.pending():
@@ -519,6 +525,10 @@ class Endpoint:
         if magic[:2] == TLS_HELLO:
             self._tell(address, "it speaks TLS, and we do not: set [tls] here as well, or not there")
             _take_leave(sock, ALERT)
+        if magic == MAGIC and protocol != PROTOCOL:
+            self._tell(address, f"it speaks protocol {protocol}, and we {PROTOCOL}: have the same version at both ends")
+            sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, plane))
+            _take_leave(sock, b"")
         if magic != MAGIC or protocol != PROTOCOL or plane not in self._handlers:
             raise ProtocolError(f"{address} speaks another protocol ({magic!r} {protocol})")
         return bytes(plane)
