@@ -344,7 +344,7 @@ def _mail_row(facts: Facts) -> Sequence[object]:
     it."""
     mail = facts["mail"]
     wrong = mail["fault"] or (mail.get("away", "") if mail["queued"] else "")
-    oldest = f" ({_lasted(mail['oldest'])})" if mail["queued"] and "oldest" in mail else ""
+    oldest = f" ({lasted(mail['oldest'])})" if mail["queued"] and "oldest" in mail else ""
     return _called(facts), f"{facts.get('mailed', 0):,}", f"{mail['queued']:,}{oldest}", wrong
 
 
