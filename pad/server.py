@@ -758,7 +758,8 @@ class _Subscriptions:
         return self._server.delegate.renew_mail(uid, duration)
 
     @exported
-    def signing_key(self, caller: Caller, uid: str) -> SigningKey | None:  # noqa: ARG002  # it is in the lookup services
+    def signing_key(self, caller: Caller, uid: str) -> SigningKey | None:
+        self._server.allow(caller, "connect")
         return self._server.delegate.signing_key(uid)
 
 

@@ -355,8 +355,8 @@ def test_a_payload_that_was_cut_needs_the_word_of_who_has_cut_it(
     else:
         hold = pad.delegate._newcomers.welcome
 
-        def late(subscription: Any, session: Any, topics: Any, since: float, peer: str = "") -> None:
-            hold(subscription, session, topics, since - 3600, peer)  # as if it had stood for an hour
+        def late(subscription: Any, session: Any, topics: Any, since: float, *more: Any) -> None:
+            hold(subscription, session, topics, since - 3600, *more)  # as if it had stood for an hour
 
         pad.delegate._newcomers.welcome = late
     adapter.publish(registration, figures.figure_1, TRACKS)
@@ -542,8 +542,8 @@ def test_late_comers_get_the_key_of_a_publisher_that_has_gone(party: Party, figu
     # Given a publisher that has published, and left
     pad = party.pad()
     hold = pad.delegate._newcomers.welcome
-    pad.delegate._newcomers.welcome = lambda s, session, topics, since, peer="": hold(
-        s, session, topics, since - 3600, peer
+    pad.delegate._newcomers.welcome = lambda s, session, topics, since, *more: hold(
+        s, session, topics, since - 3600, *more
     )
     with party.light() as adapter:
         registration = figures.register(adapter)
