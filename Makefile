@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check lint fmt soak clean
+.PHONY: demo test check lint fmt docs reference soak clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/jbi demo $(ARGS)
@@ -38,6 +38,16 @@ $(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark,trust,web,plot,docs]'
 	touch $@ $(VENV)/demo.stamp
+
+# the site, in build/docs; a warning is an error
+docs: $(VENV)/test.stamp
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d build/doctrees docs build/docs
+	@echo "build/docs/index.html"
+
+# the pages that are made from the code and kept
+reference: $(VENV)/test.stamp
+	for page in errors losses metrics; do $(BIN)/python docs/make_reference.py $$page > docs/$$page.new && mv docs/$$page.new docs/$$page.md || exit 1; done
+	$(BIN)/python docs/make_configuration.py > docs/configuration.new && mv docs/configuration.new docs/configuration.md
 
 # ten minutes of churn over real processes; make soak ARGS="--minutes 3 --seed 7"
 soak: $(VENV)/test.stamp

@@ -32,6 +32,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import LookupSection, QueueSection, TlsSection
 from jbi_pubsub.core.info_object import InfoObject
@@ -88,7 +90,7 @@ class Listener:
         print("lost:", uid, notice, file=sys.stderr)
 
 
-def subscribe(config: Config, predicates: Sequence[str], expected: int, out: Any) -> None:
+def subscribe(config: Config, predicates: Sequence[str], expected: int, out: Any, wanted: str | None = None) -> None:
     """A subscriber process: takes `expected` deliveries in all, and tells when, how late they were and what they cost.
     Subscriptions that are alike are read in turn; others have a listener."""
     late: list[float] = []
@@ -100,7 +102,10 @@ def subscribe(config: Config, predicates: Sequence[str], expected: int, out: Any
 
     with SubscriberAdapter(config) as adapter:
         listener = Listener(expected, arrived) if len(set(predicates)) > 1 else None
-        uids = [adapter.register_subscriber(type_name=TYPE, predicate=p, listener=listener) for p in predicates]
+        uids = [
+            adapter.register_subscriber(type_name=TYPE, predicate=p, payload_filter=wanted, listener=listener)
+            for p in predicates
+        ]
         out.put("ready")
         for uid in uids:
             adapter.wait_matched(uid, 1, 30)
@@ -121,10 +126,13 @@ def subscribe(config: Config, predicates: Sequence[str], expected: int, out: Any
 class Federation:
     """A lookup service and a delegate, each a process; in clear, or with mutual TLS."""
 
-    def __init__(self, tls: TlsSection, *, keeps: bool = True) -> None:
+    def __init__(self, tls: TlsSection, *, keeps: bool = True, signed: str = "") -> None:
         self._tls = tls
+        self._signed = signed
         names = ("certificate", "key", "ca")
         given = {f"JBI_TLS_{n.upper()}": getattr(tls, n) for n in names if getattr(tls, n)}
+        if signed in ("require", "cut"):
+            given |= {"JBI_TLS_VERIFY": "require", "JBI_TLS_SIGN": "true"}
         self._environment = {**os.environ, **given, **({} if keeps else {"JBI_PAD_KEEP_SECONDS": "0"})}
         self.lookup, answer = self._start("lookup", "--port", "0")
         self._locator = answer["address"]
@@ -138,10 +146,11 @@ class Federation:
 
     def config(self, bound: int) -> Config:
         """For its clients; `bound` of what may wait for a subscription."""
+        verify: Any = "require" if self._signed in ("require", "cut") else "off"
         return Config(
             lookup=LookupSection(locators=(self._locator,), multicast=False),
             queue=QueueSection(bound=bound, publish_seconds=60),
-            tls=self._tls,
+            tls=msgspec.structs.replace(self._tls, sign=bool(self._signed), verify=verify),
         )
 
     def close(self) -> None:
@@ -181,6 +190,9 @@ class Case:
     stopped: int = 0
     """Further subscriber processes that take nothing."""
     bound: int = 200_000
+    signed: str = ""
+    """Who has to do with signatures: `sign` the publisher; `require` the delegate and the subscribers as well; `cut`
+    the same, and the subscribers have a filter, so that the delegate signs what it leaves. With TLS alone."""
     keeps: bool = True
     """Whether the delegate keeps objects for newcomers (`[pad] keep_seconds`), which hides what a queue weighs."""
 
@@ -204,7 +216,7 @@ class Case:
         self, adapter: PublisherAdapterLight, registration: RegistrationUid, documents: Sequence[bytes]
     ) -> None:
         """As this case says."""
-        payload = b"x" * self.payload
+        payload = b"<a>" + b"x" * (self.payload - 7) + b"</a>" if self.signed == "cut" else b"x" * self.payload
         if self.many:
             adapter.publish_many(registration, ((metadata, payload) for metadata in documents))
             return
@@ -217,10 +229,11 @@ class Case:
 
 def measure(case: Case, tls: TlsSection | None = None, watch: Watch = lambda _: nullcontext()) -> dict[str, Any]:
     """A row: the case in a federation of its own, in clear or with `tls`."""
-    federation = Federation(tls or TlsSection(), keeps=case.keeps)
+    federation = Federation(tls or TlsSection(), keeps=case.keeps, signed=case.signed)
     out: Any = multiprocessing.Queue()
     config = federation.config(case.bound)
-    arguments = [(config, *share, out) for share in case.subscribers()]
+    wanted = "//a" if case.signed == "cut" else None
+    arguments = [(config, *share, out, wanted) for share in case.subscribers()]
     processes = [multiprocessing.Process(target=subscribe, args=given, daemon=True) for given in arguments]
     try:
         for process in processes:
@@ -310,6 +323,13 @@ SECURED = {
     "TLS, 1 KB, predicate": Case(10_000, KILO, KABUL),
     "TLS, 64 KB": Case(3_000, LARGE),
     "TLS, 1 MB": Case(300, HUGE),
+    "TLS, 1 KB, nothing signed": Case(10_000, KILO),
+    "TLS, 1 KB, signed": Case(10_000, KILO, signed="sign"),
+    "TLS, 1 KB, signed and verified": Case(10_000, KILO, signed="require"),
+    "TLS, 1 KB, signed, verified and cut": Case(10_000, KILO, signed="cut"),
+    "TLS, 64 KB, nothing signed": Case(3_000, LARGE),
+    "TLS, 64 KB, signed": Case(3_000, LARGE, signed="sign"),
+    "TLS, 64 KB, signed and verified": Case(3_000, LARGE, signed="require"),
 }
 
 

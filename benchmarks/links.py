@@ -36,6 +36,7 @@ from typing import Any, Literal
 
 from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.config import LeaseSection, LinkSection, LookupSection
+from jbi_pubsub.network.emulation import Link
 
 HERE = Path(__file__).parent
 DATA = HERE.parent / "examples" / "data" / "intel_imagery"
@@ -44,7 +45,7 @@ GOAL = 0.10
 
 
 def of_tests(name: str) -> Any:
-    """A module of the tests: the relay, or the namespaces."""
+    """A module of the tests: the namespaces."""
     spec = importlib.util.spec_from_file_location(f"links_{name}", HERE.parent / "tests" / "links" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -94,8 +95,7 @@ def measure_at(locator: str, delegate: str, lease: float, probe: float, seconds:
         lookup=LookupSection(locators=(locator,), multicast=False, probe=probe),
         lease=LeaseSection(publisher=lease, subscriber=lease, lookup=lease),
     )
-    new_link = of_tests("conftest").Link
-    links = {"subscriber": new_link("127.0.0.2"), "publisher": new_link("127.0.0.3")}
+    links = {"subscriber": Link("127.0.0.2"), "publisher": Link("127.0.0.3")}
     try:
         with (
             PublisherAdapterLight(links["publisher"].behind(config, delegate)) as publisher,
@@ -139,13 +139,12 @@ def objects(what: str, figure: str) -> list[tuple[str, bytes]]:
 
 def compressed(what: str, setting: Literal["none", "deflate"]) -> dict[str, float]:
     """Bytes of the data connections for the same objects, published one after the other."""
-    module = of_tests("conftest")
     figure = (DATA / "fig1.xml").read_text()
     with servers(10.0) as (locator, delegate):
         config = Config(
             lookup=LookupSection(locators=(locator,), multicast=False), link=LinkSection(compression=setting)
         )
-        near, far = module.Link("127.0.0.2"), module.Link("127.0.0.3")
+        near, far = Link("127.0.0.2"), Link("127.0.0.3")
         key = int(delegate.rpartition(":")[2]), "data"
         with (
             PublisherAdapterLight(near.behind(config, delegate)) as publisher,

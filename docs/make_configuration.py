@@ -61,7 +61,7 @@ TAIL = """\
 ## TLS between hosts
 
 Set all three files at every party. Both planes then use TLS 1.2 or later, and each end shows a certificate of the
-other's `ca`. The first name in a client's certificate is who it is: for the access hook, and for its share of a
+other's `ca`. The first name in a client's certificate is who it is: for the access policy, and for its share of a
 server's connections (three quarters at most; without TLS its address has that share).
 
 **Whose certificate a server may show** (after RFC 9525). A service that was found in a lookup service: the very one

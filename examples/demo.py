@@ -6,31 +6,19 @@ SMTP sink in this process. Everything published is real: the paper's imagery and
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import queue
 import socket
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from email import message_from_bytes
 from typing import Any, Final
 
 import msgspec
-from aiosmtpd.controller import Controller
 
-from jbi_pubsub.core.config import Config, LookupSection, MailSection
-from jbi_pubsub.core.errors import DemoError
+from jbi_pubsub.core.config import Config, MailSection
+from jbi_pubsub.examples.federation import PATIENCE, Federation
+from jbi_pubsub.examples.mailbox import mailbox
 from jbi_pubsub.examples.scenario import PUBLISHERS, SUBSCRIBERS, Subscriber, expected
-
-PATIENCE: Final = 60.0
-"""Seconds for all processes to be ready, and again for all objects to arrive; a normal run needs 10 in all, one beside
-others that keep every core busy needs several times that."""
 
 QUIET: Final = 0.7
 """Seconds without news after everything has arrived, in which a duplicate or a stray would show itself."""
@@ -74,13 +62,15 @@ class Demo:
     """The state of a run. One thread (the one in `play`) reads the news and changes it."""
 
     rows: dict[str, Row] = field(default_factory=lambda: {s.name: Row(s) for s in SUBSCRIBERS})
-    locator: str = ""
     stage: str = "starting"
     published: int = 0
     began: float = field(default_factory=time.monotonic)
-    news: queue.Queue[dict[str, Any]] = field(default_factory=queue.Queue)
-    processes: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
-    ready: set[str] = field(default_factory=set)
+    federation: Federation = field(default_factory=Federation)
+
+    @property
+    def locator(self) -> str:
+        """Of the lookup service."""
+        return self.federation.locator
 
     @property
     def right(self) -> bool:
@@ -124,30 +114,27 @@ def play(show: Callable[[Demo], None]) -> Iterator[Demo]:
     Raises DemoError when a process fails or is not ready in time. Wrong counts are no error: look at `right`.
     """
     demo = Demo()
+
+    def mailed(recipients: tuple[str, ...], message: Any) -> None:
+        short = str(message["Subject"]).rpartition("}")[2].split()[0]
+        demo.federation.tell(mailed=", ".join(recipients), subject=short)
+
     with ExitStack() as stack:
-        mail = stack.enter_context(_smtp_sink(demo))
-        stack.callback(_stop_all, demo)
-        lookup = _start(
-            demo, "lookup", ["-m", "jbi_pubsub", "--no-multicast", "lookup", "--port", str(_lookup_port()), "--json"]
-        )
-        _until(demo, lambda: bool(demo.locator), "the lookup service", show)
-        config = Config(
-            lookup=LookupSection(locators=(demo.locator,), multicast=False),
-            mail=MailSection(port=mail, sender="demo@example.org"),
-        )
+        port = stack.enter_context(mailbox(mailed))
+        config = Config(mail=MailSection(port=port, sender="demo@example.org"))
+        here = demo.federation = stack.enter_context(Federation(config))
+        here.lookup(_lookup_port())
         for name, location in DELEGATES:
-            _start(demo, f"delegate {name}", _jbi(config, "pad", name, location, "--json"))
-        _until(demo, lambda: len(demo.ready) == 1 + len(DELEGATES), "the delegates", show)
-        encoded = msgspec.json.encode(config).decode()
+            here.start_delegate(name, location)
+        _until(demo, lambda: len(here.ready) == 1 + len(DELEGATES), "the delegates", show)
         for kind, names in (("subscriber", [s.name for s in SUBSCRIBERS]), ("publisher", [p.name for p in PUBLISHERS])):
             for name in names:
-                _start(demo, f"{kind} {name}", ["-m", "jbi_pubsub.examples.roles", kind, name, encoded])
+                here.start(f"{kind} {name}", "roles", kind, name)
         everybody = len(DELEGATES) + 1 + len(SUBSCRIBERS) + len(PUBLISHERS)
-        _until(demo, lambda: len(demo.ready) == everybody, "publishers and subscribers", show)
+        _until(demo, lambda: len(here.ready) == everybody, "publishers and subscribers", show)
         _until(demo, lambda: all(_matched(row) for row in demo.rows.values()), "the first-level matches", show)
         publish(demo)
         _settle(demo, show)
-        assert lookup.poll() is None
         yield demo
 
 
@@ -155,24 +142,19 @@ def publish(demo: Demo) -> None:
     """Have every publisher publish all its objects once."""
     demo.stage = "publishing"
     for publisher in PUBLISHERS:
-        stdin = demo.processes[f"publisher {publisher.name}"].stdin
-        assert stdin is not None
-        stdin.write("go\n")
-        stdin.flush()
+        demo.federation.word(f"publisher {publisher.name}", "go")
 
 
 def pump(demo: Demo, seconds: float) -> bool:
     """Take in what the processes say for at most `seconds`; whether there was any news."""
-    try:
-        facts = demo.news.get(timeout=seconds)
-    except queue.Empty:
+    facts = demo.federation.news(seconds)
+    if facts is None:
         return False
-    if "ended" in facts:
-        raise DemoError(f"{facts['ended']} has ended: {facts['why'] or 'no message'}")
-    if "address" in facts and facts.get("ready") == "lookup":
-        demo.locator = facts["address"]
-    if "ready" in facts:
-        demo.ready.add(facts["process"])
+    _heard(demo, facts)
+    return True
+
+
+def _heard(demo: Demo, facts: dict[str, Any]) -> None:
     if "published" in facts and "objects" in facts:
         demo.published += facts["objects"]
     if "matched" in facts:
@@ -191,7 +173,6 @@ def pump(demo: Demo, seconds: float) -> bool:
         row = next(r for r in demo.rows.values() if r.subscriber.recipients)
         row.mails += 1
         row.last = f"{facts['subject']} to {facts['mailed']}"
-    return True
 
 
 def _matched(row: Row) -> bool:
@@ -215,25 +196,12 @@ def _settle(demo: Demo, show: Callable[[Demo], None]) -> None:
 def _until(demo: Demo, good: Callable[[], bool], what: str, show: Callable[[Demo], None]) -> None:
     demo.stage = f"waiting for {what}"
     show(demo)
-    deadline = time.monotonic() + PATIENCE
-    while not good():
-        if time.monotonic() > deadline:
-            raise DemoError(
-                f"{what} were not ready within {PATIENCE:g} s", hint="Try `jbi -v demo`; is the machine busy?"
-            )
-        if pump(demo, 0.1):
-            show(demo)
 
+    def heard(facts: dict[str, Any]) -> None:
+        _heard(demo, facts)
+        show(demo)
 
-def _environment() -> dict[str, str]:
-    """Ours without settings: those of the user's own federation are not meant for the demo."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("JBI_")}
-    return kept | {"JBI_CONFIG": os.devnull}
-
-
-def _jbi(config: Config, *arguments: str) -> list[str]:
-    mail = ["--set", f"mail.port={config.mail.port}", "--set", f"mail.sender={config.mail.sender}"]
-    return ["-m", "jbi_pubsub", "--no-multicast", "--locator", config.lookup.locators[0], *mail, *arguments]
+    demo.federation.until(good, what, heard)
 
 
 def _lookup_port() -> int:
@@ -245,78 +213,3 @@ def _lookup_port() -> int:
         except OSError:
             return 0
     return 4160
-
-
-def _start(demo: Demo, name: str, arguments: list[str]) -> subprocess.Popen[str]:
-    process = subprocess.Popen(  # noqa: S603  # our own interpreter and modules, no shell
-        [sys.executable, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=_environment(),
-        start_new_session=True,  # Ctrl-C is for us; we stop the others in order
-    )
-    demo.processes[name] = process
-    threading.Thread(target=_listen, args=(demo, name, process), name=f"hear {name}", daemon=True).start()
-    return process
-
-
-def _listen(demo: Demo, name: str, process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    assert process.stderr is not None
-    for line in process.stdout:
-        demo.news.put({**json.loads(line), "process": name})
-    why = process.stderr.read().strip()
-    if process.wait() != 0 and demo.stage != "stopping":
-        demo.news.put({"ended": name, "why": why[-500:]})
-
-
-def _stop_all(demo: Demo) -> None:
-    """Publishers and subscribers first, then delegates, the lookup service last."""
-    demo.stage = "stopping"
-    for kind in ("publisher", "subscriber", "delegate", "lookup"):
-        ending = [p for name, p in demo.processes.items() if name.startswith(kind)]
-        for process in ending:
-            if kind in ("publisher", "subscriber") and process.stdin is not None:
-                process.stdin.close()
-            else:
-                process.terminate()
-        for process in ending:
-            try:
-                process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-@contextmanager
-def _smtp_sink(demo: Demo) -> Iterator[int]:
-    controller = _AnyPort(_Sink(demo), hostname="127.0.0.1", port=0)
-    controller.start()
-    try:
-        yield controller.port
-    finally:
-        controller.stop()
-
-
-class _AnyPort(Controller):
-    """aiosmtpd's controller on a free port, which it would not learn by itself."""
-
-    def _trigger_server(self) -> None:
-        assert isinstance(self.server, asyncio.Server)
-        self.port = self.server.sockets[0].getsockname()[1]
-        super()._trigger_server()  # type: ignore[no-untyped-call]  # aiosmtpd annotates in part
-
-
-class _Sink:
-    """Takes mail and tells the demo; aiosmtpd calls the handle_ methods."""
-
-    def __init__(self, demo: Demo) -> None:
-        self._demo = demo
-
-    async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802  # aiosmtpd's name
-        subject = message_from_bytes(envelope.content)["Subject"]
-        short = str(subject).rpartition("}")[2].split()[0]
-        self._demo.news.put({"mailed": ", ".join(envelope.rcpt_tos), "subject": short})
-        return "250 OK"

@@ -1,29 +1,20 @@
 """The demo's processes: `python -m jbi_pubsub.examples.roles publisher NAME CONFIG` or `... subscriber NAME CONFIG`.
 
 They are ordinary applications over the public adapters. They talk to the demo in JSON lines: facts on stdout, a word
-on stdin ("go": publish everything once, "end": stop).
+on stdin ("go": publish everything once); they end with stdin.
 """
 
 from __future__ import annotations
 
-import json
-import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from lxml import etree
 
 from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
-from jbi_pubsub.core.errors import JbiError
-from jbi_pubsub.core.values import from_json
+from jbi_pubsub.examples.federation import application, say
 from jbi_pubsub.examples.scenario import DATA, PUBLISHERS, SUBSCRIBERS, Publication, Publisher, Subscriber, publications
-
-
-def say(**facts: Any) -> None:
-    """One fact for the demo."""
-    print(json.dumps(facts), flush=True)  # noqa: T201  # the process's interface
 
 
 def publish(publisher: Publisher, config: Config) -> None:
@@ -101,21 +92,13 @@ def _await_end(ended: Callable[[], None]) -> None:
     ended()
 
 
-def main() -> int:
+def play(config: Config, role: str, name: str) -> None:
     """Play one role."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the demo, which ends us by closing stdin
-    role, name, encoded = sys.argv[1:4]
-    config = from_json(Config, encoded.encode())
-    try:
-        if role == "publisher":
-            publish(next(p for p in PUBLISHERS if p.name == name), config)
-        else:
-            subscribe(next(s for s in SUBSCRIBERS if s.name == name), config)
-    except JbiError as exc:
-        print(f"{role} {name}: {exc}", file=sys.stderr)  # noqa: T201  # the process's interface
-        return 1
-    return 0
+    if role == "publisher":
+        publish(next(p for p in PUBLISHERS if p.name == name), config)
+    else:
+        subscribe(next(s for s in SUBSCRIBERS if s.name == name), config)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(application(play))

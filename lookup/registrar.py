@@ -472,6 +472,10 @@ class Registrar:
         self._write(*records)
         return Outcome(tuple(results))
 
+    def has_lease(self, lease_id: str, now: float) -> bool:
+        """Whether the lease of an item or event registration lives."""
+        return self._item_leases.is_live(lease_id, now) or self._event_leases.is_live(lease_id, now)
+
     def cancel(self, lease_id: str, now: float) -> Outcome[None]:
         """End a lease: its item or event registration goes. Raises UnknownLeaseError."""
         dropped, events = self._cancel(lease_id, now)

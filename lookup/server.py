@@ -24,11 +24,22 @@ from uuid import uuid4
 
 import msgspec
 
+from jbi_pubsub.core.access import (
+    ADMIN,
+    NONE_IN_PARTICULAR,
+    AccessAdmin,
+    AccessPolicy,
+    Action,
+    AllowAll,
+    Subject,
+    demand,
+)
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, OversizeError, PortInUseError, StorageError
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Part
-from jbi_pubsub.core.metrics import MetricsServer, Sample
+from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
+from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance, Compression
@@ -85,6 +96,19 @@ takes."""
 
 BREATH: Final = 0.0002
 """Seconds that whoever holds the lock again and again leaves it to others: they have to be woken, some 0.05 ms each."""
+
+PUBLISHER_TYPE: Final = "jbi.PublisherRegistration"
+"""Service type of publishers' registrations, at delegates and peer publishers."""
+TYPE_ENTRY: Final = "jbi.InformationType"
+"""Name of the entry that says which information object type a registration is of."""
+
+Asked = tuple[tuple[Action, Subject], ...]
+"""Alternatives, of which one has to be allowed."""
+
+PEER: Final[tuple[Action, Subject]] = ("peer", NONE_IN_PARTICULAR)
+
+FORGET_MOST: Final = 1_000
+"""Leases after which those that have ended are looked for."""
 
 R = TypeVar("R")
 
@@ -198,14 +222,14 @@ class LookupServer:
         store: Store | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-        is_admin: Callable[[Caller], bool] = lambda caller: True,  # noqa: ARG005  # AllowAll until a policy is given
+        access: AccessPolicy | None = None,
         destroyed: Callable[[], None] = lambda: None,
     ) -> None:
         """Binds the port: raises PortInUseError or ConfigurationError. Where the registrar's groups, locators and port
         differ from `config`, an administrator has set them: the registrar's count.
 
-        `store` is the registrar's log, whose content the registrar has been given; the server closes it. `destroyed`
-        is called on that admin call.
+        `store` is the registrar's log, whose content the registrar has been given; the server closes it, and `access`,
+        which says who may do what (None: everybody everything). `destroyed` is called on that admin call.
         """
         self._store = store
         self._config = config
@@ -213,7 +237,13 @@ class LookupServer:
         self._clock = clock
         self._wall = wall
         self._started = clock()
-        self._is_admin = is_admin
+        self.access: Final = access or AllowAll()
+        self._asked_version = self.access.version
+        """Of the policy that all leases have been asked about."""
+        self._granted: dict[str, tuple[Caller, tuple[Asked, ...]]] = {}
+        """Under which question each lease was granted, where access is restricted."""
+        self._granting = threading.Lock()  # covers it
+        self._forget_at = FORGET_MOST
         self._destroyed = destroyed
         self._lock = threading.Lock()  # covers the registrar
         self._channels_lock = threading.Lock()
@@ -225,7 +255,9 @@ class LookupServer:
         self._stopping = threading.Event()
         self._disk_fault = False
         self._outbox = _Outbox(self._offer)
-        self._control = ControlServer({EXPORTED: _Registrar(self), "status": _Status(self)})
+        self._control = ControlServer(
+            {EXPORTED: _Registrar(self), "status": _Status(self), ADMIN: AccessAdmin(self.access)}
+        )
         self._administering = threading.RLock()  # one admin call at a time; covers the endpoint, what follows, and stop
         self._endpoint = self._bind_first(registrar.admin())
         self._retired: list[tuple[threading.Timer, Endpoint]] = []
@@ -276,6 +308,7 @@ class LookupServer:
         self._hub.stop()
         if self._reaper.is_alive():
             self._reaper.join(5.0)
+        self.access.close()
         if self._store is not None:
             self._store.close()
 
@@ -386,10 +419,61 @@ class LookupServer:
             before.stop()
         return self._tokens.issue(channel)
 
-    def check_admin(self, caller: Caller) -> None:
+    def allow(self, caller: Caller, action: Action) -> None:
         """Raises AccessDeniedError."""
-        if not self._is_admin(caller):
-            raise AccessDeniedError(f"{caller.identity or caller.address} may not administer this lookup service")
+        demand(self.access, caller, (action, NONE_IN_PARTICULAR))
+
+    def allow_item(self, caller: Caller, item: ServiceItem) -> tuple[Asked, ...]:
+        """Whether somebody may register that. Raises AccessDeniedError. What was asked, to be asked again."""
+        self.allow(caller, "connect")
+        every = _asked_for(item)
+        for asked in every:
+            demand(self.access, caller, *asked)
+        return every
+
+    def allow_entries(self, caller: Caller, entries: Iterable[EntryRep]) -> None:
+        """Whether somebody may say that of a service that he has registered. Raises AccessDeniedError."""
+        for asked in _asked_for_types(entries):
+            demand(self.access, caller, *asked)
+
+    def remember(self, lease_id: str, caller: Caller, every: tuple[Asked, ...], version: int) -> None:
+        """Under which question a lease was granted, and under which version of the policy."""
+        if not isinstance(self.access, AllowAll):
+            with self._granting:
+                self._granted[lease_id] = (caller, every)
+                if len(self._granted) >= self._forget_at:
+                    self._forget_leases()
+            if version != self._asked_version:  # the rules have changed meanwhile
+                self._asked_version = -1
+
+    def _ask_again(self) -> None:
+        """Ask about all leases, if the policy has changed since: what may not be here any more goes."""
+        version = self.access.version
+        if version == self._asked_version:
+            return
+        self._asked_version = version  # first: what changes meanwhile is asked about again
+        refused = []
+        with self._granting:
+            self._forget_leases()
+            granted = list(self._granted.items())
+        for lease_id, (caller, every) in granted:
+            try:
+                self.allow(caller, "connect")
+                for asked in every:
+                    demand(self.access, caller, *asked)
+            except AccessDeniedError as exc:
+                log.warning("a lease ends: %s", exc.message)
+                refused.append(lease_id)
+        for begin in range(0, len(refused), REAP_AT_ONCE):
+            ending = tuple(refused[begin : begin + REAP_AT_ONCE])
+            self.change(lambda registrar, now: registrar.cancel_all(ending, now))  # noqa: B023  # called here
+            time.sleep(BREATH)
+
+    def _forget_leases(self) -> None:
+        """Those that have ended."""
+        live = self.read(lambda registrar, now: {each for each in self._granted if registrar.has_lease(each, now)})
+        self._granted = {lease_id: kept for lease_id, kept in self._granted.items() if lease_id in live}
+        self._forget_at = max(FORGET_MOST, 2 * len(self._granted))
 
     def administered(self) -> Administered:
         """How it is set up now."""
@@ -470,11 +554,15 @@ class LookupServer:
             "kind": "lookup",
             "id": registrar["service_id"],
             "pid": os.getpid(),
+            "version": version(),
+            "time": round(time.time(), 3),
             "address": self.address,
             "uptime": round(self._clock() - self._started, 1),
             "connections": self._endpoint.connections + sum(e.connections for _, e in self._retired),
+            "tls": self._endpoint.tls(),
             "threads": threading.active_count(),
             "calls": self._control.calls,
+            "access": self.access.status(),
             "locators": list(admin.locators),
             "lookup_services": self._community.connected() if self._community is not None else 0,
             "event_channels": channels,
@@ -507,6 +595,10 @@ class LookupServer:
             ("refused", "Calls refused for a limit"),
         ):
             yield Sample(f"lookup_{name}", "counter", meaning, status[name])
+        yield from expiries(status["tls"])
+        for action, count in self.access.refused().items():
+            meaning = "Refused by the access policy, by action"
+            yield Sample("access_refused", "counter", meaning, count, (("action", action),))
         fault = bool(status["store"] and status["store"]["fault"])
         yield Sample("lookup_store_fault", "gauge", "1: the disk takes nothing new", float(fault))
 
@@ -643,6 +735,7 @@ class LookupServer:
                 due = self.read(lambda registrar, _: registrar.next_deadline())
                 pause = REAP_MOST if due is None else min(REAP_MOST, max(0.01, due - self._clock()))
             with guarded("lookup reaper"):
+                self._ask_again()
                 self._drop_idle_channels()
                 if self._store is not None:
                     self._store.align(self._clock(), self._wall())
@@ -665,13 +758,15 @@ class _Registrar:
         self._server = server
 
     @exported
-    def describe(self, caller: Caller) -> RegistrarInfo:  # noqa: ARG002  # everybody may ask
+    def describe(self, caller: Caller) -> RegistrarInfo:
+        self._server.allow(caller, "connect")
         return self._server.info()
 
     @exported
     @leasing
     def register(self, caller: Caller, item: ServiceItem, duration: float, key: str) -> ServiceRegistration:
-        owner = _owner(caller)
+        owner, version = _owner(caller), self._server.access.version
+        every = self._server.allow_item(caller, item)
 
         def register(registrar: Registrar, now: float) -> Outcome[ServiceRegistration]:
             outcome = registrar.register(item, duration, now, owner=owner, key=key)
@@ -679,18 +774,20 @@ class _Registrar:
             return msgspec.structs.replace(outcome, result=msgspec.structs.replace(outcome.result, told=told))
 
         granted = self._server.grant(register)
+        self._server.remember(granted.lease_id, caller, every, version)
         self._server.heard_of(msgspec.structs.replace(item, service_id=granted.service_id))
         return granted
 
     @exported
     def lookup(
         self,
-        caller: Caller,  # noqa: ARG002  # everybody may ask
+        caller: Caller,
         template: ServiceTemplate,
         limit: int,
         total: bool,
         after: str,
     ) -> ServiceMatches:
+        self._server.allow(caller, "connect")
         return self._server.search(template, limit, total=total, after=after)
 
     @exported
@@ -704,50 +801,58 @@ class _Registrar:
         handback: str,
         listener: str,
     ) -> EventRegistration:
-        owner = _owner(caller)
-        return self._server.change(
+        owner, version = _owner(caller), self._server.access.version
+        self._server.allow(caller, "connect")
+        registered = self._server.change(
             lambda registrar, now: registrar.notify(
                 template, transitions, duration, now, handback=handback, owner=owner, listener=listener
             )
         )
+        self._server.remember(registered.lease_id, caller, (), version)
+        return registered
 
     @exported
-    def open_events(self, caller: Caller, listener: str) -> str:  # noqa: ARG002  # a channel alone brings nothing
+    def open_events(self, caller: Caller, listener: str) -> str:
+        self._server.allow(caller, "connect")
         return self._server.open_events(listener)
 
     @exported
     def add_attributes(
         self,
-        caller: Caller,  # noqa: ARG002  # the lease id is the right
+        caller: Caller,
         service_id: str,
         lease_id: str,
         entries: tuple[EntryRep, ...],
     ) -> None:
+        self._server.allow_entries(caller, entries)
         self._server.decide(lambda registrar, now: registrar.add_attributes(service_id, lease_id, entries, now))
 
     @exported
     def set_attributes(
         self,
-        caller: Caller,  # noqa: ARG002  # the lease id is the right
+        caller: Caller,
         service_id: str,
         lease_id: str,
         entries: tuple[EntryRep, ...],
     ) -> None:
+        self._server.allow_entries(caller, entries)
         self._server.decide(lambda registrar, now: registrar.set_attributes(service_id, lease_id, entries, now))
 
     @exported
     def modify_attributes(
         self,
-        caller: Caller,  # noqa: ARG002  # the lease id is the right
+        caller: Caller,
         service_id: str,
         lease_id: str,
         changes: tuple[tuple[EntryRep, EntryRep | None], ...],
     ) -> None:
+        self._server.allow_entries(caller, (new for _, new in changes if new is not None))
         self._server.decide(lambda registrar, now: registrar.modify_attributes(service_id, lease_id, changes, now))
 
     @exported
     @leasing
-    def renew(self, caller: Caller, leases: tuple[tuple[str, float], ...]) -> tuple[LeaseResult, ...]:  # noqa: ARG002  # the lease ids are the right
+    def renew(self, caller: Caller, leases: tuple[tuple[str, float], ...]) -> tuple[LeaseResult, ...]:
+        self._server.allow(caller, "connect")  # leases of before a restart are asked about nowhere else
         return self._server.change(lambda registrar, now: registrar.renew_all(leases, now))
 
     @exported
@@ -755,68 +860,90 @@ class _Registrar:
         return self._server.change(lambda registrar, now: registrar.cancel_all(lease_ids, now))
 
     @exported
-    def entry_classes(self, caller: Caller, template: ServiceTemplate) -> tuple[str, ...]:  # noqa: ARG002  # everybody may ask
+    def entry_classes(self, caller: Caller, template: ServiceTemplate) -> tuple[str, ...]:
+        self._server.allow(caller, "connect")
         return browse.entry_classes(self._server.matching(template), template)
 
     @exported
     def field_values(
         self,
-        caller: Caller,  # noqa: ARG002  # everybody may ask
+        caller: Caller,
         template: ServiceTemplate,
         index: int,
         field: str,
     ) -> tuple[str | None, ...]:
+        self._server.allow(caller, "connect")
         return browse.field_values(self._server.matching(template), template, index, field)
 
     @exported
-    def service_types(self, caller: Caller, template: ServiceTemplate, prefix: str) -> tuple[str, ...]:  # noqa: ARG002  # everybody may ask
+    def service_types(self, caller: Caller, template: ServiceTemplate, prefix: str) -> tuple[str, ...]:
+        self._server.allow(caller, "connect")
         return browse.service_types(self._server.matching(template), template, prefix)
 
     @exported
     def administered(self, caller: Caller) -> Administered:
-        self._server.check_admin(caller)
+        self._server.allow(caller, "administer")
         return self._server.administered()
 
     @exported
     def set_groups(self, caller: Caller, groups: tuple[str, ...]) -> Administered:
-        self._server.check_admin(caller)
+        self._server.allow(caller, "administer")
         return self._server.set_groups(groups)
 
     @exported
     def change_groups(self, caller: Caller, add: tuple[str, ...], remove: tuple[str, ...]) -> Administered:
-        self._server.check_admin(caller)
+        self._server.allow(caller, "administer")
         return self._server.change_groups(add, remove)
 
     @exported
     def set_locators(self, caller: Caller, locators: tuple[str, ...]) -> Administered:
-        self._server.check_admin(caller)
+        self._server.allow(caller, "administer")
         return self._server.set_locators(locators)
 
     @exported
     def change_locators(self, caller: Caller, add: tuple[str, ...], remove: tuple[str, ...]) -> Administered:
-        self._server.check_admin(caller)
+        self._server.allow(caller, "administer")
         return self._server.change_locators(add, remove)
 
     @exported
     def set_port(self, caller: Caller, port: int) -> Administered:
-        self._server.check_admin(caller)
+        self._server.allow(caller, "administer")
         return self._server.set_port(port)
 
     @exported
     def destroy(self, caller: Caller) -> None:
-        self._server.check_admin(caller)
+        self._server.allow(caller, "administer")
         self._server.destroy()
 
 
 class _Status:
-    """What everybody may know."""
+    """How the lookup service is."""
 
     def __init__(self, server: LookupServer) -> None:
         self._server = server
 
     @exported
-    def status(self, caller: Caller) -> dict[str, Any]:  # noqa: ARG002  # everybody may ask
+    def status(self, caller: Caller) -> dict[str, Any]:
+        self._server.allow(caller, "status")
         return self._server.status()
+
+
+def _asked_for(item: ServiceItem) -> tuple[Asked, ...]:
+    """What somebody has to be allowed who registers a service: each of these, by one of its alternatives.
+
+    Who registers publishers' registrations may publish the type, or speaks for others, as delegates do; our own other
+    services (delegates, lookup services) speak for others; any other service counts as a type that is published.
+    """
+    if PUBLISHER_TYPE in item.types:
+        return _asked_for_types(item.entries) or ((("publish", NONE_IN_PARTICULAR), PEER),)
+    if not item.types or any(name.startswith("jbi.") for name in item.types):
+        return ((PEER,),)
+    return tuple((("publish", Subject(name)),) for name in item.types)
+
+
+def _asked_for_types(entries: Iterable[EntryRep]) -> tuple[Asked, ...]:
+    told = [entry.as_dict() for entry in entries if entry.cls.name == TYPE_ENTRY]
+    return tuple((("publish", Subject(one.get("name") or "", one.get("version") or "")), PEER) for one in told)
 
 
 def _later(name: str, what: Callable[[], None]) -> threading.Timer:

@@ -11,7 +11,7 @@ from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.subscription import Subscription
 
-OF_REGISTRATIONS: Final = ("published", "refused", "unmatched")
+OF_REGISTRATIONS: Final = ("published", "refused", "unmatched", "signed", "bad_signature")
 OF_SUBSCRIPTIONS: Final = ("matched", "suppressed", "delivered", "mailed", "replayed")
 
 

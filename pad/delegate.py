@@ -12,11 +12,12 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
 from typing import Final, Protocol
@@ -24,20 +25,25 @@ from uuid import uuid4
 
 import msgspec
 
+from jbi_pubsub.core.access import Action, AllowAll, Subject, demand
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     ConfigurationError,
     IncompatibleEntryError,
     JbiError,
     OversizeError,
+    PredicateError,
     StorageError,
     UnknownUidError,
 )
 from jbi_pubsub.core.info_object import Cause, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.hub import SenderHub
-from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget
+from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget, Predicate
 from jbi_pubsub.lookup.entry import check_rep
 from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
@@ -46,28 +52,39 @@ from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
 from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
 from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
+from jbi_pubsub.pad.mail.links import Action as Followed
+from jbi_pubsub.pad.mail.links import recipient_of, uid_of
+from jbi_pubsub.pad.mail.reminder import Schedule
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.newcomers import Newcomers
 from jbi_pubsub.pad.outlet import Budget
+from jbi_pubsub.pad.overview import leases_ending, page_of_subscriptions, publishers_by_name, sessions_by_name, types_of
 from jbi_pubsub.pad.pipeline import Pipeline, Refused
 from jbi_pubsub.pad.registration import Entries, Registration, Topic
-from jbi_pubsub.pad.stages import Stages, stages_of
-from jbi_pubsub.pad.store import Kept, SubscriptionStore
+from jbi_pubsub.pad.rights import Rights, effective
+from jbi_pubsub.pad.signed import Seals
+from jbi_pubsub.pad.stages import PEER, Stages, stages_of
+from jbi_pubsub.pad.store import UNSUBSCRIBED_MOST, Kept, SubscriptionStore, Whose
 from jbi_pubsub.pad.subscription import (
     FAR,
     PEER_TYPE,
     PUBLISHER_TYPE,
     InformationType,
     PublisherRequest,
+    SigningKeyEntry,
     Subscription,
     SubscriptionRequest,
     check_owner,
+    check_publisher,
     compile_subscription,
     local_name,
     shown,
 )
 
 log = logging.getLogger("jbi_pubsub.pad")
+
+CANCEL_SECONDS: Final = 1.0
+"""For a subscriber to be told that its subscription was cancelled."""
 
 NOT_BEFORE: Final = -math.inf
 """The age of a subscription that wants nothing of what was published before it came here."""
@@ -123,6 +140,10 @@ class PublisherConnection:
     name: str
     lease_id: str = field(repr=False)
     registrations: dict[int, Registration] = field(default_factory=dict)
+    holder: str = ""
+    """Of its certificate; "" without TLS."""
+    caller: Caller | None = None
+    """None: the application that a peer publisher lives in, which may do everything."""
 
 
 class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -156,6 +177,11 @@ class Delegate:
         self._store = store
         self._wall = wall
         self._mail_leases: dict[str, str] = {}
+        self._mailed: dict[str, list[Subscription]] = {}
+        """Those with recipients, by uid: of one subscription one that is bound to each process, and one that is not."""
+        self._unsubscribed = dict.fromkeys(store.unsubscribed()) if store is not None else {}
+        """(subscription, recipient) of those who have, in that order; also of subscriptions that have ended."""
+        self._schedule = Schedule(config.mail.reminder_seconds)
         self._unattached: dict[str, float] = {}
         """Leases of those whose data connection has not come yet, with the seconds asked for."""
         self.delegate_id = delegate_id
@@ -189,8 +215,17 @@ class Delegate:
         self._ending: list[Subscription] = []
         """Gone, and not yet in the totals of what has ended."""
         self._account = Account()
-        stages = stages or stages_of(config)
+        stages = stages or stages_of(config, PEER if peer else delegate_id)
         self._shelves = stages.shelves
+        self._signatures = stages.signatures
+        self._seals = Seals(stages.signer, delegate_id) if stages.signer is not None else None
+        self._former_keys: dict[str, SigningKey] = {}
+        """Of registrations that have gone: somebody may still come for their objects."""
+        self.access: Final = stages.access
+        self._asked_version = self.access.version
+        """Of the policy that all standing contracts have been asked about."""
+        self._expelled: dict[str, float] = {}
+        """Sessions that may not be here any more, and when they end: once they have been told."""
         self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost, store=mails)
         self.pipeline = Pipeline(
             config=config,
@@ -199,13 +234,20 @@ class Delegate:
             sessions=self._sessions,
             mail=self._mail,
             account=self._account,
+            seals=self._seals,
             clock=clock,
         )
         self._newcomers = Newcomers(
-            stages.shelves, self._budget, self.pipeline.mail_out, name=f"catch-up-{delegate_id[:8]}"
+            stages.shelves,
+            self._budget,
+            self.pipeline.mail_out,
+            name=f"catch-up-{delegate_id[:8]}",
+            seal=self._seals.seal if self._seals is not None else None,
         )
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
+        for uid, holder in store.holders().items() if store is not None else ():
+            self._subscriptions["mail", uid].holder = holder
         for ended in self._mail.start():
             self._account.add(matched=ended.offered, mailed=ended.mailed, lost=ended.lost)
 
@@ -215,14 +257,14 @@ class Delegate:
 
     # -- publishers ---------------------------------------------------------------------------------------------
 
-    def connect(self, name: str, duration: float) -> tuple[PublisherConnection, Lease]:
+    def connect(self, name: str, duration: float, caller: Caller | None = None) -> tuple[PublisherConnection, Lease]:
         """A publishing application comes (paper section 2.4(1)). Raises LeaseDeniedError."""
         connection_id = f"connection-{uuid4().hex}"
         with self._lock:
             known = ((c.lease_id, uid) for uid, c in self._connections.items())
             idle = self._give_way(len(self._connections), known, "publishers")
             lease = self._grant_unattached(lambda: self._drop_connection(connection_id), duration)
-            connection = PublisherConnection(connection_id, name, lease.lease_id)
+            connection = PublisherConnection(connection_id, name, lease.lease_id, caller=caller)
             self._connections[connection_id] = connection
         self._drop_connection(idle)
         return connection, lease
@@ -268,18 +310,22 @@ class Delegate:
 
         `uid` is made from the request's secret, which the publisher keeps over failures, so that nobody else can
         publish under it; the publisher chooses `number`, which its publications start with. Raises UnknownUidError,
-        AccessDeniedError (`uid` is not the secret's), SchemaError, TypeConflictError, MetadataError, OversizeError.
+        AccessDeniedError (`uid` is not the secret's), SignatureError (we want signed objects, and its key does not
+        hold), SchemaError, TypeConflictError, MetadataError, OversizeError.
         """
         self.connection(connection_id)
         for entry in request.entries:
             check_rep(entry)
         gate = self._types.open(request.schema)
         try:
+            if self._signatures is not None:
+                self._signatures.welcome(uid, request.signing)
             registration, entries = self._register(connection_id, request, gate, uid, number)
         except JbiError:
             self.forget_type(gate.type)
             raise
-        item = ServiceItem(registration.uid, self._item_types, self._ref, entries)
+        key = () if registration.signing is None else (SigningKeyEntry.of(registration.signing).rep(),)
+        item = ServiceItem(registration.uid, self._item_types, self._ref, (*entries, *key))
         self._announcer.join(item, request.secret)
         with self._lock:
             ended = registration.uid not in self._registrations
@@ -290,7 +336,7 @@ class Delegate:
     def _register(
         self, connection_id: str, request: PublisherRequest, gate: InformationTypeGate, uid: str, number: int
     ) -> tuple[Registration, Entries]:
-        check_owner("registration", uid, request.secret)
+        check_publisher(uid, request)
         name = gate.type.name
         described = InformationType(
             name=name, version=gate.type.version, schema=gate.digest, local=local_name(name)
@@ -301,15 +347,16 @@ class Delegate:
             if uid in self._registrations:
                 known = self._registrations[uid]
                 if known.connection == connection_id:
+                    known.signing = request.signing  # another certificate may answer for it by now
                     return known, known.topic.entries
                 raise UnknownUidError(f"registration {uid} belongs to another publisher", uid=uid)
             if number in connection.registrations:
                 raise UnknownUidError(f"registration {uid!r} number {number} can't be made", uid=uid)
             if len(self._registrations) >= self._config.pad.max_registrations:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
-            topic = self._topic_for(entries)
+            topic = self._topic_for(entries, gate.type)
             judgement = Judgement(gate, request.entries, topic.table, validate=request.validate)
-            registration = Registration(uid, number, connection_id, gate, topic, judgement)
+            registration = Registration(uid, number, connection_id, gate, topic, judgement, signing=request.signing)
             topic.unannounced.add(uid)
             topic.shelf.young_until = math.inf
             connection.registrations[registration.number] = registration
@@ -383,9 +430,19 @@ class Delegate:
         """An object that was published moments ago."""
         return self._shelves.find(object_id)
 
+    def signing_key(self, uid: str) -> SigningKey | None:
+        """What the objects of a registration that is here, or was, are signed with; our own if it is our id."""
+        with self._lock:
+            registration = self._registrations.get(uid)
+            if registration is not None:
+                return registration.signing
+            if uid == self.delegate_id:
+                return self._seals.key if self._seals is not None else None
+            return self._former_keys.get(uid)
+
     # -- subscribers --------------------------------------------------------------------------------------------
 
-    def open_session(self, name: str, duration: float) -> tuple[str, Lease]:
+    def open_session(self, name: str, duration: float, caller: Caller | None = None) -> tuple[str, Lease]:
         """A subscriber process comes: its session id and lease. Raises LeaseDeniedError."""
         session_id = f"session-{uuid4().hex}"
         session = SubscriberSession(
@@ -395,6 +452,7 @@ class Delegate:
             hub=self._hub,
             chunk=self._config.link.chunk,
         )
+        session.caller = caller
         with self._lock:
             known = ((session.lease_id, uid) for uid, session in self._sessions.items())
             idle = self._give_way(len(self._sessions), known, "subscriber sessions")
@@ -460,13 +518,15 @@ class Delegate:
         *,
         elapsed: float = 0.0,
         peer: str = "",
+        rights: Rights | None = None,
     ) -> Granted:
         """Register a subscription (paper section 2.4(7)); `duration` is for the lease of an e-mail-only one.
 
         `age`: for how many seconds it stood already when the session was opened (negative: it came afterwards), or
         stands by now if it is e-mail-only; what was published since is delivered, too, as far as it is kept.
         NOT_BEFORE: nothing that was published before. `elapsed`: how long ago the session was opened by the caller's
-        clock, when it asked: clocks drift. `peer` is who asks, for a fair share. The same request again is the same
+        clock, when it asked: clocks drift. `peer` is who asks, for a fair share; `rights` are his, None for all.
+        The same request again is the same
         subscription; mail that was suspended is sent again.
         One with recipients has to prove that its id is its own. Raises UnknownUidError, AccessDeniedError,
         PredicateError, AddressError, ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError; no
@@ -474,11 +534,13 @@ class Delegate:
         """
         if request.recipients:
             check_owner("subscription", request.uid, request.secret)
+            self._check_wanted(request)
         owner = session_id if request.direct else "mail"
         key = (owner, request.uid)
         if request.direct:
             self.session(session_id)
         subscription = compile_subscription(request, owner=owner, number=0)
+        subscription.rights = rights
         with self._lock:
             known = self._subscriptions.get(key)
             if known is not None and known.request == request:
@@ -492,15 +554,18 @@ class Delegate:
             if len(self._subscriptions) >= self._config.pad.max_subscriptions:
                 raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
             topics = [self._topics[topic] for topic in self._published.find(request.entries)]
-            self._check_cost(subscription, topics)
+            let_in = self._let_in(subscription, topics)
+            self._check_cost(subscription, let_in)
             now = self._clock()
             opened = min(session.opened, now - elapsed) if session is not None else now
             since = opened - age if age > NOT_BEFORE else now
-            lease = None
+            lease, due = None, math.inf
             if session is None:
                 lease = self._landlord.grant(lambda: self._forget_subscription(key), duration, self._clock())
                 subscription.lease_id = lease.lease_id
                 self._mail_leases[lease.lease_id] = request.uid
+                due = self._schedule.moment(now, lease.duration)
+                self._schedule.set(subscription, due)
             self._next_number += 1
             subscription.number = self._next_number
             if session is not None:
@@ -508,34 +573,75 @@ class Delegate:
                 self._costs.setdefault(owner, CostBudget(MAX_COST_OF_SUBSCRIBER)).add(subscription.charges)
             self._subscriptions[key] = subscription
             if request.recipients:
-                self._mail.open(subscription)
+                self._open_mail(subscription)
             self._waiting.add(key, request.entries)
-            marks = self._put_in(subscription, topics)
-            self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer)
+            marks = self._put_in(subscription, let_in)
+            narrowed = {topic: p for topic, p in let_in.items() if p is not None and p is not subscription.predicate}
+            self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer, narrowed)
             self._stood.notify_all()  # whoever stops now sees that it is catching up
         if lease is not None and self._store is not None:
-            self._keep(Kept(request, lease.lease_id, self._wall() + lease.duration), key)
+            wall = self._wall()
+            whose = _whose(rights.caller) if rights is not None else None
+            self._keep(Kept(request, lease.lease_id, wall + lease.duration, _told_at(wall, due - now), whose), key)
         return Granted(subscription.number, lease)
 
-    def _check_cost(self, subscription: Subscription, topics: Sequence[Topic]) -> None:
+    def _check_wanted(self, request: SubscriptionRequest) -> None:
+        """Raises ConfigurationError for one that nobody wants any more."""
+        if not self._is_wanted(request):
+            raise ConfigurationError(
+                f"all recipients of subscription {request.uid} have unsubscribed",
+                hint="If they ask for it, make a new one",
+            )
+
+    def _is_wanted(self, request: SubscriptionRequest) -> bool:
+        """Not one by e-mail alone whose recipients have all unsubscribed."""
+        with self._lock:
+            return request.direct or any((request.uid, a) not in self._unsubscribed for a in request.recipients)
+
+    def _open_mail(self, subscription: Subscription) -> None:
+        """Under the lock. Whoever has unsubscribed stays so."""
+        uid = subscription.uid
+        self._mailed.setdefault(uid, []).append(subscription)
+        self._mail.open(subscription)
+        gone = [a for a in subscription.request.recipients if (uid, a) in self._unsubscribed]
+        self._mail.unsubscribe(subscription, gone)
+
+    def _let_in(self, subscription: Subscription, topics: Iterable[Topic]) -> dict[Topic, Predicate | None]:
+        """Those of the topics that its owner may have objects of, and what it is matched by there. Raises
+        PredicateError."""
+        rights = subscription.rights
+        if rights is None:
+            return dict.fromkeys(topics, subscription.predicate)
+        topics = list(topics)
+        predicates: dict[TypeName, Predicate | None] = {}
+        for type_ in {topic.type for topic in topics}:
+            decision = rights.of(type_)
+            if decision:
+                predicates[type_] = effective(subscription, decision)
+                subscription.narrowed_by = decision.rule if decision.where else subscription.narrowed_by
+        return {topic: predicates[topic.type] for topic in topics if topic.type in predicates}
+
+    def _check_cost(self, subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> None:
         """Raises OversizeError when what is evaluated for its session, or for a registration, would cost too much. An
         e-mail subscription has no session: what one costs by itself was bounded when it was compiled."""
         mine = self._costs.get(subscription.owner)
         if mine is not None:
             mine.check(subscription.charges, "this subscriber")
-        for topic in topics:
-            topic.table.budget.check(subscription.charges, "all subscriptions to a registration that it matches")
+        for topic, predicate in let_in.items():
+            charges = subscription.charges_by(predicate)
+            topic.table.budget.check(charges, "all subscriptions to a registration that it matches")
 
-    def _put_in(self, subscription: Subscription, topics: list[Topic]) -> list[tuple[Topic, int]]:
+    def _put_in(self, subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> list[tuple[Topic, int]]:
         """Into the topics' tables; each topic with the mark on its shelf.
 
         Invariant: an object up to `place` comes to it from the shelf alone, a later one through the tables alone. An
         object is first kept and then matched. So one that is matched with the subscription while FAR stands here was
         kept before the place is taken, and is up to it."""
+        topics = list(let_in)
         subscription.place = FAR
-        for topic in topics:
+        for topic, predicate in let_in.items():
             topic.table.settled = FAR
-            topic.table.add(subscription)
+            topic.table.add(subscription, predicate)
             topic.note(subscription)
         subscription.place, marks = self._shelves.mark([topic.shelf for topic in topics])
         for topic in topics:
@@ -556,17 +662,50 @@ class Delegate:
             raise
 
     def _take_over(self, kept: Kept) -> None:
-        """A subscription of our time before: its lease goes on."""
+        """A subscription of our time before: its lease goes on. One that nobody wants any more would have ended."""
         key = ("mail", kept.request.uid)
+        if not self._is_wanted(kept.request):
+            assert self._store is not None
+            self._store.forget(kept.request.uid)
+            return
         self._next_number += 1
         subscription = compile_subscription(kept.request, owner="mail", number=self._next_number)
-        now = self._clock()
-        self._landlord.restore(kept.lease_id, lambda: self._forget_subscription(key), now + kept.ends - self._wall())
+        subscription.rights = self.rights(_caller_of(kept.whose))
+        self._asked_version = -1  # the rules may be others than they were
+        now, wall = self._clock(), self._wall()
+        self._landlord.restore(kept.lease_id, lambda: self._forget_subscription(key), now + kept.ends - wall)
         self._mail_leases[kept.lease_id] = kept.request.uid
         subscription.lease_id = kept.lease_id
+        self._schedule.set(subscription, now + kept.remind - wall if kept.remind is not None else math.inf)
         self._subscriptions[key] = subscription
-        self._mail.open(subscription)
+        self._open_mail(subscription)
         self._waiting.add(key, kept.request.entries)
+
+    def hold(self, uid: str, holder: str) -> None:
+        """An e-mail subscription was asked for, or again, by the holder of that certificate. Raises StorageError."""
+        with self._lock:
+            subscription = self._subscriptions.get(("mail", uid))
+            if subscription is None or subscription.holder == holder:
+                return
+            subscription.holder = holder
+        if self._store is not None:
+            self._store.hold(uid, holder)
+
+    def end_held(self, is_revoked: Callable[[str], bool]) -> int:
+        """End the publishers, sessions and e-mail subscriptions of certificates that are revoked; how many."""
+        with self._lock:
+            connections = [uid for uid, each in self._connections.items() if each.holder and is_revoked(each.holder)]
+            sessions = [uid for uid, each in self._sessions.items() if each.holder and is_revoked(each.holder)]
+            mails = [key for key, each in self._subscriptions.items() if each.holder and is_revoked(each.holder)]
+        for uid in connections:
+            with contextlib.suppress(UnknownUidError):  # it has left
+                self.disconnect(uid)
+        for uid in sessions:
+            with contextlib.suppress(UnknownUidError):
+                self.close_session(uid)
+        for key in mails:
+            self._forget_subscription(key)
+        return len(connections) + len(sessions) + len(mails)
 
     def unsubscribe(self, right: str, uid: str, *, administer: bool = False) -> None:
         """Cancel a subscription: nothing is delivered to it once this has returned.
@@ -584,10 +723,83 @@ class Delegate:
                 raise UnknownUidError(f"no subscription {uid} here", uid=uid)
         self._forget_subscription(key)
 
-    def mail_subscriptions(self) -> list[dict[str, object]]:
-        """The e-mail-only subscriptions, as plain data."""
+    def rights(self, caller: Caller, client: str = "") -> Rights | None:
+        """Of somebody who subscribes; None where all are allowed everything."""
+        return None if isinstance(self.access, AllowAll) else Rights(self.access, caller, client)
+
+    def cancel(self, uid: str) -> int:
+        """An administrator cancels a subscription, whosesoever it is; in how many sessions it stood (an application's
+        queue and its e-mail are two). Its subscriber is told that something is lost (`cancelled`, number unknown), and
+        gets no more of it. Raises UnknownUidError."""
         with self._lock:
-            return [s.status() for (owner, _), s in self._subscriptions.items() if owner == "mail"]
+            found = {key: s for key, s in self._subscriptions.items() if key[1] == uid}
+            sessions = {owner: self._sessions.get(owner) for owner, _ in found}
+            for subscription in found.values():  # first: what is published from now on is not for them
+                self._take_from_tables(subscription)
+        if not found:
+            raise UnknownUidError(f"no subscription {uid} here", uid=uid)
+        for key, subscription in found.items():
+            if (session := sessions[key[0]]) is not None:
+                session.end(subscription, Cause.CANCELLED, CANCEL_SECONDS)
+            self._forget_subscription(key)
+        return len(found)
+
+    def follow(self, action: Followed, token: str) -> None:
+        """Do what a link of a mail says (see mail/links.py): its recipient gets no more mail of the subscription, or
+        its lease begins anew. When this returns it is on disk, if there is one; a second time changes nothing.
+
+        Raises UnknownUidError for a subscription that is not here, and for a link that proves nothing alike;
+        StorageError.
+        """
+        uid = uid_of(token)
+        with self._lock:
+            named = list(self._mailed.get(uid, ()))
+        standing = {s: recipient for s in named if (recipient := recipient_of(token, action, s.request))}
+        if action == "renew":
+            standing = {s: a for s, a in standing.items() if s.lease_id and (uid, a) not in self._unsubscribed}
+        if not standing:
+            raise UnknownUidError("no subscription of this link here", uid=uid)
+        for subscription, recipient in standing.items():
+            if action == "unsubscribe":
+                self._unsubscribe(subscription, recipient)
+            else:
+                self.renew(subscription.lease_id, self._config.lease.mail)
+
+    def _unsubscribe(self, subscription: Subscription, recipient: str) -> None:
+        """Its owner is told by the loss of each object that is not mailed; it ends if it is for nobody any more."""
+        uid, request = subscription.uid, subscription.request
+        with self._lock:
+            known = (uid, recipient) in self._unsubscribed
+            self._unsubscribed[uid, recipient] = None
+            while len(self._unsubscribed) > UNSUBSCRIBED_MOST:
+                del self._unsubscribed[next(iter(self._unsubscribed))]
+            self._mail.unsubscribe(subscription, [recipient])
+            wanted = self._is_wanted(request)
+        if self._store is not None:  # again, when it is known: it may not have been written then
+            self._store.unsubscribe(uid, recipient)
+        if not known:
+            log.info("subscription %s: %s has unsubscribed%s", uid, recipient, "" if wanted else ", the last recipient")
+        if not wanted:
+            self._forget_subscription(("mail", uid))
+
+    def renew_mail(self, uid: str, duration: float) -> Lease:
+        """Renew the lease of an e-mail-only subscription for its administrator, who has no lease id. Raises
+        UnknownUidError, LeaseDeniedError."""
+        with self._lock:
+            found = self._subscriptions.get(("mail", uid))
+        if found is None:
+            raise UnknownUidError(f"no e-mail subscription {uid[:64]} here", uid=uid[:64])
+        return self.renew(found.lease_id, duration)
+
+    def mail_subscriptions(self) -> list[dict[str, object]]:
+        """The e-mail-only subscriptions, as plain data; `lease` is how many seconds of theirs are left."""
+        with self._lock:
+            now = self._clock()
+            return [
+                {**s.status(), "lease": round(self._landlord.left(s.lease_id, now), 1)}
+                for (owner, _), s in self._subscriptions.items()
+                if owner == "mail"
+            ]
 
     def explain(self, uid: str, metadata: bytes, payload: bytes) -> dict[str, object]:
         """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see
@@ -597,10 +809,13 @@ class Delegate:
         """
         with self._lock:
             by_uid = {known: subscription for (_, known), subscription in self._subscriptions.items()}
-            registered = {
-                r.uid: Standing(r.gate, r.topic.entries, r.judgement.validates) for r in self._registrations.values()
-            }
             found = by_uid[find_subscription(uid, by_uid)]
+            registrations = list(self._registrations.values())
+            let_in = self._let_in(found, {r.topic for r in registrations})
+            registered = {
+                r.uid: Standing(r.gate, r.topic.entries, r.judgement.validates, r.topic in let_in, let_in.get(r.topic))
+                for r in registrations
+            }
             session = self._sessions.get(found.owner)
         queue = queue_of(session.status(), found.uid) if session is not None else {}
         return explain(found, registered, metadata, payload, queue)
@@ -621,9 +836,19 @@ class Delegate:
             if unattached:
                 self._unattached[lease_id] = duration
             uid = self._mail_leases.get(lease_id)
+            remind = self._put_off_reminder(uid, lease.duration) if uid is not None else math.inf
         if uid is not None and self._store is not None:
-            self._store.renew(uid, self._wall() + lease.duration)
+            wall = self._wall()
+            self._store.renew(uid, wall + lease.duration, _told_at(wall, remind))
         return lease
+
+    def _put_off_reminder(self, uid: str, term: float) -> float:
+        """Under the lock: its lease has begun anew; in how many seconds its recipients are reminded of its end."""
+        subscription, now = self._subscriptions["mail", uid], self._clock()
+        due = self._schedule.moment(now, term)
+        self._schedule.set(subscription, due)
+        self._mail.withdraw(subscription)
+        return due - now
 
     def expire(self) -> int:
         """Clean up whose lease has run out; how many there were."""
@@ -634,9 +859,32 @@ class Delegate:
                 drop()
             except JbiError as exc:
                 log.error("cleaning up behind a lease: %s", exc)
+        self._remind()
         self._shelves.trim(self._clock())
         self._forget_ghosts()
-        return len(gone)
+        return len(gone) + self._ask_again()
+
+    def _remind(self) -> None:
+        """Whose lease is about to end is told, and that he has been told is kept."""
+        with self._lock:
+            now, wall = self._clock(), self._wall()
+            for subscription in self._schedule.take(now):
+                self._mail.remind(subscription, wall + self._landlord.left(subscription.lease_id, now))
+            told = [uid for uid in self._mail.reminded() if self._is_told(uid)]
+        for uid in told:
+            self._keep_told(uid)
+
+    def _is_told(self, uid: str) -> bool:
+        """Under the lock: its lease has not begun anew since its recipients were reminded."""
+        subscription = self._subscriptions.get(("mail", uid))
+        return subscription is not None and subscription not in self._schedule
+
+    def _keep_told(self, uid: str) -> None:
+        try:
+            if self._store is not None:
+                self._store.reminded(uid)
+        except StorageError as exc:
+            log.error("a restart will remind of subscription %s again: %s", uid, exc)
 
     def drain(self, timeout: float, *, closing: bool = False) -> int:
         """Wait for deliveries and mails to go out; how many objects are left after `timeout` seconds.
@@ -667,7 +915,9 @@ class Delegate:
             self._drop_session(session_id, Cause.SHUTDOWN)
         self._hub.stop()
         self._mail.stop()
+        self.access.close()
         if self._store is not None:
+            self._remind()  # what was sent at the end
             self._store.close()
 
     def _part(self) -> None:
@@ -691,7 +941,6 @@ class Delegate:
             registrations = list(self._registrations.values())
             subscriptions = list(self._subscriptions.values())
             sessions = list(self._sessions.values())
-            counted = [*subscriptions, *self._ending]  # a counter that goes back would be taken for a restart
             return {
                 "publishers": [
                     {"id": shown(c.connection_id), "name": c.name, "registrations": len(c.registrations)}
@@ -700,24 +949,160 @@ class Delegate:
                 "registrations": [r.status() for r in registrations],
                 "sessions": [s.status() for s in sessions],
                 "subscriptions": [s.status() for s in subscriptions],
-                **self._account.totals(registrations, counted),
-                "found_late": self._shelves.found_late,
-                "leases": len(self._landlord),
-                "queued": sum(s.queued for s in sessions),
-                "in_flight": sum(s.in_flight for s in sessions),
-                "queued_bytes": self._budget.used,
-                "kept": {"objects": len(self._shelves), "bytes": self._shelves.size},
-                "catching_up": self._newcomers.count,
-                "mail": self._mail.status(),
+                **self._totals(registrations, subscriptions, sessions),
             }
+
+    def overview(self) -> dict[str, object]:
+        """The same for who looks every second (see overview.py): without rows, what is of one name together. The work
+        is in proportion to the number of subscriptions, the answer is not."""
+        with self._lock:
+            connections = list(self._connections.values())
+            registrations = list(self._registrations.values())
+            subscriptions = list(self._subscriptions.values())
+            sessions = list(self._sessions.values())
+            totals = self._totals(registrations, subscriptions, sessions)
+            now = self._clock()
+            leases = [
+                *(("publisher", c.name, self._landlord.left(c.lease_id, now)) for c in connections if c.lease_id),
+                *(("subscriber", s.name, self._landlord.left(s.lease_id, now)) for s in sessions),
+                *(("e-mail subscription", s.uid, self._landlord.left(s.lease_id, now))
+                  for s in subscriptions if s.lease_id),
+            ]  # fmt: skip
+        return {
+            "publishers": publishers_by_name((c.name, list(c.registrations.values())) for c in connections),
+            "sessions": sessions_by_name(sessions, subscriptions),
+            "types": types_of(registrations),
+            "ending": leases_ending(leases),
+            "mailing": sum(1 for s in subscriptions if s.request.recipients),
+            "counts": {
+                "publishers": len(connections),
+                "registrations": len(registrations),
+                "sessions": len(sessions),
+                "subscriptions": len(subscriptions),
+            },
+            **totals,
+        }
+
+    def page(self, search: str, order: str, start: int, count: int) -> dict[str, object]:
+        """Subscriptions page by page (see overview.page_of_subscriptions). Raises OversizeError, ConfigurationError."""
+        with self._lock:
+            subscriptions = list(self._subscriptions.values())
+            sessions = list(self._sessions.values())
+        names = {s.session_id: s.name for s in sessions}
+        queued = {(s.session_id, uid): waiting for s in sessions for uid, waiting in s.waiting().items()}
+        return page_of_subscriptions(subscriptions, queued, names, search=search, order=order, start=start, count=count)
+
+    def _totals(
+        self, registrations: list[Registration], subscriptions: list[Subscription], sessions: list[SubscriberSession]
+    ) -> dict[str, object]:
+        """Under the lock: what a status says of all together."""
+        counted = [*subscriptions, *self._ending]  # a counter that goes back would be taken for a restart
+        return {
+            **self._account.totals(registrations, counted),
+            "found_late": self._shelves.found_late,
+            "leases": len(self._landlord),
+            "queued": sum(s.queued for s in sessions),
+            "in_flight": sum(s.in_flight for s in sessions),
+            "queued_bytes": self._budget.used,
+            "kept": {"objects": len(self._shelves), "bytes": self._shelves.size},
+            "catching_up": self._newcomers.count,
+            "mail": self._mail.status(),
+        }
+
+    # -- the policy has changed ---------------------------------------------------------------------------------
+
+    def decided(self, version: int) -> None:
+        """A contract stands now that was decided under that version of the policy: if all others have been asked about
+        a later one since, it is to be asked about, too."""
+        if version != self._asked_version:
+            self._asked_version = -1
+
+    def _ask_again(self) -> int:
+        """Ask about all standing contracts, if the policy has changed since; how many publishers have ended. Others get
+        in between."""
+        now = self._clock()
+        for session_id in [uid for uid, end in self._expelled.items() if end <= now]:
+            del self._expelled[session_id]
+            self._drop_session(session_id, Cause.REFUSED)
+        version = self.access.version
+        if version == self._asked_version:
+            return 0
+        self._asked_version = version  # first: what changes meanwhile is asked about again
+        with self._lock:
+            connections, sessions = list(self._connections.values()), list(self._sessions.values())
+            keys = list(self._subscriptions)
+        ended = [c.connection_id for c in connections if not self._may_publish(c)]
+        for connection_id in ended:  # it comes back, and is told which of its registrations are refused
+            with contextlib.suppress(UnknownUidError):  # it has left
+                self.disconnect(connection_id)
+        refused = [session for session in sessions if session.was_refused]
+        for session in sessions:
+            if session.caller is not None and not self._is_allowed(session.caller, "connect", Subject()):
+                self._expelled[session.session_id] = now + PART_SECONDS
+        changed: dict[Topic, dict[Subscription, Predicate | None]] = {}
+        for key in keys:
+            self._ask_about(key, changed)
+        for topic, predicates in changed.items():
+            with self._lock:
+                topic.table.replace(predicates)
+        for session in refused:
+            session.ask_again()
+        return len(ended)
+
+    def _is_allowed(self, caller: Caller, action: Action, subject: Subject) -> bool:
+        try:
+            demand(self.access, caller, (action, subject))
+        except AccessDeniedError as exc:
+            log.warning("%s: %s", caller.client or caller.address, exc.message)
+            return False
+        return True
+
+    def _may_publish(self, connection: PublisherConnection) -> bool:
+        caller = connection.caller
+        if caller is None:
+            return True
+        types = {r.gate.type for r in list(connection.registrations.values())}
+        return self._is_allowed(caller, "connect", Subject()) and all(
+            self._is_allowed(caller, "publish", Subject(type_.name, type_.version)) for type_ in types
+        )
+
+    def _ask_about(self, key: tuple[str, str], changed: dict[Topic, dict[Subscription, Predicate | None]]) -> None:
+        """Whether a subscription may stay, and where; what it is to be matched by instead goes into `changed`."""
+        subscription = self._subscriptions.get(key)
+        if subscription is None or subscription.rights is None:
+            return
+        try:
+            subscription.rights.check(subscription.request)
+            with self._lock:
+                if self._subscriptions.get(key) is subscription:
+                    self._move(subscription, changed)
+        except (AccessDeniedError, PredicateError) as exc:
+            log.warning("subscription %s ends: %s", subscription.uid, exc.message)
+            self._forget_subscription(key, Cause.REFUSED)
+
+    def _move(self, subscription: Subscription, changed: dict[Topic, dict[Subscription, Predicate | None]]) -> None:
+        """Out of the tables of what it may not have any more, into those of what it may have now."""
+        subscription.narrowed_by = ""
+        try:
+            topics = [self._topics[key] for key in self._published.find(subscription.request.entries)]
+        except IncompatibleEntryError:
+            return
+        let_in = self._let_in(subscription, topics)
+        for topic in topics:
+            if topic not in let_in:
+                topic.table.remove(subscription)
+            elif subscription not in topic.table:
+                topic.table.add(subscription, let_in[topic])
+            elif not _is_same(topic.table.predicate_of(subscription), let_in[topic]):
+                changed.setdefault(topic, {})[subscription] = let_in[topic]
 
     # -- inside -------------------------------------------------------------------------------------------------
 
-    def _topic_for(self, entries: Entries) -> Topic:
+    def _topic_for(self, entries: Entries, type_: TypeName) -> Topic:
         key = self._topic_keys.get(entries)
         if key is None:
             key = self._topic_keys[entries] = uuid4().hex
-            self._topics[key] = Topic(key, entries)
+            self._topics[key] = Topic(key, entries, type_)
             self._published.add(key, entries)
         topic = self._topics[key]
         if topic.registrations == 0:
@@ -730,15 +1115,19 @@ class Delegate:
         for key in self._waiting.find(topic.entries):
             subscription = self._subscriptions[key]
             try:
-                topic.table.budget.check(subscription.charges, "all subscriptions to a registration")
-            except OversizeError as exc:
+                let_in = self._let_in(subscription, [topic])
+                for predicate in let_in.values():
+                    charges = subscription.charges_by(predicate)
+                    topic.table.budget.check(charges, "all subscriptions to a registration")
+            except (OversizeError, PredicateError) as exc:
                 log.warning("subscription %s is set aside: %s", subscription.uid, exc)
                 session = self._sessions.get(subscription.owner)
                 if session is None or not session.lose(subscription, Cause.REFUSED, 0):
                     subscription.lost[Cause.REFUSED] += 0
             else:
-                topic.table.add(subscription)
-                topic.note(subscription)
+                for predicate in let_in.values():
+                    topic.table.add(subscription, predicate)
+                    topic.note(subscription)
 
     def _leave_topic(self, registration: Registration) -> None:
         topic = registration.topic
@@ -787,6 +1176,7 @@ class Delegate:
             for registration in registrations:
                 del self._registrations[registration.uid]
                 registration.has_ended = True
+                self._keep_key(registration)
                 self._account.close_registration(registration)
                 self._leave_topic(registration)
             self._stood.notify_all()
@@ -796,6 +1186,12 @@ class Delegate:
             self._announcer.leave(*(registration.uid for registration in registrations))
         for unused in idle:
             self._types.forget(unused)
+
+    def _keep_key(self, registration: Registration) -> None:
+        if registration.signing is not None:
+            self._former_keys[registration.uid] = registration.signing
+            if len(self._former_keys) > GHOSTS_MOST:
+                del self._former_keys[next(iter(self._former_keys))]
 
     def _drop_session(self, session_id: str, cause: Cause) -> None:
         with self._lock:
@@ -812,7 +1208,7 @@ class Delegate:
         for key in keys:
             self._forget_subscription(key)
 
-    def _forget_subscription(self, key: tuple[str, str]) -> None:
+    def _forget_subscription(self, key: tuple[str, str], cause: Cause = Cause.CANCELLED) -> None:
         with self._lock:
             subscription = self._subscriptions.pop(key, None)
             if subscription is None:
@@ -823,17 +1219,25 @@ class Delegate:
                 self._landlord.drop(subscription.lease_id)
             self._waiting.remove(key)
             self._take_from_tables(subscription)
+            self._schedule.set(subscription, math.inf)
+            self._close_mail(subscription)
             self._newcomers.forget(subscription)
             self._refund(subscription)
             session = self._sessions.get(key[0])
         if session is not None:
-            subscription.lost[Cause.CANCELLED] += session.remove(subscription)
-        subscription.lost[Cause.CANCELLED] += self._mail.cancel(subscription)
+            leave = session.expel if cause is Cause.REFUSED else session.remove
+            subscription.lost[cause] += leave(subscription)
+        subscription.lost[cause] += self._mail.cancel(subscription)
         with self._lock:
             self._ending.remove(subscription)
             self._account.close_subscription(subscription)
         if key[0] == "mail" and self._store is not None:
             self._store.forget(key[1])
+
+    def _close_mail(self, subscription: Subscription) -> None:
+        others = [s for s in self._mailed.pop(subscription.uid, ()) if s is not subscription]
+        if others:
+            self._mailed[subscription.uid] = others
 
     def _refund(self, subscription: Subscription) -> None:
         mine = self._costs.get(subscription.owner)
@@ -865,6 +1269,26 @@ class Delegate:
                 self._account.lose(cause, count)
 
 
+def _told_at(wall: float, seconds: float) -> float | None:
+    """When recipients are reminded, for the disk: in so many seconds, or never."""
+    return wall + seconds if seconds < math.inf else None
+
+
 def _short(duration: float) -> float:
     """Of what is asked for that which is granted before a data connection has come; what is no duration stays so."""
     return UNATTACHED_SECONDS if duration == ANY or duration > UNATTACHED_SECONDS else duration
+
+
+def _is_same(one: Predicate | None, other: Predicate | None) -> bool:
+    return one is other or (one is not None and other is not None and one.identity == other.identity)
+
+
+def _whose(caller: Caller) -> Whose:
+    return Whose(caller.address, caller.user, caller.claimed, caller.client)
+
+
+def _caller_of(whose: Whose | None) -> Caller:
+    """Nobody, for a subscription that was made while everybody was allowed everything."""
+    if whose is None:
+        return Caller("")
+    return Caller(whose.address, user=whose.user, claimed=whose.claimed, client=whose.client)

@@ -24,6 +24,7 @@ from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.deflate import Compression, described
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
 from jbi_pubsub.pad.outlet import Arrears, Budget, Flight, Outlet, Waiting
@@ -34,7 +35,12 @@ OBJECT, LOSS, CHUNK, LAST_CHUNK, SHARED, END = 1, 2, 3, 4, 5, 6
 """Kinds of items on a delivery connection, each with a subscription number. A large object comes as CHUNK ...
 LAST_CHUNK; between them come items of other subscriptions, none of its own. SHARED has, instead of a number, how many
 subscriptions the object is for, then their numbers (32 bits each), then the object: it goes over the link once. END
-(number 0) is the last one: who delivers stops in order, and has told what was lost."""
+with number 0 is the last one: who delivers stops in order, and has told what was lost; with another number that
+subscription has ended here, against the will of its subscriber, who has been told its losses; with ASK_AGAIN what was
+refused may be allowed now."""
+
+ASK_AGAIN: Final = 0xFFFF_FFFF
+"""No subscription's number."""
 
 COUNT_MOST: Final = 2**53
 """The largest loss that is told as a number: a hostile publisher may skip any number of objects, again and again."""
@@ -70,15 +76,25 @@ class SubscriberSession:
         self.session_id = session_id
         self.name = name
         self._clock = clock
+        self.caller: Caller | None = None
+        """Who has opened it, where access is restricted."""
         self.opened = 0.0
         """When, by the delegate's clock."""
         self.lease_id = ""
+        self.holder = ""
+        """Of its certificate; "" without TLS."""
         self._changed = threading.Condition()
         self._outlets: dict[int, Outlet] = {}
         self._ready: deque[Outlet] = deque()
         self._flying: deque[Flight] = deque()
         """Whose delivery the items under way complete."""
         self._closed = False
+        self.was_refused = False
+        """Access to something that it wants."""
+        self._is_to_ask = False
+        """ASK_AGAIN is to go out."""
+        self._expelled: deque[Subscription] = deque()
+        """Whose end is to be told."""
         self._parting = False
         """END is to go out behind all else."""
         self._freed = 0
@@ -136,6 +152,21 @@ class SubscriberSession:
             outlet.untold.clear()
             self._changed.notify_all()
             return waiting
+
+    def expel(self, subscription: Subscription) -> int:
+        """As `remove`, and tell the subscriber that it has ended here: it is refused now."""
+        lost = self.remove(subscription)
+        with self._changed:
+            self._expelled.append(subscription)
+            self.was_refused = True
+        self._sender.ready()
+        return lost
+
+    def ask_again(self) -> None:
+        """Tell the subscriber that what was refused may be allowed now, if anything was."""
+        with self._changed:
+            self._is_to_ask, self.was_refused = self.was_refused, False
+        self._sender.ready()
 
     def offer(self, deliveries: Sequence[Delivery], *, at_once: bool = False) -> list[Subscription]:
         """Queue objects, each by its subscription's policy, and have them go out; may wait up to `block_seconds` for
@@ -242,6 +273,12 @@ class SubscriberSession:
                 outlet.ready = False
                 size += self._next(outlet, items, max_items, max_bytes - size)
                 self._make_ready(outlet)
+            while self._expelled and len(items) < max_items - 1:
+                items += self._end_of(self._expelled.popleft())
+            if self._is_to_ask and len(items) < max_items:
+                self._is_to_ask = False
+                self._fly((), 1)
+                items.append((ITEM.pack(END, ASK_AGAIN),))
             if self._parting and not self._ready and len(items) < max_items:
                 self._parting = False
                 self._fly((), 1)
@@ -275,6 +312,18 @@ class SubscriberSession:
         with self._changed:
             while (self._parting or self._flying) and self.connected and (left := deadline - self._clock()) > 0:
                 self._changed.wait(min(0.05, left))  # nobody notifies of a connection that ends
+
+    def end(self, subscription: Subscription, cause: Cause, timeout: float) -> None:
+        """Tell the subscriber that it gets no more of it, and wait until that is on its way, at most `timeout` seconds,
+        or it is not connected."""
+        if not self.lose(subscription, cause, 0):
+            return
+        deadline = self._clock() + timeout
+        with self._changed:
+            while (outlet := self._outlets.get(subscription.number)) is not None and outlet.untold and self.connected:
+                if (left := deadline - self._clock()) <= 0:
+                    break
+                self._changed.wait(min(0.02, left))  # nobody notifies of what has been told
 
     def close(self, cause: Cause) -> None:
         """The session is over: whatever waits is lost under `cause`."""
@@ -333,8 +382,13 @@ class SubscriberSession:
                 "connected": self.connected,
                 **described(self._sender.compression),
                 "in_flight": self.in_flight,
-                "queued": {o.subscription.uid: o.waiting for o in self._outlets.values()},
+                "queued": self.waiting(),
             }
+
+    def waiting(self) -> dict[str, int]:
+        """Objects that wait, by subscription."""
+        with self._changed:
+            return {o.subscription.uid: o.waiting for o in self._outlets.values()}
 
     def _empty(self, outlet: Outlet) -> None:
         freed = 0
@@ -381,6 +435,12 @@ class SubscriberSession:
         self._fly((), 1)
         notice = LossNotice(outlet.subscription.uid, Cause(cause), min(count, COUNT_MOST))
         return ITEM.pack(LOSS, outlet.subscription.number), msgspec.msgpack.encode(notice)
+
+    def _end_of(self, subscription: Subscription) -> tuple[Parts, Parts]:
+        notice = LossNotice(subscription.uid, Cause.REFUSED, 0, "access was withdrawn")
+        self._fly((), 2)
+        number = subscription.number
+        return (ITEM.pack(LOSS, number), msgspec.msgpack.encode(notice)), (ITEM.pack(END, number),)
 
     def _next_run(self, first: Outlet, items: list[Parts], max_items: int, max_bytes: int) -> int:
         """A run of objects, each once for all subscriptions that are ready for it now; the others get it by itself. It

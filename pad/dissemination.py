@@ -13,7 +13,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.documents import ANY, ANY_TEXT, Grammar, Invariants, Particle, Texts, Traced, known_documents
@@ -23,6 +23,7 @@ from jbi_pubsub.core.xpath import (
     MAX_COST_OF_REGISTRATION,
     CostBudget,
     PayloadFilter,
+    Predicate,
     PredicateIndex,
     select,
 )
@@ -65,6 +66,8 @@ class MatchTable:
 
     def __init__(self) -> None:
         self._index: PredicateIndex[Subscription] = PredicateIndex()
+        self._narrowed: dict[Subscription, Predicate] = {}
+        """What subscriptions are matched by of which access rules let through a part."""
         self.predicates = 0
         """How many of the subscriptions have a predicate: without any the metadata need not be read."""
         self.filters = 0
@@ -84,30 +87,61 @@ class MatchTable:
         """All of them."""
         return self._index.keys()
 
-    def add(self, subscription: Subscription) -> None:
-        """Add a subscription that matched at the first level; twice counts once."""
+    def __contains__(self, subscription: object) -> bool:
+        return subscription in self._index
+
+    def predicate_of(self, subscription: Subscription) -> Predicate | None:
+        """What it is matched by."""
+        return self._narrowed.get(subscription, subscription.predicate)
+
+    def add(self, subscription: Subscription, predicate: Predicate | None = None) -> None:
+        """Add a subscription that matched at the first level; twice counts once. `predicate`: what it is matched by
+        instead of its own."""
         if subscription in self._index:
             return
-        self._index.add(subscription, subscription.predicate)
-        self.predicates += subscription.predicate is not None
+        if predicate is not None and predicate is not subscription.predicate:
+            self._narrowed[subscription] = predicate
+        self._index.add(subscription, self.predicate_of(subscription))
+        self.predicates += self.predicate_of(subscription) is not None
         self.filters += subscription.payload_filter is not None
-        self.budget.add(subscription.charges)
+        self.budget.add(subscription.charges_by(self.predicate_of(subscription)))
         self.version += 1
 
     def remove(self, subscription: Subscription) -> None:
         """Take it out; unknown ones are ignored."""
         if subscription in self._index:
             self._index.remove(subscription)
-            self.predicates -= subscription.predicate is not None
+            self.predicates -= self.predicate_of(subscription) is not None
             self.filters -= subscription.payload_filter is not None
-            self.budget.remove(subscription.charges)
+            self.budget.remove(subscription.charges_by(self.predicate_of(subscription)))
+            self._narrowed.pop(subscription, None)
             self.version += 1
+
+    def replace(self, predicates: Mapping[Subscription, Predicate | None]) -> None:
+        """Match these by other predicates from the next object on. Each object is matched by the old ones or by the new
+        ones: none is lost or comes twice. It costs as much as to add all of the table's subscriptions."""
+        effective = {each: self.predicate_of(each) for each in self._index.keys()}  # noqa: SIM118  # no dict
+        for each, predicate in predicates.items():
+            if each in effective:
+                self.budget.remove(each.charges_by(effective[each]))
+                self.budget.add(each.charges_by(predicate))
+                effective[each] = predicate
+        index: PredicateIndex[Subscription] = PredicateIndex()
+        for each, predicate in effective.items():
+            index.add(each, predicate)
+        count = sum(predicate is not None for predicate in effective.values())
+        self._narrowed = {each: p for each, p in effective.items() if p is not None and p is not each.predicate}
+        self.predicates = max(self.predicates, count)  # while readers may have either index
+        self._index = index
+        self.predicates = count
+        self.version += 1
 
     def match(self, document: Element | Traced | None, size: int = 0) -> list[Subscription]:
         """Those whose predicate is true; without `document` those that have none. `size`: its bytes, if known."""
-        if document is None or not self.predicates:
-            return self._index.unconditional()
-        return self._index.match(document, size)
+        has_predicates, index = self.predicates, self._index  # in this order: see `replace`
+        if document is None or not has_predicates:
+            return index.unconditional()
+        return index.match(document, size)
 
     def count_again(self) -> None:
         """The last answer of `match` was given once more."""
@@ -133,6 +167,9 @@ class Disseminated(NamedTuple):
     selected: Sequence[Selected]
     suppressed: Sequence[Subscription] = ()
 
+
+Seal = Callable[[Parcel, PayloadFilter, bytes], bytes]
+"""What is said of a payload that was cut: of which object, by which filter, to what (see signed.py)."""
 
 REMEMBERED_BYTES: Final = 16 << 10
 """Larger metadata are judged each time: with 10,000 registrations the answers kept hold 160 MB of metadata at most."""
@@ -255,6 +292,8 @@ class Judgement:
                 return self._matched
             document = self.read(metadata) if table.predicates else None
         matched = table.match(document, len(metadata))
+        if document is None and table.predicates:  # since it was found that there are none
+            matched = table.match(self.read(metadata), len(metadata))
         if len(metadata) <= REMEMBERED_BYTES:
             self._metadata, self._version, self._matched = metadata, version, matched
         return matched
@@ -264,9 +303,9 @@ class Judgement:
         return self._conformity.read(metadata)
 
 
-def disseminate(parcel: Parcel, matched: list[Subscription]) -> Disseminated:
+def disseminate(parcel: Parcel, matched: list[Subscription], seal: Seal | None = None) -> Disseminated:
     """Filter the object for those it matched."""
-    cuts = _cuts(parcel, {s.payload_filter for s in matched if s.payload_filter is not None})
+    cuts = _cuts(parcel, {s.payload_filter for s in matched if s.payload_filter is not None}, seal)
     selected: list[Selected] = []
     suppressed: list[Subscription] = []
     for subscription in matched:
@@ -282,7 +321,9 @@ def disseminate(parcel: Parcel, matched: list[Subscription]) -> Disseminated:
     return Disseminated(selected, suppressed)
 
 
-def _cuts(parcel: Parcel, filters: set[PayloadFilter]) -> dict[PayloadFilter, tuple[int, Parcel]] | None:
+def _cuts(
+    parcel: Parcel, filters: set[PayloadFilter], seal: Seal | None
+) -> dict[PayloadFilter, tuple[int, Parcel]] | None:
     """What each filter selects: how many parts, and the object with them; None when the payload is no XML to filter."""
     payload = bytes(parcel.payload)
     parsed = parse_payload(payload)
@@ -291,4 +332,7 @@ def _cuts(parcel: Parcel, filters: set[PayloadFilter]) -> dict[PayloadFilter, tu
     found = select(filters, parsed, len(payload))
     del parsed
     give_back(len(payload))
-    return {each: (cut.count, parcel.with_payload(cut.payload)) for each, cut in found.items()}
+    return {
+        each: (cut.count, parcel.with_payload(cut.payload, seal(parcel, each, cut.payload) if seal else b""))
+        for each, cut in found.items()
+    }

@@ -17,7 +17,7 @@ import msgspec
 from jbi_pubsub.core.errors import ConfigurationError, MetadataError, UnknownUidError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
-from jbi_pubsub.core.xpath import examine
+from jbi_pubsub.core.xpath import Predicate, examine
 from jbi_pubsub.lookup.entry import EntryRep, matches
 from jbi_pubsub.pad.dissemination import InformationTypeGate
 from jbi_pubsub.pad.subscription import Subscription
@@ -28,11 +28,14 @@ MAX_CANDIDATES: Final = 10
 
 class Standing(NamedTuple):
     """A registration as it stands: its type, the entries that templates are held against (the type's is the first),
-    and whether its metadata are validated."""
+    and whether its metadata are validated. `may`: whether the subscriber may have objects of it; `predicate`: what the
+    subscription is matched by there."""
 
     gate: InformationTypeGate
     entries: tuple[EntryRep, ...]
     validates: bool
+    may: bool
+    predicate: Predicate | None
 
 
 def explain(
@@ -49,8 +52,11 @@ def explain(
     """
     request = subscription.request
     root = parse_metadata(metadata)
-    first = {uid: _first_level(request.entries, standing, root) for uid, standing in registered.items()}
     second = _second_level(subscription, root, len(metadata))
+    first = {}
+    for uid, standing in registered.items():
+        access = _withheld(subscription, standing, root, len(metadata)) if second["predicate_true"] else []
+        first[uid] = _first_level(request.entries, standing, root, access)
     cut = _filtered(subscription, payload)
     suppressed = bool(cut["selected"] == 0 and request.suppress_empty)
     return {
@@ -111,11 +117,24 @@ def _bare(uid: str) -> str:
     return uid.removeprefix("subscription-")
 
 
-def _first_level(templates: tuple[EntryRep, ...], standing: Standing, root: Element) -> dict[str, object]:
-    """Whether the document could be published by a registration, and whether the template matches that."""
+def _withheld(subscription: Subscription, standing: Standing, root: Element, size: int) -> list[str]:
+    """What access rules have against it, without saying what they are."""
+    if not standing.may:
+        return ["access policy: the subscriber may not have this type"]
+    if standing.predicate is None or standing.predicate is subscription.predicate:
+        return []
+    holds = standing.predicate.copy().decide(root, size) is True
+    return [] if holds else [f"access policy: withheld by {subscription.narrowed_by}"]
+
+
+def _first_level(
+    templates: tuple[EntryRep, ...], standing: Standing, root: Element, access: list[str]
+) -> dict[str, object]:
+    """Whether the document could be published by a registration, and whether the template matches that; `access`: what
+    rules have against it."""
     type_name = standing.gate.type
     why = _misfit(standing, root)
-    misses = _misses(templates, standing.entries)
+    misses = _misses(templates, standing.entries) + access
     return {
         "type": type_name.name,
         "version": type_name.version,

@@ -14,14 +14,17 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, Parcel
+from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.pad.delivery import SubscriberSession
-from jbi_pubsub.pad.dissemination import MatchTable, disseminate
+from jbi_pubsub.pad.dissemination import MatchTable, Seal, disseminate
 from jbi_pubsub.pad.outlet import Arrears, Budget, Waiting
 from jbi_pubsub.pad.registration import Topic
 from jbi_pubsub.pad.shelf import OVERHEAD, Kept, Shelves
@@ -35,6 +38,7 @@ STARTED_MOST: Final = 16
 """Groups that are under way at once: each holds what it has found so far."""
 PAID_OFF: Final = 4
 """Use is forgotten at a quarter of the speed of time: who has used a second is as good as new after four."""
+NOT_NARROWED: Final[Mapping[Topic, Predicate]] = {}
 REFERENCE_BYTES: Final = 64
 """What it takes to put an object down for one more subscription."""
 
@@ -48,7 +52,18 @@ class _Newcomer:
     topics: dict[Topic, int]
     since: float
     arrears: Arrears
+    narrowed: Mapping[Topic, Predicate]
+    """Where it is matched by more than its own predicate."""
     missed: int = 0
+
+    def may_have(self, kept: Kept, topic: Topic, document: Element | Traced | None, size: int) -> bool:
+        """Of what its own predicate matches."""
+        if topic not in self.topics or kept.position > self.subscription.place or kept.time < self.since:
+            return False
+        predicate = self.narrowed.get(topic)
+        if predicate is None or document is None:
+            return predicate is None
+        return predicate.decide(document if isinstance(document, Element) else document.root, size) is True
 
 
 @dataclass(eq=False)
@@ -76,10 +91,12 @@ class Newcomers:
         mail_out: Callable[[Subscription, Parcel, Parcel], None],
         *,
         name: str,
+        seal: Seal | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`mail_out(subscription, parcel, published)` sends an object by mail."""
+        """`mail_out(subscription, parcel, published)` sends an object by mail; `seal` says what was cut."""
         self._shelves = shelves
+        self._seal = seal
         self._budget = budget
         self._mail_out = mail_out
         self._clock = clock
@@ -102,10 +119,12 @@ class Newcomers:
         topics: Iterable[tuple[Topic, int]],
         since: float,
         peer: str = "",
+        narrowed: Mapping[Topic, Predicate] = NOT_NARROWED,
     ) -> None:
-        """Let a subscription catch up that has just been put into the topics' tables. Its outlet is held until then."""
+        """Let a subscription catch up that has just been put into the topics' tables. Its outlet is held until then.
+        `narrowed`: the predicates that hold in some of them instead of its own."""
         arrears = Arrears(subscription.request, self._budget.share)
-        newcomer = _Newcomer(subscription, dict(topics), since, arrears)
+        newcomer = _Newcomer(subscription, dict(topics), since, arrears, narrowed)
         if not any(self._shelves.owes(topic.shelf, since) for topic in newcomer.topics):
             self._let_go(session, [newcomer])
             return
@@ -233,7 +252,7 @@ class Newcomers:
             if time.monotonic() > until or self._stopping:
                 return False
             with guarded("catching up with an object"):  # one that fails is nobody's; the others go on
-                self._owe(kept, group)
+                self._owe(kept, topic, group)
             group.next[topic] += 1
         return True
 
@@ -248,21 +267,22 @@ class Newcomers:
         start = group.next[topic] = max(gone, seen or 0)
         return [(kept.position, topic, kept) for kept in lying[start - gone : max(0, last - gone)]]
 
-    def _owe(self, kept: Kept, group: _Group) -> None:
+    def _owe(self, kept: Kept, topic: Topic, group: _Group) -> None:
         """Put one kept object down for those that it matches."""
         newcomers, metadata = group.newcomers, bytes(kept.parcel.head.metadata)
         if kept.time < min((n.since for n in list(newcomers.values())), default=math.inf):
             return
-        document = kept.reader.read(metadata) if group.table.predicates else None
+        is_read = group.table.predicates or any(topic in n.narrowed for n in list(newcomers.values()))
+        document = kept.reader.read(metadata) if is_read else None
         matched = [
             s
             for s in group.table.match(document, len(metadata))
-            if (n := newcomers.get(id(s))) is not None and kept.position <= s.place and kept.time >= n.since
+            if (n := newcomers.get(id(s))) is not None and n.may_have(kept, topic, document, len(metadata))
         ]
         if not matched:
             return
         self._shelves.found(kept)
-        result = disseminate(kept.parcel, matched)
+        result = disseminate(kept.parcel, matched, self._seal)
         for subscription in result.suppressed:
             subscription.matched += 1
             subscription.suppressed += 1

@@ -16,7 +16,14 @@ from typing import Final
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.documents import Traced
-from jbi_pubsub.core.errors import BackPressureError, JbiError, MetadataError, OversizeError, UnknownUidError
+from jbi_pubsub.core.errors import (
+    BackPressureError,
+    JbiError,
+    MetadataError,
+    OversizeError,
+    SignatureError,
+    UnknownUidError,
+)
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, Platform, TypeName
 from jbi_pubsub.core.xml import Element
@@ -26,6 +33,7 @@ from jbi_pubsub.pad.dissemination import Disseminated, disseminate
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.registration import Registration
+from jbi_pubsub.pad.signed import Seals
 from jbi_pubsub.pad.stages import Stages
 from jbi_pubsub.pad.subscription import Subscription
 
@@ -54,12 +62,16 @@ class Pipeline:
         sessions: Mapping[str, SubscriberSession],
         mail: MailDispatcher,
         account: Account,
+        seals: Seals | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`sessions` by id: they come and go meanwhile; `account` takes what comes for those who have gone."""
+        """`sessions` by id: they come and go meanwhile; `account` takes what comes for those who have gone; `seals` say
+        what was cut."""
         self._config = config
         self._shelves = stages.shelves
         self._room = stages.room
+        self._signatures = stages.signatures
+        self._seal = seals.seal if seals is not None else None
         self._budget = budget
         self._sessions = sessions
         self._mail = mail
@@ -101,9 +113,9 @@ class Pipeline:
     def judge(self, registration: Registration, run: Sequence[Parcel], deliveries: Deliveries, refused: Refused) -> int:
         """Decide what becomes of objects that were admitted; how many subscriptions they match.
 
-        To `refused` with MetadataError, InvariantError or OversizeError what is not as it was registered, and with
-        JbiError what has met a fault of ours: nothing of it is delivered. Raises UnknownUidError when the registration
-        has ended."""
+        To `refused` with MetadataError, InvariantError, OversizeError or SignatureError what is not as it was
+        registered, and with JbiError what has met a fault of ours: nothing of it is delivered. Raises UnknownUidError
+        when the registration has ended."""
         if registration.has_ended:  # nobody counts for it any more
             raise UnknownUidError(f"registration {registration.uid} has ended", uid=registration.uid)
         judgement, topic = registration.judgement, registration.topic
@@ -130,13 +142,16 @@ class Pipeline:
         self, registration: Registration, run: Sequence[Parcel], refused: Refused
     ) -> list[tuple[Parcel, bytes, Element | Traced | None]]:
         """Those that are as they were registered, each with its metadata and document."""
-        check = registration.judgement.check
+        check, signatures = registration.judgement.check, self._signatures
         good: list[tuple[Parcel, bytes, Element | Traced | None]] = []
         for parcel in run:
             metadata = bytes(parcel.head.metadata)
             try:
-                good.append((parcel, metadata, check(metadata)))
-            except (MetadataError, OversizeError) as exc:
+                document = check(metadata)
+                if signatures is not None:
+                    signatures.check(registration, parcel)
+                good.append((parcel, metadata, document))
+            except (MetadataError, OversizeError, SignatureError) as exc:
                 registration.refused += 1
                 refused.append((parcel, exc))
             except Exception as exc:  # noqa: BLE001  # noted
@@ -156,7 +171,7 @@ class Pipeline:
     def hand_out(self, parcel: Parcel, matched: list[Subscription], deliveries: Deliveries, *, filters: bool) -> None:
         """An object for those whom it matched, through their filters, if any has one."""
         if filters and any(s.payload_filter is not None for s in matched):
-            self._deliver_filtered(disseminate(parcel, matched), parcel, deliveries)
+            self._deliver_filtered(disseminate(parcel, matched, self._seal), parcel, deliveries)
         else:
             for subscription in matched:
                 self._deliver(subscription, parcel, parcel, deliveries)

@@ -16,10 +16,12 @@ from jbi_pubsub.core.errors import ErrorReport
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import RENEW_AT
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.pad.delegate import Granted
+from jbi_pubsub.pad.mail.links import Action
 from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest
 
 DELEGATE: Final = "delegate"
@@ -27,13 +29,15 @@ SUBSCRIPTIONS: Final = "subscriptions"
 STATUS: Final = "status"
 JOIN_ADMIN: Final = "join_admin"
 TYPES: Final = "types"
+MAIL_LINKS: Final = "mail_links"
+ADMIN: Final = "admin"
 
 DELEGATE_METHODS: Final = (
     "connect", "renew", "disconnect", "register", "unregister", "open_publications", "wait_for_subscriptions",
 )  # fmt: skip
 SUBSCRIPTIONS_METHODS: Final = (
-    "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions", "explain",
-    "explain_object",
+    "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions", "renew_mail",
+    "explain", "explain_object", "signing_key",
 )  # fmt: skip
 
 PUBLICATION: Final = struct.Struct("!BI")
@@ -182,9 +186,27 @@ class SubscriptionsProxy(_LeasedProxy):
         """The same for an object that was published there some seconds ago."""
         return self._client.call("explain_object", dict[str, Any], uid, object_id)
 
+    def signing_key(self, uid: str, timeout: float) -> SigningKey | None:
+        """What the objects of a registration there, or what the delegate of that id says, is signed with."""
+        return self._client.call("signing_key", SigningKey | None, uid, timeout=timeout)
+
     def mail_subscriptions(self) -> list[dict[str, Any]]:
         """The e-mail-only subscriptions that live there."""
         return self._client.call("mail_subscriptions", list[dict[str, Any]])
+
+    def renew_mail(self, uid: str, duration: float) -> Lease:
+        """Renew the lease of an e-mail-only subscription as an administrator."""
+        return self._client.call("renew_mail", Lease, uid, duration)
+
+
+def follow_link(ref: ServiceRef, security: Security, action: Action, token: str, *, timeout: float) -> None:
+    """Do what a link of a mail says, at the delegate or peer publisher that `ref` is of. Raises UnknownUidError when
+    its subscription is not there, StorageError, WireError."""
+    client = ControlClient(msgspec.structs.replace(ref, exported=MAIL_LINKS, methods=()), security, timeout=timeout)
+    try:
+        client.call("follow", None, action, token)
+    finally:
+        client.close()
 
 
 def fetch_status(ref: ServiceRef, security: Security, *, timeout: float) -> dict[str, Any]:
@@ -194,6 +216,43 @@ def fetch_status(ref: ServiceRef, security: Security, *, timeout: float) -> dict
         return client.call("status", dict[str, Any])
     finally:
         client.close()
+
+
+def fetch_page(
+    ref: ServiceRef, security: Security, search: str, order: str, start: int, count: int, *, timeout: float
+) -> dict[str, Any]:
+    """Some of a delegate's or peer publisher's subscriptions (see overview.page_of_subscriptions). Raises WireError,
+    OversizeError, ConfigurationError."""
+    client = ControlClient(msgspec.structs.replace(ref, exported=STATUS, methods=()), security, timeout=timeout)
+    try:
+        return client.call("subscriptions", dict[str, Any], search, order, start, count)
+    finally:
+        client.close()
+
+
+class AdminProxy:
+    """Calls of an administrator. Each raises AccessDeniedError, WireError or WireTimeoutError."""
+
+    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
+        own = msgspec.structs.replace(ref, exported=ADMIN, methods=())
+        self._client = ControlClient(own, security, timeout=timeout)
+        self._timeout = timeout
+
+    def cancel(self, uid: str) -> int:
+        """Cancel a subscription, whosesoever it is: in how many sessions it stood. Raises UnknownUidError."""
+        return self._client.call("cancel", int, uid)
+
+    def drain(self, seconds: float) -> int:
+        """Take no new publishers; how many objects still wait after `seconds`."""
+        return self._client.call("drain", int, seconds, timeout=self._timeout + seconds)
+
+    def resume(self) -> None:
+        """Take publishers again."""
+        self._client.call("resume", None)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
 
 
 def fetch_schema(ref: ServiceRef, security: Security, name: str, version: str, *, timeout: float) -> SchemaBundle:

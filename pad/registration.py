@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from jbi_pubsub.core.errors import MetadataError
-from jbi_pubsub.core.info_object import Head, numbered, prefix_of
+from jbi_pubsub.core.info_object import Head, TypeName, numbered, prefix_of
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
 from jbi_pubsub.pad.shelf import Shelf
@@ -26,6 +27,7 @@ class Topic:
 
     key: str
     entries: Entries
+    type: TypeName
     table: MatchTable = field(default_factory=MatchTable)
     shelf: Shelf = field(default_factory=Shelf)
     registrations: int = 0
@@ -60,10 +62,15 @@ class Registration:
     gate: InformationTypeGate
     topic: Topic
     judgement: Judgement
+    signing: SigningKey | None = field(default=None, repr=False)
+    """What its objects are signed with."""
     sequence: int = 0
     published: int = 0
     refused: int = 0
     unmatched: int = 0
+    signed: int = 0
+    """Objects whose signature was looked at here and holds; `bad_signature`: that have none, or does not."""
+    bad_signature: int = 0
     has_ended: bool = False
     has_settled: bool = False
     """Its publisher has waited once for those who come late."""
@@ -89,6 +96,9 @@ class Registration:
             "published": self.published,
             "refused": self.refused,
             "unmatched": self.unmatched,
+            "signs": self.signing is not None,
+            "signed": self.signed,
+            "bad_signature": self.bad_signature,
             "subscriptions": len(self.topic.table),
             "kept": len(self.topic.shelf.kept),
             **self.topic.table.stats(),

@@ -6,20 +6,32 @@ services, refuse publishers, flush what waits, end sessions, close the port.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from heapq import nlargest
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
 
+from jbi_pubsub.core.access import (
+    ADMIN,
+    NONE_IN_PARTICULAR,
+    AccessAdmin,
+    AccessPolicy,
+    Action,
+    Decision,
+    Subject,
+    demand,
+    denied,
+)
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
@@ -36,18 +48,26 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
-from jbi_pubsub.core.metrics import MetricsServer, Sample
+from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
+from jbi_pubsub.core.process import version
+from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, Tokens, listen, refuse, welcome
 from jbi_pubsub.core.wire.transport import UnixListener
+from jbi_pubsub.core.wire.x509 import RevocationList
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.delegate import Delegate, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
+from jbi_pubsub.pad.explanation import recall
+from jbi_pubsub.pad.mail.links import Action as Followed
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.pipeline import Refused
 from jbi_pubsub.pad.proxy import (
@@ -56,6 +76,7 @@ from jbi_pubsub.pad.proxy import (
     DELEGATE_METHODS,
     JOIN_ADMIN,
     LAST_CHUNK,
+    MAIL_LINKS,
     MAX_COMING,
     PUBLICATION,
     STANDING_SECONDS,
@@ -69,6 +90,7 @@ from jbi_pubsub.pad.proxy import (
     Subscribed,
 )
 from jbi_pubsub.pad.registration import Registration
+from jbi_pubsub.pad.stages import stages_of
 from jbi_pubsub.pad.store import SubscriptionStore
 from jbi_pubsub.pad.subscription import (
     PAD_TYPE,
@@ -99,30 +121,20 @@ TOTALS: Final = (
     ("matched", "Objects times subscriptions that they matched"),
     ("suppressed", "Objects of whose payload a filter selected nothing, not delivered"),
     ("delivered", "Objects delivered"),
+    ("signed", "Objects whose signature was looked at and holds"),
+    ("bad_signature", "Objects that are not signed, or whose signature does not hold"),
     ("mailed", "Objects times recipients sent by mail"),
     ("replayed", "Objects times subscriptions that came late and caught up with them"),
     ("found_late", "Objects that matched no subscription when they came, and one afterwards"),
 )
 """The counters of a status that hold all there ever was, whoever has gone since, and what they mean."""
 
+DRAIN_MOST: Final = 60.0
+"""Seconds that a call to drain waits at most."""
+ACCESS_REFUSED: Final = "Refused by the access policy, by action"
+
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
-
-
-class AccessPolicy(Protocol):
-    """The one decision point for connect, publish, subscribe and administer."""
-
-    def allow(self, caller: Caller, action: str, type_name: str) -> bool:
-        """Whether `caller` may do `action` with information objects of that type ("" for none in particular)."""
-        ...
-
-
-class AllowAll:
-    """Everybody may do everything."""
-
-    def allow(self, caller: Caller, action: str, type_name: str) -> bool:  # noqa: ARG002  # the protocol's parameters
-        """True."""
-        return True
 
 
 class DisseminationServer:
@@ -137,25 +149,32 @@ class DisseminationServer:
         access: AccessPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Binds the port: raises PortInUseError or ConfigurationError."""
+        """Binds the port: raises PortInUseError or ConfigurationError. `access` instead of what [policy] names."""
         self.server_id = uuid4().hex
         self.characteristics = characteristics
         self.name = "-".join(("pad", *characteristics)) if characteristics else "peer"
-        self._access = access or AllowAll()
+        self._stages = stages_of(config, "@".join(characteristics) if characteristics else "peer", access)
+        self._access = self._stages.access
         self._started = clock()
         self._clock = clock
         self._tokens = Tokens(lambda: uuid4().hex)
         self._compressed = Allowance(config.link.max_compressed)
         self._publications: dict[str, Receiver] = {}
+        self._revocations: tuple[RevocationList, ...] = ()
+        """Those whose parties have been seen off."""
         self._stopping = threading.Event()
+        self._draining = threading.Event()
         exports: dict[str, object] = {
-            SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types)
+            SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types),
+            MAIL_LINKS: _MailLinks(self),
+            ADMIN: AccessAdmin(self._access),
         }  # fmt: skip
         if characteristics:
-            exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self)}
+            exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self), ADMIN: _Admin(self, self._access)}
         self._control = ControlServer(exports)
         self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
         with ExitStack() as undo:  # what fails leaves no port, thread or file open
+            undo.callback(self._access.close)
             self._open(config, types, undo)
             undo.pop_all()
 
@@ -192,6 +211,7 @@ class DisseminationServer:
             peer=self.characteristics is None,
             store=store,
             mails=mails,
+            stages=self._stages,
         )
         files.pop_all()  # they are the delegate's now
         undo.callback(self.delegate.close)
@@ -202,7 +222,7 @@ class DisseminationServer:
         """A further way to us for clients on this host."""
         if not config.pad.sockets:
             return None
-        if config.tls.certificate:
+        if config.tls.identity() is not None:
             raise ConfigurationError(
                 "[pad] sockets and [tls] don't go together", hint="Identities come from certificates, over TCP alone"
             )
@@ -225,12 +245,30 @@ class DisseminationServer:
         if self._sockets is not None:
             self._sockets.start()
         self._reaper.start()
+        self._show()
+
+    def _show(self) -> None:
+        """A delegate registers with the lookup services."""
         if self.characteristics:
             name, location = self.characteristics
             entry = PublisherAdapterDelegate(name=name, location=location).rep()
             self.community.join(
                 ServiceItem(self.server_id, (PAD_TYPE,), self.ref(DELEGATE, DELEGATE_METHODS), (entry,))
             )
+
+    def drain(self, seconds: float) -> int:
+        """Take no new publishers, nor be found by them; those there are, and subscribers, go on. How many objects still
+        wait after `seconds`. Until `resume`, or the end."""
+        self._draining.set()
+        self.community.leave(self.server_id)
+        return self.delegate.drain(seconds)
+
+    def resume(self) -> None:
+        """Take publishers again."""
+        self.refuse_when_stopping()
+        if self._draining.is_set():
+            self._draining.clear()
+            self._show()
 
     def stop(self, drain: float = 5.0) -> int:
         """Stop in order; how many objects could not be delivered within `drain` seconds."""
@@ -249,15 +287,43 @@ class DisseminationServer:
         self._reaper.join(5.0)
         return left
 
-    def allow(self, caller: Caller, action: str, type_name: str = "") -> None:
+    def allow(self, caller: Caller, action: Action, subject: Subject = NONE_IN_PARTICULAR) -> Decision:
         """Raises AccessDeniedError if the access policy says no."""
-        if not self._access.allow(caller, action, type_name):
-            raise AccessDeniedError(f"{caller.identity or caller.address} may not {action} {type_name}".rstrip())
+        return demand(self._access, caller, (action, subject))
+
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Around what opens a contract: rules that change in the middle of it are asked about it."""
+        version = self._access.version
+        yield
+        self.delegate.decided(version)
+
+    def allow_type(self, caller: Caller, type_: TypeName) -> None:
+        """Whether somebody may know what a type is: who has to do with it. Raises AccessDeniedError."""
+        subject = Subject(type_.name, type_.version)
+        demand(self._access, caller, ("subscribe", subject), ("publish", subject), ("status", subject))
+
+    def allow_object(self, caller: Caller, parcel: Parcel) -> None:
+        """Whether somebody may know what is in an object: who might have got it. Raises AccessDeniedError."""
+        head = parcel.head
+        subject = Subject(head.type_name, head.type_version)
+        decision = self.allow(caller, "subscribe", subject)
+        if decision.where:
+            predicate = compile_predicate(decision.where, namespaces=dict(decision.namespaces))
+            if not predicate.matches(parse_metadata(bytes(head.metadata))):
+                self._access.record(caller, "subscribe", subject, Decision(False, decision.rule))
+                raise denied(caller, "subscribe", subject)
 
     def refuse_when_stopping(self) -> None:
         """Raises WireError: the server takes no new work."""
         if self._stopping.is_set():
             raise WireError(f"{self.name} is stopping")
+
+    def refuse_when_draining(self) -> None:
+        """Raises WireError: the server takes no new publishers."""
+        self.refuse_when_stopping()
+        if self._draining.is_set():
+            raise WireError(f"{self.name} is draining: it takes no new publishers", hint="Use another delegate")
 
     def check_type(self, request: PublisherRequest, caller: str = "") -> TypeName:
         """The type, opened for that caller. Exactly one schema per type, also across delegates. Raises EntryError,
@@ -303,20 +369,32 @@ class DisseminationServer:
 
     def status(self) -> dict[str, Any]:
         """Plain data for status pages."""
+        return {**self._facts(), **self.delegate.status()}
+
+    def overview(self) -> dict[str, Any]:
+        """The same for who looks every second (see pad/overview.py)."""
+        return {**self._facts(), **self.delegate.overview()}
+
+    def _facts(self) -> dict[str, Any]:
+        """What is not the delegate's."""
         return {
             "kind": "delegate" if self.characteristics else "peer",
             "name": self.characteristics[0] if self.characteristics else "",
             "location": self.characteristics[1] if self.characteristics else "",
             "id": self.server_id,
             "pid": os.getpid(),
+            "version": version(),
+            "time": round(time.time(), 3),
             "address": self.address,
             "uptime": round(self._clock() - self._started, 1),
             "connections": self._endpoint.connections,
             "compressed": len(self._compressed),
+            "tls": self._endpoint.tls(),
             "threads": threading.active_count(),
             "calls": self._control.calls,
             "faults": faults(),
-            **self.delegate.status(),
+            "draining": self._draining.is_set(),
+            "access": self._access.status(),
         }
 
     def samples(self) -> Iterator[Sample]:
@@ -331,13 +409,19 @@ class DisseminationServer:
         yield Sample("queued_bytes", "gauge", "Bytes waiting in subscriber queues", status["queued_bytes"])
         for name, meaning in TOTALS:
             yield Sample(name, "counter", meaning, status[name])
+        yield from expiries(status["tls"])
         yield Sample("in_flight", "gauge", "Objects sent and not acknowledged", status["in_flight"])
         mail, subscriptions = status["mail"], status["subscriptions"]
         yield Sample("mails_waiting", "gauge", "Mails waiting", mail["queued"])
         yield Sample("mails_waiting_bytes", "gauge", "Bytes of the mails waiting", mail["bytes"])
+        yield Sample("mail_oldest_seconds", "gauge", "For how long the first of the mails has waited", mail["oldest"])
+        yield Sample("reminders", "counter", "Reminders of leases that end, times recipients", mail["reminders"])
+        yield Sample("reminders_lost", "counter", "Such that could not be sent", mail["reminders_lost"])
         yield Sample("mail_connections", "gauge", "Connections to the mail server", mail["connections"])
         suspended = sum(len(s["mail_suspended"]) for s in subscriptions)
         yield Sample("mail_suspended", "gauge", "Recipients whose mail is suspended", suspended)
+        for action, count in self._access.refused().items():
+            yield Sample("access_refused", "counter", ACCESS_REFUSED, count, (("action", action),))
         for cause in Cause:
             value = status["lost"].get(cause, 0)
             yield Sample("lost", "counter", "Objects lost, by cause", value, (("cause", cause.value),))
@@ -435,6 +519,12 @@ class DisseminationServer:
                 self._clean_up()
 
     def _clean_up(self) -> None:
+        revocations = self._endpoint.revocations()
+        if revocations is not self._revocations:
+            self._revocations = revocations
+            ended = self.delegate.end_held(lambda holder: any(each.names_holder(holder) for each in revocations))
+            if ended:
+                log.warning("%s: %d contracts of revoked certificates ended", self.name, ended)
         if self.delegate.expire():
             for connection_id in list(self._publications):
                 try:
@@ -509,9 +599,12 @@ class _Delegate:
     @exported
     @leasing
     def connect(self, caller: Caller, name: str, duration: float) -> Opened:
-        self._server.allow(caller, "connect")
-        self._server.refuse_when_stopping()
-        connection, lease = self._server.delegate.connect(name[:200], duration)
+        caller = _named(caller, name)
+        with self._server.deciding():
+            self._server.allow(caller, "connect")
+            self._server.refuse_when_draining()
+            connection, lease = self._server.delegate.connect(name[:200], duration, caller)
+            connection.holder = caller.place.holder
         return Opened(connection.connection_id, lease, self._server.server_id)
 
     @exported
@@ -527,18 +620,24 @@ class _Delegate:
     @exported
     def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
         self._server.refuse_when_stopping()
-        self._server.delegate.connection(connection_id)
-        opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
-        try:
-            self._server.allow(caller, "publish", opened.name)
-        except JbiError:
-            self._server.delegate.forget_type(opened)
-            raise
-        self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
+        with self._server.deciding():
+            self._register(caller, connection_id, request, uid, number)
         try:
             self._server.wait_announced(uid, LOOKUP_SECONDS)
         except LookupNotFoundError as exc:
             log.warning("registration %s is announced when a lookup service is back: %s", uid, exc)
+
+    def _register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
+        caller = _named(caller, self._server.delegate.connection(connection_id).name)
+        self._server.allow(caller, "connect")
+        self._server.allow(caller, "publish", Subject(some=True))  # before it costs anything
+        opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
+        try:
+            self._server.allow(caller, "publish", Subject(opened.name, opened.version))
+        except JbiError:
+            self._server.delegate.forget_type(opened)
+            raise
+        self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
 
     @exported
     def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
@@ -565,9 +664,12 @@ class _Subscriptions:
     @exported
     @leasing
     def open(self, caller: Caller, name: str, duration: float) -> Opened:
-        self._server.allow(caller, "subscribe")
-        self._server.refuse_when_stopping()
-        session_id, lease = self._server.delegate.open_session(name[:200], duration)
+        caller = _named(caller, name)
+        with self._server.deciding():
+            self._server.allow(caller, "connect")
+            self._server.refuse_when_stopping()
+            session_id, lease = self._server.delegate.open_session(name[:200], duration, caller)
+            self._server.delegate.session(session_id).holder = caller.place.holder
         return Opened(session_id, lease, self._server.server_id)
 
     @exported
@@ -595,25 +697,32 @@ class _Subscriptions:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
         if len(ages) != len(requests):
             raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
-        given = tuple(
-            self._subscribe(caller, session_id, request, duration, age, elapsed)
-            for request, age in zip(requests, ages, strict=True)
-        )
+        with self._server.deciding():
+            given = tuple(
+                self._subscribe(caller, session_id, request, duration, age, elapsed)
+                for request, age in zip(requests, ages, strict=True)
+            )
         return Answers(given, self._server.delegate.open_for(session_id))
 
     def _subscribe(
         self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float, elapsed: float
     ) -> Subscribed:
         try:
-            request = _request(said)
-            self._server.allow(caller, "subscribe", _type_wanted(request.entries))
             delegate, peer = self._server.delegate, caller.place.peer
-            return Subscribed(
-                delegate.subscribe(session_id, request, duration, age, elapsed=max(0.0, elapsed), peer=peer)
-            )
+            request = _request(said)
+            rights = delegate.rights(caller, delegate.session(session_id).name if session_id else "")
+            if rights is not None:
+                rights.check(request)
+            late = max(0.0, elapsed)
+            granted = delegate.subscribe(session_id, request, duration, age, elapsed=late, peer=peer, rights=rights)
+            if granted.lease is not None:
+                delegate.hold(request.uid, caller.place.holder)
+            return Subscribed(granted)
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:
+            if session_id and isinstance(exc, AccessDeniedError):
+                delegate.session(session_id).was_refused = True
             return Subscribed(error=report(exc))
 
     @exported
@@ -635,12 +744,34 @@ class _Subscriptions:
     @exported
     def explain_object(self, caller: Caller, uid: str, object_id: str) -> dict[str, Any]:
         self._server.allow(caller, "administer")  # it shows what is in an object that may not be the caller's
+        self._server.allow_object(caller, recall(object_id, self._server.delegate.kept))
         return self._server.delegate.explain_object(uid, object_id)
 
     @exported
     def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
         self._server.allow(caller, "administer")
         return self._server.delegate.mail_subscriptions()
+
+    @exported
+    def renew_mail(self, caller: Caller, uid: str, duration: float) -> Lease:
+        self._server.allow(caller, "administer")
+        return self._server.delegate.renew_mail(uid, duration)
+
+    @exported
+    def signing_key(self, caller: Caller, uid: str) -> SigningKey | None:
+        self._server.allow(caller, "connect")
+        return self._server.delegate.signing_key(uid)
+
+
+class _MailLinks:
+    """What whoever reads a mail may do with it."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def follow(self, caller: Caller, action: Followed, token: str) -> None:  # noqa: ARG002  # the token is the right
+        self._server.delegate.follow(action, token)
 
 
 class _Types:
@@ -652,7 +783,7 @@ class _Types:
 
     @exported
     def get(self, caller: Caller, name: str, version: str) -> SchemaBundle:
-        self._server.allow(caller, "status", name)
+        self._server.allow_type(caller, TypeName(name, version))
         found = self._types.find(TypeName(name, version))
         if found is None:
             raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here")
@@ -692,6 +823,39 @@ class _Status:
         self._server.allow(caller, "status")
         return shortened(self._server.status())
 
+    @exported
+    def overview(self, caller: Caller) -> dict[str, Any]:
+        self._server.allow(caller, "status")
+        return self._server.overview()
+
+    @exported
+    def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> dict[str, Any]:
+        self._server.allow(caller, "status")
+        return self._server.delegate.page(search, order, start, count)
+
+
+class _Admin(AccessAdmin):
+    """What an administrator may do to what stands here."""
+
+    def __init__(self, server: DisseminationServer, access: AccessPolicy) -> None:
+        super().__init__(access)
+        self._server = server
+
+    @exported
+    def cancel(self, caller: Caller, uid: str) -> int:
+        self._server.allow(caller, "administer")
+        return self._server.delegate.cancel(uid)
+
+    @exported
+    def drain(self, caller: Caller, seconds: float) -> int:
+        self._server.allow(caller, "administer")
+        return self._server.drain(min(max(0.0, seconds), DRAIN_MOST))
+
+    @exported
+    def resume(self, caller: Caller) -> None:
+        self._server.allow(caller, "administer")
+        self._server.resume()
+
 
 def shortened(status: dict[str, Any], most: int = STATUS_ROWS) -> dict[str, Any]:
     """A delegate's status with at most so many rows in each list, and `counts`, which says how many there are; of each
@@ -716,8 +880,6 @@ def _request(said: msgspec.Raw) -> SubscriptionRequest:
         raise ProtocolError(f"bad subscription request: {exc}") from exc
 
 
-def _type_wanted(entries: tuple[EntryRep, ...]) -> str:
-    for entry in entries:
-        if entry.cls.name == InformationType.entry_name:
-            return InformationType.from_rep(entry).name or ""
-    return ""
+def _named(caller: Caller, client: str) -> Caller:
+    """With the name that the application has given itself."""
+    return dataclasses.replace(caller, client=client[:200])

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -20,13 +21,32 @@ from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 
+UNSUBSCRIBED_MOST: Final = 100_000
+"""Recipients who have unsubscribed and are remembered; of more the first are forgotten."""
+
+
+class Whose(msgspec.Struct, frozen=True):
+    """Who has made a subscription: what access rules are asked about after a restart."""
+
+    address: str
+    user: str
+    claimed: bool
+    client: str
+
 
 class Kept(msgspec.Struct, frozen=True):
-    """An e-mail subscription on disk; `ends` is when its lease does, in seconds since the epoch."""
+    """An e-mail subscription on disk; `ends` is when its lease does, `remind` when its recipients are told so (None:
+    never, or they have been), in seconds since the epoch; `whose` it is."""
 
     request: SubscriptionRequest
     lease_id: str
     ends: float
+    remind: float | None = None
+    whose: Whose | None = None
+
+
+COLUMNS: Final = {"remind": "REAL", "holder": "TEXT NOT NULL DEFAULT ''", "whose": "BLOB"}
+"""Of table `mail`, that earlier versions did not have."""
 
 
 class SubscriptionStore:
@@ -42,29 +62,75 @@ class SubscriptionStore:
     def _set_up(self, base: sqlite3.Connection) -> None:
         base.execute("PRAGMA journal_mode=WAL")
         base.execute("PRAGMA synchronous=FULL")
-        check_tables(base, {"mail"}, f"e-mail subscriptions in {self.path}")
+        check_tables(base, {"mail", "unsubscribed"}, f"e-mail subscriptions in {self.path}")
         base.execute(
             "CREATE TABLE IF NOT EXISTS mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL,"
             " lease TEXT NOT NULL, ends REAL NOT NULL) WITHOUT ROWID"
+        )
+        known = {column[1] for column in base.execute("PRAGMA table_info(mail)")}
+        for name, kind in COLUMNS.items():
+            if name not in known:  # of an earlier version
+                base.execute(f"ALTER TABLE mail ADD COLUMN {name} {kind}")
+        base.execute(
+            "CREATE TABLE IF NOT EXISTS unsubscribed"
+            " (number INTEGER PRIMARY KEY, uid TEXT NOT NULL, recipient TEXT NOT NULL, UNIQUE (uid, recipient))"
         )
 
     def load(self, wall: float) -> list[Kept]:
         """All whose lease has not ended at `wall`; the others are removed. Raises StorageError."""
         with self._lock, self._translated():
             self._base.execute("DELETE FROM mail WHERE ends <= ?", (wall,))
-            rows = self._base.execute("SELECT request, lease, ends FROM mail").fetchall()
-            return [Kept(decoder_of(SubscriptionRequest).decode(r), lease, ends) for r, lease, ends in rows]
+            rows = self._base.execute("SELECT request, lease, ends, remind, whose FROM mail").fetchall()
+            return [
+                Kept(
+                    decoder_of(SubscriptionRequest).decode(request), lease, ends, remind,
+                    decoder_of(Whose).decode(whose) if whose else None,
+                )
+                for request, lease, ends, remind, whose in rows
+            ]  # fmt: skip
 
     def keep(self, kept: Kept) -> None:
         """Add or replace a subscription. Raises StorageError."""
-        row = (kept.request.uid, msgspec.msgpack.encode(kept.request), kept.lease_id, kept.ends)
+        whose = msgspec.msgpack.encode(kept.whose) if kept.whose is not None else None
+        row = (kept.request.uid, msgspec.msgpack.encode(kept.request), kept.lease_id, kept.ends, kept.remind, whose)
         with self._lock, self._translated():
-            self._base.execute("INSERT OR REPLACE INTO mail VALUES (?, ?, ?, ?)", row)
+            self._base.execute(
+                "INSERT OR REPLACE INTO mail (uid, request, lease, ends, remind, whose) VALUES (?, ?, ?, ?, ?, ?)", row
+            )
 
-    def renew(self, uid: str, ends: float) -> None:
+    def renew(self, uid: str, ends: float, remind: float | None = None) -> None:
         """The lease ends later (or earlier). Raises StorageError."""
         with self._lock, self._translated():
-            self._base.execute("UPDATE mail SET ends = ? WHERE uid = ?", (ends, uid))
+            self._base.execute("UPDATE mail SET ends = ?, remind = ? WHERE uid = ?", (ends, remind, uid))
+
+    def reminded(self, uid: str) -> None:
+        """Its recipients have been told that the lease ends. Raises StorageError."""
+        with self._lock, self._translated():
+            self._base.execute("UPDATE mail SET remind = NULL WHERE uid = ?", (uid,))
+
+    def unsubscribed(self) -> list[tuple[str, str]]:
+        """(subscription, recipient) of all who have, in the order in which they did. Raises StorageError."""
+        with self._lock, self._translated():
+            return self._base.execute("SELECT uid, recipient FROM unsubscribed ORDER BY number").fetchall()
+
+    def unsubscribe(self, uid: str, recipient: str) -> None:
+        """Remember that the recipient wants no mail of it, also when it has ended. Raises StorageError."""
+        with self._lock, self._translated():
+            self._base.execute("INSERT OR IGNORE INTO unsubscribed (uid, recipient) VALUES (?, ?)", (uid, recipient))
+            self._base.execute(
+                "DELETE FROM unsubscribed WHERE number <= (SELECT max(number) FROM unsubscribed) - ?",
+                (UNSUBSCRIBED_MOST,),
+            )
+
+    def hold(self, uid: str, holder: str) -> None:
+        """Whose certificate it hangs on (`x509.Certificate.holder`). Raises StorageError."""
+        with self._lock, self._translated():
+            self._base.execute("UPDATE mail SET holder = ? WHERE uid = ?", (holder, uid))
+
+    def holders(self) -> dict[str, str]:
+        """Of all that hang on one. Raises StorageError."""
+        with self._lock, self._translated():
+            return dict(self._base.execute("SELECT uid, holder FROM mail WHERE holder != ''").fetchall())
 
     def forget(self, uid: str) -> None:
         """The subscription is gone. Raises StorageError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import difflib
 import hashlib
 import hmac
@@ -13,14 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from email.errors import MessageError
 from email.headerregistry import Address
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 import msgspec
 
-from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, OversizeError
+from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, EntryError, OversizeError
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
+from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
+
+if TYPE_CHECKING:
+    from jbi_pubsub.pad.rights import Rights
 
 MAX_RECIPIENTS: Final = 100
 """RFC 5321 4.5.3.1.8: a server must take at least 100 recipients of one message."""
@@ -77,6 +82,42 @@ class PublisherAdapterDelegate(Entry):
     location: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class SigningKeyEntry(Entry):
+    """What the objects of a registration are signed with: the fields of a SigningKey in base64, those of its chain with
+    a space between."""
+
+    entry_name = "jbi.SigningKey"
+    key: str | None = None
+    anchor: str | None = None
+    chain: str | None = None
+    statement: str | None = None
+    consent: str | None = None
+
+    @classmethod
+    def of(cls, key: SigningKey) -> SigningKeyEntry:
+        """The entry for a key."""
+        texts = [_base64(part) for part in (key.key, key.anchor, key.statement, key.consent)]
+        return cls(
+            key=texts[0], anchor=texts[1], chain=" ".join(map(_base64, key.chain)), statement=texts[2], consent=texts[3]
+        )
+
+    def signing_key(self) -> SigningKey:
+        """The key that it stands for. Raises EntryError; whether it holds is another question."""
+        said = {
+            "key": self.key, "anchor": self.anchor, "chain": (self.chain or "").split(" ", CHAIN_MOST),
+            "statement": self.statement, "consent": self.consent,
+        }  # fmt: skip
+        try:
+            return msgspec.convert(said, SigningKey)
+        except msgspec.ValidationError as exc:
+            raise EntryError(f"a signing key that can't be read: {exc}", entry_class=self.entry_name) from exc
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
 class _Owned(msgspec.Struct, frozen=True):
     """A request whose `secret` proves whose id it is for: it is not shown."""
 
@@ -90,13 +131,15 @@ class PublisherRequest(_Owned, frozen=True, forbid_unknown_fields=True):
 
     `validate` False skips validation of each object; invariants are always checked. `secret` is the publisher's own:
     the registration's id is made from it (`owned_uid`), and with it another delegate can take the registration over
-    in the lookup services; nobody else can do either.
+    in the lookup services; nobody else can do either. `signing` is what the objects are signed with, if they are: the
+    id is made from that as well (`signed_uid`).
     """
 
     schema: SchemaBundle
     entries: tuple[EntryRep, ...]
     validate: bool = True
     secret: str = ""
+    signing: SigningKey | None = None
 
 
 class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
@@ -144,6 +187,26 @@ def check_owner(kind: str, uid: str, secret: str) -> None:
         )
 
 
+def check_publisher(uid: str, request: PublisherRequest) -> None:
+    """Raises AccessDeniedError for a registration's id that is not made from the request's secret, and its signing key
+    if it has one."""
+    if request.signing is None:
+        check_owner("registration", uid, request.secret)
+        return
+    anchor, key = anchor_of(request.secret), request.signing.key
+    proper = MIN_SECRET <= len(request.secret) <= MAX_TEXT
+    if (
+        not proper
+        or anchor != request.signing.anchor
+        or not hmac.compare_digest(signed_uid(anchor, key).encode(), uid.encode())
+    ):
+        raise AccessDeniedError(
+            f"registration {uid[:64]!r} is not proven to be the caller's own",
+            hint="Send the secret and the signing key that it is made from",
+            uid=uid[:64],
+        )
+
+
 FAR: Final = sys.maxsize
 """A position that no object reaches: of a subscription that is on its way into the match tables."""
 
@@ -163,6 +226,8 @@ class Subscription:
     payload_filter: PayloadFilter | None
     lease_id: str = field(default="", repr=False)
     """Of an e-mail-only subscription."""
+    holder: str = field(default="", repr=False)
+    """Of the certificate of whoever asked for an e-mail-only one; "" without TLS."""
     matched: int = 0
     delivered: int = 0
     suppressed: int = 0
@@ -178,6 +243,10 @@ class Subscription:
     """Recipients that get no mail any more, and the answer of the mail server that was the reason."""
     place: int = 0
     """Position at which it was in all match tables: what came up to then, it gets from the shelf, if at all."""
+    rights: Rights | None = field(default=None, repr=False)
+    """Whose it is, where access is restricted."""
+    narrowed_by: str = ""
+    """The rules that let through a part of some type alone."""
     replayed: int = 0
     """Objects that it caught up with; they count in the others, too."""
     lost: Counter[str] = field(default_factory=Counter)
@@ -192,7 +261,11 @@ class Subscription:
     @property
     def charges(self) -> tuple[Charge, ...]:
         """What is evaluated for it: a predicate that the index does not take as a whole, a payload filter."""
-        predicate, wanted = self.predicate, self.payload_filter
+        return self.charges_by(self.predicate)
+
+    def charges_by(self, predicate: Predicate | None) -> tuple[Charge, ...]:
+        """The same, where it is matched by another predicate than its own."""
+        wanted = self.payload_filter
         charges: list[Charge] = []
         if predicate is not None and predicate.evaluates:
             charges.append((predicate.identity, predicate.cost))
@@ -207,9 +280,10 @@ class Subscription:
         return {
             "uid": self.uid,
             "owner": shown(self.owner),
-            "template": [f"{e.cls.name}{_shown(e)}" for e in request.entries],
+            "template": [shown_entry(e) for e in request.entries],
             "predicate": request.predicate,
             "filter": request.payload_filter,
+            "narrowed_by": self.narrowed_by,
             "recipients": list(request.recipients),
             "direct": request.direct,
             "policy": request.policy,
@@ -307,6 +381,7 @@ def check_recipients(recipients: Sequence[str]) -> tuple[str, ...]:
 _PLAIN: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]+@[A-Za-z0-9.\-\[\]:]+")
 
 
-def _shown(entry: EntryRep) -> str:
+def shown_entry(entry: EntryRep) -> str:
+    """For people: its class, and the fields that are set."""
     set_fields = [f"{name}={value}" for name, value in entry.as_dict().items() if value is not None]
-    return f"({', '.join(set_fields)})"
+    return f"{entry.cls.name}({', '.join(set_fields)})"

@@ -26,19 +26,24 @@ IDS = ("subscription", "object", "registration", "session", "cause", "count")
 
 HOMES: Final = {
     "bench": ("bench", "Measure on this machine."),
+    "certs": ("certs", "Make, renew and revoke TLS certificates."),
     "codegen": ("codegen", "Generate Entry classes from a metadata schema."),
     "completion": ("tools", "Print the completion script of a shell."),
     "config": ("settings", "Show the effective settings and where each comes from."),
     "demo": ("demonstration", "Run a federation on this machine and check it."),
+    "doctor": ("doctor", "Check machine, configuration and servers: what to do."),
     "explain": ("explain", "Say why a subscription would get an object, or not."),
     "lookup": ("servers", "Run a lookup service, or administer one."),
     "pad": ("servers", "Run a publisher-adapter delegate."),
+    "policy": ("policy", "Check and explain who may do what."),
     "publish": ("clients", "Publish information objects from files."),
     "services": ("clients", "List what is registered in the lookup services."),
     "status": ("status", "Show what all servers are doing."),
     "study": ("study", "Bulk studies, in this process or on Spark."),
     "subscribe": ("clients", "Subscribe, and show what arrives or have it mailed."),
-    "subscriptions": ("clients", "List e-mail subscriptions, or cancel one."),
+    "subscriptions": ("clients", "List e-mail subscriptions; renew or cancel one."),
+    "top": ("top", "Show what all servers are doing now, in pages."),
+    "web": ("web", "Show what all servers are doing, in a browser."),
 }
 """The module of each command, and what it does: the help of `jbi` imports none of them."""
 
@@ -71,6 +76,7 @@ class Commands(NearNames):
 @click.option("--locator", "locators", metavar="HOST:PORT", multiple=True, help="Lookup service to ask; repeatable.")
 @click.option("--group", "groups", metavar="NAME", multiple=True, help="Group of lookup services; repeatable.")
 @click.option("--no-multicast", is_flag=True, help="Neither announce nor discover by mDNS.")
+@click.option("--tls", "tls_folder", metavar="FOLDER", help="TLS, as the party of that folder (see `jbi certs`).")
 @click.option("--insecure", is_flag=True, help="Allow to listen beyond loopback without TLS.")
 @click.option("--log-json", is_flag=True, help="Log as JSON lines.")
 @click.option("-v", "--verbose", count=True, help="Say more on stderr; -vv for all.")
@@ -82,6 +88,7 @@ def jbi(
     locators: tuple[str, ...],
     groups: tuple[str, ...],
     no_multicast: bool,
+    tls_folder: str | None,
     insecure: bool,
     log_json: bool,
     verbose: int,
@@ -113,6 +120,7 @@ def jbi(
         "lookup.locators": list(locators) or None,
         "lookup.groups": list(groups) or None,
         "lookup.multicast": False if no_multicast else None,
+        "tls.folder": tls_folder,
         "tls.insecure": True if insecure else None,
     }
     context.obj = Settings(config_file, flags | {key: value for key, value in own.items() if value is not None})

@@ -27,14 +27,27 @@ from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import MAX_FIELDS, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
-from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE, InformationType
+from jbi_pubsub.pad.subscription import DIGEST_ATTRIBUTE, PAD_TYPE, InformationType, SigningKeyEntry
 from jbi_pubsub.publisher import PublisherAdapter, PublisherAdapterLight
 from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.subscriber.adapter import matching_log
 
 from .near import NearNames, told
 from .settings import Settings, json_option, looking, pass_settings, try_folder
-from .show import Column, Table, console, counted, printable, show_json, show_table
+from .show import (
+    Column,
+    Table,
+    View,
+    console,
+    counted,
+    cut,
+    printable,
+    show_json,
+    show_tables,
+    terminal_width,
+    view_of,
+    view_options,
+)
 from .show import as_json as json_text
 from .status import DISSEMINATORS, losses
 
@@ -267,15 +280,17 @@ def _facts(obj: InfoObject) -> dict[str, object]:
         "metadata": obj.metadata.decode("utf-8", errors="replace"),
         "payload_length": len(obj.payload),
         "payload_published_length": obj.platform.payload_length,
+        "signed_by": obj.platform.verified,
     }
 
 
 def _line(obj: InfoObject) -> str:
     at = time.strftime("%H:%M:%S", time.localtime(obj.platform.published))
     cut = f" of {obj.platform.payload_length}" if len(obj.payload) != obj.platform.payload_length else ""
+    signed = f"  signed by {obj.platform.verified}" if obj.platform.verified else ""
     return printable(
         f"{at}  {obj.type.name}  #{obj.platform.sequence}  metadata {len(obj.metadata)} B"
-        f"  payload {len(obj.payload)}{cut} B  {obj.object_id}"
+        f"  payload {len(obj.payload)}{cut} B  {obj.object_id}{signed}"
     )
 
 
@@ -316,11 +331,12 @@ def _community(config: Config) -> Iterator[JoinManager]:
     help="An entry of that class, or one derived from it, with all these values (as in a URL); repeatable.",
 )
 @click.option("--watch", is_flag=True, help="Show changes as they come.")
+@view_options
 @json_option
 @pass_settings
 def services(
     settings: Settings, types: tuple[str, ...], fields: tuple[str, ...], entries: tuple[str, ...], watch: bool,
-    as_json: bool,
+    wide: bool, columns: str, as_json: bool,
 ) -> None:  # fmt: skip
     """List what is registered in the lookup services.
 
@@ -329,13 +345,15 @@ def services(
     jbi services --type jbi.PublisherRegistration --field publisher=418th
     jbi services --entry 'RequiredMetadataEntry?publisher=418th&language=EN'
     jbi services --watch
+    jbi services --columns publishes,entries --wide
     """
+    view = view_of(wide, columns, [_SERVICES], as_json=as_json)
     wanted = [*(_Wanted("", dict([_pair(field)])) for field in fields), *map(_entry_wanted, entries)]
     template = ServiceTemplate(types=types)
     config = settings.load()
     with _community(config) as community:
         if watch:
-            _watch_services(config, community, template, wanted, as_json=as_json)
+            _watch_services(config, community, template, wanted, view, as_json=as_json)
             return
         with looking(config):
             everything = community.lookup(template, EVERYTHING)
@@ -347,12 +365,12 @@ def services(
     if as_json:
         show_json([_item_facts(item) for item in items])
     else:
-        show_table(_SERVICES, map(_item_row, items), title=counted(len(items), "service"))
+        show_tables([Table(_SERVICES, list(map(_item_row, items)), counted(len(items), "service"))], view)
 
 
 _SERVICES = (
-    Column("service"), Column("type"), Column("publishes", long=True, name=True, dotted=True), Column("address"),
-    Column("entries", long=True, spare=True),
+    Column("service"), Column("type", spare=1), Column("publishes", long=True, name=True, dotted=True),
+    Column("address", long=True, name=True), Column("entries", long=True, spare=2),
 )  # fmt: skip
 
 
@@ -376,16 +394,22 @@ def _why_none(known: Sequence[ServiceItem], types: Sequence[str], wanted: Sequen
 
 
 def _watch_services(
-    config: Config, community: JoinManager, template: ServiceTemplate, wanted: Sequence[_Wanted], *, as_json: bool
+    config: Config,
+    community: JoinManager,
+    template: ServiceTemplate,
+    wanted: Sequence[_Wanted],
+    view: View,
+    *,
+    as_json: bool,
 ) -> None:
+    def line(change: str, item: ServiceItem) -> str:
+        [table] = view.of([Table(_SERVICES, [_item_row(item)])])
+        text = printable(f"{time.strftime('%H:%M:%S')}  {change:8}  " + "  ".join(map(str, table.rows[0])))
+        return cut(text, terminal_width()) if sys.stdout.isatty() and not view.wide else text
+
     def say(change: str, item: ServiceItem) -> None:
         if _has(item, wanted):
-            at = time.strftime("%H:%M:%S")
-            click.echo(
-                json_text({"change": change, **_item_facts(item)})
-                if as_json
-                else printable(f"{at}  {change:8}  " + "  ".join(_item_row(item)))
-            )
+            click.echo(json_text({"change": change, **_item_facts(item)}) if as_json else line(change, item))
             sys.stdout.flush()
 
     class Listener:
@@ -469,27 +493,33 @@ def _entry_text(entry: EntryRep) -> str:
     values = {k: v for k, v in entry.as_dict().items() if v is not None and k != "schema"}
     if entry.cls.name == InformationType.entry_name:
         values.pop("name", None)
+    if entry.cls.name == SigningKeyEntry.entry_name:
+        values = {"key": values.get("key", "")}  # the rest is kilobytes that prove it
     return (
         f"{entry.cls.name.rpartition('#')[2].removeprefix('jbi.')}({', '.join(f'{k}={v}' for k, v in values.items())})"
     )
 
 
 @click.group(cls=NearNames, invoke_without_command=True)
+@view_options
 @json_option
 @pass_settings
 @click.pass_context
-def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> None:
-    """List e-mail subscriptions, or cancel one.
+def subscriptions(context: click.Context, settings: Settings, wide: bool, columns: str, as_json: bool) -> None:
+    """List e-mail subscriptions; renew or cancel one.
 
     `suspended` are recipients that the mail server has refused for good again and again, and its last answer: they get
-    no mail until the subscription is made again. `mailed` and `lost` count objects times recipients.
+    no mail until the subscription is made again; and those who have unsubscribed. `mailed` and `lost` count objects
+    times recipients.
 
     \b
     jbi subscriptions
+    jbi subscriptions renew 3f0c2a9be41d
     jbi subscriptions cancel 3f0c2a9be41d
     """
     if context.invoked_subcommand:
         return
+    view = view_of(wide, columns, (_TERMS, _ACCOUNTS), as_json=as_json)
     rows: dict[str, dict[str, Any]] = {}
     for _, standing in asked(_delegates(settings.load()), SubscriptionsProxy.mail_subscriptions):
         for known in standing:
@@ -497,22 +527,22 @@ def subscriptions(context: click.Context, settings: Settings, as_json: bool) -> 
             row["delegates"] += 1
             row["mailed"] += known["mailed"]
             row["mail_waiting"] += known["mail_waiting"]
+            row["lease"] = min(row["lease"], known["lease"])  # seconds; each delegate has granted its own
             row["mail_suspended"] = row["mail_suspended"] | known["mail_suspended"]
             row["lost"] = dict(Counter(row["lost"]) + Counter(known["lost"]))
     if as_json:
         show_json(list(rows.values()))
     else:
-        for columns, shown, title in _mail_tables(list(rows.values())):
-            show_table(columns, shown, title=title)
+        show_tables(_mail_tables(list(rows.values())), view)
 
 
 _TERMS = (
-    Column("subscription", brief=True), Column("recipients", long=True), Column("template", long=True),
-    Column("predicate", long=True), Column("filter", long=True, spare=True),
+    Column("subscription", brief=True), Column("recipients", long=True), Column("template", long=True, spare=2),
+    Column("predicate", long=True, spare=1), Column("filter", long=True, spare=3),
 )  # fmt: skip
 _ACCOUNTS = (
     Column("subscription", brief=True), Column("delegates", right=True), Column("mailed", right=True),
-    Column("waiting", right=True), Column("lost", long=True), Column("suspended", long=True),
+    Column("waiting", right=True), Column("lost", long=True, spare=1), Column("suspended", long=True, spare=2),
 )  # fmt: skip
 
 
@@ -541,18 +571,37 @@ def cancel(settings: Settings, uid: str) -> None:
     \b
     jbi subscriptions cancel 3f0c2a9be41d
     """
+    cancelled = _where_it_stands(settings.load(), uid, lambda proxy, uid: proxy.unsubscribe("", uid))
+    click.echo(f"cancelled at {counted(len(cancelled), 'delegate')}")
+
+
+@subscriptions.command()
+@click.argument("uid")
+@pass_settings
+def renew(settings: Settings, uid: str) -> None:
+    """Renew the lease of an e-mail subscription at every delegate: it ends [lease] mail from now. The first characters
+    of its id will do.
+
+    \b
+    jbi subscriptions renew 3f0c2a9be41d
+    jbi --set lease.mail=604800 subscriptions renew 3f0c2a9be41d  # for a week
+    """
     config = settings.load()
+    leases = _where_it_stands(config, uid, lambda proxy, uid: proxy.renew_mail(uid, config.lease.mail))
+    terms = "" if not leases else f", for {min(lease.duration for lease in leases):g} s"
+    click.echo(f"renewed at {counted(len(leases), 'delegate')}{terms}")
+
+
+def _where_it_stands(config: Config, given: str, do: Callable[[SubscriptionsProxy, str], T]) -> list[T]:
+    """What comes of it at each delegate that has the e-mail subscription whose id begins as `given`."""
     listed = asked(_delegates(config, wait=config.lookup.timeout), SubscriptionsProxy.mail_subscriptions)
-    uid = _whole_id(uid, {known["uid"] for _, standing in listed for known in standing})
+    uid = _whole_id(given, {known["uid"] for _, standing in listed for known in standing})
 
-    def ended(proxy: SubscriptionsProxy) -> bool:
+    def done(proxy: SubscriptionsProxy) -> list[T]:
         stands = any(known["uid"] == uid for known in proxy.mail_subscriptions())
-        if stands:
-            proxy.unsubscribe("", uid)
-        return stands
+        return [do(proxy, uid)] if stands else []
 
-    cancelled = sum(stood for _, stood in asked(_delegates(config), ended))
-    click.echo(f"cancelled at {counted(cancelled, 'delegate')}")
+    return [answer for _, answers in asked(_delegates(config), done) for answer in answers]
 
 
 def _whole_id(given: str, known: Collection[str]) -> str:

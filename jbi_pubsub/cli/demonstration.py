@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 import click
 from rich.live import Live
@@ -11,22 +12,43 @@ from rich.table import Table
 
 from jbi_pubsub.examples.demo import Demo, Row, play, publish, pump
 
+from .examples import list_examples, play_example
 from .show import console, show_json
 
 
 @click.command()
+@click.argument("name", required=False)
+@click.option("--list", "listed", is_flag=True, help="List the examples.")
+@click.option("--quick", is_flag=True, help="An example with less of everything.")
+@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="For the file that an example writes.")
 @click.option("--keep", is_flag=True, help="Leave everything running, publishing on, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Only the summary, machine-readable.")
-def demo(keep: bool, as_json: bool) -> int:
-    """Run a whole federation on this machine and check what arrives.
+def demo(name: str | None, listed: bool, quick: bool, output: Path | None, keep: bool, as_json: bool) -> int:
+    """Run a whole federation on this machine and check what arrives, or the example NAME.
 
-    Starts a lookup service, two delegates, three publishers and eight subscribers as separate processes, and an SMTP
-    sink; publishes the imagery and target lists of the paper and real CAP alerts. Exit code 0 if all counts are right.
+    Without a name: starts a lookup service, two delegates, three publishers and eight subscribers as separate
+    processes, and an SMTP sink; publishes the imagery and target lists of the paper and real CAP alerts. Exit code 0 if
+    all counts are right; of an example, if what it promises came true.
 
     \b
     jbi demo
     jbi demo --keep      # then, in another terminal: jbi services, jbi status, jbi subscribe ...
+    jbi demo --list
+    jbi demo airborne
+    jbi demo imagery --output kabul.svg
     """
+    if listed:
+        return list_examples(as_json=as_json)
+    if name is not None:
+        if keep:
+            raise click.UsageError("--keep is of the demo without a name: an example ends by itself")
+        return play_example(name, quick=quick, output=output, as_json=as_json)
+    if quick or output is not None:
+        raise click.UsageError("--quick and --output are of an example; `jbi demo --list` has their names")
+    return _demonstrate(keep=keep, as_json=as_json)
+
+
+def _demonstrate(*, keep: bool, as_json: bool) -> int:
     screen = console()
     live = Live(console=screen, auto_refresh=False) if sys.stdout.isatty() and not as_json else None
     stages: list[str] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import click
 
@@ -43,3 +43,8 @@ def told(kind: str, given: str, known: Iterable[str]) -> str:
         return f"no {kind} {given}; did you mean {near}?"
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"no {kind} {given}; there are: {', '.join(names[:SHOWN]) or 'none'}{more}"
+
+
+def begins_so(known: Callable[[], Iterable[str]]) -> Callable[[click.Context, click.Parameter, str], list[str]]:
+    """For completions in a shell: the names that begin with what is typed."""
+    return lambda _context, _parameter, typed: [name for name in known() if name.startswith(typed)]

@@ -17,6 +17,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from jbi_pubsub.core.access import AccessPolicy
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.metrics import MetricsServer
@@ -67,7 +68,7 @@ def lookup(
     if "lookup.locators" not in origins:  # the default is for applications: two federations on a host are to stay two
         config = msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, locators=()))
     _raise_file_limit()
-    stop = _stop_on_signal()
+    stop = stop_on_signal()
     server = open_lookup(config, destroyed=stop.set)
     server.start()
     info = server.info()
@@ -82,16 +83,26 @@ def lookup(
         },
         f"lookup service {info.service_id[:8]} at {server.address}, groups {_groups(info.groups)}",
     )
-    _wait(stop)
+    wait_for(stop)
     server.stop()
 
 
 def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None) -> LookupServer:
     """A lookup service with its state restored. Raises StorageError, PortInUseError, ConfigurationError."""
+    access = _access(config)
+    try:
+        return _open_lookup(config, access, destroyed)
+    except JbiError:
+        if access is not None:
+            access.close()
+        raise
+
+
+def _open_lookup(config: Config, access: AccessPolicy | None, destroyed: Callable[[], None]) -> LookupServer:
     section = config.lookup
     if not section.state:
         registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port)
-        return LookupServer(config, registrar, destroyed=destroyed)
+        return LookupServer(config, registrar, access=access, destroyed=destroyed)
     store = Store(Path(section.state))
     try:
         now = time.monotonic()
@@ -100,10 +111,19 @@ def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None)
         registrar.restore(kept, now)
         if kept.admin is None:
             store.sync()  # a new one has written its own id down, so that it is the same after a restart
-        return LookupServer(config, registrar, store=store, destroyed=destroyed)
+        return LookupServer(config, registrar, store=store, access=access, destroyed=destroyed)
     except JbiError:
         store.close()
         raise
+
+
+def _access(config: Config) -> AccessPolicy | None:
+    """Who may do what at a lookup service. Raises PolicyError."""
+    if not config.policy.file:
+        return None
+    from jbi_pubsub.policy.manager import access_of  # here: what is off is not imported
+
+    return access_of(config, "lookup")
 
 
 @lookup.group(cls=NearNames)
@@ -288,7 +308,7 @@ def pad(
 
     config = settings.load(pad__host=host, pad__port=port, pad__state=state, metrics__port=metrics_port)
     _raise_file_limit()
-    stop = _stop_on_signal()
+    stop = stop_on_signal()
     server = DisseminationServer(
         config, TypeRepository(cache_dir=config.type_cache()), characteristics=(name, location)
     )
@@ -306,21 +326,24 @@ def pad(
         },
         f"delegate ({name}, {location}) {server.server_id[:8]} at {server.address}",
     )
-    _wait(stop)
+    wait_for(stop)
     mail = server.status()["mail"]
-    click.echo(_ended(server.stop(drain), mail, state=config.pad.state), nl=False, err=True)
+    left = server.stop(drain)
+    kept = server.status()["mail"]["kept"]  # not what has gone out meanwhile
+    click.echo(_ended(left, mail, kept, state=config.pad.state), nl=False, err=True)
 
 
-def _ended(left: int, mail: dict[str, Any], *, state: str) -> str:
-    """What a delegate leaves undone: lines, none when it is nothing. `mail` is its status before it stopped."""
+def _ended(left: int, mail: dict[str, Any], kept: int, *, state: str) -> str:
+    """What a delegate leaves undone: lines, none when it is nothing. `mail` is its status before it stopped; `kept`
+    mails are on disk now."""
     unsent = min(left, mail["queued"] - mail["kept"])
     told = [f"stopped with {counted(left, 'object')} undelivered, {unsent} of them by mail"] if left else []
     if mail["away"] and mail["queued"]:
         told.append(f"the mail server {mail['server']} is away: {mail['away']}")
     if unsent:
         told.append("with --state FILE, mail of e-mail subscriptions is kept for the next start")
-    if mail["kept"]:
-        told.append(f"{counted(mail['kept'], 'mail')} waited in {state}.mails, to go out after the next start")
+    if kept:
+        told.append(f"{counted(kept, 'mail')} waited in {state}.mails, to go out after the next start")
     return "".join(f"jbi: {line}\n" for line in told)
 
 
@@ -337,7 +360,7 @@ SIGNAL_SECONDS: Final = 0.25
 """How late a signal may be noticed at worst."""
 
 
-def _stop_on_signal() -> threading.Event:
+def stop_on_signal() -> threading.Event:
     """Set by SIGTERM and SIGINT from now on: before anybody is told that we are ready."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -345,7 +368,7 @@ def _stop_on_signal() -> threading.Event:
     return stop
 
 
-def _wait(stop: threading.Event) -> None:
+def wait_for(stop: threading.Event) -> None:
     """Python runs a signal's handler only when the main thread runs on, and one that comes just before it begins to
     wait does not end that wait: so no wait is long. What a server is made of stays until then: the garbage collector
     need not look at it again."""

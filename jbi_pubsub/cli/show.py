@@ -2,29 +2,44 @@
 
 A table fits its width by what its columns are for: numbers and short words are never cut; what is `long` is cut at its
 end; of names that are `dotted` the last part is shown; columns that are `spare` go when there is no room for them, the
-last first, and it is said which; a `name` is cut only then; if even that does not do, a row is shown as lines of
-`column: value`.
+most spare first, and it is said which; a `name` is cut only then, in its middle; if even that does not do, a row is
+shown as lines of `column: value`. Whoever wants all asks for `--wide`, or for `--columns`.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 NARROWEST: Final = 12
 """Characters that a long column keeps at least, unless its values need less."""
+WORTH: Final = 20
+"""The same for one that can go: with less of it, it is better gone."""
 BRIEF: Final = 12
 """Characters of an id: two of a million have the same with a probability of 2 in 1,000."""
 GAP: Final = 2
 """Spaces between columns."""
+MARKS_MOST: Final = 3
+"""Combining marks on one letter: Vietnamese has two, Hebrew three; hundreds would cover the lines above and below."""
+INVISIBLE: Final = frozenset(
+    "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"
+    + "".join(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+)
+"""Letters and marks that Python calls printable and nobody sees: fillers, joiners, selectors of a variant (Unicode,
+DerivedCoreProperties, Default_Ignorable_Code_Point), the blank of Braille."""
 
 
 class Column(NamedTuple):
@@ -32,28 +47,102 @@ class Column(NamedTuple):
 
     head: str
     long: bool = False
-    spare: bool = False
+    spare: int = 0
+    """Goes when there is no room: those with the largest number first, of these the last."""
     right: bool = False
     brief: bool = False
     """Ids: in a terminal their first 12 characters behind the kind, which commands take as well."""
     name: bool = False
-    """Of what the row is about: with `long`, cut only when the spare columns have gone."""
+    """Of what the row is about: with `long`, cut only when the spare columns have gone, and in its middle."""
     dotted: bool = False
-    """Names with dots, of which the last part will do."""
+    """Names with dots or a namespace, of which the last part will do."""
 
 
 class Table(NamedTuple):
-    """Columns, rows and title of a table."""
+    """Columns, rows and title of a table. The first column, and the address of a server, say what a row is about."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[object]]
     title: str = ""
 
+    def of(self, names: Sequence[str]) -> Table | None:
+        """With these columns alone, behind those that say what a row is about; None if it has none of them."""
+        heads = [column.head for column in self.columns]
+        wanted = [heads.index(name) for name in names if name in heads]
+        if not wanted:
+            return None
+        keys = [i for i, head in enumerate(heads) if i == 0 or head == ADDRESS]
+        shown = list(dict.fromkeys((*keys, *wanted)))
+        return Table(
+            [self.columns[i]._replace(spare=0) for i in shown],
+            [[row[i] for i in shown] for row in self.rows],
+            self.title,
+        )
 
-def show_table(columns: Sequence[Column], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
+
+ADDRESS: Final = "address"
+"""Head of the column with where a server is reached."""
+
+
+class View(NamedTuple):
+    """How somebody wants to see tables."""
+
+    wide: bool = False
+    columns: tuple[str, ...] = ()
+    """Heads, in their order; () for those that there is room for."""
+
+    def of(self, made: Iterable[Table]) -> list[Table]:
+        """The tables that have something of it."""
+        return [part for table in made if (part := table.of(self.columns) if self.columns else table) is not None]
+
+
+def view_options(command: F) -> F:
+    """--wide and --columns, for commands that show tables."""
+    wide = click.option("--wide", is_flag=True, help="All columns, nothing cut.")
+    columns = click.option("--columns", metavar="NAME,...", default="", help="These columns, in this order.")
+    return wide(columns(command))
+
+
+def view_of(wide: bool, columns: str, known: Iterable[Sequence[Column]], *, as_json: bool) -> View:
+    """What the options ask for. `known`: the columns of all tables of the command. Raises ConfigurationError."""
+    from jbi_pubsub.core.errors import ConfigurationError  # here: `jbi --help` starts faster without
+
+    from .near import told
+
+    for option, given in (("--columns", columns), ("--wide", wide)):
+        if as_json and given:
+            raise ConfigurationError(f"{option} is for tables", hint="--json has everything")
+    heads = {column.head.casefold(): column.head for columns_ in known for column in columns_}
+    wanted = [name.strip() for name in columns.split(",") if name.strip()]
+    for name in wanted:
+        if name.casefold() not in heads:
+            raise ConfigurationError(f"--columns: {told('column', name, heads.values())}")
+    return View(wide, tuple(heads[name.casefold()] for name in wanted))
+
+
+MORE: Final = "--wide, --columns"
+"""What shows those columns that there is no room for."""
+
+
+def show_tables(made: Iterable[Table], view: View = View(), *, more: str = MORE) -> None:  # noqa: B008  # a frozen value
+    """Tables one below the other."""
+    for number, table in enumerate(view.of(made)):
+        if number:
+            click.echo()
+        show_table(*table, wide=view.wide, more=more)
+
+
+def show_table(
+    columns: Sequence[Column],
+    rows: Iterable[Sequence[object]],
+    title: str = "",
+    *,
+    wide: bool = False,
+    more: str = MORE,
+) -> None:
     """A table in a terminal, tab-separated lines with all columns when piped."""
     if sys.stdout.isatty():
-        click.echo(drawn(Table(columns, list(rows), title), width=shutil.get_terminal_size().columns))
+        click.echo(drawn(Table(columns, list(rows), title), width=None if wide else terminal_width(), more=more))
         return
     click.echo("\t".join(column.head for column in columns))
     for row in rows:
@@ -65,40 +154,51 @@ def show_rows(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title
     show_table([Column(head, long=True) for head in columns], rows, title=title)
 
 
-def drawn(table: Table, *, width: int) -> str:
-    """The table as lines of at most `width` characters."""
+def terminal_width() -> int:
+    """Places in a line of the terminal."""
+    return shutil.get_terminal_size().columns
+
+
+def drawn(table: Table, *, width: int | None, more: str = MORE) -> str:
+    """The table as lines of at most `width` places; None: whole, however wide. `more` is what shows all of it."""
     columns = table.columns
-    cells = [[_cell(c, value) for c, value in zip(columns, row, strict=True)] for row in table.rows]
+    cells = [
+        [_cell(c, value, whole=width is None) for c, value in zip(columns, row, strict=True)] for row in table.rows
+    ]
+    if width is None:
+        widths = {i: max(map(places, (c.head, *(row[i] for row in cells)))) for i, c in enumerate(columns)}
+        lines = _lines(columns, cells, list(widths), widths)
+        return "\n".join([printable(table.title), *lines] if table.title else lines)
     shown = list(range(len(columns)))
     gone: list[str] = []
-    widths = _widths(columns, cells, shown, width)
-    if widths is None and any(column.dotted for column in columns):
+    widths_ = _widths(columns, cells, shown, width)
+    if widths_ is None and any(column.dotted for column in columns):
         cells = [[_last(c, text) for c, text in zip(columns, row, strict=True)] for row in cells]
-        widths = _widths(columns, cells, shown, width)
-    while widths is None and (spare := [i for i in shown if columns[i].spare]):
-        shown.remove(spare[-1])
-        gone.insert(0, columns[spare[-1]].head)
-        widths = _widths(columns, cells, shown, width)
-    if widths is None:
-        widths = _widths(columns, cells, shown, width, names=False)
-    if widths is None:
+        widths_ = _widths(columns, cells, shown, width)
+    while widths_ is None and (spare := [i for i in shown if columns[i].spare]):
+        goes = max(spare, key=lambda i: (columns[i].spare, i))
+        shown.remove(goes)
+        gone.append(columns[goes].head)
+        widths_ = _widths(columns, cells, shown, width)
+    if widths_ is None:
+        widths_ = _widths(columns, cells, shown, width, names=False)
+    if widths_ is None:
         lines = _records(columns, cells, width)
     else:
-        rule = ["-" * widths.get(i, 0) for i in range(len(columns))]
-        every = ([column.head for column in columns], rule, *cells)
-        lines = [_line(columns, row, shown, widths) for row in every]
+        lines = _lines(columns, cells, shown, widths_)
         if gone:
-            lines.append(_cut(f"(no room for {', '.join(gone)}: see --json, or a wider terminal)", width))
-    return "\n".join([_cut(printable(table.title), width), *lines] if table.title else lines)
+            heads = ", ".join(column.head for column in columns if column.head in gone)
+            lines += wrapped(f"(no room for {heads}: see {more})", width)
+    return "\n".join([cut(printable(table.title), width), *lines] if table.title else lines)
 
 
-def _cell(column: Column, value: object) -> str:
+def _cell(column: Column, value: object, *, whole: bool) -> str:
     text = printable(value)
-    return text.rpartition("-")[2][:BRIEF] if column.brief else text
+    return text.rpartition("-")[2][:BRIEF] if column.brief and not whole else text
 
 
 def _last(column: Column, text: str) -> str:
-    return text.rpartition(".")[2] if column.dotted else text
+    return re.split(r"[.#}/]", text)[-1] or text if column.dotted else text
 
 
 def _widths(
@@ -110,9 +210,9 @@ def _widths(
     names: bool = True,
 ) -> dict[int, int] | None:
     """How wide each column is to be; None when there is no room for them all, with whole `names` if these are kept."""
-    widths = {i: max(map(_length, (columns[i].head, *(row[i] for row in cells)))) for i in shown}
+    widths = {i: max(map(places, (columns[i].head, *(row[i] for row in cells)))) for i in shown}
     least = {
-        i: min(width, max(NARROWEST, _length(columns[i].head)))
+        i: min(width, max(WORTH if columns[i].spare else NARROWEST, places(columns[i].head)))
         if columns[i].long and not (names and columns[i].name)
         else width
         for i, width in widths.items()
@@ -128,40 +228,87 @@ def _widths(
     return widths
 
 
+def _lines(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], shown: Sequence[int], widths: dict[int, int]
+) -> list[str]:
+    """Head, rule and rows."""
+    rule = ["-" * widths.get(i, 0) for i in range(len(columns))]
+    return [_line(columns, row, shown, widths) for row in ([column.head for column in columns], rule, *cells)]
+
+
 def _line(columns: Sequence[Column], row: Sequence[str], shown: Sequence[int], widths: dict[int, int]) -> str:
     parts = []
     for i in shown:
-        text = _cut(row[i], widths[i])
-        pad = " " * (widths[i] - _length(text))
+        text = cut(row[i], widths[i], middle=columns[i].name)
+        pad = " " * (widths[i] - places(text))
         parts.append(pad + text if columns[i].right else text + pad)
     return (" " * GAP).join(parts).rstrip()
 
 
 def _records(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int) -> list[str]:
     """Each row as lines of its own."""
-    longest = max(_length(column.head) for column in columns)
+    longest = max(places(column.head) for column in columns)
     lines = []
     for row in cells:
-        told = [f"{c.head:>{longest}}: {text}" for c, text in zip(columns, row, strict=True) if text]
-        lines += ["", *(_cut(line, width) for line in told)]
+        told = [
+            f"{c.head:>{longest}}: {cut(text, width - longest - 2, middle=c.name)}"
+            for c, text in zip(columns, row, strict=True)
+            if text
+        ]
+        lines += ["", *(cut(line, width) for line in told)]
     return lines[1:]
 
 
-def _cut(text: str, width: int) -> str:
-    if _length(text) <= width:
+def cut(text: str, width: int, *, middle: bool = False) -> str:
+    """The text in `width` places: its beginning, or with `middle` its two ends."""
+    if places(text) <= width:
         return text
-    from rich.cells import set_cell_size  # here, as a command that draws nothing starts faster without it
+    if width < 3 or not middle:
+        return _begin(text, max(0, width - 1)).rstrip() + "…"
+    half = (width - 1) // 2
+    return _begin(text, width - 1 - half) + "…" + _begin(text[::-1], half)[::-1]
 
-    return set_cell_size(text, max(0, width - 1)).rstrip() + "…"
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The text in lines of at most `width` places, broken between words; longer words are cut into pieces."""
+    lines = [""]
+    for word in text.split():
+        joined = f"{lines[-1]} {word}" if lines[-1] else word
+        if places(joined) <= width:
+            lines[-1] = joined
+            continue
+        if lines[-1]:
+            lines.append("")
+        while places(word) > width:
+            piece = _begin(word, width) or word[0]
+            lines[-1:], word = [piece, ""], word[len(piece) :]
+        lines[-1] = word
+    return lines if lines[-1] else lines[:-1]
 
 
-def _length(text: str) -> int:
-    """Places in a terminal: some characters take two."""
+def _begin(text: str, width: int) -> str:
+    left = width
+    for at, character in enumerate(text):
+        left -= places(character)
+        if left < 0:
+            return text[:at]
+    return text
+
+
+def places(text: str) -> int:
+    """Places in a terminal, at most: some characters take two, marks none; vowels that some terminals put into the
+    letter before, and others beside it, take one."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len
+    from rich.cells import get_character_cell_size  # here, as a command that draws nothing starts faster without it
 
-    return cell_len(text)
+    return sum(
+        2 if c in _SKINS else get_character_cell_size(c) or unicodedata.category(c) not in ("Mn", "Me") for c in text
+    )
+
+
+_SKINS: Final = frozenset("\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff")
+"""Colours of the skin of who comes before; a terminal that does not know that shows them beside him."""
 
 
 def console() -> Console:
@@ -176,9 +323,49 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def rated(per_second: float) -> str:
+    """A rate, with a decimal as long as that says something."""
+    return f"{per_second:,.1f}" if per_second < 100 else f"{per_second:,.0f}"
+
+
+def sized(count: float) -> str:
+    """Bytes in three digits."""
+    power = min(3, int(math.log10(count)) // 3) if count >= 1 else 0
+    return f"{count / 1000**power:.3g} {('B', 'KB', 'MB', 'GB')[power]}"
+
+
+def lasted(seconds: float) -> str:
+    """A duration in its two largest units."""
+    whole = int(seconds)
+    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d{hours:02}h"
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+
+
 def printable(value: object) -> str:
-    """Text from a peer without what a terminal would obey: control characters become spaces."""
-    return "".join(c if c.isprintable() else " " for c in str(value))
+    """Text from a peer without what a terminal would obey, and what nobody sees or a line can't hold: control and
+    invisible characters become spaces, and no letter has more than some marks."""
+    text = str(value)
+    if text.isascii():
+        return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+    shown: list[str] = []
+    marks = MARKS_MOST  # none at the beginning: they would go to what stands before
+    for character in text:
+        if _is_mark(character) and character not in INVISIBLE:
+            marks += 1
+            if marks > MARKS_MOST:
+                continue
+        else:
+            marks = 0
+        shown.append(character if character.isprintable() and character not in INVISIBLE else " ")
+    return "".join(shown)
+
+
+def _is_mark(character: str) -> bool:
+    """Whether it goes with the letter before it: a mark, or a vowel or end of a Korean syllable."""
+    vowel = "\u1160" <= character <= "\u11ff" or "\ud7b0" <= character <= "\ud7ff"
+    return vowel or unicodedata.category(character)[0] == "M"
 
 
 def show_json(value: Any) -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any, Final
 
 import click
 import msgspec
-from rich.live import Live
-from rich.text import Text
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
@@ -25,8 +22,21 @@ from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.proxy import STATUS
 from jbi_pubsub.pad.subscription import PAD_TYPE, PUBLISHER_TYPE
 
+from .screen import Screen, is_screen
 from .settings import Settings, json_option, looking, pass_settings
-from .show import Column, Table, console, drawn, show_json, show_table
+from .show import (
+    Column,
+    Table,
+    View,
+    drawn,
+    lasted,
+    rated,
+    show_json,
+    show_tables,
+    sized,
+    view_of,
+    view_options,
+)
 from .show import as_json as json_text
 
 Facts = dict[str, Any]
@@ -42,33 +52,65 @@ ROWS_MOST: Final = 50
 """Subscriptions shown of one server to people; JSON has all that the server tells."""
 
 _SERVERS: Final = (
-    Column("kind"), Column("name", long=True, name=True), Column("address"), Column("up", right=True),
-    Column("regs", right=True), Column("subs", right=True), Column("leases", right=True, spare=True),
+    Column("kind"), Column("name", long=True, name=True), Column("address", long=True, name=True),
+    Column("up", right=True, spare=1), Column("regs", right=True, spare=1), Column("subs", right=True, spare=1),
+    Column("leases", right=True, spare=3), Column("mail", right=True, spare=2), Column("kept", right=True, spare=4),
 )  # fmt: skip
 _LOOKUPS: Final = (
-    Column("lookup at", long=True, name=True), Column("items", right=True), Column("listeners", right=True, spare=True),
-    Column("lookups", right=True), Column("changes", right=True, spare=True), Column("events", right=True),
-    Column("lost", right=True), Column("disk", long=True),
+    Column("lookup at", long=True, name=True), Column("items", right=True), Column("listeners", right=True, spare=3),
+    Column("lookups", right=True, spare=1), Column("changes", right=True, spare=3),
+    Column("events", right=True, spare=2), Column("lost", right=True), Column("disk", long=True),
 )  # fmt: skip
 _OBJECTS: Final = (
     Column("objects at", long=True, name=True), Column("published", right=True),
-    Column("unmatched", right=True, spare=True), Column("matched", right=True),
-    Column("suppressed", right=True, spare=True), Column("delivered", right=True), Column("waiting", right=True),
-    Column("sent", right=True, spare=True), Column("lost", right=True),
+    Column("unmatched", right=True, spare=3), Column("matched", right=True, spare=2),
+    Column("suppressed", right=True, spare=3), Column("delivered", right=True), Column("waiting", right=True, spare=1),
+    Column("sent", right=True, spare=3), Column("lost", right=True),
 )  # fmt: skip
 _MAILED: Final = (
     Column("mail at", long=True, name=True), Column("mailed", right=True), Column("waiting", right=True),
     Column("what is wrong", long=True),
 )  # fmt: skip
-_LOSSES: Final = (Column("lost at", long=True), Column("cause"), Column("objects", right=True))
-_FAULTS: Final = (Column("fault at", long=True), Column("step", long=True), Column("times", right=True))
+_CERTIFICATES: Final = (
+    Column("certificate at", long=True, name=True), Column("of", long=True, name=True), Column("until", spare=1),
+    Column("days", right=True), Column("what is wrong", long=True),
+)  # fmt: skip
+_LOSSES: Final = (Column("lost at", long=True, name=True), Column("cause"), Column("objects", right=True))
+_FAULTS: Final = (
+    Column("fault at", long=True, name=True), Column("step", long=True), Column("times", right=True)
+)  # fmt: skip
+_MORE: Final = (
+    Column("also at", long=True, name=True), Column("what", long=True, name=True), Column("value", long=True)
+)  # fmt: skip
 _SUBSCRIPTIONS: Final = (
-    Column("subscription", brief=True), Column("predicate", long=True), Column("filter", long=True, spare=True),
-    Column("policy", spare=True), Column("matched", right=True), Column("suppressed", right=True, spare=True),
+    Column("subscription", brief=True), Column("predicate", long=True, spare=1), Column("filter", long=True, spare=3),
+    Column("policy", spare=4), Column("matched", right=True, spare=2), Column("suppressed", right=True, spare=4),
     Column("delivered", right=True), Column("waiting", right=True), Column("lost", long=True),
 )  # fmt: skip
 _LOOKUP_RATES: Final = {"lookups": "lookups/s", "events": "events/s"}
 _OBJECT_RATES: Final = {"published": "in/s", "delivered": "out/s"}
+_RATES: Final = tuple(Column(head, right=True) for head in (*_LOOKUP_RATES.values(), *_OBJECT_RATES.values()))
+_ALL: Final = (
+    _SERVERS, _LOOKUPS, _OBJECTS, _MAILED, _CERTIFICATES, _LOSSES, _FAULTS, _MORE, _SUBSCRIPTIONS, _RATES
+)  # fmt: skip
+"""Every column that there may be."""
+_TOLD: Final = frozenset({
+    "kind", "name", "location", "address", "groups", "uptime", "counts", "leases", "mail", "mailed", "kept", "items",
+    "event_registrations", "lookups", "changes", "events", "events_lost", "store", "published", "unmatched", "matched",
+    "suppressed", "delivered", "queued", "in_flight", "lost", "faults", "rates", "subscriptions", "tls",
+})  # fmt: skip
+"""What the tables show of a status."""
+_USUAL: Final = frozenset({
+    "id", "service_id", "pid", "version", "time", "connections", "compressed", "threads", "calls", "locators",
+    "lookup_services", "event_channels", "events_waiting", "owners", "item_lease_maximum", "event_lease_maximum",
+    "renewals", "expired", "refused", "found_late", "queued_bytes", "catching_up", "publishers", "registrations",
+    "sessions", "unfiltered", "replayed", "draining", "diagnostics",
+    "access.file", "access.version", "access.rules", "access.since", "access.audit",
+})  # fmt: skip
+"""What --wide shows besides. A status may have more than these two: of a later version, of a stage that not all have;
+what is not zero of that is shown to everybody."""
+MORE_MOST: Final = 50
+"""Of these, of one server."""
 _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "events")
 """What rates are told of."""
 
@@ -79,6 +121,7 @@ _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "e
 @click.option("--every", type=click.FloatRange(0.1, 3600.0), metavar="SECONDS", help="With --watch: how often.")
 @click.option("--count", type=click.IntRange(1), help="With --watch: end after so many times.")
 @click.option("--subscriptions", is_flag=True, help="Also the subscriptions, those with most in their queues first.")
+@view_options
 @json_option
 @pass_settings
 def status(
@@ -88,6 +131,8 @@ def status(
     every: float | None,
     count: int | None,
     subscriptions: bool,
+    wide: bool,
+    columns: str,
     as_json: bool,
 ) -> None:
     """Show what lookup services, delegates and peer publishers are doing.
@@ -97,18 +142,22 @@ def status(
     jbi status 127.0.0.1:4160                   # one server
     jbi status --watch                          # with rates: objects and events per second
     jbi status --subscriptions 127.0.0.1:40123  # queues and losses of each subscription
+    jbi status --columns published,lost,in/s    # these alone; --wide for all there are
     jbi status --watch --json --every 10        # a line every ten seconds, for scripts
     """
     if not watch and (count or every):
         raise ConfigurationError(f"{'--count' if count else '--every'} is for --watch", hint="Add --watch")
+    view = view_of(wide, columns, _ALL, as_json=as_json)
     servers = Servers(settings.load(), addresses)
     try:
-        if watch:
-            _watch(servers, every or EVERY_SECONDS, count, subscriptions=subscriptions, as_json=as_json)
+        if watch and as_json:
+            _watch_json(servers, every or EVERY_SECONDS, count)
+        elif watch:
+            _watch(servers, every or EVERY_SECONDS, count, view, subscriptions=subscriptions)
         elif as_json:
             show_json(servers.ask())
         else:
-            _show(tables(servers.ask(), subscriptions=subscriptions))
+            show_tables(tables(servers.ask(), subscriptions=subscriptions, whole=view.wide), view)
     finally:
         servers.close()
 
@@ -170,7 +219,7 @@ class Servers:
 def checked(facts: Facts, address: str) -> Facts:
     """The status if it can be shown: anybody may register as a server. Raises ProtocolError."""
     try:
-        list(tables([facts], subscriptions=True))
+        list(tables([facts], subscriptions=True, whole=True))
         _rates(0.0, facts, 1.0, facts)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as exc:
         why = f"{type(exc).__name__} {exc}"[:200]
@@ -188,12 +237,12 @@ def _rates(then: float, before: Facts, now: float, after: Facts) -> dict[str, fl
     }
 
 
-def tables(found: Sequence[Facts], *, subscriptions: bool = False) -> Iterator[Table]:
-    """What people are shown."""
+def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool = False) -> Iterator[Table]:
+    """What people are shown; `whole`: also what they rarely ask for."""
     lookups = [facts for facts in found if facts["kind"] == "lookup"]
     known = [facts for facts in found if facts["kind"] not in ("lookup", "unreachable")]
     more = [name for name in ("mail", "kept") if any(name in facts for facts in known)]
-    columns = (*_SERVERS, *(Column(name, right=True, spare=name == "kept") for name in more))
+    columns = [column for column in _SERVERS if column.head not in ("mail", "kept") or column.head in more]
     yield Table(columns, [_server_row(facts, more) for facts in found])
     if lookups:
         yield _with_rates(_LOOKUPS, [_lookup_row(facts) for facts in lookups], lookups, _LOOKUP_RATES)
@@ -202,7 +251,10 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False) -> Iterator[T
     mails = [_mail_row(facts) for facts in known if _has_mail(facts)]
     if mails:
         yield Table(_MAILED, mails)
-    for columns, key in ((_LOSSES, "lost"), (_FAULTS, "faults")):
+    shown = [_certificate_row(facts) for facts in (*lookups, *known) if facts.get("tls")]
+    if shown := [row for row in shown if whole or row[-1]]:
+        yield Table(_CERTIFICATES, shown)
+    for heads, key in ((_LOSSES, "lost"), (_FAULTS, "faults")):
         told = [
             (_called(facts), what, f"{count:,}")
             for facts in (*lookups, *known)
@@ -210,7 +262,10 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False) -> Iterator[T
             if count
         ]
         if told:
-            yield Table(columns, told)
+            yield Table(heads, told)
+    besides = [(_called(facts), *each) for facts in (*lookups, *known) for each in _besides(facts, whole=whole)]
+    if besides:
+        yield Table(_MORE, besides)
     if subscriptions:
         for facts in known:
             yield _subscription_table(facts)
@@ -222,13 +277,28 @@ def _with_rates(
     """The table with rates, where there are any."""
     if not any("rates" in facts for facts in found):
         return Table(columns, rows)
-    rates = [[_rate(facts.get("rates", {}).get(name, 0.0)) for name in heads] for facts in found]
+    rates = [[rated(facts.get("rates", {}).get(name, 0.0)) for name in heads] for facts in found]
     with_rates = (*columns, *(Column(head, right=True) for head in heads.values()))
     return Table(with_rates, [(*row, *rate) for row, rate in zip(rows, rates, strict=True)])
 
 
-def _rate(per_second: float) -> str:
-    return f"{per_second:,.1f}" if per_second < 100 else f"{per_second:,.0f}"
+def _besides(facts: Facts, *, whole: bool) -> list[tuple[str, str]]:
+    """Numbers, texts and counters that no table of ours has a column for."""
+    flat = (each for name in facts if name not in _TOLD for each in _flat(name, facts[name], 3))
+    return list(islice((each for each in flat if whole or not _is_usual(each[0])), MORE_MOST))
+
+
+def _is_usual(name: str) -> bool:
+    """It, or what it is a part of."""
+    return any(name == usual or name.startswith(f"{usual}.") for usual in _USUAL)
+
+
+def _flat(name: str, value: object, depth: int) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and depth:
+        for key, part in value.items():
+            yield from _flat(f"{name}.{key}", part, depth - 1)
+    elif isinstance(value, (int, float, str)) and value:
+        yield name, str(value)
 
 
 def _called(facts: Facts) -> str:
@@ -245,7 +315,7 @@ def _lookup_row(facts: Facts) -> Sequence[object]:
 
 def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
     if facts["kind"] == "unreachable":
-        return "unreachable", "", facts["address"], *[""] * (len(_SERVERS) - 3 + len(more))
+        return "unreachable", "", facts["address"], *[""] * (len(_SERVERS) - 5 + len(more))
     if facts["kind"] == "lookup":
         name = ", ".join(group or "(public)" for group in facts["groups"])
         counts = ("", "", facts["items"] + facts["event_registrations"])
@@ -254,7 +324,7 @@ def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
         counts = (facts["counts"]["registrations"], facts["counts"]["subscriptions"], facts["leases"])
     shown = {"mail": _mail, "kept": _kept}
     cells = (shown[name](facts[name]) if name in facts else "" for name in more)
-    return facts["kind"], name, facts["address"], _lasted(facts["uptime"]), *counts, *cells
+    return facts["kind"], name, facts["address"], lasted(facts["uptime"]), *counts, *cells
 
 
 def _mail(mail: Facts) -> str:
@@ -269,30 +339,26 @@ def _has_mail(facts: Facts) -> bool:
 
 
 def _mail_row(facts: Facts) -> Sequence[object]:
-    """With `matched`, `delivered` and `lost` the account of docs/mail.md. That a mail server was away
-    when it was last tried is nobody's concern while nothing waits for it."""
+    """With `matched`, `delivered` and `lost` the account of docs/mail.md; behind the mails that wait for how long the
+    first of them has. That a mail server was away when it was last tried is nobody's concern while nothing waits for
+    it."""
     mail = facts["mail"]
     wrong = mail["fault"] or (mail.get("away", "") if mail["queued"] else "")
-    return _called(facts), f"{facts.get('mailed', 0):,}", f"{mail['queued']:,}", wrong
+    oldest = f" ({lasted(mail['oldest'])})" if mail["queued"] and "oldest" in mail else ""
+    return _called(facts), f"{facts.get('mailed', 0):,}", f"{mail['queued']:,}{oldest}", wrong
+
+
+def _certificate_row(facts: Facts) -> Sequence[object]:
+    """Its own certificate, or what ends before that: of an authority or a list of revoked ones."""
+    tls = facts["tls"]
+    wrong = "it is revoked" if tls["revoked"] else "it ends soon: jbi certs renew" if tls["ends_soon"] else ""
+    until = time.strftime("%Y-%m-%d", time.gmtime(tls["until"])) if tls["until"] is not None else ""
+    return _called(facts), str(tls["identity"]), until, f"{tls['days']:,}" if tls["days"] is not None else "", wrong
 
 
 def _kept(kept: Facts) -> str:
     """The size of what is on a delegate's shelf."""
-    return _sized(kept["bytes"])
-
-
-def _sized(count: float) -> str:
-    power = min(3, int(math.log10(count)) // 3) if count >= 1 else 0
-    return f"{count / 1000**power:.3g} {('B', 'KB', 'MB', 'GB')[power]}"
-
-
-def _lasted(seconds: float) -> str:
-    """A duration in its two largest units."""
-    whole = int(seconds)
-    days, hours, minutes = whole // 86_400, whole // 3600 % 24, whole // 60 % 60
-    if days:
-        return f"{days}d{hours:02}h"
-    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{whole % 60:02}s" if minutes else f"{whole}s"
+    return sized(kept["bytes"])
 
 
 def _objects_row(facts: Facts) -> Sequence[object]:
@@ -332,27 +398,36 @@ def losses(lost: dict[str, int]) -> str:
     return ", ".join(f"{cause} {count:,}" for cause, count in sorted(lost.items()) if count) or "0"
 
 
-def _show(made: Iterable[Table]) -> None:
-    for number, (columns, rows, title) in enumerate(made):
-        if number:
-            click.echo()
-        show_table(columns, rows, title=title)
+def _watch(servers: Servers, every: float, count: int | None, view: View, *, subscriptions: bool) -> None:
+    """A screen that refreshes, where a terminal can and its width is to be kept; else one table after the other."""
+    screen = Screen() if is_screen() and not view.wide else None
+    seen: list[Table] = []
+    try:
+        with screen or nullcontext():
+            for _ in _turns(every, count, screen.wait if screen is not None else time.sleep):
+                seen = view.of(tables(servers.ask(), subscriptions=subscriptions, whole=view.wide))
+                if screen is not None:
+                    screen.show("\n\n".join(drawn(table, width=screen.width) for table in seen).split("\n"))
+                else:
+                    click.echo(time.strftime("%H:%M:%S"))
+                    show_tables(seen, view)
+                    sys.stdout.flush()
+    finally:
+        if screen is not None:  # what was seen last stays, as that of other commands does
+            show_tables(seen, view)
 
 
-def _watch(servers: Servers, every: float, count: int | None, *, subscriptions: bool, as_json: bool) -> None:
-    """A screen that refreshes in a terminal; else one table or one JSON line after the other."""
-    screen = Live(console=console(), auto_refresh=False) if sys.stdout.isatty() and not as_json else None
-    with screen or nullcontext():
-        for _ in repeat(None) if count is None else repeat(None, count):
-            began = time.monotonic()
-            found = servers.ask()
-            if as_json:
-                click.echo(json_text({"time": round(time.time(), 3), "servers": found}))
-            elif screen is not None:
-                made = (drawn(each, width=screen.console.width) for each in tables(found, subscriptions=subscriptions))
-                screen.update(Text("\n\n".join(made)), refresh=True)
-            else:
-                click.echo(time.strftime("%H:%M:%S"))
-                _show(tables(found, subscriptions=subscriptions))
-            sys.stdout.flush()
-            time.sleep(max(0.0, began + every - time.monotonic()))
+def _watch_json(servers: Servers, every: float, count: int | None) -> None:
+    """One line after the other."""
+    for _ in _turns(every, count, time.sleep):
+        click.echo(json_text({"time": round(time.time(), 3), "servers": servers.ask()}))
+        sys.stdout.flush()
+
+
+def _turns(every: float, count: int | None, wait: Callable[[float], object]) -> Iterator[None]:
+    """One each `every` seconds, the first at once; `count` of them, or without end. Who ends a `wait` has the next."""
+    due = time.monotonic()
+    for _ in repeat(None) if count is None else repeat(None, count):
+        wait(max(0.0, due - time.monotonic()))
+        due = time.monotonic() + every
+        yield

@@ -6,9 +6,14 @@ opens and again when `version` has changed, never per object.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, cast, get_args
 
+import msgspec
+
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError
+from jbi_pubsub.core.wire.control import exported
 from jbi_pubsub.core.wire.endpoint import Caller
 
 Action = Literal[
@@ -23,28 +28,49 @@ speak for others."""
 @dataclass(frozen=True, slots=True)
 class Subject:
     """What something is done to: an information object type, "" for none in particular; `name` is that of the
-    delegate, registration, table, or a recipient's domain."""
+    delegate, registration, table, or a recipient's domain. `some`: of the type only what is named here is known yet; it
+    is allowed if it is for some such type, and whoever asks asks again for each type that it comes to."""
 
     type: str = ""
     version: str = ""
     name: str = ""
+    some: bool = False
+
+
+Namespaces = tuple[tuple[str, str], ...]
+"""Prefixes and what they are bound to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Allowed or not, by which rule ("policy.toml:17"; "" by none). `where`: an XPath that is ANDed to the
-    subscription's or query's predicate; "" nearly always."""
+    """Allowed or not, by which rule ("policy.toml:17"; "" by none). `where`: an XPath, with its own `namespaces`, that
+    is ANDed to the subscription's or query's predicate; "" nearly always. `audit`: its rule wants it written down,
+    whatever it is."""
 
     allowed: bool
     rule: str = ""
     where: str = ""
+    namespaces: Namespaces = ()
+    audit: bool = False
 
     def __bool__(self) -> bool:
         return self.allowed
 
 
+class Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether somebody may do something, as data."""
+
+    action: str
+    user: str = ""
+    address: str = ""
+    client: str = ""
+    type: str = ""
+    version: str = ""
+    name: str = ""
+
+
 class AccessPolicy(Protocol):
-    """Decides. Safe from several threads."""
+    """Decides. Safe from several threads. Whoever is given one closes it."""
 
     @property
     def version(self) -> int:
@@ -52,11 +78,35 @@ class AccessPolicy(Protocol):
         ...
 
     def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
-        """Whether `caller` may do that."""
+        """Whether `caller` may do that. Leaves no trace."""
+        ...
+
+    def record(self, caller: Caller, action: Action, subject: Subject, decision: Decision) -> None:
+        """That was decided, and holds: it is counted and written down. Never waits, never fails."""
+        ...
+
+    def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
+        """What `allow` says and why, as plain data."""
+        ...
+
+    def refused(self) -> Mapping[str, int]:
+        """How often what was refused, by action."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Plain data for status pages; {} when there are no rules."""
+        ...
+
+    def close(self) -> None:
+        """End what it runs. Safe to repeat."""
         ...
 
 
+ADMIN: Final = "admin"
+"""Name of the exported object that is asked about access."""
+
 ALLOWED: Final = Decision(True)
+NONE_IN_PARTICULAR: Final = Subject()
 
 
 class AllowAll:
@@ -67,3 +117,64 @@ class AllowAll:
     def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:  # noqa: ARG002  # the protocol's parameters
         """Yes."""
         return ALLOWED
+
+    def record(self, caller: Caller, action: Action, subject: Subject, decision: Decision) -> None:
+        """Nobody asked for it."""
+
+    def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
+        """What `allow` says: there are no rules."""
+        decision = self.allow(caller, action, subject)
+        return {"allowed": decision.allowed, "rule": decision.rule, "where": decision.where, "reasons": [], "missed": 0}
+
+    def refused(self) -> Mapping[str, int]:
+        """Nothing."""
+        return {}
+
+    def status(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def demand(policy: AccessPolicy, caller: Caller, *asked: tuple[Action, Subject]) -> Decision:
+    """The decision that allows the first of `asked` that is allowed. Raises AccessDeniedError, about the first; the
+    rule behind it is in the audit log, not in what the caller is told."""
+    for action, subject in asked:
+        decision = policy.allow(caller, action, subject)
+        if decision:
+            policy.record(caller, action, subject, decision)
+            return decision
+    action, subject = asked[0]
+    policy.record(caller, action, subject, policy.allow(caller, action, subject))
+    raise denied(caller, action, subject)
+
+
+def denied(caller: Caller, action: Action, subject: Subject) -> AccessDeniedError:
+    """What a caller is told who may not do that."""
+    what = " ".join(text[:200] for text in (subject.type, subject.version, subject.name) if text)
+    return AccessDeniedError(
+        f"{caller.user or caller.address} may not {action} {what}".rstrip(),
+        hint="Whoever runs this server finds the reason in its audit log",
+        action=action,
+        type=subject.type[:200],
+    )
+
+
+class AccessAdmin:
+    """The exported object `admin`: what an administrator may ask about access."""
+
+    def __init__(self, policy: AccessPolicy) -> None:
+        self._policy = policy
+
+    @exported
+    def explain(self, caller: Caller, asked: Question) -> dict[str, Any]:
+        """What somebody may do here, and why."""
+        demand(self._policy, caller, ("administer", NONE_IN_PARTICULAR))
+        if asked.action not in get_args(Action):
+            known = ", ".join(get_args(Action))
+            raise ConfigurationError(f"unknown action {asked.action[:200]!r}", hint=f"There is {known}")
+        who = Caller(asked.address, user=asked.user, client=asked.client)
+        subject = Subject(asked.type, asked.version, asked.name)
+        return self._policy.explain(who, cast("Action", asked.action), subject)

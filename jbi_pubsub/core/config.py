@@ -20,6 +20,9 @@ from .wire.endpoint import Security
 from .wire.stream import CHUNK_BYTES
 from .wire.tls import TlsIdentity
 
+CERTIFICATE_FILE, KEY_FILE, CA_FILE, REVOKED_FILE = "certificate.pem", "key.pem", "ca.pem", "crl.pem"
+"""What lies in [tls] `folder`."""
+
 YEAR: Final = 31_536_000
 """Seconds; the longest that a setting may say. Far above any use, and below what a thread can wait (2^63 ns)."""
 
@@ -175,6 +178,12 @@ class MailSection(_Section, frozen=True):
     suspend_after: Annotated[int, msgspec.Meta(ge=0)] = 10
     """Mails of a subscription running that are refused for good (5xx), after which the recipient gets no more
     (mail_suspended) until the subscription is made again; 0 for never."""
+    unsubscribe: str = ""
+    """URL under which people reach `jbi web`, e.g. https://jbi.example.org:8160: each recipient gets a mail of his own
+    with a link to unsubscribe; "" for mails without."""
+    reminder_seconds: Wait = 7_200.0
+    """So long before the lease of an e-mail subscription ends its recipients are reminded, once, unless it is shorter
+    than four times that; 0 for never."""
     digest_objects: Annotated[int, msgspec.Meta(ge=1)] = 100
     """Objects in one mail of a subscription with attribute mail_digest_seconds; so many that wait are sent at once."""
     max_bytes: Limit = 20 << 20
@@ -208,6 +217,8 @@ class PolicySection(_Section, frozen=True):
     """policy.toml, read again when it changes; "" allows everything to everybody."""
     audit: str = ""
     """File in which refusals are written down; "" keeps none but the log's."""
+    audit_all: bool = False
+    """Write down what is allowed as well."""
 
 
 class WebSection(_Section, frozen=True):
@@ -217,11 +228,20 @@ class WebSection(_Section, frozen=True):
     """Address to listen on; beyond loopback it needs [tls]."""
     port: Port = 8160
     """0 takes a free one."""
+    names: tuple[str, ...] = ()
+    """Host names that browsers reach it by, beside localhost, addresses, `host` and this host's own name; others are
+    refused."""
+    admin: bool = False
+    """Whether it may change what runs: cancel subscriptions, drain delegates, administer lookup services; the servers
+    must allow it to this process too."""
 
 
 class TlsSection(_Section, frozen=True):
-    """PEM files; certificate, key and ca, or none."""
+    """PEM files: a folder that `jbi certs` made, or certificate, key and ca, or none."""
 
+    folder: str = ""
+    """Folder of one party as `jbi certs issue` makes it: certificate.pem, key.pem, ca.pem and crl.pem stand for those
+    of the next three and `revoked` that are not set."""
     certificate: str = ""
     """Our certificate."""
     key: str = ""
@@ -236,10 +256,28 @@ class TlsSection(_Section, frozen=True):
     revoked: str = ""
     """PEM file of revoked certificates (a CRL of the authority), read again when it changes; "" for none."""
     sign: bool = False
-    """Whether publishers of this process sign their objects."""
+    """Whether publishers of this process sign their objects, and delegates what their filters leave of payloads."""
     verify: Literal["off", "warn", "require"] = "off"
     """What delegates and subscribers of this process do with signatures: nothing; log and count what is not signed or
     does not hold; drop it, counted and told as lost (`bad_signature`)."""
+
+    def identity(self) -> TlsIdentity | None:
+        """The files that are meant, None without any. Raises ConfigurationError when only some are named."""
+        files = [self.certificate, self.key, self.ca]
+        revoked = self.revoked
+        if self.folder:
+            folder = Path(self.folder)
+            names = (CERTIFICATE_FILE, KEY_FILE, CA_FILE)
+            files = [file or str(folder / name) for file, name in zip(files, names, strict=True)]
+            revoked = revoked or str(folder / REVOKED_FILE)
+        if not any(files):
+            return None
+        if not all(files):
+            raise ConfigurationError(
+                "[tls] needs certificate, key and ca", hint="Set all three or none, or the folder they are in"
+            )
+        certificate, key, ca = map(Path, files)
+        return TlsIdentity(certificate, key, ca, self.server_names, Path(revoked) if revoked else None)
 
 
 class Config(_Section, frozen=True):
@@ -264,14 +302,9 @@ class Config(_Section, frozen=True):
     def security(self) -> Security:
         """How to listen and connect. Raises ConfigurationError when only some TLS files are named, or one is no good:
         now, for a client would take it for a server that never answers."""
-        files = (self.tls.certificate, self.tls.key, self.tls.ca)
-        if not any(files):
-            return Security(insecure=self.tls.insecure)
-        if not all(files):
-            raise ConfigurationError("[tls] needs certificate, key and ca", hint="Set all three or none")
-        certificate, key, ca = map(Path, files)
-        identity = TlsIdentity(certificate, key, ca, self.tls.server_names)
-        identity.client_context()
+        identity = self.tls.identity()
+        if identity is not None:
+            identity.client_context()
         return Security(identity, self.tls.insecure)
 
 

@@ -3,8 +3,9 @@
 JbiError
  +- ConfigurationError        (ValueError)       a setting that is unknown, malformed or unsafe
  |   +- ArgumentError         (TypeError)        an argument of a call is of a type that the call does not take
+ |   +- PolicyError                              a policy file can't be used
  +- AdapterStateError         (RuntimeError)     an adapter used when it can't be: closed, forked, a second SA
- +- AccessDeniedError         (PermissionError)  the access hook refused the call
+ +- AccessDeniedError         (PermissionError)  the access policy refused the call
  +- PortInUseError            (OSError)          the address to listen on is taken
  +- StorageError              (OSError)          the durable store can't be read or written: disk full, damaged, in use
  +- OversizeError             (ValueError)       something is larger than its bound
@@ -12,6 +13,7 @@ JbiError
  |   +- TypeConflictError                        a second, different schema for one information object type
  +- MetadataError             (ValueError)       a metadata, template or invariant document is malformed or invalid
  |   +- InvariantError                           a publication changes what its registration declared invariant
+ +- SignatureError            (ValueError)       an object's signature is missing or does not hold
  +- PredicateError            (ValueError)       an XPath predicate or payload filter can't be used
  +- AddressError              (ValueError)       not exactly one e-mail address
  +- UnknownUidError           (LookupError)      no such delegate, registration or subscription here
@@ -72,6 +74,12 @@ class ArgumentError(ConfigurationError, TypeError):
     code = "argument"
 
 
+class PolicyError(ConfigurationError):
+    """A policy file can't be used; facts `file`, `line`, `column` (from 1; 0: the file as a whole)."""
+
+    code = "policy"
+
+
 class AdapterStateError(JbiError, RuntimeError):
     """An adapter was used when it can't be: closed, forked, or a second SubscriberAdapter in one process."""
 
@@ -79,7 +87,7 @@ class AdapterStateError(JbiError, RuntimeError):
 
 
 class AccessDeniedError(JbiError, PermissionError):
-    """The access hook refused the call."""
+    """The access policy refused the call."""
 
     code = "access_denied"
 
@@ -124,6 +132,12 @@ class InvariantError(MetadataError):
     """A publication changes what its registration declared invariant (paper section 1)."""
 
     code = "invariant"
+
+
+class SignatureError(JbiError, ValueError):
+    """The signature of an object, or of what stands for its key, is missing or does not hold; fact `object`."""
+
+    code = "signature"
 
 
 class PredicateError(JbiError, ValueError):

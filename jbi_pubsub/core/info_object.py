@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 else:
     _Bytes = memoryview  # what is decoded is not copied
 
+SIGNATURE_BYTES: Final = 64
+"""Of an Ed25519 signature (RFC 8032, section 5.1.6)."""
+SEAL_BYTES: Final = 32 + SIGNATURE_BYTES
+"""Of a delegate's statement about a payload that it has cut: SHA-256 of the payload as published, its signature."""
+
 DEFAULT_VERSION: Final = "1.0"
 """Version of an information object type whose publisher names none."""
 
@@ -39,6 +44,10 @@ class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False
 
     `sequence` counts the objects of one registration from 1 without gaps; `hops` and `via` are for relays and
     bridges, 0 and () when the object comes straight from its publisher.
+
+    `verified` is the name in the certificate of whoever signed the object, if that was looked at here and holds
+    (docs/signatures.md), else "". It never comes from elsewhere. `signature` is the publisher's, `seal` a delegate's
+    statement about a payload that it has cut; both are b"" where there is none.
     """
 
     published: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
@@ -48,6 +57,9 @@ class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False
     payload_length: Annotated[int, msgspec.Meta(ge=0)]
     hops: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     via: tuple[str, ...] = ()
+    signature: bytes = b""
+    seal: bytes = b""
+    verified: str = ""
 
 
 class InfoObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -98,6 +110,8 @@ class Cause(enum.StrEnum):
     MISSED = "missed"
     """Came while the subscription stood, and was not kept any more when the delegate heard of the subscription. Whether
     it would have matched the predicate is not known."""
+    BAD_SIGNATURE = "bad_signature"
+    """Its signature is missing or does not hold, and `[tls] verify` requires one."""
     OVERSIZE = "oversize"
     """Larger than the delivery target takes."""
     MAIL_REFUSED = "mail_refused"
@@ -148,11 +162,15 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     hops: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
     via: Annotated[tuple[str, ...], msgspec.Meta(max_length=255)] = ()
     """As many as there may be hops: an empty name would cost a receiver eight times what it costs the sender."""
+    signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
+    """Of all but hops, via and itself, so that it holds wherever the object goes (core/signing.py); b"": not signed."""
 
 
 _PLAIN_ID: Final = re.compile(r"[0-9A-Za-z._-]+")
 _PLACE: Final = re.compile(r"\$\[(\d{1,2})\]")
 _LENGTH: Final = struct.Struct("!I")
+_SEALED: Final = 1 << 31
+"""Beside the length of the head: a seal stands between head and payload."""
 _encode_head: Final = msgspec.msgpack.Encoder().encode
 _decode_head: Final = msgspec.msgpack.Decoder(Head).decode
 
@@ -173,8 +191,10 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
 
     @classmethod
     def received(cls, data: Part) -> Parcel:
-        """A parcel from the bytes of one. Raises ProtocolError."""
-        head, payload_at = _read(data)
+        """A parcel from the bytes of one, as its publisher sends it. Raises ProtocolError."""
+        head, payload_at, seal = _read(data)
+        if seal:
+            raise ProtocolError("bad information object: its payload was cut, which a delegate alone does")
         return cls(head, (data,), len(data), payload_at)
 
     @property
@@ -183,12 +203,18 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
         last = self.parts[-1]
         return memoryview(last)[self.payload_at :] if self.payload_at else last
 
-    def with_payload(self, payload: bytes) -> Parcel:
-        """The same object with what a filter has left of its payload. Keeps nothing of what was taken away."""
+    def with_payload(self, payload: bytes, seal: bytes = b"") -> Parcel:
+        """The same object with what a filter has left of its payload, and the delegate's statement about that. Keeps
+        nothing of what was taken away."""
         head, first = self.head, self.parts[0]
-        if len(self.parts) == 1:
+        is_received = len(self.parts) == 1
+        if is_received:
             first = bytes(first[: self.payload_at])
-            head = _decode_head(memoryview(first)[4:])
+        end = len(first)
+        if seal:
+            first = _LENGTH.pack(end - 4 | _SEALED) + first[4:] + seal
+        if is_received:
+            head = _decode_head(memoryview(first)[4:end])
         return Parcel(head, (first, payload), len(first) + len(payload), 0)
 
     def unpacked(self) -> InfoObject:
@@ -196,23 +222,38 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
         return _unpacked(self.head, bytes(self.payload))
 
 
-def _read(data: Part) -> tuple[Head, int]:
-    """The head of an object's bytes, and where its payload begins. Raises ProtocolError."""
+def _read(data: Part) -> tuple[Head, int, bytes]:
+    """The head of an object's bytes, where its payload begins, and its seal. Raises ProtocolError."""
     try:
         (length,) = _LENGTH.unpack_from(data)
+        at, seal = 4 + length, b""
+        if length >= _SEALED:
+            length -= _SEALED
+            at = 4 + length + SEAL_BYTES
+            seal = bytes(data[4 + length : at])
+            if len(seal) < SEAL_BYTES:
+                raise ProtocolError("bad information object: its seal is cut off")
         head = _decode_head(memoryview(data)[4 : 4 + length])
     except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ProtocolError(f"bad information object: {_with_name(str(exc))}") from exc
     object_id = head.object_id
     if not (object_id.isascii() and object_id.isalnum()) and not _PLAIN_ID.fullmatch(object_id):
         raise ProtocolError(f"bad information object: {object_id!r} is no object id")
-    return head, 4 + length
+    return head, at, seal
 
 
-def _unpacked(head: Head, payload: bytes) -> InfoObject:
+def _unpacked(head: Head, payload: bytes, seal: bytes = b"") -> InfoObject:
     metadata = bytes(head.metadata)
     platform = Platform(
-        head.published, head.registration, head.sequence, len(metadata), head.payload_length, head.hops, head.via
+        head.published,
+        head.registration,
+        head.sequence,
+        len(metadata),
+        head.payload_length,
+        head.hops,
+        head.via,
+        head.signature,
+        seal,
     )
     return InfoObject(head.object_id, TypeName(head.type_name, head.type_version), metadata, payload, platform)
 
@@ -259,21 +300,24 @@ def encode(obj: InfoObject) -> tuple[Part, ...]:
         platform.payload_length,
         platform.hops,
         platform.via,
+        platform.signature,
     )
-    return pack(head, obj.payload).parts
+    parcel = pack(head, obj.payload)
+    return (parcel.with_payload(obj.payload, platform.seal) if platform.seal else parcel).parts
 
 
 def decode(data: Part) -> InfoObject:
     """The object of the joined parts of `encode`. Raises ProtocolError."""
-    head, payload_at = _read(data)
-    return _unpacked(head, bytes(data[payload_at:]))
+    head, payload_at, seal = _read(data)
+    return _unpacked(head, bytes(data[payload_at:]), seal)
 
 
 def decode_cut(parts: Sequence[Part]) -> InfoObject:
     """The same of the pieces, at least one, into which these were cut: the payload is copied once. Raises
     ProtocolError."""
     first, *more = parts
-    if _LENGTH.size + int.from_bytes(first[: _LENGTH.size], "big") > len(first):
-        first, more = b"".join(parts), []  # the first one does not hold the whole head
-    head, payload_at = _read(first)
-    return _unpacked(head, b"".join([first[payload_at:], *more]))
+    length = int.from_bytes(first[: _LENGTH.size], "big") & ~_SEALED
+    if more and _LENGTH.size + length + SEAL_BYTES > len(first):
+        first, more = b"".join(parts), []  # the first one may not hold the whole head
+    head, payload_at, seal = _read(first)
+    return _unpacked(head, b"".join([first[payload_at:], *more]), seal)

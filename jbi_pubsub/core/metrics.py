@@ -14,8 +14,8 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -146,6 +146,15 @@ class _Collector(Collector):
                 family = families[sample.name] = made(f"jbi_{sample.name}", sample.meaning, labels=names)
             family.add_metric([_label(value) for _, value in sample.labels], sample.value)  # type: ignore[attr-defined]  # both families have it
         yield from families.values()
+
+
+def expiries(tls: Mapping[str, Any]) -> Iterator[Sample]:
+    """When what `TlsIdentity.status` tells of ends; nothing without TLS."""
+    kinds = {"certificate": [tls], "authority": tls["authorities"], "revocations": tls["revocations"]} if tls else {}
+    for kind, ones in kinds.items():
+        if ends := [one["until"] for one in ones if one["until"] is not None]:
+            meaning = "When the [tls] file ends, the first of its kind, in seconds since 1970"
+            yield Sample("certificate_expires_seconds", "gauge", meaning, min(ends), (("of", kind),))
 
 
 def _faults() -> Iterator[Sample]:

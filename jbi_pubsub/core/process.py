@@ -1,8 +1,10 @@
-"""Which process this is: threads and connections are not a forked child's."""
+"""Which process this is, and of what version: threads and connections are not a forked child's."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+from functools import cache
 
 _forks = 0
 
@@ -27,3 +29,12 @@ class Birthplace:
     def is_here(self) -> bool:
         """Whether this is still the same process, not one forked from it."""
         return self._forks == _forks
+
+
+@cache
+def version() -> str:
+    """Of the installed package that runs here; "" for a source tree that is not installed."""
+    try:
+        return importlib.metadata.version("jbi-pubsub")
+    except importlib.metadata.PackageNotFoundError:
+        return ""

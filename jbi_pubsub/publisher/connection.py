@@ -21,6 +21,7 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     BackPressureError,
     DelegateNotFoundError,
     JbiError,
@@ -275,7 +276,21 @@ class DelegateConnection:
         term = proxy.renew(opened.lease.lease_id, self._config.lease.publisher).duration
         self._take_back(proxy, opened)
         self._ask_again(proxy, opened)
+        self._tell_renewed(proxy, opened)
         return term
+
+    def _tell_renewed(self, proxy: DelegateProxy, opened: Opened) -> None:
+        """Register again what another certificate answers for."""
+        for publication in [each for each in list(self._publications.values()) if each.is_renewed()]:
+            with self._lock:
+                if self._proxy is not proxy or publication.uid not in self._publications:
+                    return
+                try:
+                    proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+                except JbiError as exc:
+                    publication.renew_again()
+                    log.warning("%s: the new certificate of %s is told later: %s", self._name, publication.uid, exc)
+                    return
 
     def _ask_again(self, proxy: DelegateProxy, opened: Opened) -> None:
         """Register what the delegate has refused: there may be room by now."""
@@ -340,6 +355,10 @@ class DelegateConnection:
                 except (DelegateNotFoundError, LookupNotFoundError) as exc:
                     self._tell_away(is_away=True)
                     log.info("%s: waiting for the delegate: %s", self._name, exc)
+                except AccessDeniedError as exc:
+                    if not self._refusals:
+                        log.error("%s: the delegate refuses us: %s", self._name, exc)
+                    self._refusals = dict.fromkeys(self._publications, exc)  # who publishes is told
                 except JbiError as exc:
                     log.error("%s: the delegate refuses us: %s", self._name, exc)
             if self._taken > taken or time.monotonic() - began > BACKOFF_MOST:

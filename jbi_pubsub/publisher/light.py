@@ -22,6 +22,7 @@ from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.pad.stages import signer_of
 from jbi_pubsub.pad.subscription import PAD_TYPE, PublisherAdapterDelegate
 
 from .connection import DelegateConnection
@@ -67,6 +68,7 @@ class PublisherAdapterLight:
         self._config = config or effective()
         self._name = name or f"publisher-{os.getpid()}"
         self._refused = refused
+        self._signer = signer_of(self._config)
         self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._lock = threading.Lock()
         self._connections: dict[DelegateUid, DelegateConnection] = {}
@@ -130,7 +132,7 @@ class PublisherAdapterLight:
             self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations
         )
         try:
-            publication = opened(info_type, invariants, validate=validate)
+            publication = opened(info_type, invariants, validate=validate, signer=self._signer)
             connection.register(publication)
         except JbiError:
             self._forget_if_idle(info_type)
@@ -247,7 +249,7 @@ class PublisherAdapterLight:
                 "name": self._name,
                 "delegates": {uid: c.status() for uid, c in self._connections.items()},
                 "registrations": {
-                    uid: {"type": str(p.info_type.type), "published": p.sequence}
+                    uid: {"type": str(p.info_type.type), "published": p.sequence, "signs": p.signs}
                     for uid, (p, _) in self._publications.items()
                 },
             }

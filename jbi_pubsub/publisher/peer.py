@@ -20,6 +20,7 @@ from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.stages import signer_of
 
 from .publication import (
     Payload,
@@ -43,6 +44,7 @@ class PublisherAdapter:
         Raises PortInUseError or ConfigurationError.
         """
         self._config = config or effective()
+        self._signer = signer_of(self._config)
         self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._server = DisseminationServer(self._config, self._types, characteristics=None)
         self._server.start()
@@ -72,7 +74,7 @@ class PublisherAdapter:
             self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations
         )
         try:
-            publication = opened(info_type, invariants, validate=validate)
+            publication = opened(info_type, invariants, validate=validate, signer=self._signer)
         except JbiError:
             self._server.delegate.forget_type(info_type.type)
             raise
@@ -80,9 +82,7 @@ class PublisherAdapter:
         self._server.check_type(request)
         with self._lock:
             publication.number = self._next_number = self._next_number + 1
-        registration = self._server.delegate.register_publisher(
-            self._connection.connection_id, request, uid=publication.uid, number=publication.number
-        )
+        registration = self._register(publication)
         self._publications[publication.uid] = (publication, registration)
         try:
             self._server.wait_announced(registration.uid, self._config.lookup.timeout if timeout is None else timeout)
@@ -90,6 +90,12 @@ class PublisherAdapter:
             self.unregister_publisher(publication.uid)
             raise
         return publication.uid
+
+    def _register(self, publication: Publication) -> Registration:
+        """At our own delegate; again, when another certificate answers for its key."""
+        return self._server.delegate.register_publisher(
+            self._connection.connection_id, publication.request(), uid=publication.uid, number=publication.number
+        )
 
     @checked
     def publish(self, registration: RegistrationUid, metadata: Document, payload: Payload = None) -> str:
@@ -120,6 +126,8 @@ class PublisherAdapter:
         """Up to the first object that is refused, whose error is raised with how many were `published`."""
         ids: list[str] = []
         with publication.lock:
+            if publication.is_renewed():
+                self._register(publication)
             deliveries = Deliveries()
             try:
                 for pair in run:

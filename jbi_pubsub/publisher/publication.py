@@ -10,11 +10,14 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final, NewType
 
+import msgspec
+
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.core.arguments import Argument, Document, Source, content, path_of, source
 from jbi_pubsub.core.errors import ArgumentError, JbiError, OversizeError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, numbered, pack, prefix_of
+from jbi_pubsub.core.signing import Signer, SigningKey, anchor_of, digest, head_bytes, signed_uid
 from jbi_pubsub.core.wire.stream import MAX_BATCH_BYTES, MAX_ITEM_BYTES
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
@@ -43,11 +46,21 @@ class Publication:
 
     `lock` is held from numbering an object until it is queued, so that order is the order of publish calls. `uid` is
     public; the secret that it is made from is told to the delegates that are to publish under it, and nobody else.
+    With a signer objects are signed, and the id is made from its key, too.
     """
 
-    def __init__(self, info_type: InformationType, entries: tuple[EntryRep, ...], validate: bool):
+    def __init__(
+        self, info_type: InformationType, entries: tuple[EntryRep, ...], validate: bool, signer: Signer | None = None
+    ):
         self._secret = token_hex(16)
-        self.uid = RegistrationUid(owned_uid("registration", self._secret))
+        self._signer = signer
+        self._signing: SigningKey | None = None
+        uid = owned_uid("registration", self._secret)
+        if signer is not None:
+            uid = signed_uid(anchor_of(self._secret), signer.public)
+        self.uid = RegistrationUid(uid)
+        self._bound_at = -1
+        """Generation of the signer's certificate that delegates were told of."""
         self.info_type = info_type
         self.entries = entries
         self.validate = validate
@@ -63,7 +76,23 @@ class Publication:
 
     def request(self) -> PublisherRequest:
         """What the delegate is told."""
-        return PublisherRequest(self.info_type.bundle, self.entries, self.validate, self._secret)
+        if self._signer is not None and self.is_renewed():
+            self._bound_at = self._signer.generation
+            self._signing = self._signer.bound(self.uid, anchor_of(self._secret))
+        return PublisherRequest(self.info_type.bundle, self.entries, self.validate, self._secret, self._signing)
+
+    def is_renewed(self) -> bool:
+        """Whether another certificate answers for its key than the last `request` said."""
+        return self._signer is not None and self._bound_at != self._signer.generation
+
+    def renew_again(self) -> None:
+        """The last `request` has not come."""
+        self._bound_at = -1
+
+    @property
+    def signs(self) -> bool:
+        """Whether its objects are signed."""
+        return self._signer is not None
 
     def check(self, metadata: bytes) -> None:
         """Raises MetadataError, InvariantError or OversizeError, each naming the element's path."""
@@ -73,17 +102,25 @@ class Publication:
         self._checked = metadata
 
     def next_objects(self, run: Sequence[tuple[bytes, bytes]]) -> list[Parcel]:
-        """The next objects, of metadata and payloads. Call under `lock`."""
+        """The next objects, of metadata and payloads. Call under `lock`. Raises SignatureError."""
         kind, now, uid, prefix = self.info_type.type, time.time(), self.uid, self._prefix
         first = self.sequence + 1
-        self.sequence += len(run)
-        return [
+        parcels = [
             pack(
                 Head(numbered(prefix, number), uid, number, now, kind.name, kind.version, metadata, len(payload)),
                 payload,
             )
             for number, (metadata, payload) in enumerate(run, first)
         ]
+        if self._signer is not None:
+            signer = self._signer
+            parcels = [_signed(each.head, body, signer) for each, (_, body) in zip(parcels, run, strict=True)]
+        self.sequence += len(run)
+        return parcels
+
+
+def _signed(head: Head, payload: bytes, signer: Signer) -> Parcel:
+    return pack(msgspec.structs.replace(head, signature=signer.sign(head_bytes(head, digest(payload)))), payload)
 
 
 def open_type(
@@ -186,10 +223,12 @@ def _pair(given: object) -> tuple[bytes, bytes]:
     return metadata, payload_bytes(payload)
 
 
-def opened(info_type: InformationType, invariants: Document, *, validate: bool) -> Publication:
+def opened(
+    info_type: InformationType, invariants: Document, *, validate: bool, signer: Signer | None = None
+) -> Publication:
     """A new registration with its invariant metadata (paper section 2.4(3)). Raises MetadataError."""
     path = path_of(invariants)
     what = "invariant metadata" if path is None else f"invariant metadata {path}"
     root = parse_metadata(content(invariants, what="invariant metadata"), what=what)
     entries = info_type.entries(root)
-    return Publication(info_type, entries, validate)
+    return Publication(info_type, entries, validate, signer)

@@ -37,6 +37,7 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS
+from jbi_pubsub.pad.stages import verifier_of
 from jbi_pubsub.pad.subscription import (
     PAD_TYPE,
     PUBLISHER_TYPE,
@@ -50,6 +51,7 @@ from jbi_pubsub.pad.subscription import (
 from .listeners import ListenerPool
 from .published import Matching, Published, type_asked
 from .session import DelegateSession
+from .signed import SignatureCheck
 from .subscription import LocalSubscription, SubscriptionListener, SubscriptionUid, Told
 from .waiting import Waiting
 
@@ -87,6 +89,7 @@ class SubscriberAdapter:
                     hint="Use it for all subscriptions, or close it first",
                 )
             SubscriberAdapter._open = (self._pid, self)
+        self._signatures: SignatureCheck | None = None
         self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._lock = threading.RLock()
         self._subscriptions: dict[str, LocalSubscription] = {}
@@ -98,6 +101,9 @@ class SubscriberAdapter:
         self._waiting = Waiting(self._look_again, name=self._name)
         self._closed = False
         try:
+            verifier = verifier_of(self._config)
+            if verifier is not None:
+                self._signatures = SignatureCheck(verifier, require=self._config.tls.verify == "require")
             self._community = JoinManager(self._config, name=self._name)
         except JbiError:
             SubscriberAdapter._open = None
@@ -245,8 +251,11 @@ class SubscriberAdapter:
     def status(self) -> dict[str, Any]:
         """Subscriptions and sessions as plain data."""
         with self._lock:
+            checked = self._signatures
             return {
                 "name": self._name,
+                "signed": checked.signed if checked is not None else 0,
+                "bad_signature": checked.bad_signature if checked is not None else 0,
                 "subscriptions": {
                     uid: {
                         "arrived": s.arrived,
@@ -413,8 +422,21 @@ class SubscriberAdapter:
 
     def _new_session(self, ref: ServiceRef) -> DelegateSession:
         return DelegateSession(
-            ref, self._config, self._renewals, name=self._name, is_listed=self._is_listed, ended=self._session_ended
+            ref,
+            self._config,
+            self._renewals,
+            name=self._name,
+            is_listed=self._is_listed,
+            ended=self._session_ended,
+            item=self._item,
+            signatures=self._signatures,
         )
+
+    def _item(self, uid: str) -> ServiceItem | None:
+        """What the lookup services say of a registration."""
+        with self._lock:
+            caches = [cache for watch in self._watches.values() for cache in watch.caches()]
+        return next((item for cache in caches if (item := cache.item(uid)) is not None), None)
 
     def _is_listed(self, service_id: str) -> bool:
         with self._lock:

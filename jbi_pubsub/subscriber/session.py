@@ -22,6 +22,7 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     JbiError,
     OversizeError,
     ProtocolError,
@@ -40,10 +41,12 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, WINDOW_BATCHES, Hello, Line, Receiver, greet
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate import NOT_BEFORE, Granted
-from jbi_pubsub.pad.delivery import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
+from jbi_pubsub.pad.delivery import ASK_AGAIN, CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
 from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Opened, Subscribed, SubscriptionsProxy
 
+from .signed import Looked, SessionSignatures, SignatureCheck
 from .subscription import LocalSubscription
 
 log = logging.getLogger("jbi_pubsub.subscriber")
@@ -54,6 +57,9 @@ BACKOFF_MOST: Final = 5.0
 REFUSED_AGAIN: Final = 60.0
 """Seconds after which what a delegate has refused is asked for again: there may be room by then. A delegate that is
 full for a thousand subscribers is asked 17 times a second."""
+
+ASK_SECONDS: Final = 3.0
+"""Within which those who were refused ask again when a delegate says that its rules have changed."""
 
 CREDIT_PART: Final = 4
 """Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported."""
@@ -152,8 +158,11 @@ class DelegateSession:
         name: str,
         is_listed: Callable[[str], bool],
         ended: Callable[[DelegateSession], None],
+        item: Callable[[str], ServiceItem | None] = lambda uid: None,  # noqa: ARG005  # nobody knows
+        signatures: SignatureCheck | None = None,
     ) -> None:
-        """`is_listed(service id)`: whether a lookup service still knows the delegate; `ended` is called once."""
+        """`is_listed(service id)`: whether a lookup service still knows the delegate; `ended` is called once;
+        `item(uid)`: what the lookup services say of a registration; `signatures`: who looks at them."""
         self.ref = ref
         self._config = config
         self._renewals = renewals
@@ -161,6 +170,7 @@ class DelegateSession:
         self._is_listed = is_listed
         self._ended = ended
         self._proxy = SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)
+        self._signatures = None if signatures is None else SessionSignatures(signatures, ref, self._proxy, item)
         self._changed = threading.Condition()
         self._wanted: dict[str, LocalSubscription] = {}
         self._standing: dict[str, _Standing] = {}
@@ -303,10 +313,30 @@ class DelegateSession:
                     if self._is_over(time.monotonic() - unreachable_since):
                         self._end(exc)
                         return
+                except AccessDeniedError as exc:
+                    self._refuse_all(exc)
+                    continue
                 except JbiError as exc:
                     log.error("%s: delegate %s refuses the session: %s", self._name, self.ref.endpoints, exc)
             self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
             backoff = min(2 * backoff, BACKOFF_MOST)
+
+    def _refuse_all(self, why: AccessDeniedError) -> None:
+        """We may not be there: what is wanted is told so, once, and asked for again in a minute, or when something else
+        is wanted."""
+        log.info("%s: delegate %s refuses the session: %s", self._name, self.ref.endpoints, why)
+        with self._changed:
+            wanted = [uid for uid in self._wanted if uid not in self._refused]
+            self._dirty = False
+            self._ask_refused = math.inf
+            self._untold = []  # they are told now
+        for uid in wanted:
+            self._refuse(uid, why)
+        again = time.monotonic() + REFUSED_AGAIN * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not a secret
+        with self._changed:
+            self._changed.wait_for(lambda: self._dirty or self._stopping.is_set(), again - time.monotonic())
+            self._refused_before |= set(self._refused)
+            self._refused.clear()
 
     def _open_if_needed(self) -> None:
         with self._changed:
@@ -392,6 +422,20 @@ class DelegateSession:
                 self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
         if subscription is not None and uid not in self._refused_before:
             subscription.lose(Cause.REFUSED, 0, f"by {', '.join(self.ref.endpoints)}: {why}")
+
+    def _expelled(self, number: int) -> None:
+        """The delegate has ended a subscription, and has told it: it is asked for again later."""
+        with self._changed:
+            standing = self._by_number.pop(number, None)
+            if standing is None:
+                return
+            uid = standing.subscription.uid
+            if self._standing.get(uid) is standing:
+                del self._standing[uid]
+            self._refused[uid] = "access was withdrawn"
+            self._refused_before.add(uid)
+            self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
+        self._renewals.remove((self, uid))
 
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
         uid = subscription.uid
@@ -578,7 +622,7 @@ class DelegateSession:
                 obj = decode(item[at:])
                 for objects in lists:
                     objects.append(obj)
-        _hand_on(arrived)
+        self._hand_on(arrived)
 
     def _lists(self, numbers: Sequence[int], arrived: dict[_Standing, list[InfoObject]]) -> list[list[InfoObject]]:
         """Where objects for these subscriptions are gathered."""
@@ -586,6 +630,16 @@ class DelegateSession:
         return [arrived.setdefault(one, []) for one in standing if one is not None]
 
     def _take_other(self, kind: int, number: int, body: memoryview, arrived: dict[_Standing, list[InfoObject]]) -> None:
+        if kind == END and number == ASK_AGAIN:
+            with self._changed:
+                soon = time.monotonic() + random.uniform(0.0, ASK_SECONDS)  # noqa: S311  # jitter, not a secret
+                self._ask_refused = min(self._ask_refused, soon) if self._refused else self._ask_refused
+                self._changed.notify_all()
+            return
+        if kind == END and number:
+            self._hand_on(arrived)
+            self._expelled(number)
+            return
         if kind == END:
             self._parted = True
             return
@@ -597,7 +651,7 @@ class DelegateSession:
             if kind == LAST_CHUNK:
                 arrived.setdefault(standing, []).append(decode_cut(standing.gathered()))
         elif kind == LOSS:
-            _hand_on(arrived)  # what came before the loss is told before it
+            self._hand_on(arrived)  # what came before the loss is told before it
             notice = _notice(body)
             standing.subscription.lose(notice.cause, notice.count, notice.detail)
         else:
@@ -607,7 +661,7 @@ class DelegateSession:
         """The subscription of that number; None if it was cancelled meanwhile."""
         standing = self._by_number.get(number)
         if standing is None:
-            _hand_on(arrived)  # nobody else is to wait for this one
+            self._hand_on(arrived)  # nobody else is to wait for this one
             standing = self._await_standing(number)
         return standing
 
@@ -624,6 +678,23 @@ class DelegateSession:
         if self._lost or self._stopping.is_set():
             return False
         return self._dirty or any(uid not in self._standing and uid not in self._refused for uid in self._wanted)
+
+    def _hand_on(self, arrived: dict[_Standing, list[InfoObject]]) -> None:
+        if self._signatures is None:
+            for standing, objects in arrived.items():
+                standing.subscription.add(objects, standing.consume)
+        else:
+            self._signatures.begin()
+            for standing, objects in arrived.items():
+                self._hand_on_signed(standing, self._signatures.look(objects, standing.subscription.filter_digest))
+        arrived.clear()
+
+    def _hand_on_signed(self, standing: _Standing, looked: Looked) -> None:
+        if looked.dropped:
+            standing.consume(looked.dropped)
+            standing.subscription.lose(Cause.BAD_SIGNATURE, looked.dropped, looked.why)
+        if looked.objects:
+            standing.subscription.add(looked.objects, standing.consume)
 
     def _report_credits(self) -> None:
         receiver = self._receiver
@@ -647,12 +718,6 @@ def _at_most(count: int) -> int:
     if not 1 <= count <= SHARED_MOST:
         raise ProtocolError(f"delivery for {count} subscriptions, the limit is {SHARED_MOST}")
     return count
-
-
-def _hand_on(arrived: dict[_Standing, list[InfoObject]]) -> None:
-    for standing, objects in arrived.items():
-        standing.subscription.add(objects, standing.consume)
-    arrived.clear()
 
 
 def _notice(body: memoryview) -> LossNotice:

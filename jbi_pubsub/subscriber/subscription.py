@@ -12,6 +12,7 @@ from typing import Final, NewType, Protocol, runtime_checkable
 
 from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
+from jbi_pubsub.core.signing import filter_digest
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 
 from .listeners import ListenerPool
@@ -100,6 +101,9 @@ class LocalSubscription:
         """`listeners` calls the `listener`, if there is one."""
         self.uid = SubscriptionUid(request.uid)
         self.request = request
+        self.filter_digest = (
+            filter_digest(request.payload_filter, request.namespaces) if request.payload_filter else b""
+        )
         self._listener = listener
         self._changed = threading.Condition()
         self._waiting: deque[tuple[InfoObject, Consumer]] = deque()

@@ -25,6 +25,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address
 from typing import Final
+from uuid import uuid4
 
 import ifaddr
 import msgspec
@@ -415,6 +416,25 @@ class LookupDiscovery:
 
     def _gone(self, name: str) -> None:
         self.withdraw(f"mdns {name}")
+
+
+def hears_itself(address: str, seconds: float) -> str:
+    """ "" when what one party announces by mDNS on the interface of that address another one hears there, else why not.
+    A name that nobody else has is announced meanwhile. Takes 0.5 s, and `seconds` more when nothing is heard."""
+    kind = "_jbi-doctor._tcp.local."
+    name = f"{uuid4().hex}.{kind}"
+    try:
+        with contextlib.ExitStack() as stack:
+            says = Zeroconf(interfaces=[address], ip_version=IPVersion.V4Only)
+            stack.callback(says.close)
+            hears = Zeroconf(interfaces=[address], ip_version=IPVersion.V4Only)
+            stack.callback(hears.close)
+            info = ServiceInfo(kind, name, addresses=[socket.inet_aton(address)], port=9, server=f"{name[:32]}.local.")
+            says.register_service(info, cooperating_responders=True)
+            heard = hears.get_service_info(kind, name, timeout=round(seconds * 1000))
+            return "" if heard is not None else "nothing is heard"
+    except (ZeroconfError, OSError) as exc:
+        return str(exc) or type(exc).__name__
 
 
 class _Listener(ServiceListener):

@@ -53,6 +53,11 @@ class LookupCache:
         with self._changed:
             return [next(iter(by.values())) for by in self._seen.values()]
 
+    def item(self, service_id: str) -> ServiceItem | None:
+        """The service of that id, if it matches now."""
+        with self._changed:
+            return next(iter(self._seen.get(service_id, {}).values()), None)
+
     def wait(self, count: int, timeout: float) -> list[ServiceItem]:
         """The items, as soon as there are `count`, or those there are after `timeout` seconds."""
         deadline = time.monotonic() + timeout

@@ -27,6 +27,7 @@ from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, greet
+from jbi_pubsub.core.wire.tls import is_about_tls
 from jbi_pubsub.lookup.client.proxy import DIAGNOSTIC, EVENT, EVERYTHING, GAP, RegistrarProxy
 from jbi_pubsub.lookup.item import (
     ALL_TRANSITIONS,
@@ -140,6 +141,8 @@ class RegistrarSession:
         self._security = security
         self._duration = duration
         self._probe = probe
+        self._is_told = False
+        """That it is away because of TLS."""
         self._compression = compression
         self._proxy = RegistrarProxy(ref, security)
         self._listener = uuid4().hex
@@ -235,7 +238,7 @@ class RegistrarSession:
                     while self._work():
                         backoff = BACKOFF_FIRST  # not before: who answers the first call may fail at the next, always
                 except JbiError as exc:
-                    log.info("lookup service %s is away: %s", self.ref.endpoints, exc)
+                    self._tell_away(exc)
             if self.connected or self.away_since is None:
                 self.away_since = time.monotonic()
             self.connected = False
@@ -249,6 +252,12 @@ class RegistrarSession:
         with guarded("lookup session"):
             self._leave()
 
+    def _tell_away(self, why: JbiError) -> None:
+        """What passes by itself is no warning; what somebody has to mend is one, once."""
+        is_news = is_about_tls(why) and not self._is_told
+        log.log(logging.WARNING if is_news else logging.INFO, "lookup service %s is away: %s", self.ref.endpoints, why)
+        self._is_told = self._is_told or is_news
+
     def _connect(self) -> None:
         if self._proxy.ref != self.ref:  # it answers elsewhere now
             self._proxy.close()
@@ -260,6 +269,7 @@ class RegistrarSession:
         with self._changed:
             self.connected, self.away_since = True, None
             self._dirty = True
+            self._is_told = False
             for watched in self._watched.values():
                 watched.resync = True  # events may have been missed while we were away
         self._progress()

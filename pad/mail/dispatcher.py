@@ -21,7 +21,8 @@ import math
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 import aiosmtplib
@@ -30,8 +31,10 @@ from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, InfoObject
-from jbi_pubsub.pad.mail.message import Content, compose, digest, estimate, single
-from jbi_pubsub.pad.mail.outbox import Attempt, Changes, Ledger, Loss, MailQueue, Outbox
+from jbi_pubsub.pad.mail.links import check_base, link
+from jbi_pubsub.pad.mail.message import Content, compose, digest, estimate, reminder, single
+from jbi_pubsub.pad.mail.outbox import FINAL, Attempt, Changes, Ledger, Loss, MailQueue, Outbox
+from jbi_pubsub.pad.mail.reminder import Reminder, Reminders
 from jbi_pubsub.pad.mail.store import KeptMail, MailStore
 from jbi_pubsub.pad.subscription import Subscription, check_recipients
 
@@ -48,6 +51,13 @@ SYNC_SECONDS: Final = 10.0
 
 AWAY_SECONDS: Final = 1.0
 """A mail server that has answered within so many seconds is not called away for one failure: it may be flapping."""
+
+AWAY_AGAIN_SECONDS: Final = 3600.0
+"""A mail server that stays away is said again so often, as long as mail waits for it."""
+
+AGAIN: Final = 451
+"""As if the server had said so (RFC 5321 4.2.3): for recipients to whom a mail of their own could not be sent any more
+when it could to others."""
 
 QUIT_SECONDS: Final = 1.0
 """For the server's good-bye."""
@@ -81,12 +91,14 @@ class MailDispatcher:
         StorageError."""
         (self._sender,) = check_recipients((settings.sender,))
         self._domain = self._sender.rpartition("@")[2]
+        self._base = check_base(settings.unsubscribe)
         self._settings = settings
         self._lost = lost
         self._store = store
         self._offset = time.time() - time.monotonic()
         self._before = store.load(self._offset) if store is not None else KeptMail({}, {}, 1)
         self._queue = MailQueue(settings, first=self._before.first)
+        self._reminders = Reminders(settings)
         self._numbers = itertools.count(self._before.first)  # of contents; next() is atomic
         self._composed: tuple[InfoObject | None, dict[int, Content]] = (None, {})
         self._connections = _Connections(settings, self._sender)
@@ -98,10 +110,11 @@ class MailDispatcher:
         """Why the mail server can't be reached, as long as it can't."""
         self._answered = -math.inf
         """When it answered last."""
+        self._said_away = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
         self._poked = False
-        self._tasks: dict[Outbox, asyncio.Task[_Answer]] = {}  # of the loop's thread alone
+        self._tasks: dict[Outbox | Reminder, asyncio.Task[_Answer]] = {}  # of the loop's thread alone
         self._thread = threading.Thread(target=self._run, name=f"mail-{name}", daemon=True)
         self._writer = threading.Thread(target=self._write, name=f"mail-store-{name}", daemon=True)
 
@@ -117,6 +130,10 @@ class MailDispatcher:
                     ledger.lost[Cause.CANCELLED.value] = ledger.lost.get(Cause.CANCELLED, 0) + count
                 abandoned.append(ledger)
             self._before = KeptMail({}, {}, 1)
+            waiting, oldest = self._queue.waiting, self._queue.oldest(time.monotonic())
+        if self._store is not None and waiting:
+            since = datetime.fromtimestamp(time.time() - oldest, UTC).strftime("%Y-%m-%d %H:%M UTC")
+            log.warning("%d mails wait in %s from before, the first since %s", waiting, self._store.path, since)
         self._thread.start()
         if self._store is not None:
             self._writer.start()
@@ -163,13 +180,37 @@ class MailDispatcher:
             lost, under_way = self._queue.cancel(subscription)
             if under_way is not None and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._abort, under_way)
+            self._withdraw(subscription)
             self._changed.notify_all()
         return lost
 
     def resume(self, subscription: Subscription) -> None:
-        """Suspended recipients get mail again."""
+        """Suspended recipients get mail again, but for those who have unsubscribed."""
         with self._changed:
             self._queue.resume(subscription)
+
+    def unsubscribe(self, subscription: Subscription, recipients: Sequence[str]) -> None:
+        """They get no mail of it any more, but for what is under way."""
+        with self._changed:
+            losses = self._queue.unsubscribe(subscription, recipients, time.monotonic())
+            self._changed.notify_all()
+        self._tell(losses)
+
+    def remind(self, subscription: Subscription, ends: float) -> None:
+        """Tell its recipients, when nothing else is due, that its lease ends then (seconds since the epoch)."""
+        with self._changed:
+            if not self._stopping and self._reminders.add(subscription, ends, time.time()):
+                self._poke()
+
+    def withdraw(self, subscription: Subscription) -> None:
+        """Its lease has been renewed: a reminder that has not gone is none any more."""
+        with self._changed:
+            self._withdraw(subscription)
+
+    def reminded(self) -> list[str]:
+        """Subscriptions whose reminder has been sent or given up since the last call."""
+        with self._changed:
+            return self._reminders.done()
 
     def sync(self) -> None:
         """Return when all that was offered before this call is on disk, or lost for the disk's fault."""
@@ -209,10 +250,12 @@ class MailDispatcher:
 
     def status(self) -> dict[str, object]:
         """Plain data. `queued` mails wait, `kept` of them on disk; `fault` is what is wrong with the disk,
-        `away` with the mail server."""
+        `away` with the mail server; `oldest` is for how many seconds the first of them has waited. Reminders, of those
+        who were to get one."""
         with self._changed:
             return {
                 "queued": self._queue.waiting,
+                "oldest": round(self._queue.oldest(time.monotonic()), 1),
                 "kept": self._queue.waiting - self._queue.volatile - self._queue.pending,
                 "bytes": self._queue.size,
                 "under_way": self._queue.under_way,
@@ -220,6 +263,9 @@ class MailDispatcher:
                 "fault": self._fault,
                 "away": self._away,
                 "server": f"{self._settings.host}:{self._settings.port}",
+                "reminders_waiting": len(self._reminders),
+                "reminders": self._reminders.sent,
+                "reminders_lost": self._reminders.lost,
             }
 
     # -- any thread ---------------------------------------------------------------------------------------------
@@ -235,6 +281,12 @@ class MailDispatcher:
         if content is None:
             content = contents[id(payload)] = compose(obj, payload, number=next(self._numbers), sender=self._sender)
         return content
+
+    def _withdraw(self, subscription: Subscription) -> None:
+        """Under the lock."""
+        found = self._reminders.withdraw(subscription)
+        if found is not None and found.busy and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._abort, found)
 
     def _tell(self, losses: list[Loss]) -> None:
         for loss in losses:
@@ -343,13 +395,28 @@ class MailDispatcher:
             self._changed.notify_all()
 
     def _begin_due(self, now: float) -> float:
-        """Under the lock: begin what is due, as far as there are connections; when something will be."""
+        """Under the lock: begin what is due, as far as there are connections; when something will be. Reminders come
+        behind everything else."""
         while len(self._tasks) < self._settings.connections:
             attempt = self._queue.take(now)
-            if attempt is None:
-                return self._queue.next_due()
-            self._begin(attempt)
+            if attempt is not None:
+                self._begin(attempt)
+            elif not self._remind(now):
+                return min(self._queue.next_due(), max(self._reminders.next_due(), self._queue.slot))
         return math.inf
+
+    def _remind(self, now: float) -> bool:
+        """Under the lock: begin to send a reminder; whether there was one."""
+        if now < self._queue.slot or self._reminders.next_due() > now:
+            return False
+        found = self._reminders.take(now)
+        if found is None:
+            return False
+        self._queue.use_slot(len(found.left), now)
+        task = asyncio.get_running_loop().create_task(self._try(found))
+        self._tasks[found] = task
+        task.add_done_callback(functools.partial(self._end_reminder, found))
+        return True
 
     async def _sleep(self, seconds: float) -> None:
         try:
@@ -364,8 +431,8 @@ class MailDispatcher:
         self._tasks[attempt.outbox] = task
         task.add_done_callback(functools.partial(self._end, attempt))
 
-    def _abort(self, outbox: Outbox) -> None:
-        task = self._tasks.get(outbox)
+    def _abort(self, what: Outbox | Reminder) -> None:
+        task = self._tasks.get(what)
         if task is not None:
             task.cancel()
 
@@ -378,6 +445,28 @@ class MailDispatcher:
             with guarded("account of a mail"):
                 self._account(attempt, _Answer(unreachable="its account has failed here"))
         self._woken.set()
+
+    def _end_reminder(self, sent: Reminder, task: asyncio.Task[_Answer]) -> None:
+        """Of no account but its own: a refusal here suspends nobody."""
+        del self._tasks[sent]
+        with guarded("account of a reminder"):
+            self._account_reminder(sent, None if task.cancelled() else task.result())
+        self._woken.set()
+
+    def _account_reminder(self, sent: Reminder, answer: _Answer | None) -> None:
+        """`answer`: None if it was aborted."""
+        refused, now = answer.refused if answer is not None else {}, time.monotonic()
+        unsent = answer is None or answer.unreachable
+        again = sent.left if unsent else tuple(a for a in refused if refused[a][0] < FINAL)
+        given_up = [a for a in refused if refused[a][0] >= FINAL]
+        with self._changed:
+            self._reminders.settle(sent, again, len(given_up), now)
+            said = self._note(answer, now) if answer is not None else ""
+            self._changed.notify_all()
+        if said:
+            log.warning("%s", said)
+        for address in given_up:
+            log.warning("subscription %s: no reminder for %s: %s", sent.subscription.uid, address, refused[address])
 
     def _account(self, attempt: Attempt, answer: _Answer | None) -> None:
         """`answer`: None if it was aborted."""
@@ -404,22 +493,68 @@ class MailDispatcher:
             self._away = answer.unreachable
         server, waiting = f"{self._settings.host}:{self._settings.port}", self._queue.waiting
         if self._away and not before:
-            end = "survive a stop" if self._store is not None else "are lost at a stop without [pad] state"
-            return f"the mail server {server} is away: {self._away}; {waiting} mails wait for it, and {end}"
+            self._said_away = now
+            return f"the mail server {server} is away: {self._away}; {self._waiting()}"
+        if self._away and (waiting or len(self._reminders)) and now - self._said_away >= AWAY_AGAIN_SECONDS:
+            self._said_away = now
+            return f"the mail server {server} is still away: {self._away}; {self._waiting()}"
         if before and not self._away:
             return f"the mail server {server} answers again; {waiting} mails wait"
         return ""
 
-    async def _try(self, attempt: Attempt) -> _Answer:
+    def _waiting(self) -> str:
+        """Under the lock: how many mails wait, and what becomes of them at a stop."""
+        waiting, volatile = self._queue.waiting, self._queue.volatile
+        if self._store is None:
+            end = "are lost at a stop without [pad] state"
+        elif volatile:
+            end = f"survive a stop, but for {volatile} of subscriptions that are bound to their process"
+        else:
+            end = "survive a stop"
+        reminders = f" ({len(self._reminders)} reminders beside them)" if len(self._reminders) else ""
+        return f"{waiting} mails wait for it{reminders}, and {end}"
+
+    async def _try(self, what: Attempt | Reminder) -> _Answer:
         with guarded("a try to send mail"):
-            return await self._tried(attempt)
+            if isinstance(what, Reminder):
+                return await self._send_each(what.left, functools.partial(self._reminder, what))
+            if self._base:
+                return await self._send_each(what.recipients, functools.partial(self._message, what))
+            return await self._tried(what.recipients, self._message(what))
         return _Answer(unreachable="the try has failed here in an unforeseen way")
 
-    async def _tried(self, attempt: Attempt) -> _Answer:
-        everybody = attempt.recipients
+    async def _send_each(self, recipients: Sequence[str], message: Callable[[str], bytes]) -> _Answer:
+        """A mail for each, with his own links. Who has got his keeps it, whatever becomes of the others; those who
+        have not after [mail] try_seconds come later, so that other subscriptions get the connection."""
+        deadline = time.monotonic() + self._settings.try_seconds
+        refused: dict[str, tuple[int, str]] = {}
+        left = dict.fromkeys(recipients)  # who is named twice gets it once
+        tried = False
+        while left:
+            address = next(iter(left))
+            if time.monotonic() > deadline:
+                return _Answer({**refused, **dict.fromkeys(left, (AGAIN, "its turn was over"))})
+            try:
+                answer = await self._tried((address,), message(address))
+            except asyncio.CancelledError:
+                if not tried:
+                    raise
+                answer = _Answer(unreachable="stopped")
+            if answer.unreachable and not tried:
+                return answer
+            if answer.unreachable:
+                return _Answer({**refused, **dict.fromkeys(left, (AGAIN, answer.unreachable))})
+            if not answer.blamed:
+                return _Answer({**refused, **dict.fromkeys(left, answer.refused[address])}, blamed=False)
+            refused |= answer.refused
+            tried = True
+            del left[address]
+        return _Answer(refused)
+
+    async def _tried(self, everybody: tuple[str, ...], message: bytes) -> _Answer:
         try:
             async with asyncio.timeout(self._settings.try_seconds):
-                return _Answer(await self._connections.send(everybody, self._message(attempt)))
+                return _Answer(await self._connections.send(everybody, message))
         except aiosmtplib.SMTPRecipientsRefused as exc:
             return _Answer({r.recipient: _said(r) for r in exc.recipients})
         except aiosmtplib.SMTPHeloError as exc:
@@ -431,12 +566,25 @@ class MailDispatcher:
         except (_NotConnectedError, aiosmtplib.SMTPException, OSError, ValueError) as exc:
             return _Answer(unreachable=_printable(str(exc) or type(exc).__name__))
 
-    def _message(self, attempt: Attempt) -> bytes:
+    def _message(self, attempt: Attempt, recipient: str = "") -> bytes:
         uid, contents = attempt.subscription.uid, [x.content for x in attempt.letters]
+        leave = link(self._base, "unsubscribe", attempt.subscription.request, recipient)
         if not attempt.subscription.digest_seconds:
-            return single(contents[0], uid, self._domain)
+            return single(contents[0], uid, self._domain, leave)
         published = attempt.letters[-1].queued + self._offset
-        return digest(contents, uid, sender=self._sender, domain=self._domain, published=published)
+        return digest(contents, uid, sender=self._sender, domain=self._domain, published=published, unsubscribe=leave)
+
+    def _reminder(self, wanted: Reminder, recipient: str) -> bytes:
+        request = wanted.subscription.request
+        return reminder(
+            request,
+            ends=wanted.ends,
+            date=wanted.made,
+            sender=self._sender,
+            domain=self._domain,
+            unsubscribe=link(self._base, "unsubscribe", request, recipient),
+            renew=link(self._base, "renew", request, recipient),
+        )
 
 
 class _Connections:

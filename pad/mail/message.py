@@ -1,8 +1,9 @@
 """The mails that objects become: what is the same for all subscriptions is built once. Pure.
 
 Rules:
-- An object's mail is one block of bytes that all subscriptions with the same payload share; only two header lines,
-  Message-ID and List-Id, are a subscription's own and go before it (order of header fields is free, RFC 5322 3.6).
+- An object's mail is one block of bytes that all subscriptions with the same payload share; only Message-ID, List-Id
+  and a recipient's List-Unsubscribe are a subscription's own and go before it (order of header fields is free, RFC 5322
+  3.6).
 - The same object for the same subscription is the same mail, byte for byte, whenever it is sent: whoever gets it twice
   sees the same Message-ID.
 - Everything is 7-bit with short lines, so it passes every server (RFC 5321 4.5.3.1.6), also inside a digest. Text is
@@ -24,6 +25,7 @@ import msgspec
 
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.xml import looks_like_xml
+from jbi_pubsub.pad.subscription import SubscriptionRequest, shown_entry
 
 READABLE_METADATA: Final = 16 << 10
 """Bytes of the metadata that stand in the body; the attachment always has all of them."""
@@ -33,6 +35,10 @@ LINE: Final = 76
 
 ROOM: Final = 4096
 """Bytes of headers and body text that `estimate` allows for, beside the attachments and the readable metadata."""
+
+
+SHOWN: Final = 1_000
+"""Characters of each term of a subscription that a reminder shows."""
 
 
 class Content(msgspec.Struct, frozen=True, eq=False):
@@ -76,13 +82,16 @@ def compose(obj: InfoObject, payload: bytes, *, number: int, sender: str) -> Con
     return Content(number, obj.object_id, obj.type.name, subject, data)
 
 
-def single(content: Content, subscription: str, domain: str) -> bytes:
-    """The mail of one object for a subscription; Message-ID from both, List-Id by RFC 2919."""
+def single(content: Content, subscription: str, domain: str, unsubscribe: str = "") -> bytes:
+    """The mail of one object for a subscription; Message-ID from both, List-Id by RFC 2919, `unsubscribe` is the URL
+    for its recipient (RFC 2369 and 8058)."""
     mark = hashlib.sha256(content.object_id.encode() + subscription.encode()).hexdigest()[:16]
-    return _own(f"{_header(content.object_id)}.{mark}", subscription, domain) + content.data
+    return _own(f"{_header(content.object_id)}.{mark}", subscription, domain, unsubscribe) + content.data
 
 
-def digest(contents: Sequence[Content], subscription: str, *, sender: str, domain: str, published: float) -> bytes:
+def digest(
+    contents: Sequence[Content], subscription: str, *, sender: str, domain: str, published: float, unsubscribe: str = ""
+) -> bytes:
     """One mail of many objects: a list to read, and each object's whole mail (multipart/digest, RFC 2046 5.1.5).
 
     `published` is the date in seconds since the epoch. The Message-ID comes from the object ids: the same objects are
@@ -101,13 +110,56 @@ def digest(contents: Sequence[Content], subscription: str, *, sender: str, domai
     listed = "".join(f"{n:4}. {c.subject}  {c.object_id}\n" for n, c in enumerate(contents, 1))
     objects = f'Content-Type: multipart/digest; boundary="{inner}"\r\n\r\n'.encode("ascii")
     objects += _multipart(inner, [b"\r\n" + c.data for c in contents])  # no header: message/rfc822 is the default there
-    own = _own(f"digest.{mark}", subscription, domain)
+    own = _own(f"digest.{mark}", subscription, domain, unsubscribe)
     return own + "\r\n".join(head).encode("ascii") + _multipart(outer, [_text(listed), objects])
 
 
-def _own(left: str, subscription: str, domain: str) -> bytes:
+def reminder(
+    request: SubscriptionRequest,
+    *,
+    ends: float,
+    date: float,
+    sender: str,
+    domain: str,
+    unsubscribe: str = "",
+    renew: str = "",
+) -> bytes:
+    """The mail that says when the lease of an e-mail subscription ends, and how it goes on; times are seconds since
+    the epoch.
+
+    For the same lease it is the same mail. What the subscription asks for is its owner's text: shown, never obeyed.
+    """
+    uid, at = _plain(request.uid), datetime.fromtimestamp(ends, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    template = "; ".join(shown_entry(entry) for entry in request.entries)
+    asked = (("template", template), ("predicate", request.predicate), ("filter", request.payload_filter))
+    terms = "\n".join(f"  {name}: {_plain(said)}" for name, said in asked if said) or "  any content"
+    go_on = (
+        f"To go on with it, open\n{renew}\nor have an operator say\n"
+        if renew
+        else "To go on with it, an operator says\n"
+    )
+    leave = f"To get no more of it, open\n{unsubscribe}\n" if unsubscribe else "To end it for all, an operator says\n"
+    end = "" if unsubscribe else f"jbi subscriptions cancel {uid}\n"
+    text = (
+        f"The e-mail subscription {uid}\nends at {at}, unless it is renewed until then.\n\n"
+        f"It sends you information objects with\n{terms}\n\n"
+        f"{go_on}jbi subscriptions renew {uid}\n\n{leave}{end}\n"
+        "If nobody does anything, it ends by itself. This is the only reminder.\n"
+    )
+    head = _common(sender, _header(f"Ends {at}: e-mail subscription {uid}"), date)
+    mark = hashlib.sha256(f"{uid}\n{ends / 60:.0f}".encode()).hexdigest()[:32]
+    own = _own(f"reminder.{mark}", uid, domain, unsubscribe)
+    return own + "\r\n".join((*head, "")).encode("ascii") + _text(text)
+
+
+def _own(left: str, subscription: str, domain: str, unsubscribe: str) -> bytes:
     list_id = _NO_ATOM.sub("_", subscription)[:200]
-    return f"Message-ID: <{left}@{domain}>\r\nList-Id: <{list_id}.subscription.{domain}>\r\n".encode("ascii", "replace")
+    lines = f"Message-ID: <{left}@{domain}>\r\nList-Id: <{list_id}.subscription.{domain}>\r\n"
+    if unsubscribe:
+        lines += f"List-Unsubscribe: <{unsubscribe}>\r\n"
+    if unsubscribe.startswith("https:"):  # RFC 8058, section 3.1: one click is for HTTPS alone
+        lines += "List-Unsubscribe-Post: List-Unsubscribe=One-Click\r\n"
+    return lines.encode("ascii", "replace")
 
 
 def _common(sender: str, subject: str, date: float) -> tuple[str, ...]:
@@ -140,6 +192,11 @@ def _attachment(data: bytes, kind: str, name: str) -> bytes:
     )
     coded = binascii.b2a_base64(data, newline=False)
     return head.encode("ascii") + b"\r\n".join([coded[at : at + LINE] for at in range(0, len(coded), LINE)])
+
+
+def _plain(text: str) -> str:
+    """On one line, of bounded length."""
+    return "".join(c if c.isprintable() else " " for c in text[:SHOWN])
 
 
 def _header(text: str) -> str:

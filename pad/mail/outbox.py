@@ -8,7 +8,8 @@ Rules:
   offered objects x recipients = mailed + lost (each under one cause) + waiting.
 - SMTP 4xx and an unreachable server: tried again with growing pauses, a bounded number of times. 5xx: lost at once.
   Each recipient's own answer counts (RFC 5321 4.2.1). One refused so many mails running is suspended: nothing is sent
-  there until the subscription is made again, and each object is a loss of its own cause.
+  there until the subscription is made again, and each object is a loss of its own cause. One who has unsubscribed is
+  suspended for as long as the subscription stands.
 - Bounded in mails and bytes; one subscription has at most a share of both, so that one that is put off does not take
   the room of all others.
 - What is to survive (`durable`) goes out only when it is on disk. `changes` says what to write, `kept` and `not_kept`
@@ -40,6 +41,9 @@ SHARE: Final = 4
 
 FINAL: Final = 500
 """SMTP answers from here on are final (RFC 5321 4.2.1)."""
+
+UNSUBSCRIBED: Final = "unsubscribed by the recipient"
+"""Where the answer stands that was the reason to suspend a recipient; those of servers begin with a number."""
 
 
 class Loss(NamedTuple):
@@ -90,6 +94,8 @@ class Outbox:
     not_before: float = 0.0
     busy: bool = False
     closed: bool = False
+    trying: int = 0
+    """Its first letters that are under way; only what the server answers changes them."""
     size: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
 
@@ -133,7 +139,6 @@ class MailQueue:
         self._outboxes: dict[Subscription, Outbox] = {}
         self._durable: dict[str, Outbox] = {}
         self._heap: list[tuple[float, int, Outbox]] = []
-        self._slot = 0.0
         self._flushing = False
         self._contents: Counter[int] = Counter()
         self._inserted: dict[int, Letter] = {}
@@ -142,6 +147,8 @@ class MailQueue:
         self._dropped: list[int] = []
         self._forgotten: list[str] = []
         self._ledgers: set[Outbox] = set()
+        self.slot = 0.0
+        """When the rate lets the next mail go."""
         self.waiting = 0
         """Letters that wait or are under way."""
         self.size = 0
@@ -203,12 +210,24 @@ class MailQueue:
         return lost, outbox if outbox.busy else None
 
     def resume(self, subscription: Subscription) -> None:
-        """Suspended recipients get mail again."""
+        """Suspended recipients get mail again, but for those who have unsubscribed."""
         outbox = self._outboxes.get(subscription)
         if outbox is not None and outbox.ledger.suspended:
-            outbox.ledger.suspended = {}
+            outbox.ledger.suspended = {a: why for a, why in outbox.ledger.suspended.items() if why == UNSUBSCRIBED}
             outbox.refusals.clear()
             self._show(outbox)
+
+    def unsubscribe(self, subscription: Subscription, recipients: Sequence[str], now: float) -> list[Loss]:
+        """They get no mail of it any more, but for what is under way."""
+        outbox = self._outboxes.get(subscription)
+        if outbox is None or not recipients:
+            return []
+        outbox.ledger.suspended = {**outbox.ledger.suspended, **dict.fromkeys(recipients, UNSUBSCRIBED)}
+        self._touch(outbox, ())
+        losses = self._withhold(outbox)
+        self._schedule(outbox, now)
+        self._show(outbox)
+        return losses
 
     # -- in -----------------------------------------------------------------------------------------------------
 
@@ -264,7 +283,7 @@ class MailQueue:
 
     def take(self, now: float) -> Attempt | None:
         """What to send now, if anything is due; it must be settled or put off."""
-        if now < self._slot:
+        if now < self.slot:
             return None
         while self._heap and self._heap[0][0] <= now:
             due, _, outbox = heapq.heappop(self._heap)
@@ -272,17 +291,22 @@ class MailQueue:
                 continue  # scheduled anew since
             outbox.due, outbox.busy = math.inf, True
             self.under_way += 1
-            if self._settings.rate:
-                self._slot = max(self._slot, now) + 1.0 / self._settings.rate
             letters = self._first(outbox)
+            outbox.trying = len(letters)
+            self.use_slot(len(letters[0].recipients) if self._settings.unsubscribe else 1, now)  # one each with links
             return Attempt(outbox, letters, letters[0].recipients)
         return None
+
+    def use_slot(self, mails: int, now: float) -> None:
+        """So many mails go out now: the next one as much later as the rate asks for."""
+        if self._settings.rate:
+            self.slot = max(self.slot, now) + mails / self._settings.rate
 
     def next_due(self) -> float:
         """When something is due, infinity for never."""
         while self._heap and self._heap[0][0] != self._heap[0][2].due:
             heapq.heappop(self._heap)
-        return max(self._heap[0][0], self._slot) if self._heap else math.inf
+        return max(self._heap[0][0], self.slot) if self._heap else math.inf
 
     def flush(self, now: float) -> None:
         """Send what would not survive: digests need not wait for their time."""
@@ -319,14 +343,13 @@ class MailQueue:
         for letter in letters:
             letter.recipients = later
         if blamed:
-            losses += self._blame(outbox, attempt.recipients, refused, final)
+            self._blame(outbox, attempt.recipients, refused, final)
         if later:
             why = "; ".join(f"{a}: {refused[a][0]} {refused[a][1]}" for a in later)
-            losses += self._again(outbox, letters, why, now)
+            losses += self._again(outbox, letters, why, now, fruitless=len(later) == len(attempt.recipients))
         else:
             self._remove_first(outbox, len(letters))
-        if outbox.ledger.suspended:
-            self._sweep(outbox)
+        losses += self._withhold(outbox)
         self._schedule(outbox, now)
         self._show(outbox)
         return losses
@@ -338,7 +361,7 @@ class MailQueue:
         if outbox.closed:
             return []
         self._touch(outbox, attempt.letters)
-        losses = self._again(outbox, attempt.letters, why, now)
+        losses = self._again(outbox, attempt.letters, why, now) + self._withhold(outbox)
         self._schedule(outbox, now)
         self._show(outbox)
         return losses
@@ -346,8 +369,10 @@ class MailQueue:
     def release(self, attempt: Attempt, now: float) -> list[Loss]:
         """It was aborted: as if it had not been tried."""
         self._end(attempt.outbox)
+        losses = self._withhold(attempt.outbox)
         self._schedule(attempt.outbox, now)
-        return []
+        self._show(attempt.outbox)
+        return losses
 
     def close(self) -> list[Loss]:
         """What would not survive is lost (shutdown); nothing goes out any more."""
@@ -359,6 +384,13 @@ class MailQueue:
                 self._remove_first(outbox, len(outbox.letters))
                 self._show(outbox)
         return losses
+
+    def oldest(self, now: float) -> float:
+        """Seconds since the mail was queued that has waited longest; 0 when none waits."""
+        firsts = (
+            next(itertools.chain(outbox.letters, outbox.pending.values()), None) for outbox in self._outboxes.values()
+        )
+        return max((now - letter.queued for letter in firsts if letter is not None), default=0.0)
 
     # -- disk ---------------------------------------------------------------------------------------------------
 
@@ -465,20 +497,23 @@ class MailQueue:
             outbox.due = due
             heapq.heappush(self._heap, (due, next(self._turns), outbox))
 
-    def _again(self, outbox: Outbox, letters: Sequence[Letter], why: str, now: float) -> list[Loss]:
-        tries = letters[0].tries + 1
+    def _again(
+        self, outbox: Outbox, letters: Sequence[Letter], why: str, now: float, *, fruitless: bool = True
+    ) -> list[Loss]:
+        """A try that somebody has got something by, or was refused, is none of the bounded number: it leaves fewer."""
+        tries = letters[0].tries + fruitless
         if tries > self._settings.retries:
             count = sum(len(x.recipients) for x in letters)
             self._remove_first(outbox, len(letters))
             return [self._lose(outbox, Cause.MAIL_UNREACHABLE, count, f"{tries} tries: {why}"[:500])]
         for letter in letters:
             letter.tries = tries
-        outbox.not_before = now + min(self._settings.retry_seconds * 2.0 ** (tries - 1), LONGEST_PAUSE)
+        outbox.not_before = now + min(self._settings.retry_seconds * 2.0 ** max(0, tries - 1), LONGEST_PAUSE)
         return []
 
     def _blame(
         self, outbox: Outbox, recipients: Iterable[str], refused: Mapping[str, object], final: Mapping[str, str]
-    ) -> list[Loss]:
+    ) -> None:
         """Count refusals in a row, and suspend whom the limit has reached."""
         limit, ledger = self._settings.suspend_after, outbox.ledger
         for address in recipients:
@@ -487,22 +522,26 @@ class MailQueue:
             elif address not in refused:
                 outbox.refusals.pop(address, None)
         gone = {a: final[a][:200] for a in final if limit and outbox.refusals[a] >= limit}
-        if not gone:
-            return []
-        ledger.suspended = {**ledger.suspended, **gone}
-        return self._withhold(outbox, gone)
+        ledger.suspended = {**gone, **ledger.suspended}
 
-    def _withhold(self, outbox: Outbox, gone: Mapping[str, str]) -> list[Loss]:
-        """Nothing that waits goes to `gone` any more."""
-        count = 0
-        waiting = (*outbox.letters, *outbox.pending.values())
-        for letter in waiting:
-            left = tuple(a for a in letter.recipients if a not in gone)
-            count += len(letter.recipients) - len(left)
-            letter.recipients = left
-        self._touch(outbox, waiting)
-        why = "mail suspended: " + "; ".join(f"{a}: {answer}" for a, answer in gone.items())
-        return [self._lose(outbox, Cause.MAIL_SUSPENDED, count, why)] if count else []
+    def _withhold(self, outbox: Outbox) -> list[Loss]:
+        """Nothing that waits, and is not under way, goes to suspended recipients. Letters that nobody is left for go:
+        those that wait for the disk when they are on it."""
+        suspended = outbox.ledger.suspended
+        if not suspended or outbox.closed:
+            return []
+        lost: Counter[str] = Counter()
+        changed = []
+        for letter in (*itertools.islice(outbox.letters, outbox.trying, None), *outbox.pending.values()):
+            gone = [a for a in letter.recipients if a in suspended]
+            if gone:
+                letter.recipients = tuple(a for a in letter.recipients if a not in suspended)
+                lost.update(gone)
+                changed.append(letter)
+        self._touch(outbox, changed)
+        self._sweep(outbox)
+        why = "mail suspended: " + "; ".join(f"{a}: {suspended[a]}" for a in lost)
+        return [self._lose(outbox, Cause.MAIL_SUSPENDED, lost.total(), why)] if lost else []
 
     def _lose(self, outbox: Outbox, cause: Cause, count: int, why: str = "") -> Loss:
         outbox.ledger.lost = {**outbox.ledger.lost, cause.value: outbox.ledger.lost.get(cause, 0) + count}
@@ -555,6 +594,7 @@ class MailQueue:
 
     def _end(self, outbox: Outbox) -> None:
         outbox.busy = False
+        outbox.trying = 0
         self.under_way -= 1
 
     def _show(self, outbox: Outbox) -> None:

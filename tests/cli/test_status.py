@@ -88,6 +88,7 @@ LOOKUP = {
     "items": 100_000, "event_registrations": 10_000, "lookups": 1_234_567, "changes": 1_234_567, "events": 1_234_567,
     "events_lost": 12, "store": None,
 }  # fmt: skip
+TLS = {"tls": {"identity": "x", "until": 1.8e9, "days": 3.0, "ends_soon": True, "revoked": False}}
 NEWER = {"kept": {"objects": 120_000, "bytes": 268_435_456}, "faults": {"lease reaper": 2}}
 RATES = {"rates": {"published": 12_345.6, "delivered": 12_345.6, "lookups": 1_234.5, "events": 1_234.5}}
 
@@ -119,9 +120,10 @@ AWAY = "[Errno 111] Error connecting to 127.0.0.1 on port 2525"
 
 def test_the_account_of_mail_is_shown_with_what_is_wrong_whole() -> None:
     # Given mails that wait for a server that is away
-    facts = DELEGATE | {"mailed": 7_654_321, "mail": {"fault": "", "away": AWAY, "queued": 126}}
+    facts = DELEGATE | {"mailed": 7_654_321, "mail": {"fault": "", "away": AWAY, "queued": 126, "oldest": 7_500.0}}
     row = _cells([facts], "mail at")
-    assert row == {"mail at": "alpha, rome", "mailed": "7,654,321", "waiting": "126", "what is wrong": AWAY}
+    told = {"mailed": "7,654,321", "waiting": "126 (2h05m)", "what is wrong": AWAY}
+    assert row == {"mail at": "alpha, rome", **told}
     [table] = [table for table in tables([facts]) if table.columns[0].head == "mail at"]
     assert "Error connecting to 127.0.0.1" in drawn(table, width=80)
     # When nothing waits any more; Expect nothing to be wrong, whatever the last try said
@@ -133,6 +135,21 @@ def test_the_account_of_mail_is_shown_with_what_is_wrong_whole() -> None:
     # When nothing was ever mailed; Expect no table
     facts = DELEGATE | {"mailed": 0, "mail": {"fault": "", "away": "", "queued": 0}}
     assert "mail at" not in [table.columns[0].head for table in tables([facts])]
+
+
+def test_a_certificate_is_shown_when_it_ends_soon() -> None:
+    # Given a server with a certificate
+    tls = {"identity": "pad.example", "until": 1_800_000_000.0, "days": 61.5, "ends_soon": False, "revoked": False}
+    assert "certificate at" not in [table.columns[0].head for table in tables([DELEGATE | {"tls": tls}])]
+    # When it ends soon, or is revoked; Expect that to be told, with what to do
+    for wrong, told in (("ends_soon", "it ends soon: jbi certs renew"), ("revoked", "it is revoked")):
+        row = _cells([DELEGATE | {"tls": tls | {wrong: True}}], "certificate at")
+        assert row == {
+            "certificate at": "alpha, rome", "of": "pad.example", "until": "2027-01-15", "days": "61.5",
+            "what is wrong": told,
+        }  # fmt: skip
+    # Expect it among all that there is
+    assert "certificate at" in [table.columns[0].head for table in tables([DELEGATE | {"tls": tls}], whole=True)]
 
 
 @pytest.mark.parametrize(
@@ -163,18 +180,18 @@ def test_the_address_of_a_peer_is_whole_while_other_columns_can_go() -> None:
     peer = DELEGATE | {"kind": "peer", "address": "127.0.0.1:40123", "published": 12_345, "matched": 12_345}
     peer |= {"unmatched": 12_345, "delivered": 12_345} | RATES
     [table] = [table for table in tables([peer]) if table.columns[0].head == "objects at"]
-    for width in (80, 87):  # in the latter there is room for what can go, if the address is cut
+    for width in (60, 80, 87):  # in the last there is room for what can go, if the address is cut
         lines = drawn(table, width=width).splitlines()
         assert "127.0.0.1:40123" in lines[2]
         assert max(map(len, lines)) <= width
-    # When even that does not do, expect it to be cut, and a row to stay a row
-    assert "127.0.0.1:40…" in drawn(table, width=76).splitlines()[2]
+    # When even that does not do, expect it to be cut where it says least, and a row to stay a row
+    assert "127.0.…:40123" in drawn(table, width=58).splitlines()[2]
 
 
 JUNK = (None, 7, -1.5, float("nan"), "text", b"bytes", [], [1, "x"], {}, {"a": [1]}, 2**63)
 
 
-@pytest.mark.parametrize("facts", [DELEGATE | NEWER, LOOKUP | NEWER], ids=["delegate", "lookup"])
+@pytest.mark.parametrize("facts", [DELEGATE | NEWER | TLS, LOOKUP | NEWER], ids=["delegate", "lookup"])
 def test_a_status_that_no_server_of_ours_has_is_an_error_of_ours(facts: dict[str, Any]) -> None:
     # Given what a server says of itself, of which one thing is missing, or something else, or all is
     whole = facts | {"sessions": [], "subscriptions": []}
@@ -197,10 +214,8 @@ def test_what_there_is_no_room_for_is_said() -> None:
     # Given a table that is too wide
     [table] = [t for t in tables([DELEGATE | RATES]) if t.columns[0].head == "objects at"]
     # Expect the spare columns to be named
-    assert (
-        drawn(table, width=80).splitlines()[-1]
-        == "(no room for unmatched, suppressed, sent: see --json, or a wider terminal)"
-    )
+    told = "(no room for unmatched, suppressed, sent: see --wide, --columns)"
+    assert drawn(table, width=80).splitlines()[-1] == told
     # Expect one too wide for anything to be a line for each value
     lines = drawn(table, width=40).splitlines()
     assert "objects at: alpha, rome" in lines

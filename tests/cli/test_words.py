@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 from jbi_pubsub.cli import clients
 from jbi_pubsub.cli.app import HOMES, jbi
@@ -100,6 +101,17 @@ def test_a_mistyped_name_is_answered_with_the_nearest(
     answer = said(*arguments)
     assert answer.code == 2
     assert meant in answer.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [("do", ["doctor"]), ("to", ["top"]), ("top su", ["subscriptions"]), ("doctor ports cl", ["clock"]),
+     ("status --w", ["--watch", "--wide"])],
+)  # fmt: skip
+def test_a_shell_completes_what_is_typed(typed: str, names: list[str]) -> None:
+    *before, last = typed.split()
+    complete = ShellComplete(jbi, {}, "jbi", "_JBI_COMPLETE")
+    assert [item.value for item in complete.get_completions(before, last)] == names
 
 
 def test_nothing_near_is_not_guessed(said: Callable[..., Any]) -> None:
@@ -353,7 +365,7 @@ def test_services_that_do_not_exist_are_answered_with_what_there_is(
 
 @pytest.mark.parametrize(
     ("width", "shown", "entries"),
-    [(80, " Intel_Imagery ", True), (76, " Intel_Imagery ", False), (130, " mil.af.rl.jbi.Intel_Imagery ", True)],
+    [(90, " Intel_Imagery ", True), (76, " Intel_Imagery ", False), (130, " mil.af.rl.jbi.Intel_Imagery ", True)],
 )
 def test_the_type_that_a_service_publishes_is_not_cut(width: int, shown: str, entries: bool) -> None:
     # Given a registration as the lookup service lists it
@@ -427,7 +439,7 @@ def test_one_is_not_many(flags: list[str], federation: Any, said: Callable[..., 
     made = said(*flags, "subscribe", "--email", "a@example.org", "--type", "Intel_Imagery").out
     assert "at 1 delegate, lease" in made
     assert "1 services" not in said(*flags, "services").out
-    assert _ended(1, {"queued": 1, "kept": 1, "away": "", "server": ""}, state="s") == (
+    assert _ended(1, {"queued": 1, "kept": 1, "away": "", "server": ""}, 1, state="s") == (
         "jbi: stopped with 1 object undelivered, 0 of them by mail\n"
         "jbi: 1 mail waited in s.mails, to go out after the next start\n"
     )

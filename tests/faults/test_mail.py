@@ -31,6 +31,8 @@ class Sink:
         self.port = 0
         self.answer_rcpt: Callable[[str], str] = lambda _address: "250 OK"
         self.answer_data: Callable[[int], str] = lambda _tries: "250 OK"
+        self.hold = False
+        """No message gets its answer while this is true."""
 
     async def handle_RCPT(self, _server: Any, _session: Any, envelope: Any, address: str, _options: Any) -> str:  # noqa: N802
         answer = self.answer_rcpt(address)
@@ -40,6 +42,8 @@ class Sink:
 
     async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802
         self.tries += 1
+        while self.hold:
+            await asyncio.sleep(0.01)
         answer = self.answer_data(self.tries)
         if answer.startswith("2"):
             message = cast(EmailMessage, message_from_bytes(envelope.content, policy=email.policy.default))
@@ -64,6 +68,7 @@ def sink() -> Iterator[Sink]:
     controller.start()
     sink.port = controller.port
     yield sink
+    sink.hold = False
     controller.stop()
 
 
@@ -235,6 +240,31 @@ def test_one_refused_recipient_does_not_keep_the_others_from_their_mail(
     )
 
 
+def test_a_slow_mail_server_holds_up_neither_the_publisher_nor_direct_delivery(
+    sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a mail server that takes a message and does not answer, and a subscription that is delivered both ways
+    sink.hold = True
+    subscriber = federation.subscriber()
+    both = subscriber.register_subscriber(type_name=TYPE, recipients=("duty@example.org",), direct=True)
+    registration = publishing.register(figures.figure_1, figures.schema)
+    assert subscriber.wait_matched(both) == 1
+    publishing.publish(registration, figures.figure_1)
+    assert subscriber.receive(both) is not None
+    eventually(lambda: sink.tries == 1)
+    # When many objects are published; Expect each directly, one after the other, while the first mail has no answer yet
+    for _ in range(50):
+        sent = publishing.publish(registration, figures.figure_1)
+        assert subscriber.receive(both).object_id == sent
+    assert (sink.tries, sink.mails) == (1, [])
+    # When the server answers; Expect all mail, in order, none of it twice
+    sink.hold = False
+    eventually(lambda: len(sink.mails) == 51)
+    numbers = [int(str(message["Subject"]).rpartition("#")[2]) for _, message in sink.mails]
+    assert numbers == list(range(1, 52))
+    assert subscriber.losses(both) == {}
+
+
 def test_mail_put_off_is_tried_again(
     sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
 ) -> None:
@@ -324,6 +354,24 @@ def test_an_email_subscription_outlives_its_process_until_it_is_cancelled(
     publish()
     eventually(lambda: len(sink.mails) == 2)
     assert sink.mails[1][0] == ["marker@example.org"]
+
+
+def test_mail_beside_a_queue_ends_with_the_subscribers_process(
+    sink: Sink, publishing: Any, federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a subscription that is delivered both ways
+    subscriber = federation.subscriber()
+    both = subscriber.register_subscriber(type_name=TYPE, recipients=("duty@example.org",), direct=True)
+    registration = publishing.register(figures.figure_1, figures.schema)
+    assert subscriber.wait_matched(both) == 1
+    publishing.publish(registration, figures.figure_1)
+    eventually(lambda: len(sink.mails) == 1)
+    # When its process leaves, and an object comes; Expect no mail of it: the object matches nobody
+    subscriber.close()
+    eventually(lambda: publishing.status()["subscriptions"] == [])
+    publishing.publish(registration, figures.figure_1)
+    assert publishing.status()["unmatched"] == 1
+    assert len(sink.mails) == 1
 
 
 @pytest.mark.processes

@@ -323,6 +323,57 @@ def test_a_try_has_a_deadline_as_a_whole(
     eventually(lambda: server.disconnected == server.connected == 2)
 
 
+def test_reminders_come_behind_all_other_mail(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given one connection, over which a mail goes that has no answer yet
+    server.hold = True
+    here = office(connections=1)
+    one = here.subscribe("one", "one@x.org")
+    here.publish(one)
+    eventually(lambda: server.under_way == 1)
+    # When a reminder is due, and then three mails of objects
+    here.mail.remind(one, 1_700_000_000.0)
+    for _ in range(3):
+        here.publish(one)
+    server.hold = False
+    # Expect the objects first, and the reminder apart from their account
+    eventually(lambda: here.mail.status()["reminders"] == 1)
+    assert server.ids() == [*(f"object-{n}" for n in range(1, 5)), "None"]
+    assert (one.matched, one.mailed, here.mail.reminded()) == (4, 4, ["one"])
+    # When its lease is renewed while the next one is under way; Expect that to be given up, and not to be tried again
+    server.hold = True
+    here.mail.remind(one, 1_700_000_000.0)
+    eventually(lambda: server.under_way == 1)
+    here.mail.withdraw(one)
+    eventually(lambda: here.mail.status()["connections"] == 0)
+    assert (here.mail.status()["reminders"], here.mail.status()["reminders_waiting"]) == (1, 0)
+
+
+def test_mails_of_their_own_for_many_recipients_do_not_keep_the_connection_from_others(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+) -> None:
+    # Given one connection, a turn of half a second, a fifth of one for a mail, and links: a mail for each recipient
+    here = office(connections=1, try_seconds=0.5, unsubscribe="https://x.org")
+    many, other = here.subscribe("many", *(f"{n}@x.org" for n in range(5))), here.subscribe("other", "other@x.org")
+    began = time.monotonic()
+
+    def slow(_address: str) -> str:
+        while time.monotonic() < began + 0.2 * (len(server.mails) + 1):
+            time.sleep(0.01)
+        return "250 OK"
+
+    server.answer_rcpt = slow
+    # When an object comes for many, and then one for somebody else
+    here.publish(many, other)
+    # Expect the other's mail before the many have theirs, each of which comes once
+    eventually(lambda: (many.mailed, other.mailed) == (5, 1))
+    names = [to[0] for to, _ in server.mails]
+    assert names.index("other@x.org") < 5
+    assert sorted(names) == [*(f"{n}@x.org" for n in range(5)), "other@x.org"]
+    assert sum(here.lost.values()) == 0
+
+
 def test_an_idle_connection_is_closed(
     server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
 ) -> None:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from aiosmtpd.controller import Controller
+
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.pad.mail import dispatcher
+from jbi_pubsub.pad.proxy import fetch_status
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -85,6 +91,59 @@ def test_mail_that_is_kept_is_said_when_the_delegate_stops(
     assert pad.wait() == 0
     assert f"jbi: 3 mails waited in {tmp_path / 'state.db'}.mails, to go out after the next start" in pad.stderr()
     assert "undelivered" not in pad.stderr()
+
+
+@pytest.mark.processes
+def test_mail_from_before_is_said_when_the_delegate_starts_and_not_when_it_has_gone_out(
+    stderr_of_a_delegate: Callable[..., tuple[Any, int]],
+    start: Callable[..., Any],
+    federation: Any,
+    eventually: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    # Given mail in a delegate's state that a SIGTERM has left there
+    state = str(tmp_path / "state.db")
+    pad, port = stderr_of_a_delegate("--state", state)
+    eventually(lambda: "and survive a stop" in pad.stderr(), what=pad.stderr)
+    pad.signal(signal.SIGTERM)
+    assert pad.wait() == 0
+    assert f"jbi: 3 mails waited in {state}.mails, to go out after the next start" in pad.stderr()
+    # When the delegate starts again, and the mail server with it; Expect the mail to be said, and to go out
+    controller = Controller(Taking(), hostname="127.0.0.1", port=port)
+    controller.start()
+    at = ("--no-multicast", "--locator", federation.lookups[0].address, "--set", f"mail.port={port}")
+    again = start(*at, "pad", "alpha", "rome", "--state", state, "--drain", "0.3", "--json")
+    address = again.fact()["address"]
+    ref = ServiceRef("", "", (address,))
+    eventually(lambda: fetch_status(ref, Security(), timeout=5.0)["mailed"] == 3)
+    assert f"3 mails wait in {state}.mails from before, the first since 2" in again.stderr()
+    controller.stop()
+    # When it is stopped; Expect nothing of mail
+    again.signal(signal.SIGTERM)
+    assert again.wait() == 0
+    assert "waited" not in again.stderr()
+
+
+def test_a_mail_server_that_stays_away_is_said_again_from_time_to_time_while_mail_waits(
+    federation: Any,
+    figures: Any,
+    eventually: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given that an hour is a twentieth of a second, and mail that waits for a server that is away
+    monkeypatch.setattr(dispatcher, "AWAY_AGAIN_SECONDS", 0.05)
+    pad, subscriber, publisher = federation.pad(), federation.subscriber(), federation.light()
+    uid = subscriber.register_subscriber(type_name=TYPE, recipients=("duty@example.org",))
+    registration = figures.register(publisher)
+    assert subscriber.wait_matched(uid) == 1
+    publisher.publish(registration, figures.figure_1)
+    # Expect it to be said that it is away, and then that it still is, with what waits and for how long
+    eventually(lambda: len([r for r in caplog.records if "is still away: " in r.getMessage()]) == 2)
+    said = [r.getMessage() for r in caplog.records if r.name == "jbi_pubsub.mail"]
+    assert ["is away: " in line for line in said] == [True, False, False]
+    assert said[1].endswith("; 1 mails wait for it, and are lost at a stop without [pad] state")
+    assert pad.status()["mail"]["oldest"] > 0.05
 
 
 def test_a_mail_server_that_comes_back_is_said(

@@ -152,7 +152,7 @@ def test_objects_on_a_long_way_arrive_in_order_and_do_not_wait_for_each_other(
 ) -> None:
     # Given a subscriber behind a link with 0.1 to 0.12 s delay each way (jitter within a connection keeps its order)
     scene.open()
-    scene.subscribers_link.delay, scene.subscribers_link.jitter = 0.1, 0.02
+    scene.subscribers_link.shape(delay=0.1, jitter=0.02)
 
     # When 300 objects are published
     began = time.monotonic()

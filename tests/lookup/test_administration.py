@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from jbi_pubsub.core.access import AllowAll, Decision
 from jbi_pubsub.core.config import MetricsSection
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
@@ -463,8 +464,13 @@ def test_nonsense_is_refused_with_a_hint_and_changes_nothing(
     assert admin.administered() == before
 
 
+class NoAdministrators(AllowAll):
+    def allow(self, caller: Any, action: str, subject: Any) -> Decision:  # noqa: ARG002  # the protocol's parameters
+        return Decision(action != "administer")
+
+
 def test_only_an_administrator_administers(federation: Any, proxy: Callable[..., Any]) -> None:
-    server = LookupServer(federation.config, Registrar(), is_admin=lambda _caller: False)
+    server = LookupServer(federation.config, Registrar(), access=NoAdministrators())
     server.start()
     federation.stack.callback(server.stop)
     stranger = proxy(server)

@@ -812,3 +812,19 @@ def test_one_that_hoards_costs_another_of_its_session_no_more_than_the_room_for_
     uids = {s["uid"]: s for s in world.status()["subscriptions"]}
     assert uids[small]["lost"] == {Cause.QUEUE_OVERFLOW: 1}
     assert world.sequences(small) == [2, 3, 4, 5, registration.sequence]
+
+
+def test_who_comes_late_with_others_gets_what_its_own_template_says(world: World) -> None:
+    # Given objects of two units, and a session that comes late with a subscription to each
+    registrations = {name: world.register(EntryRep(UNIT, (name,))) for name in ("a", "b")}
+    for registration in registrations.values():
+        world.publish(registration)
+    session = world.delegate.open_session("subscriber", 1e6)[0]
+    names = {unit: world.subscribe(10.0, session=session, entries=(EntryRep(UNIT, (unit,)),)) for unit in ("a", "b")}
+    # When they catch up together
+    world.serve_all()
+    world.read()
+    # Expect each to get the objects of its unit alone
+    assert {unit: world.got[name] for unit, name in names.items()} == {
+        unit: [(registration.uid, 1)] for unit, registration in registrations.items()
+    }

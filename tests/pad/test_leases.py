@@ -83,9 +83,15 @@ class World:
     def load(self, _wall: float) -> list[Kept]:
         return []
 
+    def holders(self) -> dict[str, str]:
+        return {}
+
     def keep(self, _kept: Kept) -> None: ...
 
-    def renew(self, _uid: str, _ends: float) -> None: ...
+    def renew(self, _uid: str, _ends: float, _remind: float | None) -> None: ...
+
+    def unsubscribed(self) -> list[tuple[str, str]]:
+        return []
 
     def close(self) -> None: ...
 

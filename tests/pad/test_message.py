@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jbi_pubsub.core.info_object import InfoObject, Platform, TypeName
-from jbi_pubsub.pad.mail.message import compose, digest, estimate, single
+from jbi_pubsub.pad.mail.message import SHOWN, compose, digest, estimate, reminder, single
+from jbi_pubsub.pad.subscription import SubscriptionRequest
 
 SENDER = "jbi@example.org"
 NASTY = [
@@ -121,3 +122,73 @@ def test_the_message_id_is_that_of_object_and_subscription() -> None:
     ids = {read(single(c, uid, "example.org"))["Message-ID"] for c, uid in pairs}
     ids |= {read(digest([c], uid, sender=SENDER, domain="x", published=0.0))["Message-ID"] for c, uid in pairs}
     assert len(ids) == 8
+
+
+def test_a_mail_with_a_link_lets_its_reader_unsubscribe_with_one_click() -> None:
+    # Given a link over HTTPS; Expect the two headers of RFC 2369 and 8058, in a single mail and a digest
+    content = compose(made(), b"", number=1, sender=SENDER)
+    url = "https://jbi.example.org:8160/unsubscribe?token=" + "a" * 43
+    for message in (
+        read(single(content, "one", "x", url)),
+        read(digest([content], "one", sender=SENDER, domain="x", published=0.0, unsubscribe=url)),
+    ):
+        assert message["List-Unsubscribe"] == f"<{url}>"
+        assert message["List-Unsubscribe-Post"] == "List-Unsubscribe=One-Click"
+    # Expect the link alone over HTTP, for which there is no one-click, and neither without a link
+    plain = read(single(content, "one", "x", url.replace("https", "http")))
+    assert (plain["List-Unsubscribe"], plain["List-Unsubscribe-Post"]) == (f"<{url.replace('https', 'http')}>", None)
+    assert read(single(content, "one", "x"))["List-Unsubscribe"] is None
+
+
+UNSUBSCRIBE, RENEW = "https://x.org/unsubscribe?token=" + "a" * 43, "https://x.org/renew?token=" + "b" * 43
+
+
+def reminded(request: SubscriptionRequest, *, unsubscribe: str = UNSUBSCRIBE, renew: str = RENEW) -> EmailMessage:
+    """A reminder as a mail program reads it."""
+    data = reminder(
+        request, ends=1_700_000_000.0, date=1_699_990_000.0, sender=SENDER, domain="x.org", unsubscribe=unsubscribe,
+        renew=renew,
+    )  # fmt: skip
+    assert data.isascii()
+    assert all(len(line) <= 998 and b"\r" not in line and b"\n" not in line for line in data.split(b"\r\n"))
+    return read(data)
+
+
+def test_a_reminder_says_what_ends_when_and_how_it_goes_on_or_not() -> None:
+    # Given a subscription with a predicate
+    request = SubscriptionRequest("subscription-1", predicate="//lat > 33", recipients=("a@x.org", "secret@y.org"))
+    message = reminded(request)
+    text = str(message.get_content())
+    # Expect all of it, at the end of the lease, sent at the time of the reminder
+    assert message["Subject"] == "Ends 2023-11-14 22:13:20 UTC: e-mail subscription subscription-1"
+    assert message["Date"].datetime.timestamp() == 1_699_990_000.0
+    assert "ends at 2023-11-14 22:13:20 UTC" in text
+    assert "predicate: //lat > 33" in text
+    assert UNSUBSCRIBE in text
+    assert RENEW in text
+    assert "jbi subscriptions renew subscription-1" in text
+    assert message["List-Unsubscribe"] == f"<{UNSUBSCRIBE}>"
+    assert message["Auto-Submitted"] == "auto-generated"
+    assert "y.org" not in message.as_string(), "nobody is told of the others"
+    # Expect commands alone without links, and the same mail for the same lease
+    without = str(reminded(request, unsubscribe="", renew="").get_content())
+    assert "https:" not in without
+    assert "jbi subscriptions renew subscription-1" in without
+    assert "jbi subscriptions cancel subscription-1" in without
+    assert reminded(request)["Message-ID"] == message["Message-ID"]
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(
+    st.one_of(
+        st.text(max_size=80), st.sampled_from([*map(bytes.decode, NASTY), "x\r\nBcc: a@x.org\r\n\r\n<b>", "a" * 9_999])
+    )
+)
+def test_a_reminder_is_one_mail_whatever_its_subscription_says(hostile: str) -> None:
+    # Given a subscription with hostile text in all that a reminder shows
+    request = SubscriptionRequest(hostile, predicate=hostile, payload_filter=hostile)
+    message = reminded(request)
+    # Expect no further header, no lines of its own in the text, and no more of it than is shown
+    assert message["Bcc"] is None
+    text = str(message.get_content())
+    assert len(text) < 4 * SHOWN + 2 * len(hostile) + 1_000

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.pad.mail.message import Content
-from jbi_pubsub.pad.mail.outbox import Attempt, Ledger, Letter, Loss, MailQueue
+from jbi_pubsub.pad.mail.outbox import UNSUBSCRIBED, Attempt, Ledger, Letter, Loss, MailQueue
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
 
 SETTINGS = MailSection(retries=2, retry_seconds=1.0, suspend_after=3, digest_objects=4, queue_bound=40)
@@ -52,6 +52,65 @@ def taken(queue: MailQueue, now: float) -> Attempt:
 def names(attempt: Attempt) -> list[str]:
     """The objects of a mail."""
     return [letter.content.object_id for letter in attempt.letters]
+
+
+# -- who has unsubscribed ------------------------------------------------------------------------------------------
+
+
+def test_who_has_unsubscribed_gets_what_is_under_way_and_nothing_more_also_when_all_is_resumed() -> None:
+    # Given a mail to two that is under way, and one that waits
+    one = subscription("one", "a@x", "b@x")
+    queue = queue_of(one)
+    queue.offer(one, content(), 0.0)
+    queue.offer(one, content(), 0.0)
+    under_way = taken(queue, 0.0)
+    # When one of them unsubscribes; Expect what waits for him to be lost, each object under one cause
+    assert queue.unsubscribe(one, ["a@x"], 0.0) == [
+        Loss(one, Cause.MAIL_SUSPENDED, 1, "mail suspended: a@x: unsubscribed by the recipient")
+    ]
+    # When the server has taken the first, and the subscription is made again; Expect the second to go to the other
+    assert queue.settle(under_way, {}, 0.0) == []
+    queue.resume(one)
+    assert taken(queue, 0.0).recipients == ("b@x",)
+    assert one.mail_suspended == {"a@x": UNSUBSCRIBED}
+    assert (one.matched, one.mailed, one.lost) == (2, 2, Counter())  # losses are counted by who is told of them
+    # Expect each further object to be no mail to him
+    assert queue.offer(one, content(), 0.0) == [Loss(one, Cause.MAIL_SUSPENDED, 1)]
+
+
+def test_a_mail_that_is_put_off_is_not_tried_again_for_whom_has_unsubscribed_meanwhile() -> None:
+    # Given a mail under way to two, one of whom unsubscribes
+    one = subscription("one", "a@x", "b@x")
+    queue = queue_of(one)
+    queue.offer(one, content(), 0.0)
+    under_way = taken(queue, 0.0)
+    assert queue.unsubscribe(one, ["a@x"], 0.0) == []
+    # When the server puts both off; Expect one loss, and a further try for the other alone
+    [lost] = queue.settle(under_way, {"a@x": (451, "later"), "b@x": (451, "later")}, 0.0)
+    assert (lost.cause, lost.amount) == (Cause.MAIL_SUSPENDED, 1)
+    assert taken(queue, 1.0).recipients == ("b@x",)
+
+
+def test_a_rate_counts_each_recipients_own_mail() -> None:
+    # Given links, so that each recipient gets a mail of his own, and two mails a second
+    one, other = subscription("one", "a@x", "b@x", "c@x"), subscription("other")
+    queue = queue_of(one, other, rate=2.0, unsubscribe="https://x.org")
+    queue.offer(one, content(), 0.0)
+    queue.offer(other, content(), 0.0)
+    # When the first object has gone to three; Expect the next mail a second and a half later
+    assert taken(queue, 0.0).recipients == ("a@x", "b@x", "c@x")
+    assert queue.take(1.4) is None
+    assert taken(queue, 1.5).recipients == ("a@x",)
+
+
+def test_the_oldest_mail_is_told_by_its_age() -> None:
+    one, other = subscription("one"), subscription("other")
+    queue = queue_of(one, other)
+    assert queue.oldest(7.0) == 0.0
+    queue.offer(one, content(), 5.0)
+    queue.offer(other, content(), 3.0)
+    queue.offer(other, content(), 6.0)
+    assert queue.oldest(7.0) == 4.0
 
 
 # -- order and turns ----------------------------------------------------------------------------------------------
@@ -106,6 +165,23 @@ def test_pauses_double_and_end_in_a_loss() -> None:
     [loss] = queue.put_off(taken(queue, 3.0), "away", 3.0)
     assert (loss.cause, loss.amount) == (Cause.MAIL_UNREACHABLE, 2)
     assert queue.waiting == queue.size == 0
+
+
+def test_a_try_that_leaves_fewer_recipients_is_none_of_the_bounded_number() -> None:
+    # Given two tries after the first, and a mail to four that the server takes for one more each time
+    one = subscription("one", *(f"{name}@x" for name in "abcd"))
+    queue, now = queue_of(one), 0.0
+    queue.offer(one, content(), now)
+    for left in (3, 2, 1):
+        attempt = taken(queue, now)
+        assert queue.settle(attempt, dict.fromkeys(attempt.recipients[1:], (451, "later")), now) == []
+        assert one.mailed == 4 - left
+        now += 1.0
+    # When it is taken for nobody any more; Expect the bounded number of tries from here on
+    for last in (False, False, True):
+        losses = queue.settle(taken(queue, now), {"d@x": (451, "later")}, now)
+        assert bool(losses) == last
+        now += 60.0
 
 
 def test_a_recipient_that_is_named_twice_counts_twice_whatever_becomes_of_it() -> None:
@@ -378,6 +454,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("begin commit"), st.just(0)),
         st.tuples(st.just("cancel"), st.integers(0, 2)),
         st.tuples(st.just("resume"), st.integers(0, 2)),
+        st.tuples(st.just("unsubscribe"), st.integers(0, 2)),
         st.tuples(st.just("wait"), st.integers(1, 70)),
         st.tuples(st.just("kill"), st.just(0)),
     ),
@@ -435,6 +512,12 @@ def test_offered_is_mailed_lost_or_waiting_whatever_happens_and_over_every_resta
                 queue.open(standing[argument], durable=True)
             case "resume":
                 queue.resume(standing[argument])
+            case "unsubscribe":
+                one = standing[argument]
+                queue.unsubscribe(one, [RECIPIENTS[argument]], now)
+                outbox = queue._outboxes[one]
+                idle = (*list(outbox.letters)[outbox.trying :], *outbox.pending.values())
+                assert not any(RECIPIENTS[argument] in letter.recipients for letter in idle)
             case "wait":
                 now += argument
             case "kill":

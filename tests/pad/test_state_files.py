@@ -7,10 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import msgpack
 
+import jbi_pubsub.pad.store as store_module
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.pad.mail.store import MailStore
-from jbi_pubsub.pad.store import SubscriptionStore
+from jbi_pubsub.pad.store import Kept, SubscriptionStore
+from jbi_pubsub.pad.subscription import SubscriptionRequest
 
 Opened = Callable[[Path], SubscriptionStore | MailStore]
 both = pytest.mark.parametrize("opened", [SubscriptionStore, MailStore])
@@ -49,3 +52,42 @@ def test_a_file_of_ours_is_taken_again(opened: Opened, tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_named(opened: Opened, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="nowhere"):
         opened(tmp_path / "nowhere" / "state")
+
+
+def test_the_subscriptions_of_an_earlier_version_are_taken_over(tmp_path: Path) -> None:
+    # Given the file of a version that reminded nobody, and bound nobody to a certificate
+    path = tmp_path / "state"
+    request = SubscriptionRequest("subscription-1", direct=False, recipients=("a@x.org",))
+    with sqlite3.connect(path) as base:
+        base.execute(
+            "CREATE TABLE mail (uid TEXT PRIMARY KEY, request BLOB NOT NULL,"
+            " lease TEXT NOT NULL, ends REAL NOT NULL) WITHOUT ROWID"
+        )
+        base.execute("INSERT INTO mail VALUES (?, ?, ?, ?)", (request.uid, msgpack.encode(request), "lease", 100.0))
+    base.close()
+    # When it is opened; Expect the subscription, of which a reminder can be kept, bound to none, and nobody who has
+    # unsubscribed
+    store = SubscriptionStore(path)
+    assert store.load(50.0) == [Kept(request, "lease", 100.0)]
+    store.renew(request.uid, 200.0, 150.0)
+    assert store.load(50.0) == [Kept(request, "lease", 200.0, 150.0)]
+    store.reminded(request.uid)
+    assert store.load(50.0) == [Kept(request, "lease", 200.0)]
+    assert store.unsubscribed() == []
+    assert store.holders() == {}
+    store.hold(request.uid, "1f:abcd")
+    store.close()
+    again = SubscriptionStore(path)
+    assert again.holders() == {request.uid: "1f:abcd"}
+    again.close()
+
+
+def test_of_too_many_who_have_unsubscribed_the_first_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "UNSUBSCRIBED_MOST", 3)
+    store = SubscriptionStore(tmp_path / "state")
+    for name in "abcdbe":
+        store.unsubscribe("subscription-1", f"{name}@x.org")
+    assert store.unsubscribed() == [("subscription-1", f"{name}@x.org") for name in "cde"]
+    store.close()

@@ -17,6 +17,7 @@ import pytest
 
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.codegen.schema import read_bundle
+from jbi_pubsub.core.access import AllowAll, Decision, Subject
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
     ConfigurationError,
@@ -64,16 +65,16 @@ MAIL = SubscriptionRequest(
 )
 
 
-class Policy:
-    """An access hook that remembers what it was asked, and forbids some actions."""
+class Policy(AllowAll):
+    """An access policy that remembers what it was asked, and forbids some actions."""
 
     def __init__(self, *forbidden: str) -> None:
         self.forbidden = set(forbidden)
         self.asked: list[tuple[str, str]] = []
 
-    def allow(self, caller: Caller, action: str, type_name: str) -> bool:  # noqa: ARG002  # the protocol's parameters
-        self.asked.append((action, type_name))
-        return action not in self.forbidden
+    def allow(self, caller: Caller, action: str, subject: Subject) -> Decision:  # noqa: ARG002  # the protocol's parameters
+        self.asked.append((action, subject.type))
+        return Decision(action not in self.forbidden)
 
 
 class Peer:
@@ -231,14 +232,16 @@ def test_the_access_hook_is_asked_about_the_type_that_the_schema_decides(
     delegate = publisher.connect_to_delegate("alpha", "rome")
     # When a publisher registers without naming the type, as the schema does
     publisher.register_publisher(delegate, figures.schema, figures.figure_1)
-    # Expect the hook to be asked about that type, never about none
-    assert [type_name for action, type_name in policy.asked if action == "publish"] == [TYPE]
+    # Expect the hook to be asked whether some type may be published, and then about that one
+    assert [type_name for action, type_name in policy.asked if action == "publish"] == ["", TYPE]
 
 
 def test_a_type_whose_publication_is_forbidden_is_not_registered(
     guarded: Callable[..., Any], federation: Any, figures: Any
 ) -> None:
-    pad = guarded(Policy("publish"))
+    policy = Policy()
+    policy.allow = lambda _caller, _action, subject: Decision(subject.type != TYPE)  # type: ignore[method-assign,assignment]
+    pad = guarded(policy)
     publisher = federation.light()
     delegate = publisher.connect_to_delegate("alpha", "rome")
     with pytest.raises(AccessDeniedError, match=TYPE):
@@ -837,9 +840,9 @@ def test_a_delegate_that_grants_leases_of_no_time_is_not_asked_without_end(
     grants, renews = pad.delegate.open_session, pad.delegate.renew
     calls: list[str] = []
 
-    def opened(name: str, duration: float) -> tuple[str, Lease]:
+    def opened(name: str, duration: float, caller: Caller) -> tuple[str, Lease]:
         calls.append("open")
-        session, lease = grants(name, duration)
+        session, lease = grants(name, duration, caller)
         return session, msgspec.structs.replace(lease, duration=term)
 
     def renewed(lease_id: str, duration: float) -> Lease:

@@ -270,10 +270,13 @@ GARBAGE = {
 
 @pytest.mark.parametrize("preamble", GARBAGE.values(), ids=GARBAGE)
 def test_who_does_not_speak_our_protocol_is_disconnected(preamble: bytes, pad: Any, attack: Callable[..., Any]) -> None:
-    # Expect that the wrong preamble ends the connection without an answer, but for whom speaks TLS
+    # Expect that the wrong preamble ends the connection without an answer, but for whom speaks TLS, or our protocol
+    # under another number, and that number is told
     attacker = attack(pad.endpoint_port, preamble=preamble)
     if preamble[:2] == TLS_HELLO:
         assert attacker.sock.recv(100) == ALERT
+    if preamble == GARBAGE["another protocol number"]:
+        assert attacker.sock.recv(100) == PREAMBLE.pack(MAGIC, PROTOCOL, CONTROL)
     assert attacker.is_disconnected()
 
 

@@ -6,16 +6,27 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 
-from jbi_pubsub.core.errors import WireError
+from jbi_pubsub.core.errors import ProtocolError, WireError
 from jbi_pubsub.core.wire.control import ControlClient
-from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Caller, Endpoint, Security, dial
-from jbi_pubsub.core.wire.ref import ServiceRef
+from jbi_pubsub.core.wire.endpoint import (
+    CONTROL,
+    DATA,
+    MAGIC,
+    PREAMBLE,
+    Caller,
+    Endpoint,
+    Security,
+    dial,
+    recv_exactly,
+)
+from jbi_pubsub.core.wire.ref import PROTOCOL, ServiceRef
 from jbi_pubsub.core.wire.tls import TlsIdentity
 
 
@@ -27,6 +38,49 @@ def identity(folder: Path) -> TlsIdentity:
     issued.cert_chain_pems[0].write_to_path(str(folder / "own.pem"))
     issued.private_key_pem.write_to_path(str(folder / "own.key"))
     return TlsIdentity(folder / "own.pem", folder / "own.key", folder / "ca.pem")
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["in clear", "TLS"])
+def test_a_client_of_another_protocol_is_told_our_number(
+    secure: bool, serve: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a client of a version that speaks another number
+    security = Security(identity(tmp_path)) if secure else Security()
+    served = serve(security)
+    with socket.create_connection(("127.0.0.1", served.endpoint.port), timeout=5.0) as raw:
+        sock = security.tls.client_context().wrap_socket(raw) if security.tls else raw
+        sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL - 1, CONTROL))
+        # Expect our number and the end, and both numbers in the log of whoever runs the server
+        assert recv_exactly(sock, PREAMBLE.size, 5.0) == PREAMBLE.pack(MAGIC, PROTOCOL, CONTROL)
+        assert sock.recv(1) == b""
+        sock.close()
+    assert f"it speaks protocol {PROTOCOL - 1}, and we {PROTOCOL}" in caplog.text
+
+
+def test_a_client_says_which_protocol_the_other_side_speaks() -> None:
+    # Given a server of a later version
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            sock, _ = server.accept()
+            with sock:
+                recv_exactly(sock, PREAMBLE.size, 5.0)
+                sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL + 1, CONTROL))
+                sock.shutdown(socket.SHUT_WR)
+                while sock.recv(4096):
+                    pass
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        # When it is called; Expect both numbers
+        client = ControlClient(
+            ServiceRef("", "echo", (f"127.0.0.1:{server.getsockname()[1]}",)), Security(), timeout=5.0
+        )
+        with closing(client), pytest.raises(ProtocolError) as told:
+            client.call("say", str, "hello")
+        serving.join(10.0)
+    assert f"the other side speaks protocol {PROTOCOL + 1}, and we {PROTOCOL}" in str(told.value)
+    assert told.value.facts == {"theirs": PROTOCOL + 1, "ours": PROTOCOL}
 
 
 def test_a_client_silent_in_its_tls_handshake_does_not_outlive_the_server(

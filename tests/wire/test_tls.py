@@ -42,6 +42,7 @@ class Authority:
         certificate, key = self._folder / f"{name}.pem", self._folder / f"{name}.key"
         certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
         issued.private_key_pem.write_to_path(str(key))
+        key.chmod(0o600)
         return TlsIdentity(certificate, key, self._folder / "ca.pem")
 
 
@@ -218,7 +219,7 @@ def refusals(served: Any, security: Security, eventually: Callable[..., Any], lo
     with pytest.raises(WireError) as data, closing(dial(served.ref, DATA, security, 5.0)) as sock:
         greet(Line(sock), Hello("token"))
     eventually(lambda: served.endpoint.connections == 0)
-    lines = [r.getMessage() for r in log.records if "refused" in r.getMessage()]
+    lines = [r.getMessage() for r in log.records if ": refused " in r.getMessage()]
     return str(control.value), str(data.value), lines
 
 
@@ -252,7 +253,7 @@ def test_a_client_that_is_refused_is_told_why_and_the_server_logs_it_in_one_line
         security = Security(TlsIdentity(intruder.certificate, intruder.key, ours.identity("unused.example").ca))
     elif who == "none":
         security = Security(ours.identity("client.example"))
-        monkeypatch.setattr("ssl.SSLContext.load_cert_chain", lambda *_: None)
+        monkeypatch.setattr("ssl.SSLContext.load_cert_chain", lambda *_, **__: None)
     else:
         security = Security()
     # When it calls twice, and opens data connections; Expect both planes to say TLS, and why

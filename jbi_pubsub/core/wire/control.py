@@ -46,8 +46,8 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.values import decoded, decoder_of
 
-from .endpoint import CONTROL, Caller, Security, dial, readable, recv_exactly
-from .ref import ServiceRef
+from .endpoint import CONTROL, Caller, Security, dial, protocol_in, readable, recv_exactly
+from .ref import PROTOCOL, ServiceRef
 from .tls import alert_in, explained
 
 log = logging.getLogger("jbi_pubsub.wire")
@@ -206,7 +206,7 @@ class ControlClient:
         except TimeoutError as exc:
             raise WireTimeoutError(f"{self.ref.exported}.{method} at {at}: no answer within {seconds:g} s") from exc
         except ProtocolError as exc:
-            raise ProtocolError(f"{self.ref.exported} at {at}: {exc.message}") from exc
+            raise ProtocolError(f"{self.ref.exported} at {at}: {exc.message}", hint=exc.hint, **exc.facts) from exc
         except (EOFError, OSError) as exc:
             raise WireError(f"{self.ref.exported} at {at} is gone: {exc}") from exc
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], bytes)):
@@ -215,6 +215,8 @@ class ControlClient:
 
     def _connected(self, seconds: float) -> _Connection:
         connection = self._connection
+        if self._security.tls:
+            self._security.tls.look()
         if connection is not None and (connection.closed or connection.is_stale()):
             self._drop()
             connection = None
@@ -307,6 +309,14 @@ class _Channel(Channel):  # type: ignore[misc]  # rpyc is not annotated
     def recv(self) -> bytes:
         self.stream.begin_frame()
         header = self.stream.read(self.FRAME_HEADER.size)
+        if theirs := protocol_in(header):
+            self.stream.close()
+            raise ProtocolError(
+                f"the other side speaks protocol {theirs}, and we {PROTOCOL}",
+                hint="Have the same version of jbi-pubsub at both ends",
+                theirs=theirs,
+                ours=PROTOCOL,
+            )
         length, compressed = self.FRAME_HEADER.unpack(header)
         if compressed or length > MAX_CONTROL_FRAME:
             self.stream.close()

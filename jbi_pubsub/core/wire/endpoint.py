@@ -28,7 +28,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from jbi_pubsub.core.errors import (
     ConfigurationError,
@@ -41,8 +41,10 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import guarded
 
 from . import transport
+from .credentials import LOOK_SECONDS
 from .ref import PROTOCOL, ServiceRef
 from .tls import TlsIdentity, check_server, explained, is_no_tls, peer_name
+from .x509 import RevocationList
 
 log = logging.getLogger("jbi_pubsub.wire")
 
@@ -99,6 +101,8 @@ class Place:
     """A call is under way."""
     leased: bool = False
     """Somebody has got or renewed a lease over it, and may be idle."""
+    holder: str = ""
+    """Of the peer's certificate (`x509.Certificate.holder`), "" without TLS."""
     kept: bool = False
     """It is the data connection of a publisher, subscriber or listener."""
 
@@ -120,11 +124,22 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is at the other end: address, and the identity of its certificate ("" without TLS)."""
+    """Who is at the other end: address, and the identity of its certificate ("" without TLS).
+
+    `user` is who it is, `claimed` whether that is only what it says; an identity is the user, and no claim. `client`:
+    the application's name, which it chooses itself."""
 
     address: str
     identity: str = ""
     place: Place = field(default_factory=Place, compare=False, repr=False)
+    user: str = ""
+    claimed: bool = False
+    client: str = ""
+
+    def __post_init__(self) -> None:
+        if self.identity:
+            object.__setattr__(self, "user", self.identity)
+            object.__setattr__(self, "claimed", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +228,7 @@ def _dial(
         if security.tls:
             secured = security.tls.client_context().wrap_socket(sock)
             sock = secured
+            security.tls.watch(secured)
             check_server(secured, endpoint, host, certificate, security.tls.server_names)
         sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, plane))
     except WireError:
@@ -285,6 +301,12 @@ def recv_exactly(sock: socket.socket, count: int, timeout: float) -> bytearray:
     return data
 
 
+def protocol_in(head: bytes | bytearray) -> int:
+    """The number of the protocol that a server speaks which answers with its own preamble, as to a client of another
+    number; 0: it does not."""
+    return head[len(MAGIC)] if head[: len(MAGIC)] == MAGIC and len(head) > len(MAGIC) else 0
+
+
 def readable(sock: socket.socket, timeout: float) -> bool:
     """Whether there is something to read (or the end) within `timeout` seconds."""
     if isinstance(sock, ssl.SSLSocket) and sock.pending():
@@ -321,11 +343,14 @@ class Endpoint:
         security.check(host)
         self.name = name
         self._handlers = {CONTROL: control, DATA: data}
-        self._context = security.tls.server_context() if security.tls else None
+        self._tls = security.tls
         self.certificate = security.tls.fingerprint() if security.tls else ""
+        """SHA-256 (hex) of our certificate's key, "" without TLS."""
         if security.tls:
-            security.tls.check_dates(time.time())
+            security.tls.check_dates()
         self._listener = _listen(host, port)
+        if security.tls and security.tls.revoked:
+            self._listener.settimeout(LOOK_SECONDS)  # those who are connected may be revoked
         self.port = int(self._listener.getsockname()[1])
         shown = advertise or host
         self.address = f"[{shown}]:{self.port}" if ":" in shown else f"{shown}:{self.port}"
@@ -378,6 +403,14 @@ class Endpoint:
 
         return close
 
+    def revocations(self) -> tuple[RevocationList, ...]:
+        """What is in force now: the same object until it changes."""
+        return self._tls.facts().revocations if self._tls else ()
+
+    def tls(self) -> dict[str, Any]:
+        """`TlsIdentity.status`, {} without TLS."""
+        return self._tls.status(time.time()) if self._tls else {}
+
     @property
     def connections(self) -> int:
         """How many connections are open."""
@@ -395,7 +428,11 @@ class Endpoint:
         while not self._stopping:
             with guarded("accepting a connection"):
                 try:
+                    if self._tls:
+                        self._tls.look()
                     sock, address = self._listener.accept()
+                except TimeoutError:
+                    continue
                 except OSError as exc:
                     if self._stopping or exc.errno in (errno.EBADF, errno.EINVAL):
                         return
@@ -462,9 +499,10 @@ class Endpoint:
                 _tune(raw, IDLE_SECONDS)
                 raw.settimeout(HANDSHAKE_SECONDS)
                 identity = ""
-                if self._context:
-                    sock = secured = self._secure(raw, self._context)
+                if self._tls:
+                    sock = secured = self._secure(raw, self._tls.server_context())
                     self._shake_hands(secured, address)
+                    place.holder = self._tls.watch(secured).holder
                     identity = self._identify(secured, place)
                 plane = self._plane(sock, address)
                 self._handlers[plane](sock, Caller(address, identity, place))
@@ -487,6 +525,10 @@ class Endpoint:
         if magic[:2] == TLS_HELLO:
             self._tell(address, "it speaks TLS, and we do not: set [tls] here as well, or not there")
             _take_leave(sock, ALERT)
+        if magic == MAGIC and protocol != PROTOCOL:
+            self._tell(address, f"it speaks protocol {protocol}, and we {PROTOCOL}: have the same version at both ends")
+            sock.sendall(PREAMBLE.pack(MAGIC, PROTOCOL, plane))
+            _take_leave(sock, b"")
         if magic != MAGIC or protocol != PROTOCOL or plane not in self._handlers:
             raise ProtocolError(f"{address} speaks another protocol ({magic!r} {protocol})")
         return bytes(plane)

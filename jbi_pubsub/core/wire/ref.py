@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-PROTOCOL: Final = 5
+PROTOCOL: Final = 6
 """Number of the wire protocol; both sides must say the same (rpyc itself has no handshake)."""
 
 
@@ -14,7 +14,7 @@ class ServiceRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fal
     """How to reach a service: what a Jini proxy is, without the code.
 
     `exported` names the object behind the endpoint and `methods` the calls it answers; `endpoints` are host:port,
-    tried in order; `certificate` is the SHA-256 (hex) of the server's TLS certificate, "" without TLS.
+    tried in order; `certificate` is the SHA-256 (hex) of the key of the server's TLS certificate, "" without TLS.
     """
 
     service_id: str

@@ -1,35 +1,36 @@
-"""TLS for both planes: mutual, servers known by their certificate's fingerprint or by the names in it.
+"""TLS for both planes: mutual, servers known by their certificate's key or by the names in it.
 
 rpyc's own `ssl_connect` verifies nothing; these contexts are built here and nowhere else.
 
-Whose certificate a server may show (RFC 9525): a service that a lookup service lists, the one whose SHA-256 it lists;
-one that was found by its address (a locator, mDNS), one issued for that address, or for one of `server_names`.
+Whose certificate a server may show (RFC 9525): a service that a lookup service lists, one of the key whose SHA-256 it
+lists; one that was found by its address (a locator, mDNS), one issued for that address, or for one of `server_names`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import logging
+import math
 import ssl
-import time
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
+
+from . import x509
+from .credentials import Credentials, Facts, ends_soon
 
 log = logging.getLogger("jbi_pubsub.wire")
-
-WARN_SECONDS: Final = 30 * 86_400.0
-"""A certificate that ends within so long is told at the start of a server: public authorities renew theirs then."""
 
 NO_TLS: Final = "the other side does not speak TLS"
 _TROUBLES: Final = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate, and we ask for one",
     "ALERT_CERTIFICATE_REQUIRED": "the other side asks for a certificate",
     "ALERT_CERTIFICATE_EXPIRED": "the other side says that our certificate has expired, or is not valid yet",
+    "ALERT_CERTIFICATE_REVOKED": "the other side says that our certificate is revoked",
     "ALERT_UNKNOWN_CA": "the other side does not know the authority of our certificate",
     "_CERTIFICATE": "the other side refuses our certificate",
     "PROTOCOL_VERSION": "there is no version of TLS in common",
@@ -40,82 +41,119 @@ _TROUBLES: Final = {
     "UNEXPECTED_EOF": "the other side has ended the connection: it speaks no TLS, or its log says why it refuses us",
 }
 """Parts of OpenSSL's reasons, the first that fits counts, and what they mean."""
+_ADVICE: Final = {
+    3: ": [tls] revoked has no list of its authority",
+    9: ": compare the clocks",
+    11: ": [tls] revoked, compare the clocks",
+    12: ": [tls] revoked is too old",
+}
+"""By OpenSSL's code for what it finds (x509_vfy.h): what to do about it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsIdentity:
-    """Who we are and whom we believe: PEM files of our certificate, its key, and the CA of our peers; `server_names`
-    are those of servers whose certificates do not name their address (see `is_named`)."""
+    """Who we are and whom we believe: PEM files of our certificate, its key, the CA of our peers, and which of them are
+    `revoked`; `server_names` are those of servers whose certificates do not name their address (see `is_named`)."""
 
     certificate: Path
     key: Path
     ca: Path
     server_names: tuple[str, ...] = ()
+    revoked: Path | None = None
 
     def server_context(self) -> ssl.SSLContext:
-        """For listening: clients must show a certificate of the CA. Raises ConfigurationError."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.num_tickets = 0  # TLS 1.3 tickets make a fresh socket readable although no request came
-        return self._load(context)
+        """For listening, as the files are now: clients must show a certificate of the CA. Raises ConfigurationError."""
+        return self._credentials().server()
 
     def client_context(self) -> ssl.SSLContext:
-        """For connecting: the server must show a certificate of the CA; whose it may be, `check_server` says."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False  # OpenSSL knows neither pins nor several names
-        return self._load(context)
+        """For connecting, as the files are now: the server must show a certificate of the CA; whose it may be,
+        `check_server` says. Raises ConfigurationError."""
+        return self._credentials().client()
 
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of our certificate in DER, as a ServiceRef carries it."""
-        try:
-            der = ssl.PEM_cert_to_DER_cert(_first_certificate(self.certificate.read_text()))
-        except (OSError, ValueError) as exc:
-            raise ConfigurationError(
-                f"TLS certificate {self.certificate}: {exc}", hint="Give a PEM certificate"
-            ) from exc
-        return hashlib.sha256(der).hexdigest()
+        """SHA-256 (hex) of the key of our certificate, as a ServiceRef carries it. From now on the key stays."""
+        return self._credentials().serve()
 
-    def check_dates(self, now: float) -> None:
-        """Refuse to serve with a certificate that no client takes: expired, not valid yet, or not made for servers; log
-        that it soon will be. Raises ConfigurationError."""
+    def look(self) -> None:
+        """End connections of those who were revoked meanwhile."""
+        self._credentials().look()
+
+    def watch(self, sock: ssl.SSLSocket) -> x509.Certificate:
+        """The peer's certificate; the connection ends when that is revoked. Raises WireError if it is already."""
+        return self._credentials().watch(sock)
+
+    def facts(self) -> Facts:
+        """What the certificates in force say: ours, the authorities', and which are revoked."""
+        return self._credentials().facts
+
+    def status(self, now: float) -> dict[str, Any]:
+        """The same as plain data for status pages: times in seconds since 1970, `days` left at `now`."""
+        own, authorities, revocations = self.facts()
+        told: dict[str, Any] = {
+            "identity": own.identity,
+            "names": list(own.names),
+            "issuer": own.issuer,
+            "serial": f"{own.serial:x}",
+            **_left(own.not_after, now),
+            "ends_soon": ends_soon(own.not_before, own.not_after, now),
+            "authorities": [{"name": each.subject, **_left(each.not_after, now)} for each in authorities],
+            "revocations": [
+                {"issuer": each.issuer, "certificates": len(each.serials), **_left(each.until, now)}
+                for each in revocations
+            ],
+            "revoked": any(each.names(own) for each in revocations),
+            "problem": self._credentials().problem,
+        }
+        return told
+
+    def check_dates(self) -> None:
+        """Refuse to serve with a certificate that no client takes: expired, not valid yet, revoked, or not made for
+        servers. Raises ConfigurationError."""
+        own, _, revocations = self.facts()
         try:
-            ends = ssl.cert_time_to_seconds(_presented(self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)), self))
+            _present(self)
         except ssl.SSLError as exc:
             why = getattr(exc, "verify_message", "") or exc
             raise ConfigurationError(
                 f"TLS certificate {self.certificate}: {why}", hint="Have another one issued, and set it in [tls]"
             ) from exc
-        if ends - now < WARN_SECONDS:
-            until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(ends))
-            log.warning("TLS certificate %s is valid until %s", self.certificate, until)
-
-    def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            context.load_cert_chain(self.certificate, self.key)
-            context.load_verify_locations(self.ca)
-        except ssl.SSLError as exc:
+        if any(each.names(own) for each in revocations):
             raise ConfigurationError(
-                f"TLS files {self.certificate}, {self.key}, {self.ca}: {exc}",
-                hint="Check that they are PEM, and that the key belongs to the certificate",
-            ) from exc
-        except OSError as exc:
-            raise self._unreadable(exc) from exc
-        return context
+                f"TLS certificate {self.certificate}: it is revoked, says {self.revoked}",
+                hint="Have another one issued, and set it in [tls]",
+            )
 
-    def _unreadable(self, failure: OSError) -> ConfigurationError:
-        """Which file it is: OpenSSL does not say."""
-        for path in (self.certificate, self.key, self.ca):
-            try:
-                path.read_bytes()
-            except OSError as exc:
-                return ConfigurationError(f"TLS file {path}: {exc.strerror}", hint="Correct it in [tls]")
-        return ConfigurationError(f"TLS files {self.certificate}, {self.key}, {self.ca}: {failure.strerror}")
+    def _credentials(self) -> Credentials:
+        """One for all of this process that use the same files."""
+        with _lock:
+            found = _known.get(self)
+            if found is None:
+                found = Credentials(self.certificate, self.key, self.ca, self.revoked)
+                if len(_known) >= MAX_KNOWN:
+                    del _known[next(iter(_known))]
+                _known[self] = found
+        return found
 
 
-def _presented(server: ssl.SSLContext, identity: TlsIdentity) -> str:
-    """Until when `identity`'s certificate is good, as a client would find that out: nothing in the standard library
-    reads a certificate but a handshake, here in memory. Raises ssl.SSLError."""
+def _left(until: float, now: float) -> dict[str, Any]:
+    """None: it does not say."""
+    return {"until": until, "days": round((until - now) / 86_400.0, 1)} if until < math.inf else dict.fromkeys(_LEFT)
+
+
+_LEFT: Final = ("until", "days")
+
+
+MAX_KNOWN: Final = 64
+"""Identities of a process: one, but in tests."""
+_known: Final[dict[TlsIdentity, Credentials]] = {}
+_lock: Final = threading.Lock()  # covers _known
+
+
+def _present(identity: TlsIdentity) -> None:
+    """Show `identity`'s certificate to a client, here in memory: whether it is good for a server now, only OpenSSL
+    knows. Raises ssl.SSLError."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(identity.certificate, identity.key)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.load_verify_locations(identity.certificate)
@@ -129,8 +167,6 @@ def _presented(server: ssl.SSLContext, identity: TlsIdentity) -> str:
             continue
         if end is theirs:
             break
-    certificate: Mapping[str, Any] = theirs.getpeercert() or {}
-    return str(certificate["notAfter"])
 
 
 def check_server(sock: ssl.SSLSocket, endpoint: str, host: str, pin: str, server_names: Sequence[str]) -> None:
@@ -138,7 +174,10 @@ def check_server(sock: ssl.SSLSocket, endpoint: str, host: str, pin: str, server
     a certificate for `host` or one of `server_names`."""
     if pin:
         if peer_fingerprint(sock) != pin:
-            raise ProtocolError(f"{endpoint} shows another certificate than its service reference promises")
+            raise ProtocolError(
+                f"{endpoint} shows a certificate with another key than its service reference promises",
+                endpoint=endpoint,
+            )
         return
     certificate: Mapping[str, Any] = sock.getpeercert() or {}
     if not is_named(certificate, host, server_names):
@@ -191,9 +230,15 @@ def explained(failure: Exception) -> str:
     if not isinstance(failure, ssl.SSLError):
         return str(failure) or type(failure).__name__
     if isinstance(failure, ssl.SSLCertVerificationError):
-        return f"TLS: the certificate shown is no good: {failure.verify_message}"
+        advice = _ADVICE.get(failure.verify_code, "")
+        return f"TLS: the certificate shown is no good: {failure.verify_message}{advice}"
     reason = "UNEXPECTED_EOF" if isinstance(failure, ssl.SSLEOFError) else failure.reason or ""
     return "TLS: " + next((words for part, words in _TROUBLES.items() if part in reason), reason or str(failure))
+
+
+def is_about_tls(failure: JbiError) -> bool:
+    """Whether TLS is why: somebody has to mend that, it does not pass."""
+    return "TLS: " in failure.message
 
 
 def is_no_tls(failure: ssl.SSLError) -> bool:
@@ -207,17 +252,13 @@ def alert_in(head: bytes | bytearray) -> str:
 
 
 def peer_fingerprint(sock: ssl.SSLSocket) -> str:
-    """SHA-256 (hex) of the certificate the peer showed, "" without one."""
-    der = sock.getpeercert(binary_form=True)
-    return hashlib.sha256(der).hexdigest() if der else ""
+    """SHA-256 (hex) of the key of the certificate that the peer showed, "" without one."""
+    try:
+        return x509.certificate(sock.getpeercert(binary_form=True) or b"").key
+    except ValueError:
+        return ""
 
 
 def peer_name(sock: ssl.SSLSocket) -> str:
     """The identity in the peer's certificate: its first DNS, e-mail or URI name, else its common name."""
     return next((name for _, name in _names(sock.getpeercert() or {})), "")
-
-
-def _first_certificate(pem: str) -> str:
-    end = "-----END CERTIFICATE-----"
-    head, mark, _ = pem.partition(end)
-    return head[head.find("-----BEGIN CERTIFICATE-----") :] + mark + "\n"  # a key may come before it

@@ -188,6 +188,11 @@ class Predicate:
             self.expression, self.namespaces, self.language, self._shape, self.constants, holes, self._shared
         )
 
+    def under(self, evaluator: Evaluator, what: str) -> Predicate:
+        """What `evaluator` decides, with this predicate and `what` else there is to it: not equal to this one."""
+        language = f"{self.language} under {what}"
+        return Predicate(self.expression, self.namespaces, language, self._shape, (), [], evaluator)
+
     def matches(self, root: Element) -> bool:
         """Whether the predicate is true for the document whose document element is `root`."""
         return self.decide(root, size_of(root)) is True

@@ -37,6 +37,18 @@ _TOKEN: Final = re.compile(
     r"|(\.\.|::|//|!=|<=|>=|[()\[\].@,/|+\-=<>*$])"  # symbol
     r"|([^ \t\r\n])"  # nothing that XPath knows
 )
+
+
+def with_prefixes(expression: str, renamed: Mapping[str, str]) -> str:
+    """The expression with other prefixes in its names: `renamed` maps those there are to those there are to be."""
+
+    def written(token: re.Match[str]) -> str:
+        prefix, colon, rest = (token[3] or "").partition(":")
+        return renamed.get(prefix, prefix) + colon + rest if colon else token[0]
+
+    return _TOKEN.sub(written, expression) if renamed else expression
+
+
 _ILLEGAL: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What is no XML character (XML 1.0 production 2) can't occur in a document, and lxml refuses it in an expression."""
 

@@ -1,0 +1,67 @@
+"""What an example is: a program that plays, shows tables of what happened, and says which of its promises came true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+DATA: Final = Path(__file__).with_name("data")
+
+EXAMPLES: Final = {
+    "airborne": "An air tasking order, filtered for a link of 7,200 bit/s.",
+    "alerts": "CAP alerts to e-mail: each one as it comes, or many in a digest.",
+    "caution": "A master caution panel: subscriber, database and publisher.",
+    "imagery": "Imagery and telemetry from around Kabul, and a map.",
+    "sensors": "200 sensors, a fusion engine, and a tasking service found by Entry.",
+}
+"""The examples that `jbi demo NAME` plays, each a module here of that name with a function `run`."""
+WRITES: Final = {"imagery"}
+"""Those that write a file."""
+
+Cell = str | int | float
+
+
+class Table(msgspec.Struct, frozen=True):
+    """What happened, for people."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[Cell, ...]]
+
+
+class Promise(NamedTuple):
+    """What an example says will come true, and whether it did."""
+
+    says: str
+    kept: bool
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Of one run."""
+
+    tables: tuple[Table, ...]
+    promises: tuple[Promise, ...]
+
+    @property
+    def right(self) -> bool:
+        """Whether all promises came true, and there was one."""
+        return bool(self.promises) and all(promise.kept for promise in self.promises)
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How to run an example. `quick`: the same with less of everything; `output`: for a file that it writes, None is
+    its own choice; `tell`: for a line about how far it is."""
+
+    tell: Callable[[str], object]
+    quick: bool = False
+    output: Path | None = None
+
+
+def find(name: str) -> Callable[[Options], Outcome]:
+    """The example of that name, one of EXAMPLES."""
+    run: Callable[[Options], Outcome] = import_module(f"jbi_pubsub.examples.{name}").run
+    return run

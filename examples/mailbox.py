@@ -1,0 +1,43 @@
+"""An SMTP server on a free port of loopback that keeps nothing: each mail is given to a function, and that is that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email import message_from_bytes, policy
+from email.message import EmailMessage
+from typing import Any
+
+from aiosmtpd.controller import Controller
+
+
+@contextmanager
+def mailbox(came: Callable[[tuple[str, ...], EmailMessage], object]) -> Iterator[int]:
+    """Inside the `with` it listens at the port given; `came(recipients, message)` is called in a thread of its own."""
+    controller = _AnyPort(_Sink(came), hostname="127.0.0.1", port=0)
+    controller.start()
+    try:
+        yield controller.port
+    finally:
+        controller.stop()
+
+
+class _AnyPort(Controller):
+    """aiosmtpd's controller on a free port, which it would not learn by itself."""
+
+    def _trigger_server(self) -> None:
+        assert isinstance(self.server, asyncio.Server)
+        self.port = self.server.sockets[0].getsockname()[1]
+        super()._trigger_server()  # type: ignore[no-untyped-call]  # aiosmtpd annotates in part
+
+
+class _Sink:
+    """aiosmtpd calls the handle_ methods."""
+
+    def __init__(self, came: Callable[[tuple[str, ...], EmailMessage], object]) -> None:
+        self._came = came
+
+    async def handle_DATA(self, _server: Any, _session: Any, envelope: Any) -> str:  # noqa: N802  # aiosmtpd's name
+        self._came(tuple(envelope.rcpt_tos), message_from_bytes(envelope.content, policy=policy.default))
+        return "250 OK"

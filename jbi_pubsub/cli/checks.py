@@ -1,0 +1,626 @@
+"""What `jbi doctor` looks at: one function a check, with findings of itself or of each thing that it looks at."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib.metadata
+import os
+import re
+import resource
+import shutil
+import smtplib
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, Final, Literal, NamedTuple
+
+from jbi_pubsub.core.config import Config, Origins
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError, StudyError
+from jbi_pubsub.core.process import version
+from jbi_pubsub.core.wire import PROTOCOL, ServiceRef
+from jbi_pubsub.core.wire.credentials import ends_soon, read_facts
+from jbi_pubsub.core.wire.endpoint import MAX_CONNECTIONS
+from jbi_pubsub.lookup.client.discovery import addresses_of, hears_itself, interfaces_of, shown, shown_groups
+from jbi_pubsub.lookup.client.proxy import RegistrarInfo
+from jbi_pubsub.pad.proxy import STATUS, fetch_status
+from jbi_pubsub.spark.javaenv import find_java
+
+from .parties import MDNS_SECONDS, SERVERS_MOST, Answer, Found, look, timed, together
+
+State = Literal["ok", "warning", "failure", "skipped"]
+
+
+class Finding(NamedTuple):
+    """What a check found of one thing; `advice` is what to type, or to set."""
+
+    check: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+MAIL_SECONDS: Final = 3.0
+"""For each step of the mail server."""
+PORT_SECONDS: Final = 1.0
+"""For who has our port to say who that is."""
+SLOW_SECONDS: Final = 1.0
+"""A call that takes longer is worth a warning: leases are renewed by such calls."""
+SKEW_SECONDS, SKEW_WRONG = 1.0, 300.0
+"""Clocks that differ by more than the first make times of publication hard to read, by more than the second
+certificates and mail wrong."""
+DISK_LOW, DISK_FULL = 256 << 20, 16 << 20
+"""Bytes free where state is kept: a warning, a failure."""
+OTHER_FILES: Final = 100
+"""Files of a server beside its connections: libraries, state, mail, pipes."""
+OLDEST_PYTHON, NEWEST_PYTHON = (3, 11), (3, 13)
+SOON_SECONDS: Final = 2 * 86_400.0
+"""A list of revoked certificates that ends within so long."""
+
+
+@dataclass(eq=False)
+class Checkup:
+    """What the checks are about: the configuration, and whom it leads to."""
+
+    config: Config
+    origins: Origins
+    _looking: Future[Found] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def found(self) -> Found:
+        """Whom there is; the first check that wants to know has them looked for."""
+        with self._lock:
+            mine = self._looking is None
+            looking = self._looking = self._looking or Future()
+        if mine:
+            try:
+                looking.set_result(look(self.config))
+            except BaseException as exc:
+                looking.set_exception(exc)
+                raise
+        return looking.result()
+
+    def is_set(self, *keys: str) -> bool:
+        """Whether one of these settings, or sections, is not the default."""
+        return any(origin == key or origin.startswith(f"{key}.") for key in keys for origin in self.origins)
+
+
+Check = Callable[[Checkup], Iterator[Finding]]
+
+
+# -- this machine -------------------------------------------------------------------------------------------------
+
+
+def python(checkup: Checkup) -> Iterator[Finding]:  # noqa: ARG001  # the form of a check
+    """The interpreter, and this package."""
+    have = sys.version_info[:2]
+    text = f"Python {sys.version.split()[0]}, jbi-pubsub {version()}, protocol {PROTOCOL}"
+    if OLDEST_PYTHON <= have <= NEWEST_PYTHON:
+        yield Finding("python", "ok", text)
+    else:
+        yield Finding("python", "warning", f"{text}: not tested", "Use Python 3.11 to 3.13: python3.13 -m venv .venv")
+
+
+_NEEDED: Final = {"trust": ("tls.sign", "tls.verify"), "web": ("web",)}
+"""Settings that mean something with an extra alone."""
+
+
+def extras(checkup: Checkup) -> Iterator[Finding]:
+    """Which optional libraries are there."""
+    there, missing = list[str](), list[str]()
+    for extra, names in sorted(_extras().items()):
+        (there if all(map(_is_installed, names)) else missing).append(extra)
+    wanted = [extra for extra in missing if checkup.is_set(*_NEEDED.get(extra, ("-",)))]
+    found = f"installed: {', '.join(there) or 'none'}; not: {', '.join(missing) or 'none'}"
+    if wanted:
+        advice = f"pip install 'jbi-pubsub[{','.join(wanted)}]'"
+        yield Finding("extras", "failure", f"{found}; the configuration needs {', '.join(wanted)}", advice)
+    else:
+        yield Finding("extras", "ok", found)
+
+
+def _extras() -> dict[str, list[str]]:
+    """The libraries of each extra that is for users, as this package was built."""
+    found: dict[str, list[str]] = {}
+    for requirement in importlib.metadata.requires("jbi-pubsub") or []:
+        library, extra = re.match(r"[\w.-]+", requirement), re.search(r"extra\s*==\s*['\"](\w+)['\"]", requirement)
+        if library and extra and extra[1] not in ("test", "docs"):
+            found.setdefault(extra[1], []).append(library[0])
+    return found
+
+
+def _is_installed(library: str) -> bool:
+    try:
+        importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def java(checkup: Checkup) -> Iterator[Finding]:  # noqa: ARG001  # the form of a check
+    """A Java for studies on Spark."""
+    if not _is_installed("pyspark"):
+        yield Finding("java", "skipped", "for `jbi study` on Spark alone, which is not installed")
+        return
+    try:
+        home = find_java(os.environ)
+    except StudyError as exc:
+        yield Finding("java", "warning", exc.message, "apt install openjdk-17-jre-headless, or export JAVA_HOME=FOLDER")
+    else:
+        yield Finding("java", "ok", f"Java {home.release} in {home.path}")
+
+
+def files(checkup: Checkup) -> Iterator[Finding]:
+    """How many files a server may open: a connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(2 * checkup.config.pad.max_sessions, MAX_CONNECTIONS)
+    needed = most + OTHER_FILES
+    text = f"{_limit(soft)} open files, servers raise it to {_limit(hard)}"
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        yield Finding(
+            "files",
+            "warning" if hard >= needed // 4 else "failure",
+            f"{text}: fewer than the {needed:,} of {most:,} connections",
+            "LimitNOFILE=65536 in the systemd unit, or in /etc/security/limits.conf: * hard nofile 65536",
+        )
+    else:
+        yield Finding("files", "ok", text)
+
+
+def _limit(number: int) -> str:
+    return "any number of" if number == resource.RLIM_INFINITY else f"{number:,}"
+
+
+def memory(checkup: Checkup) -> Iterator[Finding]:
+    """Whether there is as much as a delegate's bounds allow it."""
+    pad, mail = checkup.config.pad, checkup.config.mail
+    most = pad.max_queued_bytes + pad.keep_bytes + mail.queue_bytes
+    free = _available()
+    if free is None:
+        yield Finding("memory", "skipped", "this system does not say how much there is")
+    elif free < most:
+        advice = f"jbi --set pad.max_queued_bytes={max(1 << 20, (free - (most - pad.max_queued_bytes)) // 2)} pad ..."
+        text = f"{_megabytes(free)} available; what waits in a delegate may take {_megabytes(most)}"
+        yield Finding("memory", "warning", text, advice)
+    else:
+        yield Finding("memory", "ok", f"{_megabytes(free)} available, a delegate's bounds: {_megabytes(most)}")
+
+
+def _available() -> int | None:
+    """Bytes, of the machine or of our control group."""
+    found: list[int] = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        kilobytes = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        found += [int(kilobytes[1]) << 10] if kilobytes else []
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return min(found, default=None)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"
+
+
+def disk(checkup: Checkup) -> Iterator[Finding]:
+    """Where state is kept: there, writable, with room, and what is synced stays."""
+    config = checkup.config
+    kept = {
+        "[lookup] state": config.lookup.state, "[pad] state": config.pad.state, "[policy] audit": config.policy.audit,
+    }  # fmt: skip
+    for what, file in kept.items():
+        if file and Path(file).exists() and not os.access(file, os.W_OK):
+            yield Finding("disk", "failure", f"{what}: {file} is not to be written by us", f"sudo chown $USER {file}")
+    folders = {what: Path(file).absolute().parent for what, file in kept.items() if file}
+    if config.types.cache:
+        folders["[types] cache"] = Path(config.types.cache).absolute()
+    if not folders:
+        yield Finding("disk", "skipped", "nothing is kept on disk ([lookup] state, [pad] state)")
+    for what, folder in folders.items():
+        yield _disk(what, folder)
+
+
+def _disk(what: str, folder: Path) -> Finding:
+    if not folder.is_dir():
+        return Finding("disk", "failure", f"{what}: there is no folder {folder}", f"mkdir -p {folder}")
+    free = shutil.disk_usage(folder).free
+    at = f"{what}: {folder}, {_megabytes(free)} free"
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+            file.flush()
+            _, seconds = timed(lambda: os.fsync(file.fileno()))
+    except OSError as exc:
+        full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+        advice = f"Make room: du -xh {folder} | sort -h | tail" if full else f"sudo chown $USER {folder}"
+        return Finding("disk", "failure", f"{at}, not to be written: {exc.strerror or exc}", advice)
+    if free < DISK_LOW:
+        advice = f"Make room: du -xh {folder} | sort -h | tail"
+        return Finding("disk", "failure" if free < DISK_FULL else "warning", at, advice)
+    return Finding("disk", "ok", f"{at}, sync in {seconds * 1000:.0f} ms")
+
+
+def ports(checkup: Checkup) -> Iterator[Finding]:
+    """Whether the ports that are configured are free, or one of our servers has them."""
+    config = checkup.config
+    wanted = {
+        "lookup": (config.lookup.host, config.lookup.port), "pad": (config.pad.host, config.pad.port),
+        "web": (config.web.host, config.web.port), "metrics": (config.metrics.host, max(0, config.metrics.port)),
+    }  # fmt: skip
+    for section, (host, port) in wanted.items():
+        if port:
+            yield _port(checkup, section, host, port)
+
+
+def _port(checkup: Checkup, section: str, host: str, port: int) -> Finding:
+    at = f"{host}:{port} of [{section}]"
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(address)
+    except OSError as exc:
+        if exc.errno == errno.EADDRINUSE:
+            return _taken(checkup, section, host, port)
+        if exc.errno == errno.EACCES:
+            advice = f"Choose one above 1023: jbi --set {section}.port={port + 10_000 if port < 50_000 else 0} ..."
+            return Finding("ports", "failure", f"{at}: not ours to use", advice)
+        advice = f"Name an address of this machine, as `ip -br address` lists them: --set {section}.host=ADDRESS"
+        return Finding("ports", "failure", f"{at}: {exc.strerror or exc}", advice)
+    return Finding("ports", "ok", f"{at}: free")
+
+
+def _taken(checkup: Checkup, section: str, host: str, port: int) -> Finding:
+    at = f"{host}:{port} of [{section}]"
+    process = _holder(port)
+    if section in ("lookup", "pad"):
+        with contextlib.suppress(JbiError):
+            reached = "127.0.0.1" if host in ("0.0.0.0", "") else host  # noqa: S104  # compared, not listened on
+            ref = ServiceRef("", STATUS, (f"[{reached}]:{port}" if ":" in reached else f"{reached}:{port}",))
+            facts = fetch_status(ref, checkup.config.security(), timeout=PORT_SECONDS)
+            return Finding("ports", "ok", f"{at}: our {_kind(facts)} is there, up for {_seconds(facts)} s")
+    elif process and re.search(r"(^|[/ ])jbi(-\w+)?( |$)", process[1]):
+        return Finding("ports", "ok", f"{at}: our own has it: {process[1]} ({process[0]})")
+    who = f"{process[1]} ({process[0]})" if process else "a process of another user"
+    stop = f"kill {process[0]}" if process else f"find it: sudo ss -ltnp 'sport = :{port}'"
+    return Finding("ports", "failure", f"{at}: {who} has it", f"{stop}; or take another: --set {section}.port=0")
+
+
+def _kind(facts: Mapping[str, Any]) -> str:
+    return "lookup service" if facts.get("kind") == "lookup" else str(facts.get("kind"))
+
+
+def _seconds(facts: Mapping[str, Any]) -> str:
+    return f"{facts['uptime']:,.0f}" if isinstance(facts.get("uptime"), (int, float)) else "?"
+
+
+def _holder(port: int) -> tuple[int, str] | None:
+    """(pid, command) of who listens there, as far as this user may see (proc(5): net/tcp, PID/fd)."""
+    inodes: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    for process in Path("/proc").glob("[0-9]*") if inodes else ():
+        with contextlib.suppress(OSError):  # another user's, or gone
+            if any(str(each.readlink()) in inodes for each in (process / "fd").iterdir()):
+                words = (process / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+                return int(process.name), " ".join(word.decode(errors="replace") for word in words)[:100]
+    return None
+
+
+def multicast(checkup: Checkup) -> Iterator[Finding]:
+    """Whether we hear ourselves by mDNS, on each interface."""
+    config = checkup.config
+    if not config.lookup.multicast:
+        yield Finding("multicast", "skipped", "switched off ([lookup] multicast): by locators alone")
+        return
+    try:
+        addresses = addresses_of(interfaces_of(config))
+    except ConfigurationError as exc:
+        yield Finding("multicast", "failure", exc.message, exc.hint)
+        return
+    tasks = [(at, partial(timed, partial(hears_itself, at, MDNS_SECONDS))) for at in addresses[:SERVERS_MOST]]
+    answers = together(tasks, 2 * MDNS_SECONDS)
+    deaf = {a.at: a.error.message if a.error is not None else a.value for a in answers if a.error or a.value}
+    if deaf:
+        problem = "; ".join(f"{at}: {why}" for at, why in deaf.items())
+        advice = "Open UDP port 5353 (sudo ufw allow 5353/udp), `ip link` has to say MULTICAST; or use locators: "
+        advice += "--locator HOST:4160 --no-multicast"
+        yield Finding("multicast", "warning", f"mDNS is not heard on {problem}", advice)
+    else:
+        yield Finding("multicast", "ok", f"mDNS is heard on {shown(addresses)}")
+
+
+def mail(checkup: Checkup) -> Iterator[Finding]:
+    """Whether the mail server takes connections, and TLS if that is required. Nothing is sent."""
+    settings = checkup.config.mail
+    at = f"{settings.host}:{settings.port}"
+    try:
+        with smtplib.SMTP(settings.host, settings.port, timeout=MAIL_SECONDS) as server:
+            server.ehlo_or_helo_if_needed()
+            told = [server.ehlo_resp.split(b"\n")[0].decode(errors="replace")] if server.ehlo_resp else []
+            if settings.start_tls == "required":
+                server.starttls(context=ssl.create_default_context())
+                server.ehlo_or_helo_if_needed()
+                told.append("STARTTLS works")
+            if settings.username and not server.has_extn("auth"):
+                advice = f"jbi --set mail.start_tls=required ..., or clear [mail] username for {settings.host}"
+                yield Finding("mail", "failure", f"{at} takes no user names here", advice)
+                return
+    except (OSError, smtplib.SMTPException, ValueError) as exc:
+        why = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
+        if not checkup.is_set("mail"):
+            yield Finding("mail", "skipped", f"none at {at} ({why}): needed for e-mail subscriptions alone")
+            return
+        tls = isinstance(exc, (ssl.SSLError, smtplib.SMTPNotSupportedError))
+        advice = (
+            f"Its certificate, with openssl s_client -starttls smtp -connect {at}; or --set mail.start_tls=never"
+            if tls
+            else f"Start it, or name another: --set mail.host=HOST; by hand: nc -v {settings.host} {settings.port}"
+        )
+        yield Finding("mail", "failure", f"{at}: {why}", advice)
+    else:
+        yield Finding("mail", "ok", f"{at}: {', '.join(told) or 'it answers'}")
+
+
+def tls(checkup: Checkup) -> Iterator[Finding]:
+    """Until when certificate, authorities and list of revoked ones are good, and whether they fit together."""
+    now = time.time()
+    try:
+        identity = checkup.config.security().tls
+        facts = read_facts(identity.certificate, identity.ca, identity.revoked) if identity is not None else None
+    except ConfigurationError as exc:
+        yield Finding("tls", "failure", exc.message, exc.hint)
+        return
+    if identity is None or facts is None:
+        hosts = (checkup.config.lookup.host, checkup.config.pad.host)
+        beyond = [host for host in hosts if not host.startswith("127.") and host not in ("localhost", "::1")]
+        if beyond:
+            text = f"servers listen on {', '.join(beyond)} in clear: whoever reaches them may do everything"
+            yield Finding("tls", "warning", text, "jbi certs init DIR, then set [tls] certificate, key and ca")
+        else:
+            yield Finding("tls", "skipped", "not set: servers are for this host alone")
+        return
+    own = facts.certificate
+    renew = f"jbi certs renew {own.identity}, then copy it to {identity.certificate}"
+    yield _dated(f"certificate {own.identity}", own.not_before, own.not_after, now, renew)
+    for authority in facts.authorities:
+        again = "jbi certs init NEW, then issue all certificates anew"
+        yield _dated(f"authority {authority.subject}", authority.not_before, authority.not_after, now, again)
+    for each in facts.revocations:
+        if each.names(own):
+            again = f"jbi certs issue {own.identity}, then copy it to {identity.certificate}"
+            yield Finding("tls", "failure", f"our certificate {own.identity} is revoked by {identity.revoked}", again)
+        advice = f"jbi certs revoke writes it anew; copy it to {identity.revoked}"
+        state: State = "failure" if each.until < now else "warning" if each.until < now + SOON_SECONDS else "ok"
+        text = f"list of revoked certificates of {each.issuer} until {_date(each.until)}"
+        yield Finding("tls", state, text, advice if state != "ok" else "")
+    if identity.key.stat().st_mode & 0o077:
+        yield Finding("tls", "warning", f"others may read the key {identity.key}", f"chmod 600 {identity.key}")
+
+
+def policy(checkup: Checkup) -> Iterator[Finding]:
+    """Whether the file of rules is there, is TOML, and is its owner's alone to write."""
+    name = checkup.config.policy.file
+    if not name:
+        yield Finding("policy", "skipped", "not set: everybody who can connect may do everything")
+        return
+    path = Path(name)
+    try:
+        rules = tomllib.loads(path.read_text()).get("access", [])
+        mode = path.stat().st_mode
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else exc
+        yield Finding("policy", "failure", f"{path}: {why}", f"jbi policy check {path}")
+        return
+    if mode & 0o022:
+        yield Finding("policy", "warning", f"others may write {path}", f"chmod go-w {path}")
+    count = len(rules) if isinstance(rules, list) else 0
+    yield Finding("policy", "ok", f"{path}: {count} [[access]] rules (jbi policy check {path} looks at each)")
+
+
+def _dated(what: str, begins: float, ends: float, now: float, advice: str) -> Finding:
+    if now < begins:
+        return Finding("tls", "failure", f"{what} is good from {_date(begins)} on", "Compare the clocks: timedatectl")
+    if now > ends:
+        return Finding("tls", "failure", f"{what} has expired, {_date(ends)}", advice)
+    text = f"{what} until {_date(ends)}, {(ends - now) / 86_400:,.0f} days"
+    return Finding("tls", "warning", text, advice) if ends_soon(begins, ends, now) else Finding("tls", "ok", text)
+
+
+def _date(seconds: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "for ever"
+
+
+# -- others -------------------------------------------------------------------------------------------------------
+
+
+def locators(checkup: Checkup) -> Iterator[Finding]:
+    """Whether a lookup service of our groups answers at each locator, and how fast; and which mDNS has found."""
+    found, config = checkup.found(), checkup.config
+    if found.problem:
+        yield Finding("locators", "skipped", found.problem)
+        return
+    answered = [a for a in (*found.locators, *found.announced) if a.error is None]
+    for answer in found.locators:
+        if answer.error is None:
+            yield _served(answer, config)
+        else:
+            yield _unanswered(answer, is_set=checkup.is_set("lookup.locators"), others=bool(answered))
+    for answer in found.announced:
+        if answer.error is None:
+            yield _served(answer, config)
+    if not found.locators and not answered:
+        yield Finding("locators", "warning", "no lookup service found", "jbi lookup")
+
+
+def _served(answer: Answer, config: Config) -> Finding:
+    info: RegistrarInfo = answer.value
+    text = (
+        f"{answer.at}: lookup service {info.service_id[:8]}, {shown_groups(info.groups)}, {_shown_time(answer.seconds)}"
+    )
+    if not set(info.groups) & set(config.lookup.groups):
+        wanted = shown_groups(config.lookup.groups)
+        group = info.groups[0] if info.groups else ""
+        return Finding(
+            "locators", "warning", f"{text}: not {wanted}", f"jbi --group '{group}' ..." if info.groups else ""
+        )
+    if answer.seconds > SLOW_SECONDS:
+        return Finding("locators", "warning", f"{text}: slow", "Look at its load: jbi status --watch")
+    return Finding("locators", "ok", text)
+
+
+def _unanswered(answer: Answer, *, is_set: bool, others: bool) -> Finding:
+    host, _, port = answer.at.rpartition(":")
+    error = answer.error
+    assert error is not None
+    if "theirs" in error.facts:
+        return Finding("locators", "failure", f"{answer.at}: {error.message}", _same_version(error))
+    text = error.message if answer.at in error.message else f"{answer.at}: {error.message}"
+    local = host in ("127.0.0.1", "localhost", "[::1]")
+    if "TLS" in text:
+        return Finding("locators", "failure", text, "[tls] has to be set at both ends, or at none: jbi doctor tls")
+    if isinstance(error, ProtocolError):
+        who = f"Something else answers: sudo ss -ltnp 'sport = :{port}'"
+        return Finding("locators", "failure", text, f"{who}; or name the right place in [lookup] locators")
+    advice = f"jbi lookup --port {port}" if local else f"On {host}: jbi lookup --host {host} --port {port}"
+    if not is_set:  # nobody has said that one is there
+        return Finding("locators", "skipped" if others else "warning", text, "" if others else advice)
+    return Finding("locators", "failure", text, f"{advice}; or take it out of [lookup] locators")
+
+
+def servers(checkup: Checkup) -> Iterator[Finding]:
+    """Whether each delegate, peer publisher and lookup service that is listed answers, and how fast."""
+    found = checkup.found()
+    for answer in found.servers:
+        if answer.error is not None:
+            if "theirs" in answer.error.facts:
+                continue  # `versions` tells
+            advice = "Start it again; a dead one leaves the lists when its lease ends: jbi status --watch"
+            yield Finding("servers", "failure", answer.error.message, advice)
+            continue
+        facts = answer.value
+        text = f"{_kind(facts)} {facts.get('name', '')} at {answer.at}, {_shown_time(answer.seconds)}".replace(
+            "  ", " "
+        )
+        certificate, faults = facts.get("tls"), facts.get("faults")
+        if isinstance(certificate, dict) and (certificate.get("ends_soon") or certificate.get("revoked")):
+            wrong = "is revoked" if certificate.get("revoked") else f"ends in {certificate.get('days')} days"
+            advice = f"jbi certs renew {certificate.get('identity')}, and copy it there"
+            yield Finding("servers", "warning", f"{text}: its certificate {wrong}", advice)
+        if isinstance(faults, dict) and faults:
+            told = ", ".join(f"{step} {count}" for step, count in list(faults.items())[:5])
+            yield Finding("servers", "warning", f"{text}: faults: {told}", f"jbi status {answer.at}; see its log")
+        elif answer.seconds > SLOW_SECONDS:
+            yield Finding("servers", "warning", f"{text}: slow", f"jbi status --watch {answer.at}")
+        else:
+            yield Finding("servers", "ok", text)
+    if found.unseen:
+        yield Finding("servers", "warning", f"{found.unseen:,} more are listed, and not asked", "jbi status")
+    if not found.servers:
+        yield Finding("servers", "skipped", found.problem or "none found")
+
+
+def versions(checkup: Checkup) -> Iterator[Finding]:
+    """Whether all speak our protocol, and are of our version."""
+    found = checkup.found()
+    others = [
+        a.error for a in (*found.locators, *found.announced, *found.servers) if a.error and "theirs" in a.error.facts
+    ]
+    for error in others:
+        yield Finding("versions", "failure", error.message, _same_version(error))
+    own = version()
+    told = {a.at: str(a.value.get("version", "older")) for a in found.servers if a.error is None}
+    different = {at: theirs for at, theirs in told.items() if theirs != own}
+    if different:
+        text = ", ".join(f"{at} is {theirs}" for at, theirs in list(different.items())[:8])
+        yield Finding("versions", "warning", f"we are {own}, {text}", f"pip install jbi-pubsub=={own} there")
+    elif told:
+        yield Finding("versions", "ok", f"{len(told)} servers, all {own}, protocol {PROTOCOL}")
+    elif not others:
+        yield Finding("versions", "skipped", found.problem or "no server found")
+
+
+def _same_version(error: JbiError) -> str:
+    theirs = error.facts["theirs"]
+    older = "there" if isinstance(theirs, int) and theirs < PROTOCOL else "here"
+    return f"pip install --upgrade jbi-pubsub {older}: both ends have to be of one protocol"
+
+
+def clock(checkup: Checkup) -> Iterator[Finding]:
+    """Whether our clock is kept by others, does not jump, and agrees with the servers'."""
+    ahead = time.time() - time.monotonic()
+    yield _kept()
+    found = checkup.found()
+    jump = time.time() - time.monotonic() - ahead
+    if abs(jump) > 0.1:
+        advice = "See who sets it: journalctl -u systemd-timesyncd -u chrony"
+        yield Finding("clock", "warning", f"it has jumped by {jump:+.1f} s while we looked", advice)
+    off = {a.at: float(a.value["time"]) - a.clock for a in found.servers if a.error is None and _tells_time(a.value)}
+    worst = max(off, key=lambda at: abs(off[at]), default="")
+    if not worst:
+        return
+    text = f"{len(off)} servers, {worst} most: {off[worst]:+.3f} s"
+    slack = max(a.seconds for a in found.servers if a.at == worst) / 2
+    if abs(off[worst]) - slack > SKEW_SECONDS:
+        state: State = "failure" if abs(off[worst]) > SKEW_WRONG else "warning"
+        yield Finding("clock", state, f"differs from {text}", "sudo timedatectl set-ntp true, on both machines")
+    else:
+        yield Finding("clock", "ok", f"as that of {text}")
+
+
+def _tells_time(facts: Mapping[str, Any]) -> bool:
+    told = facts.get("time")
+    return isinstance(told, (int, float)) and 0 < told < 1e11
+
+
+def _kept() -> Finding:
+    """By NTP, as systemd says."""
+    command = shutil.which("timedatectl")
+    if command is None:
+        return Finding("clock", "skipped", "who keeps it is not known: no timedatectl")
+    try:
+        done = subprocess.run(  # noqa: S603  # the system's own
+            [command, "show", "-p", "NTPSynchronized", "--value"],
+            capture_output=True,
+            text=True,
+            timeout=2,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        return Finding("clock", "skipped", f"who keeps it is not known: {exc}")
+    said = done.stdout.strip()
+    if said == "yes":
+        return Finding("clock", "ok", "kept by NTP")
+    if said == "no":
+        return Finding("clock", "warning", "not kept by NTP", "sudo timedatectl set-ntp true")
+    why = done.stderr.strip()[:200] or "it says nothing"
+    return Finding("clock", "skipped", f"who keeps it is not known: timedatectl: {why}")
+
+
+def _shown_time(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+CHECKS: Final[dict[str, Check]] = {
+    "python": python, "extras": extras, "java": java, "files": files, "memory": memory, "disk": disk, "ports": ports,
+    "multicast": multicast, "clock": clock, "tls": tls, "policy": policy, "mail": mail, "locators": locators,
+    "servers": servers, "versions": versions,
+}  # fmt: skip
+"""In the order in which they are told."""

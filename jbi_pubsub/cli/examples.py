@@ -1,0 +1,63 @@
+"""`jbi demo NAME`: one example, what happened as tables, and whether what it promises came true."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from jbi_pubsub.examples.example import EXAMPLES, WRITES, Options, Outcome, find
+
+from .near import told
+from .show import Column, show_json, show_table
+
+
+def list_examples(*, as_json: bool) -> int:
+    """The names, and what each shows."""
+    if as_json:
+        show_json(EXAMPLES)
+    else:
+        show_table([Column("name"), Column("shows", long=True)], list(EXAMPLES.items()))
+    return 0
+
+
+def play_example(name: str, *, quick: bool, output: Path | None, as_json: bool) -> int:
+    """Play one to its end; the exit code. Raises UsageError for a name that is none."""
+    if name not in EXAMPLES:
+        raise click.UsageError(told("example", name, EXAMPLES))
+    if output is not None and name not in WRITES:
+        raise click.UsageError(f"{name} writes no file for --output; {', '.join(sorted(WRITES))} does")
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        if not as_json:
+            click.echo(f"{time.monotonic() - began:5.1f} s  {line}")
+
+    outcome = find(name)(Options(tell, quick=quick, output=output))
+    seconds = time.monotonic() - began
+    if as_json:
+        show_json({"right": outcome.right, "seconds": round(seconds, 1), **msgspec.to_builtins(outcome)})
+    else:
+        _show(outcome, seconds)
+    return 0 if outcome.right else 1
+
+
+def _show(outcome: Outcome, seconds: float) -> None:
+    for table in outcome.tables:
+        columns = [
+            Column(head, long=isinstance(cell, str) and not _is_number(cell), right=_is_number(cell))
+            for head, cell in zip(table.columns, table.rows[0] if table.rows else table.columns, strict=True)
+        ]
+        click.echo(f"\n{table.title}" if table.title else "")
+        show_table(columns, table.rows)
+    click.echo()
+    for promise in outcome.promises:
+        click.echo(f"{'ok   ' if promise.kept else 'WRONG'}  {promise.says}")
+    kept = sum(promise.kept for promise in outcome.promises)
+    click.echo(f"{kept} of {len(outcome.promises)} promises came true, {seconds:.1f} s")
+
+
+def _is_number(cell: object) -> bool:
+    return isinstance(cell, int | float) or str(cell).replace(",", "").replace(".", "", 1).isdigit()

@@ -1,0 +1,163 @@
+"""Whom `jbi doctor` finds: lookup services at locators and by mDNS, and the servers that they list. All are asked side
+by side, under time limits: who hangs delays nobody."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, WireTimeoutError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
+from jbi_pubsub.lookup.client.discovery import LookupDiscovery, interfaces_of
+from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarInfo, RegistrarProxy
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.pad.proxy import STATUS, fetch_status
+
+from .status import DISSEMINATORS
+
+T = TypeVar("T")
+
+PROBE_SECONDS: Final = 2.5
+"""For a locator to answer."""
+LOOK_SECONDS: Final = 1.5
+"""For a lookup service to list what it has, and for a server to tell its status."""
+MDNS_SECONDS: Final = 1.5
+"""For lookup services to answer by mDNS."""
+SERVERS_MOST: Final = 64
+"""Servers that are asked; anybody may register more."""
+
+
+class Answer(NamedTuple):
+    """What somebody asked has said: `value`, or the `error`; `seconds` is one call's time."""
+
+    at: str
+    value: Any
+    error: JbiError | None
+    seconds: float
+    clock: float = 0.0
+    """The middle of the call, by our clock (seconds since 1970)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Who was found: lookup services at locators and by mDNS, and all servers that they list."""
+
+    locators: Sequence[Answer] = ()
+    announced: Sequence[Answer] = ()
+    servers: Sequence[Answer] = ()
+    unseen: int = 0
+    problem: str = ""
+
+
+def look(config: Config) -> Found:
+    """Ask the locators, mDNS, whom these list, and each of those."""
+    try:
+        security = config.security()
+    except ConfigurationError as exc:
+        return Found(problem=exc.message)
+    announced = _announced(config, security)
+    probes = together([(at, partial(_described, at, security)) for at in config.lookup.locators], PROBE_SECONDS)
+    others = [at for at in announced() if at not in {_same(at) for at in config.lookup.locators}]
+    heard = together([(at, partial(_described, at, security)) for at in others[:SERVERS_MOST]], PROBE_SECONDS)
+    lookups = {a.value.service_id: a.at for a in (*probes, *heard) if a.error is None}
+    lists = together([(at, partial(_listed, at, security)) for at in lookups.values()], LOOK_SECONDS)
+    refs = {key: ServiceRef(key, STATUS, (at,)) for key, at in lookups.items()}
+    for answer in lists:
+        refs |= {i.proxy.service_id: i.proxy for i in answer.value or () if DISSEMINATORS.intersection(i.types)}
+    some = list(refs.values())[:SERVERS_MOST]
+    servers = together([(", ".join(ref.endpoints), partial(_status, ref, security)) for ref in some], LOOK_SECONDS)
+    return Found(probes, heard, servers, len(refs) - len(some))
+
+
+def together(tasks: Sequence[tuple[str, Callable[[], tuple[T, float]]]], seconds: float) -> list[Answer]:
+    """Everybody asked at once; who has not answered after `seconds` is as one who never does."""
+    answers: dict[int, Answer] = {}
+
+    def ask(number: int, at: str, task: Callable[[], tuple[T, float]]) -> None:
+        began = time.time()
+        try:
+            value, took = task()
+        except JbiError as exc:
+            answers[number] = Answer(at, None, exc, time.time() - began)
+        else:
+            answers[number] = Answer(at, value, None, took, time.time() - took / 2)
+
+    threads = [
+        threading.Thread(target=ask, args=(number, at, task), name=f"jbi-doctor-ask-{number}", daemon=True)
+        for number, (at, task) in enumerate(tasks)
+    ]
+    deadline = time.monotonic() + seconds + 0.2
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = WireTimeoutError(f"no answer within {seconds:g} s")
+    return [answers.get(number, Answer(at, None, late, seconds)) for number, (at, _) in enumerate(tasks)]
+
+
+def timed(call: Callable[[], T]) -> tuple[T, float]:
+    """What it returns, and the seconds it took."""
+    began = time.perf_counter()
+    return call(), time.perf_counter() - began
+
+
+def _described(at: str, security: Security) -> tuple[RegistrarInfo, float]:
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (at,)), security, timeout=PROBE_SECONDS / 2)
+    try:
+        proxy.describe()  # connects
+        return timed(proxy.describe)
+    finally:
+        proxy.close()
+
+
+def _listed(at: str, security: Security) -> tuple[tuple[ServiceItem, ...], float]:
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (at,)), security, timeout=LOOK_SECONDS)
+    try:
+        return timed(lambda: proxy.lookup(ServiceTemplate(), 10_000).items)
+    finally:
+        proxy.close()
+
+
+def _status(ref: ServiceRef, security: Security) -> tuple[dict[str, Any], float]:
+    return timed(lambda: fetch_status(ref, security, timeout=LOOK_SECONDS))
+
+
+def _announced(config: Config, security: Security) -> Callable[[], list[str]]:
+    """Begin to listen for lookup services; what is returned waits for those that answer soon."""
+    if not config.lookup.multicast:
+        return list
+    heard: dict[str, None] = {}
+    discovery = LookupDiscovery(
+        groups=None,
+        locators=(),
+        multicast=True,
+        interfaces=interfaces_of(config),
+        security=security,
+        interval=0.2,
+        discovered=lambda ref, _: heard.update(dict.fromkeys(ref.endpoints)),
+        discarded=lambda _: None,
+        name="jbi-doctor",
+    )
+    discovery.start()
+    deadline = time.monotonic() + MDNS_SECONDS
+
+    def wait() -> list[str]:
+        time.sleep(max(0.0, deadline - time.monotonic()))
+        found = list(dict.fromkeys((*heard, *discovery.asked())))
+        threading.Thread(target=discovery.stop, name="jbi-doctor-mdns-stop", daemon=True).start()  # it may wait
+        return found
+
+    return wait
+
+
+def _same(at: str) -> str:
+    try:
+        return check_endpoint(at)
+    except ConfigurationError:
+        return at

@@ -1,0 +1,549 @@
+"""`jbi top`: what all servers are doing now, in pages that refresh every second.
+
+The observer (web/federation.py) looks; a page turns what it has seen into tables; they are drawn as those of other
+commands. A room that has more to show adds a page to PAGES. What servers say is others' words: it is drawn as text.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Final, NamedTuple
+
+import click
+import msgspec
+
+from jbi_pubsub.core.errors import ConfigurationError, LookupNotFoundError
+from jbi_pubsub.core.guard import note
+from jbi_pubsub.core.series import WINDOW, Counter
+from jbi_pubsub.web.federation import Facts, Observer, Server, Snapshot
+
+from .near import begins_so, told
+from .screen import Screen, is_screen
+from .settings import Settings, json_option, pass_settings
+from .show import Column, Table, counted, cut, drawn, lasted, printable, rated, show_json, show_tables, sized, wrapped
+
+ROWS_MOST: Final = 100
+"""Subscriptions asked of one server, those that got most."""
+KEY_SECONDS: Final = 0.25
+"""How late a new look is drawn at worst."""
+LOOKS: Final = 3
+"""For rates of a single look: those of the time between the first of these and the last."""
+MORE: Final = "a wider terminal"
+BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+class Told(NamedTuple):
+    """A cell that is sorted by its value and shown as its text."""
+
+    value: float
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Seen(NamedTuple):
+    """What a page is made of."""
+
+    shot: Snapshot
+    history: Callable[[str, str], Sequence[float]]
+    """history("published", server id): its rates in the last WINDOW seconds."""
+    subscriptions: Subscriptions | None = None
+
+
+class Page(NamedTuple):
+    """A page: what it is about, and its tables."""
+
+    about: str
+    tables: Callable[[Seen], list[Table]]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A subscription, as far as it is shown."""
+
+    uid: str
+    server: str
+    name: str = ""
+    predicate: str = ""
+    matched: int = 0
+    delivered: int = 0
+    mailed: int = 0
+    waiting: int = 0
+    lost: dict[str, int] = {}
+
+
+class Subscriptions:
+    """Those that have got most, asked of all servers again and again on a thread of its own, with rates."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="jbi-top")
+        self._asking: Future[tuple[int, list[Row], list[str]]] | None = None
+        self._counters: dict[tuple[str, str], Counter] = {}
+        self.rows: list[tuple[Row, float | None]] = []
+        """With what each gets per second; None: not known yet."""
+        self.total = 0
+        self.silent: list[str] = []
+        self.looks = 0
+        self._asked = -math.inf
+        self._stopping = False
+
+    def look(self, shot: Snapshot, now: float, every: float) -> None:
+        """Take what has come, and ask for more when it is time. Does not wait. `now` in seconds, by any clock."""
+        if self._asking is not None and self._asking.done():
+            self._take(self._asking, now)
+            self._asking = None
+        if self._asking is None and now - self._asked >= every:
+            self._asked = now
+            self._asking = self._pool.submit(self._ask, [s.id for s in _knots(shot)])
+
+    def stop(self) -> None:
+        """End the thread, when the server that is asked has answered or its time is over."""
+        self._stopping = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _take(self, asked: Future[tuple[int, list[Row], list[str]]], now: float) -> None:
+        if (failure := asked.exception()) is not None:
+            note("asking for subscriptions", failure)  # type: ignore[arg-type]  # a future's are Exceptions
+            return
+        self.total, rows, self.silent = asked.result()
+        known, self._counters = self._counters, {}
+        for row in rows:
+            counter = self._counters[row.server, row.uid] = known.get((row.server, row.uid)) or Counter()
+            counter.add(now, row.delivered + row.mailed)
+        self.rows = [(row, self._counters[row.server, row.uid].rate(now)) for row in rows]
+        self.looks += 1
+
+    def _ask(self, servers: Sequence[str]) -> tuple[int, list[Row], list[str]]:
+        total, rows, silent = 0, list[Row](), list[str]()
+        for server in servers:
+            if self._stopping:
+                break
+            of, found, unheard = self._observer.subscriptions([server], order="delivered", count=ROWS_MOST)
+            total += of
+            silent += unheard
+            try:
+                rows += msgspec.convert(found, list[Row])
+            except msgspec.ValidationError:
+                silent.append(server)  # what it says is what no server of ours says
+        return total, rows, silent
+
+
+# -- pages --------------------------------------------------------------------------------------------------------
+
+
+def overview(seen: Seen) -> list[Table]:
+    """Servers with rates, and what is lost why."""
+    return [table for table in (_disseminators(seen), _lookups(seen), _losses(seen), _away(seen)) if table.rows]
+
+
+def _disseminators(seen: Seen) -> Table:
+    rows = []
+    for s in _knots(seen.shot):
+        assert s.facts is not None
+        rows.append((
+            s.title, _per(s, "published"), spark(seen.history("published", s.id)), _per(s, "delivered"),
+            spark(seen.history("delivered", s.id)), _count(s.facts.queued), _count(s.facts.in_flight),
+            _count(s.facts.count("lost")), _per(s, "lost"), _count(s.facts.counts.get("subscriptions", 0)),
+            _up(s.facts),
+        ))  # fmt: skip
+    return Table(_DISSEMINATORS, rows)
+
+
+_DISSEMINATORS: Final = (
+    Column("server", long=True, name=True), Column("in/s", right=True), Column("10 s in", spare=2),
+    Column("out/s", right=True), Column("10 s out", spare=1), Column("waiting", right=True),
+    Column("sent", right=True, spare=3), Column("lost", right=True), Column("lost/s", right=True, spare=3),
+    Column("subs", right=True, spare=3), Column("up", right=True, spare=4),
+)  # fmt: skip
+
+
+def _lookups(seen: Seen) -> Table:
+    rows = [
+        (
+            s.title, _count(s.facts.items), _per(s, "lookups"), _per(s, "events"),
+            spark(seen.history("events", s.id)), _count(s.facts.events_lost), _up(s.facts),
+        )
+        for s in seen.shot.servers if s.facts is not None and s.kind == "lookup" and not s.error
+    ]  # fmt: skip
+    return Table(_LOOKUPS, rows)
+
+
+_LOOKUPS: Final = (
+    Column("lookup at", long=True, name=True), Column("items", right=True), Column("lookups/s", right=True),
+    Column("events/s", right=True), Column("10 s events", spare=1), Column("lost", right=True),
+    Column("up", right=True, spare=4),
+)  # fmt: skip
+
+
+def _losses(seen: Seen) -> Table:
+    counts: Tally[str] = Tally()
+    rates: Tally[str] = Tally()
+    for s in _knots(seen.shot):
+        assert s.facts is not None
+        counts.update(s.facts.lost)
+        rates.update({name.removeprefix("lost."): rate for name, rate in s.rates.items() if name[:5] == "lost."})
+    rows = [
+        (cause, _count(count), Told(rates[cause], rated(rates[cause])))
+        for cause, count in counts.most_common()
+        if count
+    ]
+    return Table((Column("lost by"), Column("objects", right=True), Column("per s", right=True)), rows)
+
+
+def _away(seen: Seen) -> Table:
+    rows = [(s.title, s.error) for s in seen.shot.servers if s.error]
+    return Table((Column("does not answer", long=True, name=True), Column("why", long=True)), rows)
+
+
+def subscriptions(seen: Seen) -> list[Table]:
+    """Subscriptions, those that get most first."""
+    known = seen.subscriptions
+    if known is None:
+        return []
+    titles = {s.id: s.title for s in seen.shot.servers}
+    rows = [
+        (
+            row.uid, row.name, Told(rate or 0.0, rated(rate) if rate is not None else "-"),
+            _count(row.delivered + row.mailed), _count(row.waiting), _count(sum(row.lost.values())),
+            titles.get(row.server, row.server), row.predicate,
+        )
+        for row, rate in sorted(known.rows, key=lambda each: (-(each[1] or 0.0), -each[0].delivered))
+    ]  # fmt: skip
+    of = f"{len(rows)} of {counted(known.total, 'subscription')}"
+    silent = f"; not told by {', '.join(titles.get(s, s) for s in known.silent)}" if known.silent else ""
+    return [Table(_SUBSCRIPTIONS, rows, of + silent if known.looks else "asking")]
+
+
+_SUBSCRIPTIONS: Final = (
+    Column("subscription", brief=True), Column("subscriber", long=True, spare=2), Column("per s", right=True),
+    Column("delivered", right=True), Column("waiting", right=True), Column("lost", right=True),
+    Column("at", long=True, name=True, spare=1), Column("predicate", long=True, spare=3),
+)  # fmt: skip
+
+
+def mail(seen: Seen) -> list[Table]:
+    """Mail of each delegate, and what is wrong with it."""
+    rows = [
+        (
+            s.title, _per(s, "mailed"), _count(s.facts.mailed), _count(s.facts.mail.queued),
+            Told(s.facts.mail.bytes, sized(s.facts.mail.bytes)), _count(s.facts.mail.under_way), s.facts.mail.server,
+            s.facts.mail.fault or s.facts.mail.away,
+        )
+        for s in _knots(seen.shot) if s.facts is not None and s.kind == "delegate"
+    ]  # fmt: skip
+    return [Table(_MAIL, rows)]
+
+
+_MAIL: Final = (
+    Column("mail at", long=True, name=True), Column("per s", right=True), Column("mailed", right=True),
+    Column("waiting", right=True), Column("bytes", right=True, spare=1), Column("under way", right=True, spare=3),
+    Column("by", long=True, spare=2), Column("what is wrong", long=True),
+)  # fmt: skip
+
+
+def leases(seen: Seen) -> list[Table]:
+    """Leases that end first if they are not renewed."""
+    rows = [
+        (Told(e.left, f"{e.left:,.1f} s"), e.kind, e.name, s.title)
+        for s in _knots(seen.shot) if s.facts is not None
+        for e in s.facts.ending
+    ]  # fmt: skip
+    return [Table(_LEASES, sorted(rows))]
+
+
+_LEASES: Final = (
+    Column("ends in", right=True), Column("of"), Column("who", long=True, name=True), Column("at", long=True, name=True)
+)  # fmt: skip
+
+
+def parties(seen: Seen) -> list[Table]:
+    """Who publishes and subscribes, by name, at which server."""
+    titles = {s.id: s.title for s in seen.shot.servers}
+    rows = [
+        (
+            e.name or (f"{e.of} others" if e.of > 1 else "-"), _DOES[e.kind],
+            titles.get(e.server, e.server), Told(e.rate or 0.0, rated(e.rate) if e.rate is not None else "-"),
+            _count(e.count), _count(e.waiting), _count(e.lost),
+        )
+        for e in sorted(seen.shot.edges, key=lambda e: -(e.rate or 0.0))
+    ]  # fmt: skip
+    return [Table(_PARTIES, rows)]
+
+
+_DOES: Final = {"publish": "sends", "deliver": "gets", "mail": "mails"}
+_PARTIES: Final = (
+    Column("who", long=True, name=True), Column("does"), Column("at", long=True, name=True),
+    Column("per s", right=True), Column("contracts", right=True, spare=2), Column("waiting", right=True, spare=1),
+    Column("lost", right=True, spare=1),
+)  # fmt: skip
+
+
+PAGES: Final[dict[str, Page]] = {
+    "overview": Page("servers with rates, losses by cause", overview),
+    "subscriptions": Page("subscriptions by rate", subscriptions),
+    "mail": Page("mail that waits, and why", mail),
+    "leases": Page("leases about to end", leases),
+    "parties": Page("who publishes and subscribes", parties),
+}
+"""By name, in the order of their keys."""
+
+
+def spark(rates: Sequence[float]) -> str:
+    """Rates as bars, the highest of them full; none is lower than zero."""
+    most = max(rates, default=0.0)
+    return "".join(BARS[round((len(BARS) - 1) * rate / most) if most > 0 else 0] for rate in rates)
+
+
+def _knots(shot: Snapshot) -> list[Server]:
+    """Delegates and peer publishers that answer."""
+    return [s for s in shot.servers if s.facts is not None and s.facts.kind != "lookup" and not s.error]
+
+
+def _per(server: Server, name: str) -> Told:
+    rate = server.rates.get(name)
+    return Told(rate or 0.0, rated(rate) if rate is not None else "-")
+
+
+def _up(facts: Facts) -> Told:
+    return Told(facts.uptime, lasted(facts.uptime))
+
+
+def _count(number: float) -> Told:
+    return Told(number, f"{number:,}")
+
+
+# -- what is shown of them ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What whoever sits at the terminal wants to see. `sort`: number of a column of the page's first table, -1 for the
+    page's own order."""
+
+    page: str
+    sort: int = -1
+    upside_down: bool = False
+    first: int = 0
+    """Line of the page at the top."""
+    paused: bool = False
+    helped: bool = False
+
+
+def pressed(look: Look, key: str, columns: int, page_lines: int) -> Look | None:
+    """What is wanted after a key; None to quit. `columns`: of the first table, `page_lines` fit on the screen."""
+    names = list(PAGES)
+    at = names.index(look.page)
+    match key:
+        case "q" | "Q":
+            return None
+        case "escape":
+            return replace(look, helped=False) if look.helped else None
+        case "?" | "h":
+            return replace(look, helped=not look.helped)
+        case "right" | "left":
+            step = 1 if key == "right" else -1
+            return Look(names[(at + step) % len(names)], paused=look.paused)
+        case "s":
+            return replace(look, sort=-1 if look.sort + 1 >= columns else look.sort + 1)
+        case "r":
+            return replace(look, upside_down=not look.upside_down)
+        case " ":
+            return replace(look, paused=not look.paused)
+        case "up" | "k" | "down" | "j" | "page up" | "page down":
+            lines = page_lines if "page" in key else 1
+            return replace(look, first=max(0, look.first + (lines if key in ("down", "j", "page down") else -lines)))
+        case _ if key.isdecimal() and key.isascii() and 0 < int(key) <= len(names):
+            return Look(names[int(key) - 1], paused=look.paused)
+    return look
+
+
+_HELP: Final = (
+    "1 2 3 ...        a page by its number",
+    "left right Tab   the page before, the next one",
+    "up down j k      a line; PgUp PgDn a screen",
+    "s                sort by the next column",
+    "r                turn the order",
+    "space            hold still, go on",
+    "? h              this help",
+    "q Esc Ctrl-C     end",
+)
+
+
+def page_of(seen: Seen, look: Look) -> list[Table]:
+    """The tables of the page, in the order wanted."""
+    first, *others = PAGES[look.page].tables(seen) or [Table((), ())]
+    if not first.columns:
+        return []
+    rows = list(first.rows)
+    if look.sort >= 0:
+        numbers = any(isinstance(row[look.sort], Told) for row in rows)
+        rows.sort(key=lambda row: row[look.sort].value if numbers else str(row[look.sort]), reverse=numbers)  # type: ignore[attr-defined]  # a column's cells are of one kind
+    if look.upside_down:
+        rows.reverse()
+    return [first._replace(rows=rows), *others]
+
+
+def lines_of(seen: Seen, look: Look, width: int, height: int, clock: str) -> list[str]:
+    """The screen: a bar with what is shown, the page from the line wanted on, a bar with the keys."""
+    made = page_of(seen, look)
+    if look.helped:
+        pages = (f"{number}  {name}: {page.about}" for number, (name, page) in enumerate(PAGES.items(), 1))
+        body = [cut(line, width) for line in (*_HELP, "", *pages)]
+    elif not made:
+        body = wrapped(printable(seen.shot.problem or "nothing to show yet"), width)
+    else:
+        body = "\n\n".join(drawn(table, width=width, more=MORE) for table in made).split("\n")
+    room = max(1, height - 2)
+    first = min(look.first, max(0, len(body) - room))
+    heads = made[0].columns if made else ()
+    parts = [f" jbi top: {look.page}", clock]
+    parts += ["held still"] if look.paused else []
+    parts += [f"by {heads[look.sort].head}"] if 0 <= look.sort < len(heads) else []
+    parts += [f"lines {first + 1}-{min(len(body), first + room)} of {len(body)}"] if len(body) > room else []
+    parts += [f"{seen.shot.unseen} servers more"] if seen.shot.unseen else []
+    shown = body[first : first + room]
+    keys = " ".join(f"{number} {name}" for number, name in enumerate(PAGES, 1))
+    return ["  ".join(parts), *shown, *[""] * (room - len(shown)), f" q quit  ? help  s sort  {keys}"]
+
+
+@click.command()
+@click.argument("page", metavar="[PAGE]", default="overview", shell_complete=begins_so(lambda: PAGES))
+@click.option("--server", "addresses", metavar="HOST:PORT", multiple=True, help="Only this server; repeatable.")
+@click.option("--every", type=click.FloatRange(0.1, 60.0), default=1.0, metavar="SECONDS", help="How often; 1 s.")
+@click.option("--sort", metavar="COLUMN", default="", help="Order of the page's first table.")
+@click.option("--once", is_flag=True, help="One look, as lines.")
+@json_option
+@pass_settings
+def top(
+    settings: Settings, page: str, addresses: tuple[str, ...], every: float, sort: str, once: bool, as_json: bool
+) -> None:
+    """Show what all servers are doing now, in pages: overview, subscriptions, mail, leases, parties.
+
+    Keys: 1 to 5, arrows and Tab turn pages, s sorts, ? tells all, q ends. Piped, or with --once, it is one look as
+    lines, after two seconds. Rates are those of the last 10 s.
+
+    \b
+    jbi top
+    jbi top subscriptions --sort waiting
+    jbi top mail --once
+    jbi top --json                      # all of one look, for programs
+    """
+    if page not in PAGES:
+        raise ConfigurationError(told("page", page, PAGES))
+    config = settings.load()
+    observer = Observer(config, addresses=addresses, every=every)
+    known = Subscriptions(observer)
+    observer.start()
+    try:
+        if as_json or once or not is_screen():
+            seen = _first_look(observer, known, page, config.lookup.timeout)
+            look = Look(page, _sort_number(seen, page, sort))
+            if as_json:
+                show_json(facts_of(seen, page))
+            else:
+                show_tables(page_of(seen, look), more=MORE)
+        else:
+            _watch(observer, known, page, sort, every)
+    finally:
+        known.stop()
+        observer.stop()
+
+
+def _sort_number(seen: Seen, page: str, sort: str) -> int:
+    """The column of that head. Raises ConfigurationError."""
+    made = PAGES[page].tables(seen)
+    heads = [column.head for column in made[0].columns] if made else []
+    if not sort or not heads:
+        return -1
+    if sort not in heads:
+        raise ConfigurationError(f"--sort: {told('column', sort, heads)}")
+    return heads.index(sort)
+
+
+def _first_look(observer: Observer, known: Subscriptions, page: str, timeout: float) -> Seen:
+    """When all that answer have been seen LOOKS times. Raises LookupNotFoundError."""
+    deadline = time.monotonic() + timeout
+    shot = observer.snapshot()
+    looks = 0
+    while time.monotonic() < deadline:
+        before, shot = shot.number, observer.wait(shot.number, 0.5)
+        if page == "subscriptions":
+            known.look(shot, time.monotonic(), 0.0)
+        looks += shot.number > before and bool(shot.servers) and all(s.error or s.facts for s in shot.servers)
+        if looks >= LOOKS and (page != "subscriptions" or known.looks >= LOOKS):
+            break
+    if not shot.servers:
+        raise LookupNotFoundError(shot.problem, hint="Start one with `jbi lookup`, or name its address with --locator")
+    return _seen(observer, shot, known)
+
+
+def _seen(observer: Observer, shot: Snapshot, known: Subscriptions) -> Seen:
+    def history(name: str, server: str) -> Sequence[float]:
+        return [point.value for point in observer.history(name, server) if point.at > shot.at - WINDOW]
+
+    return Seen(shot, history, known)
+
+
+def _watch(observer: Observer, known: Subscriptions, page: str, sort: str, every: float) -> None:
+    """Draw each look, and after each key, until somebody has had enough."""
+    look: Look | None = Look(page)
+    with Screen(keys=True) as screen:
+        drawn_for: object = None
+        seen = _seen(observer, observer.snapshot(), known)
+        while look is not None:
+            shot = observer.snapshot()
+            if not look.paused:
+                if look.page == "subscriptions":
+                    known.look(shot, time.monotonic(), every)
+                seen = _seen(observer, shot, known)
+            if sort and seen.shot.servers:
+                look, sort = replace(look, sort=_sort_number(seen, page, sort)), ""
+            size = screen.width, screen.height
+            if drawn_for != (wanted := (seen.shot.number, known.looks, look, size)):
+                lines = lines_of(seen, look, *size, time.strftime("%H:%M:%S"))
+                screen.show(lines, bars=(0, len(lines) - 1))
+                drawn_for = wanted
+            key = screen.wait(KEY_SECONDS)
+            if key:
+                made = page_of(seen, look)
+                look = pressed(look, key, len(made[0].columns) if made else 0, size[1] - 2)
+            elif screen.was_away:
+                drawn_for = None
+
+
+def facts_of(seen: Seen, page: str) -> dict[str, Any]:
+    """All that was seen, for programs."""
+    shot = seen.shot
+    told_: dict[str, Any] = {
+        "page": page,
+        "problem": shot.problem,
+        "unseen": shot.unseen,
+        "servers": [_server_facts(s, seen) for s in shot.servers],
+        "edges": [
+            {name: getattr(e, name) for name in ("kind", "server", "name", "of", "count", "rate", "waiting", "lost")}
+            for e in shot.edges
+        ],
+    }
+    if page == "subscriptions" and seen.subscriptions is not None:
+        rows = seen.subscriptions.rows
+        told_["subscriptions"] = [{**msgspec.to_builtins(row), "rate": rate} for row, rate in rows]
+        told_["subscriptions_in_all"] = seen.subscriptions.total
+    return told_
+
+
+def _server_facts(server: Server, seen: Seen) -> Mapping[str, Any]:
+    return {
+        "id": server.id,
+        "kind": server.kind,
+        "title": server.title,
+        "error": server.error,
+        "rates": server.rates,
+        "last_10_s": {name: list(seen.history(name, server.id)) for name in server.rates},
+        "status": server.told,
+    }

@@ -1,0 +1,80 @@
+"""`jbi web`: the console in a browser."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import webbrowser
+from importlib.util import find_spec
+
+import click
+
+from jbi_pubsub.core.errors import ConfigurationError
+
+from .servers import stop_on_signal, wait_for
+from .settings import Settings, json_option, pass_settings
+
+
+@click.command()
+@click.option("--host", help="Address to listen on; default 127.0.0.1. Beyond loopback it needs [tls].")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default 8160, 0 takes a free one.")
+@click.option("--admin", is_flag=True, help="Allow to cancel, drain, and administer lookup services.")
+@click.option("--open", "opens", is_flag=True, help="Open it in this host's browser.")
+@json_option
+@pass_settings
+def web(settings: Settings, host: str | None, port: int | None, admin: bool, opens: bool, as_json: bool) -> int:
+    """Show what a federation is doing, in a browser.
+
+    Prints an address that lets one browser in; when it has been used, the address for the next one. Ctrl-C ends.
+
+    \b
+    jbi web                  # http://127.0.0.1:8160, to look
+    jbi web --admin --open   # to change something, too
+    jbi web --port 0         # any free port
+    ssh -L 8160:127.0.0.1:8160 HOST   # from another host, without TLS
+    """
+    if find_spec("nicegui") is None:
+        raise ConfigurationError(
+            "the console needs NiceGUI, which is not installed", hint="pip install 'jbi-pubsub[web]'"
+        )
+    # here: these take a second to import
+    from jbi_pubsub.web.federation import Observer
+    from jbi_pubsub.web.pages import open_console
+    from jbi_pubsub.web.server import WebServer
+    from jbi_pubsub.web.unsubscribe import MailLinks, observed, router
+
+    config = settings.load(web__host=host, web__port=port, web__admin=True if admin else None)
+    for name in ("uvicorn", "nicegui", "socketio", "engineio", "asyncio"):
+        logging.getLogger(name).setLevel(max(logging.ERROR, logging.getLogger().level))
+    stop = stop_on_signal()
+
+    failed = threading.Event()
+
+    def ended() -> None:
+        failed.set()
+        stop.set()
+
+    def announce(ready: bool = False) -> None:
+        facts = {"ready": "web"} if ready else {"next": "web"}
+        text = f"console at {server.url}" if ready else f"another browser: {server.url}"
+        click.echo(json.dumps(facts | {"url": server.url, "admin": config.web.admin}) if as_json else text)
+        sys.stdout.flush()
+
+    server = WebServer(config, entered=announce, ended=ended)
+    observer = Observer(config)
+    server.add(router(MailLinks(observed(observer), config.security())), session=False)
+    console = open_console(config, observer, server)
+    try:
+        observer.start()
+        server.start()
+        announce(ready=True)
+        if opens:
+            webbrowser.open(server.url)
+        wait_for(stop)
+    finally:
+        server.stop()
+        console.close()
+        observer.stop()
+    return 1 if failed.is_set() else 0

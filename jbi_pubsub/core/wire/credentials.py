@@ -1,0 +1,301 @@
+"""The PEM files of a party as TLS contexts, taken anew when the files change: a certificate that was renewed and a list
+of revoked ones count without a restart.
+
+Nobody waits for changes: whoever accepts, connects or calls looks at the files, once in LOOK_SECONDS at most. Files
+that are no good then leave in force what was there, and the log says why. When somebody's certificate is on the list,
+the standing connections of its holder end; for new ones OpenSSL has the list.
+
+A server is known by its key (`ServiceRef.certificate`): as long as it serves, its certificate may change and its key
+may not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import ssl
+import stat
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
+
+from jbi_pubsub.core.errors import ConfigurationError, WireError
+
+from . import x509
+
+log = logging.getLogger("jbi_pubsub.wire")
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at the files: four calls of stat(2)."""
+
+MAX_FILE_BYTES: Final = 32 << 20
+"""Of one file: a list of half a million revoked certificates."""
+
+WARN_SECONDS: Final = 30 * 86_400.0
+"""What ends within so long is told: public authorities renew then. Of what is good for less than 90 days, a third."""
+
+TELL_SECONDS: Final = 86_400.0
+"""How often that is said again."""
+
+T = TypeVar("T")
+
+
+class Facts(NamedTuple):
+    """What the files say, without secrets."""
+
+    certificate: x509.Certificate
+    """Ours."""
+    authorities: tuple[x509.Certificate, ...]
+    """Whose certificates we take."""
+    revocations: tuple[x509.RevocationList, ...]
+    """Which of those not."""
+
+
+class _Loaded(NamedTuple):
+    facts: Facts
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+def ends_soon(not_before: float, not_after: float, now: float) -> bool:
+    """Whether what is good from `not_before` to `not_after` should be renewed by now."""
+    return not_after - now < min(WARN_SECONDS, (not_after - not_before) / 3)
+
+
+def read_facts(certificate: Path, ca: Path, revoked: Path | None) -> Facts:
+    """What such files say; nothing is verified, neither dates nor signatures. Raises ConfigurationError."""
+    own = _parsed(certificate, x509.certificates, "certificate")
+    authorities = _parsed(ca, x509.certificates, "certificate")
+    lists = _parsed(revoked, x509.revocations, "list of revoked certificates (X509 CRL)") if revoked else []
+    return Facts(own[0], tuple(authorities), tuple(lists))
+
+
+class Credentials:
+    """See the module. Safe from several threads."""
+
+    def __init__(self, certificate: Path, key: Path, ca: Path, revoked: Path | None) -> None:
+        """Reads them at once. Raises ConfigurationError."""
+        self._certificate, self._key, self._ca, self._revoked = certificate, key, ca, revoked
+        self._lock = threading.Lock()  # covers looking, and what is known of the files
+        self._watched: weakref.WeakKeyDictionary[ssl.SSLSocket, x509.Certificate] = weakref.WeakKeyDictionary()
+        self._watching = threading.Lock()  # covers _watched
+        self._serves = False
+        self._told_key = -1
+        self._told_soon = 0.0
+        self.problem = ""
+        """Why the files as they are now are not in force; "" when they are."""
+        self._stamp = self._stamped()
+        self._looked = time.monotonic()
+        self._loaded = self._load()
+        self._tell_end(time.time())
+
+    def server(self) -> ssl.SSLContext:
+        """For listening, as the files are now."""
+        self.look()
+        return self._loaded.server
+
+    def client(self) -> ssl.SSLContext:
+        """For connecting, as the files are now."""
+        self.look()
+        return self._loaded.client
+
+    @property
+    def facts(self) -> Facts:
+        """What is in force."""
+        return self._loaded.facts
+
+    def serve(self) -> str:
+        """We are about to be known by our key; SHA-256 (hex) of it."""
+        self._serves = True
+        return self._loaded.facts.certificate.key
+
+    def look(self) -> None:
+        """Take the files anew if they have changed, and end the connections of those who are revoked now."""
+        if time.monotonic() - self._looked < LOOK_SECONDS or not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._looked = time.monotonic()
+            stamp = self._stamped()
+            if stamp != self._stamp or self.problem:
+                self._stamp = stamp  # of before the reading: what is written meanwhile is another change
+                self._take()
+            self._tell_end(time.time())
+        finally:
+            self._lock.release()
+
+    def watch(self, sock: ssl.SSLSocket) -> x509.Certificate:
+        """The peer's certificate; the connection ends when that is revoked. Raises WireError if it is already."""
+        der = sock.getpeercert(binary_form=True)
+        try:
+            peer = x509.certificate(der or b"")
+        except ValueError as exc:
+            raise WireError(f"TLS: the certificate shown can't be read: {exc}") from exc
+        if self._revoked is not None:
+            with self._watching:
+                self._watched[sock] = peer
+            if self._is_revoked(peer):
+                raise WireError(f"TLS: the certificate of {peer.identity} is revoked")
+        return peer
+
+    def _take(self) -> None:
+        try:
+            loaded = self._load()
+            if self._serves and loaded.facts.certificate.key != self._loaded.facts.certificate.key:
+                raise ConfigurationError(
+                    f"TLS key {self._key}: it is another one, and a server is known by its key",
+                    hint="Start this process again, or renew for the same key (`jbi certs renew`)",
+                )
+        except ConfigurationError as exc:
+            if str(exc) != self.problem:
+                log.error("what was read of the [tls] files before stays in force: %s", exc)
+            self.problem = str(exc)
+            return
+        self._loaded, self.problem = loaded, ""
+        log.info("TLS files of %s were read again", self._certificate)
+        with self._watching:
+            revoked = [(sock, peer) for sock, peer in self._watched.items() if self._is_revoked(peer)]
+        for sock, _ in revoked:
+            with contextlib.suppress(OSError):  # already gone
+                # Not SSLSocket's own: that takes the TLS state away from under a thread that reads or writes.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        for peer, count in Counter(peer for _, peer in revoked).items():
+            log.warning("%d connections of %s ended: its certificate %x is revoked", count, peer.identity, peer.serial)
+
+    def _is_revoked(self, peer: x509.Certificate) -> bool:
+        return any(revocations.names(peer) for revocations in self._loaded.facts.revocations)
+
+    def _tell_end(self, now: float) -> None:
+        """Say daily that something ends soon, or that we are revoked."""
+        if now - self._told_soon >= TELL_SECONDS:
+            self._told_soon = now
+            own, authorities, revocations = self._loaded.facts
+            if any(each.names(own) for each in revocations):
+                log.error("TLS certificate %s is revoked: who knows that does not take it", self._certificate)
+            for what, one in (("certificate", own), *(("authority", each) for each in authorities)):
+                if ends_soon(one.not_before, one.not_after, now):
+                    path = self._certificate if one is own else self._ca
+                    verb = "is" if one.not_after > now else "was"
+                    log.warning("TLS %s %s %s valid until %s", what, path, verb, shown_time(one.not_after))
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def _paths(self) -> tuple[Path, ...]:
+        return (self._certificate, self._key, self._ca, *([self._revoked] if self._revoked else []))
+
+    def _stamped(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """What changes with a file: None if it is not there."""
+        return tuple(_stamp(path) for path in self._paths())
+
+    def _load(self) -> _Loaded:
+        facts = read_facts(self._certificate, self._ca, self._revoked)
+        self._check_key()
+        if self._revoked is not None:
+            self._check_lists(facts, self._revoked, time.time())
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.verify_mode = ssl.CERT_REQUIRED
+        server.num_tickets = 0  # TLS 1.3 tickets make a fresh socket readable although no request came
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = False  # OpenSSL knows neither pins nor several names
+        for context in (server, client):
+            self.fill(context)
+        return _Loaded(facts, server, client)
+
+    def fill(self, context: ssl.SSLContext) -> None:
+        """Our certificate and key, and whom we believe. Raises ConfigurationError."""
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self._certificate, self._key, password=self._refuse_password)
+            context.load_verify_locations(self._ca)
+            if self._revoked is not None:
+                context.load_verify_locations(self._revoked)
+                context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        except ssl.SSLError as exc:
+            if "KEY_VALUES_MISMATCH" in (exc.reason or ""):
+                raise ConfigurationError(
+                    f"TLS key {self._key} does not belong to certificate {self._certificate}",
+                    hint="Set the two that were issued together",
+                ) from exc
+            raise ConfigurationError(
+                f"TLS files {', '.join(map(str, self._paths()))}: {exc}",
+                hint="Check that they are PEM, and that the key belongs to the certificate",
+            ) from exc
+        except OSError as exc:
+            raise ConfigurationError(f"TLS files {', '.join(map(str, self._paths()))}: {exc.strerror or exc}") from exc
+
+    def _refuse_password(self) -> str:
+        raise ConfigurationError(
+            f"TLS key {self._key} is encrypted, and nobody is there to be asked",
+            hint="Give a key without a passphrase that only this user may read",
+        )
+
+    def _check_key(self) -> None:
+        """Raises ConfigurationError if it can't be read; said if others can."""
+        try:
+            with self._key.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+        except OSError as exc:
+            raise _unreadable(self._key, exc) from exc
+        if mode & (stat.S_IROTH | stat.S_IWOTH) and self._told_key != mode:
+            self._told_key = mode
+            log.warning("TLS key %s may be read by everybody on this host: chmod 600", self._key)
+
+    def _check_lists(self, facts: Facts, path: Path, now: float) -> None:
+        """OpenSSL would take nobody at all with such a list. Raises ConfigurationError."""
+        known = {authority.subject_name for authority in facts.authorities}
+        for each in facts.revocations:
+            if each.issuer_name not in known:
+                whose = each.issuer[:200] or "another authority"
+                raise ConfigurationError(
+                    f"[tls] revoked {path} is of {whose}, which is not in {self._ca}",
+                    hint="Set the list of the authority in [tls] ca",
+                )
+            if each.until < now:
+                raise ConfigurationError(
+                    f"[tls] revoked {path} was good until {shown_time(each.until)}", hint="Fetch the authority's latest"
+                )
+            if each.since > now:
+                raise ConfigurationError(
+                    f"[tls] revoked {path} is good from {shown_time(each.since)} on",
+                    hint="Compare the clock of this host with that of its authority",
+                )
+
+
+def shown_time(seconds: float) -> str:
+    """As people read it."""
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds < float("inf") else "ever"
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _parsed(path: Path, parse: Callable[[str], list[T]], what: str) -> list[T]:
+    """What is in a file, one at least. Raises ConfigurationError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as exc:
+        raise _unreadable(path, exc) from exc
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigurationError(f"TLS file {path}: over {MAX_FILE_BYTES >> 20} MiB", hint="Correct it in [tls]")
+    try:
+        found = parse(data.decode("ascii", errors="replace"))
+    except (ValueError, OverflowError) as exc:
+        raise ConfigurationError(f"TLS file {path}: no good {what}: {exc}", hint="Give it in PEM") from exc
+    if not found:
+        raise ConfigurationError(f"TLS file {path}: there is no {what} in it", hint="Give it in PEM")
+    return found
+
+
+def _unreadable(path: Path, failure: OSError) -> ConfigurationError:
+    return ConfigurationError(f"TLS file {path}: {failure.strerror or failure}", hint="Correct it in [tls]")

@@ -1,0 +1,374 @@
+"""Access rules and the decisions that they make. Pure; compiled once, read by any thread.
+
+The rule of rules: **what one rule allows is allowed, unless another one denies it**; where there is a rule at all, what
+none allows is denied. The order of rules has no meaning. With `where` a rule is about some objects of a type: who is
+allowed by several gets what each of them lets through, and nothing that one withholds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from jbi_pubsub.core.access import ALLOWED, Action, Decision, Namespaces, Subject
+from jbi_pubsub.core.errors import PredicateError
+from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.xpath import compile_predicate
+from jbi_pubsub.core.xpath.narrowing import joined, negated
+
+from .context import (
+    ACTIONS,
+    KEYS,
+    Addresses,
+    Beginnings,
+    Facts,
+    Globs,
+    Networks,
+    People,
+    actions_of,
+    host_of,
+    matchers,
+    people_of,
+)
+from .file import MAX_RULES, PROBLEMS_MOST, Document, Place, Where, flag, nearest
+
+CONTEXT: Final = ("user", "group", "role", "client", "component", "address", "type", "version")
+"""What of the vocabulary is known when access is asked, besides the action."""
+_LATER: Final = tuple(key for key in KEYS if key not in CONTEXT and key != "action")
+OWN: Final = ("recipients", "where", "namespaces", "allow", "audit")
+"""What only access rules have."""
+
+ABOUT_TYPES: Final = frozenset(["publish", "subscribe", "query", "persist", "mail", "types", "status"])
+"""Actions that may be about a type; `connect` is about none, and a rule that names one allows it as well."""
+NARROWED: Final = frozenset(["subscribe", "query"])
+"""Actions that `where` narrows."""
+
+KNOWN_MOST: Final = 8192
+"""Decisions that are remembered; beyond that all are forgotten."""
+PAIRS_MOST: Final = 300_000
+"""Of rules that are compared to find those without effect: about half a second."""
+
+
+ALL, NO_VERSION, NO_TYPE = "all", "no version", "no type"
+"""What is known of a subject: its type and version; its type; nothing, as it may come to be any."""
+_WITHOUT: Final = {ALL: (), NO_VERSION: ("version",), NO_TYPE: ("type", "version")}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rule:
+    """One `[[access]]`."""
+
+    name: str
+    """policy.toml:17"""
+    place: Place
+    allow: bool
+    actions: frozenset[str]
+    keys: Mapping[str, Globs | Addresses]
+    where: str = ""
+    namespaces: Namespaces = ()
+    audit: bool = False
+    _asked: Mapping[str, tuple[tuple[str, Globs | Addresses], ...]] = field(init=False)
+    """The keys that count, by what is known."""
+
+    def __post_init__(self) -> None:
+        asked = {
+            known: tuple((key, matcher) for key, matcher in self.keys.items() if key not in without)
+            for known, without in _WITHOUT.items()
+        }
+        object.__setattr__(self, "_asked", asked)
+
+    def miss(self, facts: Facts, known: str = ALL) -> str:
+        """The first key that does not hold; "": the rule applies. `known`: of the subject."""
+        for key, matcher in self._asked[known]:
+            if not matcher.any_of(getattr(facts, key)):
+                return key
+        return ""
+
+    def meaning(self, *, loose: bool = False) -> tuple[object, ...]:
+        """Equal for rules that say the same; `loose`: of the type apart."""
+        asked = self._asked[NO_TYPE if loose else ALL]
+        keys = tuple(sorted((key, matcher.said) for key, matcher in asked))
+        return self.allow, keys, self.where, self.namespaces, self.audit
+
+    def covers(self, other: Rule) -> bool:
+        """Whether whatever the other one is about is certain to be what this one is about."""
+        if self.where or not self.actions >= other.actions:
+            return False
+        for key, mine in self.keys.items():
+            theirs = other.keys.get(key)
+            if theirs is None or not mine.covers(theirs):  # type: ignore[arg-type]  # of one key, of one class
+                return False
+        return True
+
+    def shown(self) -> dict[str, Any]:
+        """Plain data."""
+        every = {"action": sorted(self.actions)} if len(self.actions) < len(ACTIONS) else {}
+        told: dict[str, Any] = {"rule": self.name, "allow": self.allow, **every}
+        told |= {key: list(matcher.said) for key, matcher in self.keys.items()}
+        told |= {"where": self.where} if self.where else {}
+        told |= {"namespaces": dict(self.namespaces)} if self.namespaces else {}
+        return told | ({"audit": True} if self.audit else {})
+
+
+class _Index:
+    """Rules of one action by what they name first: the beginning of a user's name, of a type's, a network. Of 10,000 a
+    question concerns some. The others are looked at for each question."""
+
+    def __init__(self, rules: Iterable[Rule], *, by_type: bool) -> None:
+        self._users = Beginnings[Rule]()
+        self._types = Beginnings[Rule]()
+        self._networks = Networks[Rule]()
+        self._others: list[Rule] = []
+        for rule in rules:
+            user, type_, address = rule.keys.get("user"), rule.keys.get("type"), rule.keys.get("address")
+            if isinstance(user, Globs) and self._users.take(user, rule):
+                continue
+            if by_type and isinstance(type_, Globs) and self._types.take(type_, rule):
+                continue
+            if not (isinstance(address, Addresses) and self._networks.take(address, rule)):
+                self._others.append(rule)
+
+    def about(self, facts: Facts) -> Iterator[Rule]:
+        """Those that may apply; some perhaps twice."""
+        return itertools.chain(
+            self._users.of(facts.user[0]),
+            self._types.of(facts.type[0]),
+            self._networks.of(facts.address[0]),
+            self._others,
+        )
+
+
+class _Side:
+    """The rules of one action. `loose`: where the type does not count, each meaning once."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        allow = [rule for rule in rules if rule.allow]
+        self.denies = _Index((rule for rule in rules if not rule.allow), by_type=True)
+        self.allows = _Index(allow, by_type=True)
+        self.loose = _Index({rule.meaning(loose=True): rule for rule in reversed(allow)}.values(), by_type=False)
+
+
+class Reason(NamedTuple):
+    """Of one rule: the key by which it does not apply, "" if it does."""
+
+    rule: Rule
+    miss: str
+
+
+class AccessRules:
+    """The rules of one file. Without one everything is allowed."""
+
+    def __init__(self, rules: Sequence[Rule], people: People) -> None:
+        self.rules: Final = tuple(rules)
+        self.people: Final = people
+        self._sides = {action: _Side([rule for rule in rules if action in rule.actions]) for action in ACTIONS}
+        self._known: dict[tuple[object, ...], Decision] = {}
+
+    def decide(self, caller: Caller, action: Action, subject: Subject, *, component: str) -> Decision:
+        """Whether the caller may do that at that component. Remembered."""
+        if not self.rules:
+            return ALLOWED
+        user = "" if caller.claimed else caller.user
+        host = host_of(caller.address)
+        question = (user, host, caller.client, component, action, subject)
+        known = self._known.get(question)
+        if known is None:
+            facts = self._facts(user, host, caller.client, component, subject)
+            known = self._decide(facts, action, subject)
+            if len(self._known) >= KNOWN_MOST:
+                self._known = {}
+            self._known[question] = known
+        return known
+
+    def explain(self, caller: Caller, action: Action, subject: Subject, *, component: str) -> list[Reason]:
+        """Of each rule about the action whether it applies, or why not; first those that do, denials before others,
+        then those that come near."""
+        user = "" if caller.claimed else caller.user
+        facts = self._facts(user, host_of(caller.address), caller.client, component, subject)
+        known = _known_of(action, subject)
+        reasons = [
+            Reason(rule, rule.miss(facts, known if rule.allow else ALL))
+            for rule in self.rules
+            if action in rule.actions
+        ]
+        order = [*OWN, *CONTEXT]
+        return sorted(reasons, key=lambda r: (r.miss != "", r.rule.allow, -order.index(r.miss) if r.miss else 0))
+
+    def _facts(self, user: str, host: str, client: str, component: str, subject: Subject) -> Facts:
+        of = {"type": (subject.type,), "version": (subject.version,), "recipients": (subject.name.casefold(),)}
+        role = (self.people.roles[user],) if user in self.people.roles else ()
+        return Facts((user,), self.people.groups_of(user), role, (client,), (component,), (host,), **of)
+
+    def _decide(self, facts: Facts, action: Action, subject: Subject) -> Decision:
+        side = self._sides[action]
+        hiding: list[Rule] = []
+        for rule in side.denies.about(facts):
+            if not rule.miss(facts):
+                if not (rule.where and action in NARROWED):
+                    return Decision(False, rule.name, audit=True)
+                hiding.append(rule)
+        known = _known_of(action, subject)
+        showing: list[Rule] = []
+        for rule in (side.loose if known == NO_TYPE else side.allows).about(facts):
+            if not rule.miss(facts, known):
+                showing.append(rule)
+                if not (rule.where and action in NARROWED):
+                    showing = [rule]
+                    break
+        if not showing:
+            return Decision(False)
+        return _allowed_by(showing[:1]) if subject.some else self._narrowed(showing, hiding)
+
+    def _narrowed(self, showing: Sequence[Rule], hiding: Sequence[Rule]) -> Decision:
+        parts = []
+        if all(rule.where for rule in showing):
+            parts.append(joined([(rule.where, rule.namespaces) for rule in showing], "or"))
+        parts += [negated((rule.where, rule.namespaces)) for rule in hiding]
+        where, namespaces = joined(parts, "and") if parts else ("", ())
+        return _allowed_by([*showing, *hiding], where, namespaces)
+
+
+def _known_of(action: Action, subject: Subject) -> str:
+    if action == "connect" or (subject.some and not subject.type):
+        return NO_TYPE
+    return NO_VERSION if subject.some else ALL
+
+
+def _allowed_by(rules: Sequence[Rule], where: str = "", namespaces: Namespaces = ()) -> Decision:
+    first, *others = sorted(set(rules), key=lambda rule: rule.place)
+    name = ",".join([first.name, *(str(rule.place.line) for rule in others)])
+    return Decision(True, name, where, namespaces, audit=any(rule.audit for rule in rules))
+
+
+REASONS_MOST: Final = 20
+"""Rules that are named of those that come near."""
+
+
+def explained(
+    rules: AccessRules, caller: Caller, action: Action, subject: Subject, *, component: str
+) -> dict[str, Any]:
+    """A decision as plain data: `reasons` are the rules that apply, then those that come nearest with the key by which
+    they do not (`miss`); `missed` is how many rules about the action do not apply."""
+    decision = rules.decide(caller, action, subject, component=component)
+    reasons = rules.explain(caller, action, subject, component=component)
+    applying = [reason for reason in reasons if not reason.miss]
+    missing = [reason for reason in reasons if reason.miss]
+    return {
+        "allowed": decision.allowed,
+        "rule": decision.rule,
+        "where": decision.where,
+        "groups": list(rules.people.groups_of("" if caller.claimed else caller.user)),
+        "role": rules.people.roles.get("" if caller.claimed else caller.user, ""),
+        "reasons": [{**r.rule.shown(), "miss": r.miss} for r in (applying + missing)[:REASONS_MOST]],
+        "missed": len(missing),
+    }
+
+
+def access_rules(document: Document) -> AccessRules:
+    """The rules of a file. What is wrong with them is noted in the document."""
+    people = people_of(document)
+    tables = document.tables.get("access", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        document.error(document.key(("access",)), "access is a list of tables", "Write [[access]], with two brackets")
+        tables = []
+    if len(tables) > MAX_RULES:
+        document.error(document.key(("access", MAX_RULES)), f"more than {MAX_RULES} rules", "Use groups and globs")
+        tables = tables[:MAX_RULES]
+    rules = []
+    for number, table in enumerate(tables):
+        rule = _rule(document, table, ("access", number), people)
+        rules.append(rule)
+        if len(document.errors) > PROBLEMS_MOST:
+            break
+    return AccessRules(rules, people)
+
+
+def _rule(document: Document, table: Mapping[str, Any], at: Where, people: People) -> Rule:
+    place = document.key(at)
+    for key in table:
+        if key in _LATER:
+            document.error(
+                document.key((*at, key)),
+                f"{key} is not known when access is asked",
+                "Mail is an action: action = 'mail'",
+            )
+        elif key not in (*CONTEXT, "action", *OWN):
+            known = (*CONTEXT, "action", *OWN)
+            document.error(document.key((*at, key)), f"unknown key {key!r}", nearest(key, known))
+    actions = actions_of(document, table, at)
+    keys = matchers(document, table, at, people, CONTEXT)
+    if "recipients" in table:
+        domains = matchers(document, table, at, people, ("recipients",)).get("recipients")
+        if actions != {"mail"}:
+            message = "recipients is for action mail alone"
+            document.error(document.key((*at, "recipients")), message, "Make a rule of its own with action = 'mail'")
+        elif domains is not None:
+            keys["recipients"] = Globs(text.casefold() for text in domains.said)
+    if "type" in keys and not actions & (ABOUT_TYPES | {"connect"}):
+        which = ", ".join(sorted(actions))
+        document.warn(document.key((*at, "type")), f"never applies: {which} is about no type", "Leave type out")
+    where, namespaces = _where(document, table, at, actions)
+    return Rule(
+        name=f"{document.name}:{place.line}",
+        place=place,
+        allow=flag(document, table, at, "allow", default=True),
+        actions=actions,
+        keys=keys,
+        where=where,
+        namespaces=namespaces,
+        audit=flag(document, table, at, "audit", default=False),
+    )
+
+
+def _where(document: Document, table: Mapping[str, Any], at: Where, actions: frozenset[str]) -> tuple[str, Namespaces]:
+    spaces = table.get("namespaces", {})
+    if not isinstance(spaces, dict) or not all(isinstance(space, str) for space in spaces.values()):
+        document.error(document.value((*at, "namespaces")), "namespaces is a table of prefix = 'URI'")
+        spaces = {}
+    where = table.get("where", "")
+    place = document.value((*at, "where"))
+    if not isinstance(where, str):
+        document.error(place, "where is an XPath, a text")
+        return "", ()
+    if not where:
+        if spaces or "where" in table:
+            document.error(document.key((*at, "where" if "where" in table else "namespaces")), "where says nothing")
+        return "", ()
+    if not actions <= NARROWED | {"connect"}:
+        hint = "Make a rule of its own with action = 'subscribe'"
+        document.error(document.key((*at, "where")), "where is for actions subscribe and query", hint)
+    try:
+        compile_predicate(where, namespaces=spaces, argument="where")
+    except PredicateError as exc:
+        document.error(place, exc.message, exc.hint)
+    return where, tuple(sorted(spaces.items()))
+
+
+def review(document: Document, rules: AccessRules) -> None:
+    """Note what is allowed, but hardly meant: rules without effect, and files that let nobody in."""
+    allowing = [rule for rule in rules.rules if rule.allow]
+    denying = [rule for rule in rules.rules if not rule.allow]
+    if not rules.rules:
+        document.warn(Place(0, 0), "no [[access]] rule: everybody may do everything")
+    elif not allowing:
+        document.warn(rules.rules[0].place, "no rule allows anything: nobody may do anything")
+    elif not any("connect" in rule.actions for rule in allowing):
+        document.warn(allowing[0].place, "no rule allows connect: nobody gets in", "Add action = 'connect'")
+    seen: dict[tuple[object, ...], Rule] = {}
+    for rule in rules.rules:
+        meaning = (rule.actions, *rule.meaning())
+        if meaning in seen:
+            document.warn(rule.place, f"says the same as line {seen[meaning].place.line}")
+        seen.setdefault(meaning, rule)
+    pairs = 0
+    for rule in allowing:
+        for other in denying:
+            pairs += 1
+            if other.covers(rule):
+                document.warn(rule.place, f"allows nothing: line {other.place.line} denies all of it")
+                break
+        if pairs > PAIRS_MOST:
+            document.warn(rule.place, f"rules behind this one are not compared with the {len(denying)} that deny")
+            break

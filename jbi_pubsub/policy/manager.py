@@ -1,0 +1,201 @@
+"""The policy of a server: rules of a file that is read again when it changes, refusals counted and written down.
+
+Theory of operation: questions are answered from an immutable set of rules, which is replaced as a whole. One thread
+looks at the file, and writes the audit log. A file that can't be used leaves the rules in force, and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from jbi_pubsub.core.access import Action, Decision, Subject
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import PolicyError
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.wire.endpoint import Caller
+
+from . import audit, file
+from .access import AccessRules, access_rules, explained, review
+from .context import host_of
+
+log = logging.getLogger("jbi_pubsub.policy")
+
+LOOK_SECONDS: Final = 0.25
+"""Between two looks at the file. It is read when two of them have found it the same: not in the middle of a write."""
+
+SHOWN: Final = 200
+"""Characters of what a caller has a say in that go into the audit log."""
+
+_Seen = tuple[int, int, int, int] | None
+
+
+class AccessManager:
+    """An AccessPolicy of a file. Safe from several threads."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        component: str,
+        audit_log: audit.AuditLog | None = None,
+        everything: bool = False,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`component`: whose policy it is, "alpha@rome"; `everything`: decisions that allow are written down, too.
+        Raises PolicyError for a file that can't be used."""
+        self.path = path
+        self.component = component
+        self.version = 1
+        self.fault = ""
+        """Why the file as it is now is not in force."""
+        self._audit = audit_log
+        self._everything = everything
+        self._wall = wall
+        self._seen = _look(path)
+        self._since = wall()
+        self._rules = self._read()
+        self._pending: _Seen = self._seen
+        self._counting = threading.Lock()
+        self._refused: Counter[str] = Counter()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"policy-{component}"[:40], daemon=True)
+        self._thread.start()
+
+    @property
+    def rules(self) -> AccessRules:
+        """Those in force."""
+        return self._rules
+
+    def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
+        """Whether `caller` may do that."""
+        return self._rules.decide(caller, action, subject, component=self.component)
+
+    def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
+        """What `allow` says and why, as plain data."""
+        return explained(self._rules, caller, action, subject, component=self.component)
+
+    def record(self, caller: Caller, action: Action, subject: Subject, decision: Decision) -> None:
+        """Count a refusal; write it down, and whatever else was asked for."""
+        if not decision:
+            with self._counting:
+                self._refused[action] += 1
+            log.info("refused: %s may not %s %s", caller.user or caller.address, action, subject.type)
+        if self._audit is not None and (not decision or decision.audit or self._everything):
+            self._audit.tell(self._line(caller, action, subject, decision))
+            with self._changed:
+                self._changed.notify_all()
+
+    def refused(self) -> Mapping[str, int]:
+        """How often what was refused, by action."""
+        with self._counting:
+            return dict(self._refused)
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "file": str(self.path),
+            "version": self.version,
+            "rules": len(self._rules.rules),
+            "since": round(self._wall() - self._since, 1),
+            "fault": self.fault,
+            "refused": dict(self.refused()),
+            "audit": self._audit.status() if self._audit is not None else {},
+        }
+
+    def close(self) -> None:
+        """End the thread; what is to be written is."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(5.0)
+        if self._audit is not None and not self._thread.is_alive():
+            self._audit.close()
+
+    def _line(self, caller: Caller, action: Action, subject: Subject, decision: Decision) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "time": datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds"),
+            "decision": "allowed" if decision else "refused",
+            "action": action,
+            "user": "" if caller.claimed else caller.user[:SHOWN],
+            "address": host_of(caller.address),
+            "client": caller.client[:SHOWN],
+            "type": subject.type[:SHOWN],
+            "version": subject.version[:SHOWN],
+            "name": subject.name[:SHOWN],
+            "component": self.component,
+            "rule": decision.rule,
+            "policy": self.version,
+        }
+        return {key: value for key, value in facts.items() if value != ""} | {"rule": decision.rule}
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping:
+            with guarded("policy file"):
+                self.look()
+            with guarded("audit log"):
+                if self._audit is not None:
+                    self._audit.write()
+            with self._changed:
+                if not self._stopping and not (self._audit is not None and self._audit.has_news):
+                    self._changed.wait(LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Read the file again if it is another one than it was, and the same as at the last look."""
+        seen = _look(self.path)
+        if seen != self._pending:
+            self._pending = seen
+        elif seen != self._seen:
+            self._seen = seen
+            self._take()
+
+    def _take(self) -> None:
+        try:
+            rules = self._read()
+        except PolicyError as exc:
+            log.error("%s; the rules of before stay in force", exc)
+            self.fault = exc.message
+            return
+        self._rules, self._since, self.fault = rules, self._wall(), ""
+        self.version += 1  # last: whoever sees it asks the new ones
+        log.warning("%s is in force, with %d access rules", self.path, len(rules.rules))
+
+    def _read(self) -> AccessRules:
+        document, said = file.read(self.path)
+        for line in said:
+            log.warning("%s", line)
+        rules = access_rules(document)
+        document.check()
+        review(document, rules)
+        for problem in document.warnings:
+            log.warning("%s", document.told(problem))
+        return rules
+
+
+def _look(path: Path) -> _Seen:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
+
+
+def access_of(config: Config, component: str) -> AccessManager:
+    """The policy that the configuration names for a component. Raises PolicyError."""
+    section = config.policy
+    log_file = audit.opened(section.audit)
+    try:
+        return AccessManager(Path(section.file), component=component, audit_log=log_file, everything=section.audit_all)
+    except PolicyError:
+        if log_file is not None:
+            log_file.close()
+        raise

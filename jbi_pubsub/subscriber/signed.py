@@ -1,0 +1,168 @@
+"""What arrives is looked at before anybody has it: [tls] verify (docs/signatures.md).
+
+A subscriber takes nobody's word for a key: whoever gives it, the id of the registration is made from it, and a
+certificate answers for it. For what a delegate says of a payload that it has cut, that certificate has to be the one of
+the connection.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from jbi_pubsub.core.errors import EntryError, JbiError, SignatureError
+from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.signing import SigningKey, Verifier, cut_bytes, digest, object_bytes
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.item import ServiceItem
+from jbi_pubsub.pad.proxy import SubscriptionsProxy
+from jbi_pubsub.pad.subscription import SigningKeyEntry
+
+log = logging.getLogger("jbi_pubsub.subscriber")
+
+ASK_SECONDS: Final = 2.0
+"""For a delegate to say what a registration signs with: what came with it waits so long, once for each registration."""
+
+ASK_AGAIN: Final = 1.0
+"""Seconds after which a delegate that gave no good key is asked again."""
+ASKED_MOST: Final = 1_000
+
+ORIGINAL: Final = 32
+"""Bytes of a seal that are the digest of the payload as published; its signature follows."""
+
+
+class Looked(NamedTuple):
+    """What is left of objects that were looked at, how many were dropped, and why the first of them."""
+
+    objects: Sequence[InfoObject]
+    dropped: int = 0
+    why: str = ""
+
+
+class SignatureCheck:
+    """Of one subscriber process, for all its sessions. Any thread."""
+
+    def __init__(self, verifier: Verifier, *, require: bool) -> None:
+        self.verifier = verifier
+        self.require = require
+        self._lock = threading.Lock()
+        self.signed = 0
+        """Deliveries whose signature holds; `bad_signature`: that have none, or does not."""
+        self.bad_signature = 0
+
+    def count(self, signed: int, bad: int, why: str) -> None:
+        """What was looked at. The log is told of the first bad one, then whenever their number has doubled."""
+        with self._lock:
+            before, after = self.bad_signature, self.bad_signature + bad
+            self.signed += signed
+            self.bad_signature = after
+        if before.bit_length() != after.bit_length() and not self.require:  # else it is told as a loss
+            log.warning("%d objects not signed well: %s", after, why)
+
+
+class SessionSignatures:
+    """The same for what one delegate or peer publisher delivers. One thread at a time."""
+
+    def __init__(
+        self,
+        check: SignatureCheck,
+        ref: ServiceRef,
+        proxy: SubscriptionsProxy,
+        item: Callable[[str], ServiceItem | None],
+    ) -> None:
+        """`item(uid)`: what the lookup services say of a registration."""
+        self._check = check
+        self._verifier = check.verifier
+        self._ref = ref
+        self._proxy = proxy
+        self._item = item
+        self._seen: dict[int, str | SignatureError] = {}
+        """Who has signed an object, by its identity, or why it is not known: one may be for several subscriptions."""
+
+        self._asked: dict[str, float] = {}
+        """When no good key was found (monotonic seconds)."""
+
+    def begin(self) -> None:
+        """Other objects than before."""
+        self._seen.clear()
+
+    def look(self, objects: Sequence[InfoObject], wanted: bytes) -> Looked:
+        """Objects for one subscription, each with the name of who signed it. `wanted`: digest of its payload filter,
+        b"" if it has none."""
+        good: list[InfoObject] = []
+        bad, why = 0, ""
+        for obj in objects:
+            try:
+                name = self._signer_of(obj)
+                if obj.platform.seal:
+                    self._check_cut(obj, wanted)
+            except SignatureError as exc:
+                bad, why = bad + 1, why or f"object {obj.object_id}: {exc.message}"
+                if not self._check.require:
+                    good.append(obj)
+            else:
+                platform = msgspec.structs.replace(obj.platform, verified=name)
+                good.append(msgspec.structs.replace(obj, platform=platform))
+        self._check.count(len(objects) - bad, bad, why)
+        return Looked(good, bad if self._check.require else 0, f"{why}; from {', '.join(self._ref.endpoints)}")
+
+    def _signer_of(self, obj: InfoObject) -> str:
+        seen = self._seen.get(id(obj))
+        if seen is None:
+            try:
+                seen = self._find_signer(obj)
+            except SignatureError as exc:
+                seen = exc
+            self._seen[id(obj)] = seen
+        if isinstance(seen, SignatureError):
+            raise seen
+        return seen
+
+    def _find_signer(self, obj: InfoObject) -> str:
+        platform = obj.platform
+        if not platform.signature:
+            raise SignatureError("it is not signed")
+        payload = platform.seal[:ORIGINAL] if platform.seal else digest(obj.payload)
+        message = object_bytes(obj, payload)
+        return self._verifier.check(platform.registration, message, platform.signature, self._keys)
+
+    def _check_cut(self, obj: InfoObject, wanted: bytes) -> None:
+        """Raises SignatureError unless the delegate that we are connected with says that it has cut the payload by the
+        filter of the subscription."""
+        if not wanted:
+            raise SignatureError("its payload was cut, and nobody has asked for that")
+        seal = obj.platform.seal
+        said = cut_bytes(obj.object_id, wanted, seal[:ORIGINAL], digest(obj.payload))
+        self._verifier.check(self._ref.service_id, said, seal[ORIGINAL:], self._keys, self._ref.certificate)
+
+    def _keys(self, holder: str) -> Iterator[SigningKey]:
+        """What is said to be its key: by the lookup services, then by who has delivered. Not by others who deliver:
+        what they say is for what they deliver."""
+        now = time.monotonic()
+        if now - self._asked.get(holder, -ASK_AGAIN) < ASK_AGAIN:
+            return
+        yield from self._said(holder)
+        if len(self._asked) >= ASKED_MOST:  # whoever comes here has taken none of them
+            self._asked.clear()
+        self._asked[holder] = now
+
+    def _said(self, holder: str) -> Iterator[SigningKey]:
+        item = self._item(holder)
+        for rep in item.entries if item is not None else ():
+            if rep.cls.name == SigningKeyEntry.entry_name:
+                try:
+                    yield SigningKeyEntry.from_rep(rep).signing_key()
+                except EntryError as exc:
+                    log.debug("registration %s: %s", holder, exc)
+        try:
+            key = self._proxy.signing_key(holder, ASK_SECONDS)
+        except JbiError as exc:
+            log.debug("%s does not say what %s signs with: %s", ", ".join(self._ref.endpoints), holder, exc)
+            return
+        if key is not None:
+            yield key

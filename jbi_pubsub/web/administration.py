@@ -1,0 +1,217 @@
+"""The page that changes something: there with [web] admin alone, and then the servers themselves decide whether this
+process may (`administer`). Each action asks first, and says what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from nicegui import ui
+
+from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
+from jbi_pubsub.pad.proxy import AdminProxy
+
+from .console import LOOK_SECONDS, Console, action, region, said, words
+from .federation import ANSWER_SECONDS, Server
+
+DRAIN_SECONDS: Final = 10.0
+"""For what waits to go out, until it is said how much is left."""
+TOLD_MOST: Final = 20
+"""Lines that say what happened."""
+
+
+def build(console: Console) -> None:
+    """Register the page."""
+
+    @console.page("/administration")
+    def _(cancel: str = "") -> None:
+        _page(console, cancel[:200])
+
+
+class _Doing:
+    """One action after the other, each confirmed."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        with ui.dialog().props('persistent aria-label="Confirm"') as self._dialog, ui.card():
+            self._question = words("p")
+            with ui.row():
+                ui.button("No, leave it", on_click=lambda: self._dialog.submit(False)).props("flat no-caps autofocus")
+                ui.button("Yes, do it", on_click=lambda: self._dialog.submit(True)).props(
+                    "no-caps color=negative text-color=paper"
+                )
+        with region("What happened"):
+            self._log = ui.element("ol").classes("jbi-log").props("role=log aria-live=polite")
+
+    async def do(self, question: str, done: str, what: Callable[..., Any], *arguments: Any) -> bool:
+        """Ask, do it, say what came of it: `done` with the result."""
+        self._question.text = question
+        if not await self._dialog:
+            return False
+        try:
+            result = await self._console.call(what, *arguments)
+        except JbiError as exc:
+            self.tell(f"Not done: {said(exc)}")
+            return False
+        self.tell(done.format(result))
+        return True
+
+    def tell(self, text: str) -> None:
+        """The newest line first."""
+        with self._log:
+            words("li", f"{time.strftime('%H:%M:%S')} {text}").move(target_index=0)
+        for old in list(self._log)[TOLD_MOST:]:
+            old.delete()
+
+
+def _page(console: Console, uid: str) -> None:
+    with console.frame("Administration"):
+        lookups, delegates = region("Lookup services"), region("Delegates")
+        with region("Subscriptions"):
+            with ui.element("div").classes("jbi-form"):
+                which = ui.input("Id of a subscription", value=uid).props("maxlength=200").classes("jbi-grow")
+                cancel = action("Cancel it")
+            words("p", "Its subscriber is told that something is lost, and gets no more of it, until it subscribes "
+                  "again.", "jbi-note")  # fmt: skip
+        doing = _Doing(console)
+        shown: dict[str, Any] = {}
+
+        async def cancelled() -> None:
+            wanted = (which.value or "").strip()
+            if wanted:
+                await doing.do(f"Cancel {wanted} at all delegates?", "Cancelled {} times.", _cancel, console, wanted)
+
+        cancel.on_click(cancelled)
+
+        def look() -> None:
+            servers = {s.id: s for s in console.observer.snapshot().servers if s.facts is not None}
+            for gone in shown.keys() - servers.keys():
+                shown.pop(gone)[0].delete()
+            for server in servers.values():
+                if server.kind not in ("lookup", "delegate"):
+                    continue
+                if server.id not in shown:
+                    with lookups if server.kind == "lookup" else delegates:
+                        make = _lookup if server.kind == "lookup" else _delegate
+                        shown[server.id] = make(console, doing, server)
+                shown[server.id][1](server)
+
+        look()
+        ui.timer(LOOK_SECONDS, look)
+
+
+Shown = tuple[ui.element, Callable[[Server], None]]
+"""What is shown of a server, and what brings it up to date."""
+
+
+def _lookup(console: Console, doing: _Doing, server: Server) -> Shown:
+    assert server.facts is not None
+    ref, title = server.ref, server.title
+    with ui.element("div").classes("jbi-form") as made:
+        words("span", f"lookup {title}", "jbi-name")
+        groups = ui.input("Groups (commas between; empty: the public one)", value=", ".join(server.facts.groups))
+        locators = ui.input("Joins (host:port, commas between)", value=", ".join(server.facts.locators))
+        for field in (groups, locators):
+            field.props("maxlength=1000").classes("jbi-grow")
+
+        async def set_groups() -> None:
+            names = listed(groups.value) or ("",)
+            called = ", ".join(name or "public" for name in names)
+            await doing.do(f"Let {title} serve {called}?", f"{title} serves {{}}.", _groups, console, ref, names)
+
+        async def set_locators() -> None:
+            given = listed(locators.value)
+            question = f"Let {title} join {', '.join(given) or 'nobody by address'}?"
+            await doing.do(question, f"{title} joins {{}}.", _locators, console, ref, given)
+
+        ui.button("Set groups", on_click=set_groups).props("no-caps flat")
+        ui.button("Set locators", on_click=set_locators).props("no-caps flat")
+    return made, lambda _: None
+
+
+def _delegate(console: Console, doing: _Doing, server: Server) -> Shown:
+    ref, title = server.ref, server.title
+    with ui.element("div").classes("jbi-form") as made:
+        words("span", f"delegate {title}", "jbi-name")
+        state = words("span")
+
+        async def drained() -> None:
+            question = f"Drain {title}? It takes no new publishers, and is found by none, until it resumes."
+            await doing.do(question, f"{title} is draining; {{:,}} objects still wait.", _drain, console, ref)
+
+        async def resumed() -> None:
+            await doing.do(f"Let {title} take publishers again?", f"{title} takes publishers.", _resume, console, ref)
+
+        drain = ui.button("Drain", on_click=drained).props("no-caps flat")
+        resume = ui.button("Resume", on_click=resumed).props("no-caps flat")
+
+    def look(now: Server) -> None:
+        if now.facts is not None:
+            draining = "draining" if now.facts.draining else "takes publishers"
+            state.text = f"{draining}, {now.facts.queued + now.facts.in_flight:,} objects wait"
+            drain.set_visibility(not now.facts.draining)
+            resume.set_visibility(now.facts.draining)
+
+    return made, look
+
+
+def listed(text: str | None) -> tuple[str, ...]:
+    """What stands between commas."""
+    return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _cancel(console: Console, uid: str) -> int:
+    """At how many places it was cancelled. Raises what the last server refused with, when it was nowhere."""
+    count, refusal = 0, None
+    for server in console.observer.snapshot().servers:
+        if server.kind == "delegate" and server.facts is not None:
+            proxy = AdminProxy(server.ref, console.config.security(), timeout=ANSWER_SECONDS)
+            try:
+                count += proxy.cancel(uid)
+            except JbiError as exc:
+                refusal = exc
+            finally:
+                proxy.close()
+    if not count and refusal is not None:
+        raise refusal
+    return count
+
+
+def _drain(console: Console, ref: ServiceRef) -> int:
+    proxy = AdminProxy(ref, console.config.security(), timeout=ANSWER_SECONDS)
+    try:
+        return proxy.drain(DRAIN_SECONDS)
+    finally:
+        proxy.close()
+
+
+def _resume(console: Console, ref: ServiceRef) -> None:
+    proxy = AdminProxy(ref, console.config.security(), timeout=ANSWER_SECONDS)
+    try:
+        proxy.resume()
+    finally:
+        proxy.close()
+
+
+def _groups(console: Console, ref: ServiceRef, names: Sequence[str]) -> str:
+    proxy = _registrar(console, ref)
+    try:
+        return ", ".join(name or "public" for name in proxy.set_groups(names).groups)
+    finally:
+        proxy.close()
+
+
+def _locators(console: Console, ref: ServiceRef, given: Sequence[str]) -> str:
+    proxy = _registrar(console, ref)
+    try:
+        return ", ".join(proxy.set_locators(given).locators) or "nobody by address"
+    finally:
+        proxy.close()
+
+
+def _registrar(console: Console, ref: ServiceRef) -> RegistrarProxy:
+    own = ServiceRef(ref.service_id, EXPORTED, ref.endpoints, (), ref.certificate)
+    return RegistrarProxy(own, console.config.security(), timeout=ANSWER_SECONDS)

@@ -1,0 +1,202 @@
+"""What all pages share: the observer, who may administer, threads for calls that block, and the frame around a page."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from fastapi import FastAPI
+from nicegui import Client, ui
+from nicegui.elements.mixins.text_element import TextElement
+from starlette.responses import PlainTextResponse, Response
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import JbiError
+
+from .drawing import Drawing
+from .federation import Observer
+from .gate import Gate
+from .objects import Objects
+
+log = logging.getLogger("jbi_pubsub.web")
+
+T = TypeVar("T")
+
+TABS_MOST: Final = 32
+"""Tabs of all browsers at once."""
+CALLS: Final = 4
+"""Blocking calls to servers at once, of all tabs."""
+LOOK_SECONDS: Final = 1.0
+"""Between two looks of a page."""
+
+PAGES: Final = (
+    ("Overview", "/"), ("Servers", "/servers"), ("Subscriptions", "/subscriptions"), ("Plots", "/plots"),
+    ("Objects", "/objects"), ("Explain", "/explain"), ("Administration", "/administration"),
+)  # fmt: skip
+
+
+class Console:
+    """One for the process."""
+
+    def __init__(self, config: Config, observer: Observer, gate: Gate) -> None:
+        self.config = config
+        self.observer = observer
+        self.gate = gate
+        self.admin = config.web.admin
+        self.objects = Objects(config)
+        self._calls = ThreadPoolExecutor(CALLS, thread_name_prefix="jbi-web-call")
+
+    def close(self) -> None:
+        """End the threads and subscriptions of pages."""
+        self._calls.shutdown(wait=False, cancel_futures=True)
+        self.objects.close()
+
+    async def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """What blocks, away from the event loop. Raises what it raises."""
+        return await asyncio.get_running_loop().run_in_executor(self._calls, function, *arguments)
+
+    def page(self, path: str) -> Callable[[Callable[..., None]], None]:
+        """Register what makes a page. One tab too many is told so."""
+
+        def register(make: Callable[..., None]) -> None:
+            @ui.page(path)
+            @wraps(make)
+            def made(*arguments: Any, **query: Any) -> Response | None:
+                if len(Client.instances) > TABS_MOST:
+                    return PlainTextResponse(f"This console has {TABS_MOST} tabs open. Close some.\n", 503)
+                make(*arguments, **query)
+                return None
+
+        return register
+
+    @contextmanager
+    def frame(self, title: str) -> Iterator[None]:
+        """Header, navigation and main part of a page."""
+        session = self.gate.session(ui.context.client.request.headers.get("cookie", ""))
+        ui.page_title(f"{title} - jbi-pubsub")
+        dark = ui.dark_mode(session.dark if session is not None else None)
+
+        def turn() -> None:
+            chosen = {None: True, True: False, False: None}[dark.value]
+            dark.value = chosen
+            colours.text = _COLOURS[chosen]
+            if session is not None:
+                session.dark = chosen
+
+        with ui.element("header").classes("jbi-header"):
+            words("span", "jbi-pubsub", "brand")
+            with ui.element("nav").props('aria-label="Pages"'):
+                for name, path in PAGES:
+                    if name == "Administration" and not self.admin:
+                        continue
+                    link = ui.link(name, path)
+                    if name == title:
+                        link.props("aria-current=page")
+            colours = ui.button(_COLOURS[dark.value], on_click=turn).props('flat dense no-caps aria-label="Colours"')
+        main = ui.element("main").classes("jbi-main").props("tabindex=-1")
+        ui.skip_link(target=main)
+        with main:
+            words("h1", title)
+            yield
+
+
+_COLOURS: Final = {None: "Colours: system", True: "Colours: dark", False: "Colours: light"}
+
+
+def words(tag: str, text: str = "", classes: str = "") -> TextElement:
+    """An element with a text, which is never markup."""
+    return TextElement(tag=tag, text=text).classes(classes)
+
+
+def region(title: str, classes: str = "") -> ui.element:
+    """A part of a page with a heading."""
+    made = ui.element("section").classes(f"jbi-region {classes}").props(f'aria-label="{title}"')
+    with made:
+        words("h2", title)
+    return made
+
+
+class Canvas(ui.element, component="drawing.js"):
+    """Shows a Drawing; only what is new goes to the browser."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._props["drawing"] = Drawing(100, 10, "").data()
+
+    def show(self, drawing: Drawing) -> None:
+        """This from now on."""
+        data = drawing.data()
+        if data != self._props["drawing"]:
+            self._props["drawing"] = data
+            self.update()
+
+
+def action(text: str, **options: Any) -> ui.button:
+    """The main button of a form."""
+    return ui.button(text, **options).props("no-caps unelevated text-color=paper")
+
+
+def table(
+    columns: Sequence[tuple[str, str]],
+    *,
+    empty: str,
+    whole: Sequence[str] = (),
+    lines: Sequence[str] = (),
+    rows: int = 0,
+) -> ui.table:
+    """A table of (name, head) columns: rows are dicts with a `key`. Heads that begin with # are of numbers; the columns
+    `whole` are in one line each, `lines` keep theirs. On a narrow screen a row is a card. `rows` a page, 0 for all."""
+    classes = {**dict.fromkeys(whole, "jbi-whole"), **dict.fromkeys(lines, "jbi-lines")}
+    made = ui.table(
+        columns=[
+            {"name": name, "label": head.lstrip("#"), "field": name, "align": "right" if head[0] == "#" else "left",
+             "classes": classes.get(name, "")}
+            for name, head in columns
+        ],
+        rows=[],
+        row_key="key",
+        pagination=rows or None,
+    )  # fmt: skip
+    made.props(f':grid="Quasar.Screen.lt.md" flat dense wrap-cells no-data-label="{empty}"')
+    return made.classes("jbi-table")
+
+
+def add_action(made: ui.table, name: str, markup: str) -> None:
+    """What stands in a column of each row instead of a text, also where rows are cards: Vue's markup, in which
+    `props.row` is the row. It is ours; what rows say comes into it by bindings alone."""
+    made.add_slot(f"body-cell-{name}", f'<q-td :props="props">{markup}</q-td>')
+    made.add_slot(
+        "item",
+        f"""<div class="q-table__grid-item"><div class="q-table__grid-item-card">
+          <div v-for="col in props.cols.filter(c => c.name !== '{name}')" :key="col.name"
+               class="q-table__grid-item-row">
+            <div class="q-table__grid-item-title">{{{{ col.label }}}}</div>
+            <div class="q-table__grid-item-value">{{{{ col.value }}}}</div>
+          </div>{markup}</div></div>""",
+    )
+
+
+def show_rows(made: ui.table, rows: list[dict[str, Any]]) -> None:
+    """These from now on, if they are others."""
+    if made.rows != rows:
+        made.rows = rows
+
+
+def said(exc: JbiError) -> str:
+    """An error, for people: what, and how to mend it."""
+    return f"{exc.message}. {exc.hint}" if exc.hint else exc.message
+
+
+def mount(application: FastAPI) -> None:
+    """Mount NiceGUI with what all pages need. Once in a process."""
+    ui.add_head_html(f"<style>{(Path(__file__).parent / 'console.css').read_text()}</style>", shared=True)
+    ui.run_with(
+        application, title="jbi-pubsub", language="en-US", dark=None, favicon="📡", tailwind=False,
+        reconnect_timeout=3.0, gzip_middleware_factory=None, show_welcome_message=False, binding_refresh_interval=None,
+    )  # fmt: skip

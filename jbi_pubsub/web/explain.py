@@ -1,0 +1,193 @@
+"""The page that explains: a subscription and an object, and why it gets it or not; the same answer as `jbi explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from nicegui import ui
+from nicegui.events import GenericEventArguments
+
+from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownUidError
+from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS, SubscriptionsProxy
+
+from .console import Console, action, region, said, show_rows, table, words
+from .federation import ANSWER_SECONDS, harmless
+
+CHOICES: Final = 50
+"""Subscriptions that are offered."""
+INDENT: Final = "\u2003"
+"""For each level of a condition."""
+
+
+class Answer(NamedTuple):
+    """Of the server `at`: rows for each level, and for each condition of the predicate."""
+
+    at: str
+    subscription: str
+    delivered: bool
+    levels: list[dict[str, Any]]
+    conditions: list[dict[str, Any]]
+
+
+def build(console: Console) -> None:
+    """Register the page."""
+
+    @console.page("/explain")
+    def _(subscription: str = "", object: str = "") -> None:  # noqa: A002  # the query's words
+        _page(console, subscription[:200], object[:200])
+
+
+def _page(console: Console, uid: str, object_id: str) -> None:
+    with console.frame("Explain"):
+        words("p", "Why an object is delivered to a subscription, or not: level by level, each condition with what was "
+              "found.", "jbi-note")  # fmt: skip
+        with ui.element("div").classes("jbi-form"):
+            chosen = ui.select({}, label="Subscription", with_input=True, new_value_mode=None).classes("jbi-grow")
+            typed = ui.input("or its id, or the beginning of it", value=uid).props("maxlength=200").classes("jbi-grow")
+        with ui.element("div").classes("jbi-form"):
+            which = ui.radio(
+                {"metadata": "a document", "id": "an object that was published"},
+                value="id" if object_id else "metadata",
+            )
+            which.props('inline aria-label="What object"')
+        by_id = ui.input("Object id (known for some seconds after it was published)", value=object_id).props(
+            "maxlength=200"
+        )
+        by_id.bind_visibility_from(which, "value", value="id")
+        with ui.element("div").classes("jbi-pair").bind_visibility_from(which, "value", value="metadata"):
+            metadata = ui.textarea("Metadata (XML)").props("outlined autogrow maxlength=1000000").classes("jbi-code")
+            payload = ui.textarea("Payload (may be empty)").props("outlined autogrow maxlength=1000000")
+            payload.classes("jbi-code")
+        button = action("Explain")
+        status = words("p", "", "jbi-problem").props("role=status")
+        answers = ui.element("div")
+
+        async def offer(search: str = "") -> None:
+            servers = [s.id for s in console.observer.snapshot().servers if s.kind in ("delegate", "peer")]
+            _, rows, _ = await console.call(
+                lambda: console.observer.subscriptions(servers, search=search[:200], count=CHOICES)
+            )
+            options = {str(r.get("uid")): _called(r) for r in rows}
+            if chosen.value and chosen.value not in options:
+                options[chosen.value] = chosen.value
+            chosen.set_options(options)
+
+        async def typing(event: GenericEventArguments) -> None:
+            await offer(str(event.args or ""))
+
+        async def explain() -> None:
+            wanted = (typed.value or "").strip() or chosen.value or ""
+            status.text = ""
+            answers.clear()
+            if not wanted:
+                status.text = "No subscription is chosen."
+                return
+            button.disable()
+            try:
+                if which.value == "id":
+                    of = (by_id.value or "").strip()
+                    found, errors = await console.call(_asked, console, lambda proxy: proxy.explain_object(wanted, of))
+                else:
+                    document, body = (metadata.value or "").encode(), (payload.value or "").encode()
+                    found, errors = await console.call(
+                        _asked, console, lambda proxy: proxy.explain(wanted, document, body)
+                    )
+            finally:
+                button.enable()
+            status.text = "; ".join(errors) if errors else "" if found else (
+                f"No delegate or peer publisher knows subscription {wanted}"
+                + (", or none knows that object any more." if which.value == "id" else ".")
+            )  # fmt: skip
+            with answers:
+                for answer in found:
+                    _show(answer)
+
+        chosen.on("input-value", typing, throttle=0.5)
+        chosen.on_value_change(lambda e: typed.set_value(e.value or ""))
+        button.on_click(explain)
+        ui.timer(0.1, offer, once=True)
+
+
+def _called(row: Mapping[str, Any]) -> str:
+    template = "; ".join(map(str, row.get("template") or [])) or "every type"
+    return f"{row.get('name') or 'e-mail'}: {str(row.get('uid')).rpartition('-')[2][:12]}, {template}"[:120]
+
+
+def _asked(console: Console, ask: Callable[[SubscriptionsProxy], dict[str, Any]]) -> tuple[list[Answer], list[str]]:
+    """The answers of those who know, and what went wrong with others."""
+    found, errors = list[Answer](), list[str]()
+    for server in console.observer.snapshot().servers:
+        if server.facts is None or server.kind not in ("delegate", "peer"):
+            continue
+        ref = msgspec.structs.replace(server.ref, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
+        proxy = SubscriptionsProxy(ref, console.config.security(), timeout=ANSWER_SECONDS)
+        try:
+            found.append(answer_of(server.title, harmless(ask(proxy))))
+        except UnknownUidError:
+            continue
+        except JbiError as exc:
+            errors.append(f"{server.title}: {said(exc)}")
+        finally:
+            proxy.close()
+    return found, errors
+
+
+def answer_of(at: str, facts: Mapping[str, Any]) -> Answer:
+    """What a server has answered, for the page. Raises ProtocolError for what no server of ours answers."""
+    try:
+        uid = str(facts["subscription"])
+        return Answer(at, uid, bool(facts["delivered"]), level_rows(facts), condition_rows(facts))
+    except (LookupError, TypeError, ValueError, AttributeError) as exc:
+        raise ProtocolError(f"{at} explains what no server of ours says: {type(exc).__name__}") from exc
+
+
+def _show(answer: Answer) -> None:
+    with region("Delivered" if answer.delivered else "Not delivered", "jbi-answer"):
+        words("p", f"{answer.at}: subscription {answer.subscription}", "jbi-note")
+        levels = table((("level", "Level"), ("holds", "Holds"), ("why", "Because")), empty="Nobody publishes here now")
+        show_rows(levels, answer.levels)
+        if answer.conditions:
+            words("h3", "The predicate")
+            told = table((("holds", "Holds"), ("text", "Condition"), ("found", "Found")), empty="")
+            show_rows(told, answer.conditions)
+
+
+def level_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each level says, as rows."""
+    rows = []
+    for registration, level in (facts["first_level"]).items():
+        why = [f"the document: {level['document']}"] if level["document"] != "fits" else []
+        why += [f"the template: {miss}" for miss in level["misses"]]
+        name = f"{level['type']} {level['version']}, {str(registration).removeprefix('registration-')[:8]}"
+        rows.append(("first", level["matches"], f"{name}: {'; '.join(why) or 'matches'}"))
+    if facts["predicate"]:
+        rows.append(("predicate", facts["predicate_true"], facts["predicate_failure"] or facts["predicate"]))
+    if facts["filter"]:
+        selected = facts["selected"]
+        selects = "not XML, or too large: passes unchanged" if selected is None else f"selects {selected}"
+        empty = ", and the subscription asks for no empty ones" if facts["suppressed"] else ""
+        rows.append(("filter", not facts["suppressed"], facts["filter_failure"] or f"{selects}{empty}"))
+    if queue := facts["queue"]:
+        state = "connected" if queue["connected"] else "not connected now"
+        rows.append(("queue", queue["connected"], f"{state}, {queue['queued']} wait, {queue['in_flight']} on the way"))
+    return [
+        {"key": number, "level": level, "holds": _yes(holds), "why": str(why)}
+        for number, (level, holds, why) in enumerate(rows)
+    ]
+
+
+def condition_rows(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each condition of the predicate with the values found, as rows."""
+    rows = []
+    for number, condition in enumerate(facts["conditions"]):
+        joint = {"and": "all of: ", "or": "one of: ", "not": "not: "}.get(condition["joint"], "")
+        found = "; ".join(", ".join(map(repr, each["values"])) or "nothing" for each in condition["found"])
+        text = f"{INDENT * min(8, condition['level'])}{joint}{condition['text']}"
+        rows.append({"key": number, "holds": _yes(condition["holds"]), "text": text, "found": found})
+    return rows
+
+
+def _yes(holds: bool | None) -> str:
+    return "failed" if holds is None else "yes" if holds else "no"

@@ -1,0 +1,554 @@
+"""The observer: what all servers of a federation are doing, asked every second. Knows no browser and no terminal.
+
+It finds lookup services, delegates and peer publishers as any client does, by events: looking costs the lookup services
+nothing. Each server is asked under a time limit by one of a few threads, so that a dead one delays no other; one that
+does not answer is asked less and less often. What servers tell is taken for what it is, others' words: decoded
+strictly, texts cut and made harmless, lists bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import msgspec
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownUidError
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.core.series import Counter, Gauge, Point
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.control import ControlClient
+from jbi_pubsub.lookup.client.finder import LookupCache
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.pad.proxy import STATUS, fetch_page
+from jbi_pubsub.pad.subscription import PAD_TYPE, PEER_TYPE
+
+log = logging.getLogger("jbi_pubsub.web")
+
+Kind = Literal["lookup", "delegate", "peer", "unknown"]
+
+EVERY: Final = 1.0
+"""Seconds between two looks, unless told otherwise."""
+ANSWER_SECONDS: Final = 3.0
+"""For one server to answer."""
+AGAIN_MOST: Final = 30.0
+"""Seconds at most until a server that does not answer is asked again."""
+ASKING: Final = 8
+"""Servers asked at once."""
+SERVERS_MOST: Final = 200
+"""Servers observed; of more it is said how many."""
+HISTORY_SECONDS: Final = 300.0
+"""What plots show."""
+TEXT_MOST: Final = 300
+"""Characters kept of a text that a server tells."""
+ROWS_MOST: Final = 500
+"""Entries kept of a list or table that a server tells."""
+DEPTH_MOST: Final = 8
+
+COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
+    "lookup": ("lookups", "changes", "events", "events_lost"),
+    "delegate": ("published", "matched", "suppressed", "delivered", "mailed", "lost", "refused"),
+    "peer": ("published", "matched", "suppressed", "delivered", "mailed", "lost", "refused"),
+    "unknown": (),
+}
+"""Counters of which rates are kept, by kind of server; `lost` is the sum over causes."""
+MEASURED: Final = ("queued", "in_flight", "mail_waiting")
+"""What goes up and down."""
+
+
+class Publishers(msgspec.Struct, frozen=True):
+    """Publishers of one name at one server; `of`: how many names these are (more than one: all that are not told)."""
+
+    name: str
+    of: int
+    connections: int
+    registrations: int
+    published: int
+
+
+class Subscribers(msgspec.Struct, frozen=True):
+    """Subscriber processes of one name at one server; `of` as above."""
+
+    name: str
+    of: int
+    sessions: int
+    connected: int
+    subscriptions: int
+    delivered: int
+    queued: int
+    in_flight: int
+    lost: int
+
+
+class Published(msgspec.Struct, frozen=True):
+    """Registrations of one type at one server; `subscriptions`: the most that one of them has."""
+
+    name: str
+    of: int
+    registrations: int
+    published: int
+    unmatched: int
+    subscriptions: int
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """A lease that ends soon if it is not renewed; `left` in seconds."""
+
+    kind: str
+    name: str
+    left: float
+
+
+class Mail(msgspec.Struct, frozen=True):
+    """Mail of a delegate: mails waiting and their bytes, what is wrong with the queue and with the mail server."""
+
+    queued: int = 0
+    bytes: int = 0
+    under_way: int = 0
+    fault: str = ""
+    away: str = ""
+    server: str = ""
+
+
+class Store(msgspec.Struct, frozen=True):
+    """The file of a lookup service; `fault`: what is wrong with it."""
+
+    fault: str = ""
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server says of itself, as far as it is shown. What a kind of server does not tell has its default."""
+
+    kind: Literal["lookup", "delegate", "peer"]
+    address: str
+    uptime: float
+    pid: int = 0
+    name: str = ""
+    location: str = ""
+    connections: int = 0
+    threads: int = 0
+    calls: int = 0
+    faults: dict[str, int] = {}
+    draining: bool = False
+    # of lookup services
+    groups: list[str] = []
+    locators: list[str] = []
+    items: int = 0
+    event_registrations: int = 0
+    lookups: int = 0
+    changes: int = 0
+    events: int = 0
+    events_lost: int = 0
+    store: Store | None = None
+    # of delegates and peer publishers
+    publishers: list[Publishers] = []
+    sessions: list[Subscribers] = []
+    types: list[Published] = []
+    ending: list[Ending] = []
+    counts: dict[str, int] = {}
+    mailing: int = 0
+    published: int = 0
+    unmatched: int = 0
+    refused: int = 0
+    matched: int = 0
+    suppressed: int = 0
+    delivered: int = 0
+    mailed: int = 0
+    replayed: int = 0
+    lost: dict[str, int] = {}
+    leases: int = 0
+    queued: int = 0
+    in_flight: int = 0
+    queued_bytes: int = 0
+    catching_up: int = 0
+    kept: dict[str, int] = {}
+    mail: Mail = Mail()
+
+    def count(self, name: str) -> int:
+        """One of COUNTED or MEASURED."""
+        if name == "lost":
+            return sum(self.lost.values())
+        return self.mail.queued if name == "mail_waiting" else getattr(self, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server as it was last seen. `facts` are those of its last answer, None before the first; `told` is all of that
+    answer (made harmless), for what is not in `facts`; `error` says why it does not answer now, "" when it does;
+    `rates` are per second over 10 s, by name of the counter (COUNTED, `lost.CAUSE`), without those not known yet;
+    `listed`: a lookup service lists it (a delegate that is drained is not)."""
+
+    id: str
+    kind: Kind
+    ref: ServiceRef
+    facts: Facts | None
+    told: Mapping[str, Any]
+    error: str
+    rates: Mapping[str, float]
+    listed: bool
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        if self.facts is None:
+            return ", ".join(self.ref.endpoints)
+        if self.kind == "delegate":
+            return f"{self.facts.name}, {self.facts.location}"
+        return self.facts.address
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """An arrow of the picture: publishers of one name `publish` to a server, which `deliver`s to subscribers of one
+    name, or `mail`s. `of`: how many names these are together; `count`: registrations or subscriptions; `rate`: objects
+    per second, None while not known; `waiting` objects or mails."""
+
+    kind: Literal["publish", "deliver", "mail"]
+    server: str
+    name: str
+    of: int
+    count: int
+    rate: float | None
+    waiting: int = 0
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A look. `number` grows by one with each; `unseen`: servers beyond SERVERS_MOST; `problem`: why nothing is found,
+    "" when something is."""
+
+    number: int = 0
+    at: float = 0.0
+    servers: tuple[Server, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    unseen: int = 0
+    problem: str = "looking for a lookup service"
+
+
+@dataclass(eq=False, slots=True)
+class _Watched:
+    """A server that is asked. The lock of the observer covers all of it."""
+
+    ref: ServiceRef
+    kind: Kind
+    listed: bool = True
+    facts: Facts | None = None
+    told: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+    failures: int = 0
+    due: float = 0.0
+    asking: Future[None] | None = None
+    client: ControlClient | None = None
+    counters: dict[str, Counter] = field(default_factory=dict)
+    edges: dict[tuple[str, str], Counter] = field(default_factory=dict)
+    history: dict[str, Gauge] = field(default_factory=dict)
+
+
+class Observer:
+    """Looks every so often until it is stopped. Any thread may read; `_changed` covers all state."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        addresses: Sequence[str] = (),
+        every: float = EVERY,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`addresses`: host:port of the servers to ask, instead of those that are registered. Raises
+        ConfigurationError."""
+        self._config = config
+        self._security = config.security()
+        self._every = every
+        self._clock = clock
+        self._fixed = {address: ServiceRef("", STATUS, (address,)) for address in addresses}
+        self._changed = threading.Condition()
+        self._watched: dict[str, _Watched] = {}
+        self._totals: dict[str, Gauge] = {}
+        self._last = Snapshot()
+        self._stopping = threading.Event()
+        self._community: JoinManager | None = None
+        self._caches: tuple[LookupCache, ...] = ()
+        self._pool = ThreadPoolExecutor(ASKING, thread_name_prefix="jbi-observer-ask")
+        self._thread = threading.Thread(target=self._run, name="jbi-observer", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        if not self._fixed:
+            self._community = JoinManager(self._config, name="jbi-observer")
+            self._caches = tuple(
+                self._community.watch(ServiceTemplate(types=(kind,))) for kind in (PAD_TYPE, PEER_TYPE)
+            )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all threads and connections; takes ANSWER_SECONDS at most beside what a lookup service takes."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+            clients = [w.client for w in self._watched.values() if w.client is not None]
+        for client in clients:
+            client.close()  # wakes a call that hangs
+        if self._thread.ident is not None:
+            self._thread.join(ANSWER_SECONDS)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        if self._community is not None:
+            self._community.close()
+
+    def snapshot(self) -> Snapshot:
+        """The last look; its number is 0 before the first."""
+        with self._changed:
+            return self._last
+
+    def wait(self, number: int, timeout: float) -> Snapshot:
+        """The first look behind that `number`, or the last there is after `timeout` seconds."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._last.number > number or self._stopping.is_set(), timeout)
+            return self._last
+
+    def history(self, name: str, server: str = "") -> list[Point]:
+        """The last five minutes of one server (by id; "" is all together) for a plot: of a counter per second, else the
+        value; [] when not known. Times are of the observer's clock."""
+        now = self._clock()
+        with self._changed:
+            if not server:
+                gauge = self._totals.get(name)
+            else:
+                watched = self._watched.get(server)
+                gauge = watched.history.get(name) if watched is not None else None
+            return gauge.points(now) if gauge is not None else []
+
+    def ref(self, server: str) -> ServiceRef:
+        """How to reach a server. Raises UnknownUidError."""
+        with self._changed:
+            watched = self._watched.get(server)
+        if watched is None:
+            raise UnknownUidError(f"no server {server[:100]} any more", uid=server[:100])
+        return watched.ref
+
+    def subscriptions(
+        self, servers: Sequence[str], *, search: str = "", order: str = "number", start: int = 0, count: int = 50
+    ) -> tuple[int, list[dict[str, Any]], list[str]]:
+        """How many subscriptions of these servers (by id) there are in which `search` occurs, and `count` of them from
+        number `start` on; each with the id of its `server`. The servers follow each other; `order` (see
+        pad/overview.py) holds within each. Those that do not answer are named last.
+
+        Blocks for as long as the servers take to answer, ANSWER_SECONDS each at most: not for an event loop.
+        """
+        total, rows, silent = 0, list[dict[str, Any]](), list[str]()
+        for server in servers:
+            first = max(0, start - total)
+            wanted = max(0, count - len(rows)) if start + count > total else 0
+            try:
+                said = fetch_page(
+                    self.ref(server), self._security, search, order, first, wanted, timeout=ANSWER_SECONDS
+                )
+                page = msgspec.convert(harmless(said), _Page)
+            except (JbiError, msgspec.ValidationError) as exc:
+                log.info("no subscriptions of %s: %s", server, exc)
+                silent.append(server)
+                continue
+            total += page.total
+            rows += [{**row, "server": server} for row in page.rows[:wanted]]
+        return total, rows, silent
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            began = self._clock()
+            with guarded("observer"):
+                self._look()
+            self._stopping.wait(max(0.05, began + self._every - self._clock()))
+
+    def _look(self) -> None:
+        found, problem = self._found()
+        now = self._clock()
+        with self._changed:
+            gone = self._take_in(found)
+            due = [(key, w) for key, w in self._watched.items() if w.asking is None and w.due <= now]
+            for _, watched in due:
+                watched.asking = self._pool.submit(self._ask, watched)
+            asked = [w.asking for _, w in due if w.asking is not None]
+        for client in gone:
+            client.close()
+        wait_for(asked, timeout=self._every / 2)  # who takes longer is in the next look
+        with self._changed:
+            self._last = self._seen(self._clock(), unseen=max(0, len(found) - SERVERS_MOST), problem=problem)
+            self._changed.notify_all()
+
+    def _found(self) -> tuple[dict[str, tuple[Kind, ServiceRef]], str]:
+        """The servers by id, and why there is none."""
+        if self._community is None:
+            return {address: ("unknown", ref) for address, ref in self._fixed.items()}, ""
+        found: dict[str, tuple[Kind, ServiceRef]] = {}
+        for session in self._community.sessions():
+            found[session.registrar_id] = ("lookup", session.ref)
+        for kind, cache in zip(("delegate", "peer"), self._caches, strict=True):
+            for item in cache.items():
+                found.setdefault(item.proxy.service_id, (kind, item.proxy))  # type: ignore[arg-type]  # one of Kind
+        if found:
+            return found, ""
+        lookup = self._config.lookup
+        places = [*lookup.locators, *(["by mDNS"] if lookup.multicast else [])]
+        return {}, f"no lookup service found ({', '.join(places) or 'nowhere to look'})"
+
+    def _take_in(self, found: Mapping[str, tuple[Kind, ServiceRef]]) -> list[ControlClient]:
+        """Under the lock. Connections to be closed: of servers that are listed no more and do not answer either."""
+        gone = []
+        for key, watched in list(self._watched.items()):
+            watched.listed = key in found
+            if not watched.listed and watched.error:
+                del self._watched[key]
+                if watched.client is not None:
+                    gone.append(watched.client)
+        for key, (kind, ref) in list(found.items())[:SERVERS_MOST]:
+            known = self._watched.get(key)
+            if known is None:
+                self._watched[key] = _Watched(ref, kind)
+            elif known.ref.endpoints != ref.endpoints:
+                known.ref, known.due = ref, 0.0
+        return gone
+
+    def _ask(self, watched: _Watched) -> None:
+        """On a thread of the pool."""
+        with guarded("observer ask"):
+            facts: Facts | None = None
+            told: dict[str, Any] = {}
+            error = ""
+            try:
+                told, facts = self._call(watched)
+            except JbiError as exc:
+                error = harmless(str(exc))
+            with self._changed:
+                self._note(watched, facts, told, error, self._clock())
+        with self._changed:
+            watched.asking = None
+
+    def _call(self, watched: _Watched) -> tuple[dict[str, Any], Facts]:
+        with self._changed:
+            if self._stopping.is_set():
+                raise ProtocolError("the observer is stopping")
+            ref, old = watched.ref, watched.client
+            if old is None or old.ref.endpoints != ref.endpoints:
+                own = msgspec.structs.replace(ref, exported=STATUS, methods=())
+                watched.client = ControlClient(own, self._security, timeout=ANSWER_SECONDS)
+            else:
+                old = None
+            client, kind = watched.client, watched.kind
+        assert client is not None
+        if old is not None:
+            old.close()
+        if kind == "unknown":  # an address alone: a lookup service has no overview
+            said: Any = client.call("status", dict[str, Any]).get("kind")
+            if said not in ("lookup", "delegate", "peer"):
+                raise ProtocolError(f"{', '.join(ref.endpoints)} is no server of ours: {str(said)[:50]!r}")
+            kind = watched.kind = said
+        told: dict[str, Any] = client.call("status" if kind == "lookup" else "overview", dict[str, Any])
+        return harmless(told), checked(told, ref)
+
+    def _note(self, watched: _Watched, facts: Facts | None, told: dict[str, Any], error: str, now: float) -> None:
+        """Under the lock: an answer, or none."""
+        watched.error = error
+        if facts is None:
+            watched.failures += 1
+            watched.due = now + min(AGAIN_MOST, self._every * 2 ** min(watched.failures - 1, 10))
+            return
+        watched.failures, watched.due = 0, 0.0
+        watched.facts, watched.told = facts, told
+        counts = {name: facts.count(name) for name in COUNTED[watched.kind]}
+        counts |= {f"lost.{cause}": facts.lost[cause] for cause in Cause if cause in facts.lost}
+        for name, count in counts.items():
+            watched.counters.setdefault(name, Counter()).add(now, count)
+        shown = {(e.kind, e.name): count for e, count in _edges_of("", facts)}
+        for edge in watched.edges.keys() - shown.keys():
+            del watched.edges[edge]
+        for edge, count in shown.items():
+            watched.edges.setdefault(edge, Counter(most=32)).add(now, count)
+        values: dict[str, float | None] = {name: c.rate(now) for name, c in watched.counters.items()}
+        if watched.kind != "lookup":
+            values |= {name: facts.count(name) for name in MEASURED}
+        _keep(watched.history, values, now)
+
+    def _seen(self, now: float, *, unseen: int, problem: str) -> Snapshot:
+        """Under the lock."""
+        servers, edges = [], list[Edge]()
+        totals: dict[str, float] = {}
+        for key, w in self._watched.items():
+            rates = {name: rate for name, c in w.counters.items() if (rate := c.rate(now)) is not None}
+            servers.append(Server(key, w.kind, w.ref, w.facts, w.told, w.error, rates, w.listed))
+            if w.facts is None or w.error:
+                continue
+            for edge, _ in _edges_of(key, w.facts):
+                counter = w.edges.get((edge.kind, edge.name))
+                edges.append(_with_rate(edge, counter.rate(now) if counter is not None else None))
+            for name, rate in rates.items():
+                totals[name] = totals.get(name, 0.0) + rate
+            if w.kind != "lookup":
+                for name in MEASURED:
+                    totals[name] = totals.get(name, 0.0) + w.facts.count(name)
+        _keep(self._totals, totals, now)
+        order = ("lookup", "delegate", "peer", "unknown")
+        servers.sort(key=lambda s: (order.index(s.kind), s.title, s.id))
+        return Snapshot(self._last.number + 1, now, tuple(servers), tuple(edges), unseen, problem)
+
+
+class _Page(msgspec.Struct, frozen=True):
+    total: int
+    rows: list[dict[str, Any]]
+
+
+def checked(told: Mapping[str, Any], ref: ServiceRef) -> Facts:
+    """What a server tells, if it can be shown: anybody may register as a server. Raises ProtocolError."""
+    try:
+        return msgspec.convert(harmless(told), Facts)
+    except (msgspec.ValidationError, RecursionError) as exc:
+        at = ", ".join(ref.endpoints)
+        raise ProtocolError(f"{at} says of itself what no server of ours says: {str(exc)[:200]}") from exc
+
+
+def harmless(value: Any, depth: int = DEPTH_MOST) -> Any:
+    """What a peer tells, bounded, and without what a terminal would obey: control characters become spaces. (A browser
+    is shown texts as texts.)"""
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() else " " for c in value[:TEXT_MOST])
+    if isinstance(value, Mapping) and depth:
+        some = list(value.items())[:ROWS_MOST]
+        return {harmless(str(k)): harmless(v, depth - 1) for k, v in some}
+    if isinstance(value, Sequence) and not isinstance(value, bytes) and depth:
+        return [harmless(each, depth - 1) for each in value[:ROWS_MOST]]
+    return value if value is None or isinstance(value, bool | int | float) else "..."
+
+
+def _edges_of(key: str, facts: Facts) -> Iterator[tuple[Edge, int]]:
+    """The arrows of a server, each with what its rate is of. A peer publishes to nobody: it is its own server."""
+    if facts.kind == "delegate":
+        for p in facts.publishers:
+            yield Edge("publish", key, p.name, p.of, p.registrations, None), p.published
+    for s in facts.sessions:
+        yield (
+            Edge("deliver", key, s.name, s.of, s.subscriptions, None, s.queued + s.in_flight, s.lost),
+            s.delivered,
+        )
+    if facts.mailing:
+        yield Edge("mail", key, "", 1, facts.mailing, None, facts.mail.queued), facts.mailed
+
+
+def _with_rate(edge: Edge, rate: float | None) -> Edge:
+    return Edge(edge.kind, edge.server, edge.name, edge.of, edge.count, rate, edge.waiting, edge.lost)
+
+
+def _keep(history: dict[str, Gauge], values: Mapping[str, float | None], now: float) -> None:
+    for name, value in values.items():
+        if value is not None:
+            history.setdefault(name, Gauge(HISTORY_SECONDS, int(HISTORY_SECONDS))).add(now, value)

@@ -1,0 +1,169 @@
+"""The last objects of a type, for who looks at them: an ordinary subscription, bounded, that ends with its last viewer.
+Knows no browser."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from lxml import etree
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import JbiError, OversizeError
+from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
+
+from .map import Place, places
+
+KEPT: Final = 20
+"""Objects of a type that are kept."""
+TYPES_MOST: Final = 8
+"""Types looked at at once, by all tabs."""
+PAYLOAD_SHOWN: Final = 2_000
+"""Characters of a payload."""
+METADATA_SHOWN: Final = 200_000
+"""Characters of metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """An object that has come. `age`: seconds from its publication to its arrival here, by the clocks of both hosts."""
+
+    object_id: str
+    sequence: int
+    type: str
+    age: float
+    arrived: float
+    metadata: str
+    payload: str
+    size: int
+    places: tuple[Place, ...]
+
+
+@dataclass(eq=False, slots=True)
+class _Watch:
+    uid: SubscriptionUid | None = None
+    viewers: int = 0
+    seen: deque[Seen] = field(default_factory=lambda: deque(maxlen=KEPT))
+    came: int = 0
+
+
+class Objects:
+    """Shared by all tabs. Any thread; `_lock` covers the watches. Calls of `watch` and `leave` block."""
+
+    def __init__(self, config: Config, wall: Callable[[], float] = time.time) -> None:
+        self._config = config
+        self._wall = wall
+        self._lock = threading.Lock()
+        self._changing = threading.Lock()
+        """One watch begins or ends at a time; nobody waits for it who reads."""
+        self._adapter: SubscriberAdapter | None = None
+        self._watches: dict[tuple[str, str], _Watch] = {}
+
+    def watch(self, name: str, version: str) -> None:
+        """One more looks at that type. Raises OversizeError, and what a subscription is refused with."""
+        with self._changing:
+            with self._lock:
+                watch = self._watches.get((name, version))
+                if watch is not None:
+                    watch.viewers += 1
+                    return
+                if len(self._watches) >= TYPES_MOST:
+                    raise OversizeError(f"{TYPES_MOST} types are looked at already", hint="Close another page first")
+            watch = _Watch(viewers=1)
+            if self._adapter is None:
+                self._adapter = SubscriberAdapter(self._config, name="console")
+            watch.uid = self._adapter.register_subscriber(
+                type_name=name, version=version or None, policy="drop_oldest", bound=KEPT,
+                listener=lambda _, obj: self._arrived(watch, obj),
+            )  # fmt: skip
+            with self._lock:
+                self._watches[name, version] = watch
+
+    def leave(self, name: str, version: str) -> None:
+        """One less; the last one ends the subscription, and that of the last type the session."""
+        with self._changing:
+            with self._lock:
+                watch = self._watches.get((name, version))
+                if watch is None:
+                    return
+                watch.viewers -= 1
+                if watch.viewers:
+                    return
+                del self._watches[name, version]
+                last = not self._watches
+            assert self._adapter is not None
+            assert watch.uid is not None
+            if last:
+                self._end()
+            else:
+                self._adapter.cancel_subscription(watch.uid)
+
+    def last(self, name: str, version: str) -> tuple[list[Seen], int]:
+        """The last objects, newest first, and how many have come."""
+        with self._lock:
+            watch = self._watches.get((name, version))
+            return (list(watch.seen)[::-1], watch.came) if watch is not None else ([], 0)
+
+    def close(self) -> None:
+        """End all."""
+        with self._changing:
+            with self._lock:
+                self._watches.clear()
+            self._end()
+
+    def _end(self) -> None:
+        adapter, self._adapter = self._adapter, None
+        if adapter is not None:
+            adapter.close()
+
+    def _arrived(self, watch: _Watch, obj: InfoObject) -> None:
+        seen = looked_at(obj, self._wall())
+        with self._lock:
+            watch.seen.append(seen)
+            watch.came += 1
+
+
+def looked_at(obj: InfoObject, now: float) -> Seen:
+    """An object as it is shown; `now` is in seconds of the epoch."""
+    where: tuple[Place, ...] = ()
+    try:
+        root = parse_metadata(obj.metadata)
+        where = tuple(places(root))
+        etree.indent(root)
+        metadata = etree.tostring(root, encoding="unicode")
+    except JbiError as exc:
+        metadata = f"({exc.message})"
+    size = obj.platform.payload_length
+    return Seen(
+        object_id=obj.object_id,
+        sequence=obj.platform.sequence,
+        type=str(obj.type),
+        age=now - obj.platform.published,
+        arrived=now,
+        metadata=shown(metadata, METADATA_SHOWN),
+        payload=payload_shown(obj.payload),
+        size=size,
+        places=where,
+    )
+
+
+def payload_shown(payload: bytes) -> str:
+    """Its beginning, as text if it is one, else as hexadecimal."""
+    if not payload:
+        return "(none)"
+    head = payload[:PAYLOAD_SHOWN]
+    try:
+        return shown(head.decode("utf-8", "strict" if len(payload) <= PAYLOAD_SHOWN else "ignore"), PAYLOAD_SHOWN)
+    except UnicodeDecodeError:
+        return f"{head[:256].hex(' ')}{' …' if len(payload) > 256 else ''}"
+
+
+def shown(text: str, most: int) -> str:
+    """Without control characters but for lines and tabs."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text[:most])

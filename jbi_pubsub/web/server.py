@@ -1,0 +1,166 @@
+"""The HTTP server of `jbi web`: one FastAPI application behind one gate, on a thread of its own. No pages here.
+
+It listens on loopback, or with [tls]; there is no way to have it in clear beyond that, as sessions would be anybody's.
+With [tls] it shows the process's certificate and asks for none: a browser has the token instead, and who unsubscribes
+by one click (RFC 8058) is a mail server of others. What comes later (gateways) is added as routers: see WebServer.add.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from typing import Final
+
+import uvicorn
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
+from starlette.middleware.gzip import GZipMiddleware
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ConfigurationError, PortInUseError, WireError
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.wire.endpoint import Security
+
+from .gate import ENTER, Gate
+
+log = logging.getLogger("jbi_pubsub.web")
+
+START_SECONDS: Final = 20.0
+"""For the server to begin to serve."""
+STOP_SECONDS: Final = 2.0
+"""For requests under way when it stops; then they are cut off."""
+CONNECTIONS_MOST: Final = 256
+"""Connections at once; more are answered 503."""
+MESSAGE_MOST: Final = 4 << 20
+"""Bytes of a websocket message."""
+
+
+def app() -> FastAPI:
+    """An application without routes, and without pages about them.
+
+    WebServer makes one; a router comes in by `server.add(router)`, before `start`. Its paths need a session, like the
+    console's, unless it is added with `session=False`: then anybody may call them, and they need a right of their own,
+    for example POST /unsubscribe?token=...
+    """
+    return FastAPI(title="jbi-pubsub", docs_url=None, redoc_url=None, openapi_url=None)
+
+
+class WebServer:
+    """Binds when it is made, serves from `start` to `stop`."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        entered: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`entered` is called, on the server's thread, when a browser has used the token: `url` is the next one's;
+        `ended` when the server has ended although nobody has stopped it, which is logged.
+
+        Raises ConfigurationError beyond loopback without [tls], PortInUseError.
+        """
+        web = config.web
+        security = config.security()
+        Security(security.tls).check(web.host)  # --insecure does not hold here
+        self._tls = security.tls
+        self._socket = _bound(web.host, web.port)
+        self.host, self.port = web.host, int(self._socket.getsockname()[1])
+        self.gate = Gate(
+            port=self.port, secure=security.tls is not None, names=(web.host, socket.gethostname(), *web.names),
+            entered=entered,
+        )  # fmt: skip
+        self.app = app()
+        self._ended = ended
+        self._server: uvicorn.Server | None = None
+        self._thread = threading.Thread(target=self._run, name="jbi-web", daemon=True)
+
+    @property
+    def address(self) -> str:
+        """http://host:port, as a browser on this host reaches it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104  # not bound here
+        shown = f"[{host}]" if ":" in host else host
+        return f"{'https' if self._tls else 'http'}://{shown}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """What lets one browser in."""
+        return f"{self.address}{ENTER}?token={self.gate.token}"
+
+    def add(self, router: APIRouter, *, session: bool = True) -> None:
+        """More paths. Without `session` these very paths (no parameters in them) are open to everybody: they don't ask
+        for host, origin or session, only sizes are bounded. Raises ConfigurationError for such a path with parameters.
+        """
+        paths = {route.path for route in router.routes if isinstance(route, APIRoute)}
+        if not session:
+            if bad := [path for path in paths if "{" in path]:
+                raise ConfigurationError(f"an open path has no parameters: {bad[0]}", hint="Use the query for them")
+            self.gate.open |= paths
+        self.app.include_router(router)
+
+    def start(self) -> None:
+        """Begin to serve. Raises WireError when that does not come about."""
+        outer = GZipMiddleware(self.gate.around(self.app), minimum_size=1_000)
+        settings = uvicorn.Config(
+            outer, log_config=None, access_log=False, server_header=False, proxy_headers=False, loop="asyncio",
+            ws="wsproto", ws_max_size=MESSAGE_MOST, limit_concurrency=CONNECTIONS_MOST,
+            timeout_graceful_shutdown=int(STOP_SECONDS) - 1,
+            ssl_context_factory=self._context if self._tls else None,
+        )  # fmt: skip
+        self._server = uvicorn.Server(settings)
+        self._thread.start()
+        for _ in range(int(START_SECONDS / 0.02)):
+            if self._server.started or not self._thread.is_alive():
+                break
+            self._thread.join(0.02)
+        if not self._server.started:
+            self.stop()
+            raise WireError("the web server does not start: see the log above")
+
+    def stop(self) -> None:
+        """End: requests under way have a second."""
+        if self._server is not None:
+            self._server.should_exit = True
+            self._thread.join(STOP_SECONDS)
+            self._server.force_exit = True
+            self._thread.join(STOP_SECONDS)
+        self._socket.close()
+
+    def _run(self) -> None:
+        assert self._server is not None
+        with guarded("web server"), contextlib.suppress(SystemExit):  # uvicorn's word for "I can't", which is logged
+            self._server.run(sockets=[self._socket])
+        if not self._server.should_exit or not self._server.started:
+            log.error("the web server at %s has ended", self.address)
+            self._ended()
+
+    def _context(self, *_: object) -> ssl.SSLContext:
+        assert self._tls is not None
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(self._tls.certificate, self._tls.key)
+        return context
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Raises PortInUseError, ConfigurationError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(128)
+    except OSError as exc:
+        made.close()
+        if exc.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"port {port} on {host} is taken", hint="Name another with --port, or 0 for any", port=port
+            ) from exc
+        raise ConfigurationError(
+            f"can't listen on {host}:{port}: {exc.strerror or exc}", hint="See [web] host"
+        ) from exc
+    return made

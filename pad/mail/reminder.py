@@ -1,0 +1,150 @@
+"""Reminders before the leases of e-mail subscriptions end: when whose is due, and which wait to be sent. Pure.
+
+A reminder is no object: it is in no subscription's account, and is sent only when no mail of an object is due.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from jbi_pubsub.core.config import MailSection
+from jbi_pubsub.pad.mail.outbox import LONGEST_PAUSE
+from jbi_pubsub.pad.subscription import Subscription
+
+TERMS: Final = 4
+"""A lease that is shorter than so many times [mail] reminder_seconds is not reminded of: whoever asks for it knows."""
+
+LOOKS: Final = 10
+"""So often within [mail] reminder_seconds it is looked whose is due, a minute apart at most."""
+
+MOST: Final = 10_000
+"""Reminders that wait to be sent; more are not sent."""
+
+
+class Schedule:
+    """When each subscription's reminder is due, by our caller's clock. Its lock covers it."""
+
+    def __init__(self, before: float) -> None:
+        """Due `before` seconds before the end of a lease; 0: never."""
+        self._before = before
+        self._due: dict[Subscription, float] = {}
+        self._look = -math.inf
+
+    def __contains__(self, subscription: Subscription) -> bool:
+        return subscription in self._due
+
+    def moment(self, now: float, term: float) -> float:
+        """When the reminder of a lease of so many seconds from now on is due; infinity for none."""
+        return now + term - self._before if self._before and term >= TERMS * self._before else math.inf
+
+    def set(self, subscription: Subscription, due: float) -> None:
+        """Its lease has begun, or has been renewed; infinity for no reminder."""
+        self._due.pop(subscription, None)
+        if due < math.inf:
+            self._due[subscription] = due
+
+    def take(self, now: float) -> list[Subscription]:
+        """Those that are due and were not taken, when it is time to look again."""
+        if now < self._look or not self._due:
+            return []
+        self._look = now + min(60.0, self._before / LOOKS)
+        due = [subscription for subscription, at in self._due.items() if at <= now]
+        for subscription in due:
+            del self._due[subscription]
+        return due
+
+
+@dataclass(eq=False, slots=True)
+class Reminder:
+    """One that waits to be sent. `ends` and `made` are seconds since the epoch."""
+
+    subscription: Subscription
+    ends: float
+    made: float
+    left: tuple[str, ...]
+    """Recipients who have not got it."""
+    tries: int = 0
+    busy: bool = False
+
+
+class Reminders:
+    """Those that wait; each subscription has one at most. Counts recipients."""
+
+    def __init__(self, settings: MailSection) -> None:
+        self._settings = settings
+        self._waiting: dict[Subscription, Reminder] = {}
+        self._heap: list[tuple[float, int, Reminder]] = []
+        """When each that is not under way may be sent; of those that were withdrawn until they come up."""
+        self._turns = itertools.count()
+        self.sent = self.lost = 0
+        self._done: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, subscription: Subscription, ends: float, made: float) -> bool:
+        """Whether it is taken: there is somebody to tell, and room."""
+        left = tuple(dict.fromkeys(a for a in subscription.request.recipients if a not in subscription.mail_suspended))
+        if len(self._waiting) >= MOST:
+            self.lost += len(left)
+        elif left:
+            reminder = self._waiting[subscription] = Reminder(subscription, ends, made, left)
+            self._push(reminder, 0.0)
+            return True
+        self._done.append(subscription.uid)
+        return False
+
+    def withdraw(self, subscription: Subscription) -> Reminder | None:
+        """Its lease has been renewed, or it has ended; the reminder, to abort it if it is under way."""
+        return self._waiting.pop(subscription, None)
+
+    def take(self, now: float) -> Reminder | None:
+        """One to send now; it must be settled."""
+        while self.next_due() <= now:
+            _, _, reminder = heapq.heappop(self._heap)
+            suspended = reminder.subscription.mail_suspended
+            reminder.left = tuple(a for a in reminder.left if a not in suspended)
+            if reminder.left:
+                reminder.busy = True
+                return reminder
+            self._finish(reminder)
+        return None
+
+    def next_due(self) -> float:
+        """When one may be sent; infinity for never."""
+        while self._heap and self._waiting.get(self._heap[0][2].subscription) is not self._heap[0][2]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else math.inf
+
+    def settle(self, reminder: Reminder, again: tuple[str, ...], refused: int, now: float) -> None:
+        """It was tried: `again` have not got it yet, so many of the others never will."""
+        reminder.busy = False
+        self.sent += len(reminder.left) - len(again) - refused
+        self.lost += refused
+        reminder.left = again
+        if self._waiting.get(reminder.subscription) is not reminder:
+            return  # withdrawn meanwhile
+        reminder.tries += 1
+        if again and reminder.tries > self._settings.retries:
+            self.lost += len(again)
+            again = ()
+        if not again:
+            self._finish(reminder)
+            return
+        self._push(reminder, now + min(self._settings.retry_seconds * 2.0 ** (reminder.tries - 1), LONGEST_PAUSE))
+
+    def done(self) -> list[str]:
+        """Subscriptions whose reminder has been sent or given up since the last call."""
+        done, self._done = self._done, []
+        return done
+
+    def _push(self, reminder: Reminder, due: float) -> None:
+        heapq.heappush(self._heap, (due, next(self._turns), reminder))
+
+    def _finish(self, reminder: Reminder) -> None:
+        del self._waiting[reminder.subscription]
+        self._done.append(reminder.subscription.uid)

@@ -1,0 +1,115 @@
+"""`jbi policy`, as people and programs use it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.cli.app import run
+from jbi_pubsub.pad.server import DisseminationServer
+
+
+@pytest.fixture
+def jbi(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """jbi("policy", ...) is the exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        try:
+            code = run(arguments)
+        except SystemExit as exc:
+            code = int(exc.code or 0)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def test_what_is_wrong_is_said_as_compilers_do(jbi: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("[[access]]\nusr = 'a'\n[[access]]\naction = 'conect'\nb = 1\n")
+    code, out, _ = jbi("policy", "check", "p.toml")
+    assert code == 2
+    assert out.splitlines() == [
+        "p.toml:2:1: error: unknown key 'usr'. Did you mean 'user'?",
+        "p.toml:4:10: error: unknown action 'conect'. Did you mean 'connect'?",
+        "p.toml:5:1: error: unknown key 'b'. " + out.splitlines()[2].partition("'b'. ")[2],
+    ]
+    code, out, _ = jbi("policy", "check", "p.toml", "--json")
+    assert code == 2
+    assert [(p["line"], p["column"], p["kind"]) for p in json.loads(out)["problems"]] == [
+        (2, 1, "error"),
+        (4, 10, "error"),
+        (5, 1, "error"),
+    ]
+
+
+def test_hostile_text_stays_text(jbi: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text('[[access]]\nuser = "\\u001b[31mred\\n"\nclient = "[red]x[/red]"\n')
+    for command in (("check", "p.toml"), ("show", "p.toml"), ("diff", "p.toml", "p.toml")):
+        _, out, _ = jbi("policy", *command)
+        assert "\x1b" not in out
+    explained = jbi("policy", "explain", "--file", "p.toml", "--action", "connect", "--user", "\x1b[31m")
+    assert "\x1b" not in explained[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [(None, 2), (b"[[access]\n", 2), (b"\xff", 2), (b"", 0), (b"[[access]]\nallow = false\n", 0)]
+)
+def test_the_exit_code_says_whether_a_file_can_be_used(jbi: Any, tmp_path: Path, text: bytes | None, code: int) -> None:
+    if text is not None:
+        (tmp_path / "p.toml").write_bytes(text)
+    for more in ((), ("--json",)):
+        found, out, err = jbi("policy", "check", "p.toml", *more)
+        assert found == code
+        assert "Traceback" not in out + err
+        assert out or err
+
+
+def test_wrong_words_are_told_the_right_ones(jbi: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("")
+    assert "Did you mean 'subscribe'?" in jbi("policy", "explain", "--action", "subscrib", "--file", "p.toml")[2]
+    assert "Did you mean 'explain'?" in jbi("policy", "explan")[2]
+    assert "no policy file is configured" in jbi("policy", "check")[2]
+    assert "Leave --file" in jbi("policy", "explain", "--action", "mail", "--at", "h:1", "--file", "p.toml")[2]
+
+
+def test_explain_ends_with_what_it_says(jbi: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("[[access]]\nuser = 'alice'\nwhere = 'a'\naction = 'subscribe'\n")
+    asked = ("policy", "explain", "--file", "p.toml", "--action", "subscribe", "--type", "t", "--json")
+    code, out, _ = jbi(*asked, "--user", "alice")
+    assert (code, json.loads(out)["rule"], json.loads(out)["where"]) == (0, "p.toml:1", "a")
+    code, out, _ = jbi(*asked, "--user", "bob")
+    assert (code, json.loads(out)["reasons"][0]["miss"]) == (1, "user")
+
+
+def test_a_running_delegate_is_asked_about_its_own_rules(jbi: Any, federation: Any, policy: Any) -> None:
+    policy.write("[[access]]\naction = 'administer'\n[[access]]\ncomponent = 'alpha@*'\nuser = 'bob'\n")
+    pad: DisseminationServer = federation.pad()
+    code, out, err = jbi(
+        "policy", "explain", "--user", "bob", "--action", "publish", "--type", "t", "--at", pad.address
+    )
+    assert code == 0, err
+    assert out.startswith("bob: publish t: allowed, by policy.toml:3")
+
+
+def test_rules_are_compared_whatever_their_order(jbi: Any, tmp_path: Path) -> None:
+    one, other = "[[access]]\nuser = 'a'\n", "[[access]]\nuser = ['c', 'b']\n"
+    (tmp_path / "p.toml").write_text(one + other)
+    (tmp_path / "q.toml").write_text("# later\n" + other.replace("'c', 'b'", "'b', 'c'") + one)
+    assert jbi("policy", "diff", "p.toml", "q.toml")[:2] == (0, "they say the same\n")
+    (tmp_path / "q.toml").write_text(one + "[role]\na = 'watch'\n")
+    code, out, _ = jbi("policy", "diff", "p.toml", "q.toml", "--json")
+    assert code == 1
+    found = json.loads(out)
+    assert [rule["user"] for rule in found["removed"]] == [["b", "c"]]
+    assert found["people"] == [{"kind": "role", "name": "a", "before": None, "after": "watch"}]
+
+
+def test_a_policy_is_listed(jbi: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("[group]\ng = ['x']\n[[access]]\ngroup = 'g'\naction = 'connect'\n")
+    code, out, _ = jbi("policy", "show", "p.toml")
+    assert code == 0
+    assert out.splitlines() == ["group g: x", "line\t\taction\twhen", "3\tallow\tconnect\tgroup g"]

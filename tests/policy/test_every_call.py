@@ -1,0 +1,159 @@
+"""Nothing is exported that does not ask: a policy that denies everything blocks every call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.core.access import AllowAll, Decision, Question
+from jbi_pubsub.core.errors import AccessDeniedError, JbiError, UnknownLeaseError, UnknownUidError
+from jbi_pubsub.core.info_object import SchemaBundle
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.lookup import server as lookup_server
+from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate
+from jbi_pubsub.lookup.registrar import Registrar
+from jbi_pubsub.pad import server as pad_server
+from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest
+
+
+class DenyAll(AllowAll):
+    """Nobody may do anything."""
+
+    def allow(self, caller: Any, action: Any, subject: Any) -> Decision:  # noqa: ARG002  # the protocol's parameters
+        return Decision(False)
+
+
+SAID = msgspec.Raw(msgspec.msgpack.encode(SubscriptionRequest("uid")))
+
+BY_RIGHT: dict[tuple[str, str], tuple[Any, ...]] = {
+    # what an id opens that was given when something was allowed; here one that was given to nobody
+    ("pad.delegate", "renew"): ("no-lease", 1.0),
+    ("pad.delegate", "disconnect"): ("no-connection",),
+    ("pad.delegate", "register"): ("no-connection", "REQUEST", "uid", 1),
+    ("pad.delegate", "unregister"): ("no-connection", "uid"),
+    ("pad.delegate", "wait_for_subscriptions"): ("no-connection", "uid", 1, 0.0),
+    ("pad.delegate", "open_publications"): ("no-connection",),
+    ("pad.subscriptions", "renew"): ("no-lease", 1.0),
+    ("pad.subscriptions", "close"): ("no-session",),
+    ("pad.subscriptions", "subscribe"): (
+        "no-session",
+        (SAID,),
+        1.0,
+        (0.0,),
+        0.0,
+    ),
+    ("pad.subscriptions", "unsubscribe"): ("no-session", "uid"),
+    ("pad.subscriptions", "open_deliveries"): ("no-session",),
+    ("pad.mail_links", "follow"): ("unsubscribe", "no-token"),
+    ("lookup.registrar", "add_attributes"): ("id", "no-lease", ()),
+    ("lookup.registrar", "set_attributes"): ("id", "no-lease", ()),
+    ("lookup.registrar", "modify_attributes"): ("id", "no-lease", ()),
+    ("lookup.registrar", "cancel"): (("no-lease",),),
+}
+
+REF = ServiceRef("0" * 32, "x", ("127.0.0.1:1",))
+ASKING: dict[tuple[str, str], tuple[Any, ...]] = {
+    ("pad.delegate", "connect"): ("me", 1.0),
+    ("pad.subscriptions", "open"): ("me", 1.0),
+    ("pad.subscriptions", "unsubscribe"): ("", "uid"),
+    ("pad.subscriptions", "explain"): ("uid", b"<a/>", b""),
+    ("pad.subscriptions", "explain_object"): ("uid", "object"),
+    ("pad.subscriptions", "mail_subscriptions"): (),
+    ("pad.subscriptions", "renew_mail"): ("uid", 1.0),
+    ("pad.subscriptions", "signing_key"): ("uid",),
+    ("pad.types", "get"): ("type", "1.0"),
+    ("pad.join_admin", "lookup_attributes"): (),
+    ("pad.join_admin", "add_lookup_attributes"): ((),),
+    ("pad.join_admin", "remove_lookup_attributes"): ((),),
+    ("pad.admin", "explain"): (Question("connect", "alice"),),
+    ("pad.admin", "cancel"): ("uid",),
+    ("pad.admin", "drain"): (1.0,),
+    ("pad.admin", "resume"): (),
+    ("pad.status", "status"): (),
+    ("pad.status", "overview"): (),
+    ("pad.status", "subscriptions"): ("", "", 0, 1),
+    ("lookup.registrar", "describe"): (),
+    ("lookup.registrar", "renew"): ((("no-lease", 1.0),),),
+    ("lookup.registrar", "register"): (ServiceItem("", ("demo.Sensor",), REF, ()), 1.0, ""),
+    ("lookup.registrar", "lookup"): (ServiceTemplate(), 1, False, ""),
+    ("lookup.registrar", "notify"): (ServiceTemplate(), ALL_TRANSITIONS, 1.0, "", "me"),
+    ("lookup.registrar", "open_events"): ("me",),
+    ("lookup.registrar", "entry_classes"): (ServiceTemplate(),),
+    ("lookup.registrar", "field_values"): (ServiceTemplate(), 0, "name"),
+    ("lookup.registrar", "service_types"): (ServiceTemplate(), ""),
+    ("lookup.registrar", "administered"): (),
+    ("lookup.registrar", "set_groups"): ((),),
+    ("lookup.registrar", "change_groups"): ((), ()),
+    ("lookup.registrar", "set_locators"): ((),),
+    ("lookup.registrar", "change_locators"): ((), ()),
+    ("lookup.registrar", "set_port"): (0,),
+    ("lookup.registrar", "destroy"): (),
+    ("lookup.status", "status"): (),
+    ("lookup.admin", "explain"): (Question("connect", "alice"),),
+}
+
+
+@pytest.fixture(scope="module")
+def servers(fixtures: Any) -> Iterator[dict[str, Any]]:
+    """A delegate and a lookup service that deny everything."""
+    config = fixtures.test_config()
+    with ExitStack() as stack:
+        pad = pad_server.DisseminationServer(
+            config, TypeRepository(), characteristics=("alpha", "rome"), access=DenyAll()
+        )
+        stack.callback(pad.stop, 0.0)
+        lookup = lookup_server.LookupServer(config, Registrar(), access=DenyAll())
+        stack.callback(lookup.stop)
+        pad.start()
+        lookup.start()
+        yield {
+            f"{name}.{export}": target
+            for name, server in (("pad", pad), ("lookup", lookup))
+            for export, target in server._control._exports.items()
+        }
+
+
+def test_every_exported_call_is_in_the_table(servers: dict[str, Any]) -> None:
+    exported = {
+        (name, method)
+        for name, target in servers.items()
+        for method, function in inspect.getmembers(type(target))
+        if getattr(function, "__exported__", False)
+    }
+    assert exported == {*ASKING, *BY_RIGHT}
+
+
+@pytest.mark.parametrize(("name", "method"), ASKING, ids=str)
+def test_who_may_nothing_gets_nothing(servers: dict[str, Any], name: str, method: str) -> None:
+    call = getattr(servers[name], method)
+    with pytest.raises(AccessDeniedError):
+        call(Caller("192.0.2.7:1"), *ASKING[name, method])
+
+
+@pytest.mark.parametrize(("name", "method"), BY_RIGHT, ids=str)
+def test_what_an_id_opens_needs_that_id(servers: dict[str, Any], name: str, method: str) -> None:
+    call = getattr(servers[name], method)
+    request = PublisherRequest(SchemaBundle("", ()), ()) if name == "pad.delegate" else SubscriptionRequest("")
+    arguments = [request if argument == "REQUEST" else argument for argument in BY_RIGHT[name, method]]
+    try:
+        results = call(Caller("192.0.2.7:1"), *arguments)
+    except (UnknownUidError, UnknownLeaseError, AccessDeniedError):
+        return
+    # Expect of several leases an answer for each, which is that it is unknown
+    assert [result.error.code for result in results] == ["unknown_lease"]
+
+
+def test_a_contract_that_is_made_under_a_decision_is_refused_without(servers: dict[str, Any]) -> None:
+    subscribing = servers["pad.subscriptions"]
+    said = msgspec.Raw(msgspec.msgpack.encode(SubscriptionRequest("uid", direct=False, recipients=("a@b.org",))))
+    answers = subscribing.subscribe(Caller("192.0.2.7:1"), "", (said,), 1.0, (0.0,), 0.0)
+    assert answers.answers[0].error.code == "access_denied"
+    with pytest.raises(JbiError):
+        subscribing.open_deliveries(Caller("192.0.2.7:1"), "")

@@ -1,0 +1,311 @@
+"""The console as its users meet it: `jbi web` as a process, in a real headless browser.
+
+Names, types and predicates of the federation are hostile throughout: a page that takes one for markup fails here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from jbi_pubsub import SubscriberAdapter
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra test)")
+pytest.importorskip("nicegui", reason="NiceGUI is not installed (extra web)")
+
+CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)"),
+]
+
+TYPE: Final = "mil.af.rl.jbi.Intel_Imagery"
+HOSTILE: Final = "<img src=x onerror=alert(1)></script>"
+SUBSCRIPTIONS: Final = 30
+PAGES: Final = ("", "servers", "subscriptions", "plots", "objects", "explain", "administration")
+
+WIDER: Final = """() => [...document.querySelectorAll('#app *')].filter(e => {
+    const box = e.getBoundingClientRect();
+    const out = box.right > innerWidth + 1 || box.left < -1;
+    return box.width > 0 && out && !e.closest('pre, .nicegui-skip-link');
+}).map(e => e.outerHTML.slice(0, 200))"""
+"""Elements beyond the edges of the window."""
+OVERLAPPING: Final = """() => {
+    const texts = [...document.querySelectorAll('.jbi-drawing text')].filter(t => t.getBoundingClientRect().width > 0);
+    const boxes = texts.map(t => t.getBoundingClientRect()), found = [];
+    for (let i = 0; i < boxes.length; i++) for (let j = i + 1; j < boxes.length; j++) {
+        const a = boxes[i], b = boxes[j];
+        if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2)
+            found.push([texts[i].textContent, texts[j].textContent]);
+    }
+    for (const box of document.querySelectorAll('.jbi-drawing .box'))
+        for (const text of box.querySelectorAll('text'))
+            if (text.getBoundingClientRect().right > box.querySelector('rect').getBoundingClientRect().right + 1)
+                found.push(['cut', text.textContent]);
+    return found;
+}"""
+"""Texts of the picture that lie on each other, or go beyond their box."""
+
+
+@dataclass
+class Watched:
+    """A console over a federation, and what its browser has noticed."""
+
+    federation: Any
+    figures: Any
+    base: str
+    browser: Any
+    context: Any
+    camera: Any
+    registration: str
+    uid: str
+    pads: list[Any]
+    troubles: list[str] = field(default_factory=list)
+    elsewhere: set[str] = field(default_factory=set)
+
+    def open(self, path: str = "", *, width: int = 1280, scheme: str = "light") -> Any:
+        """A page in a browser that has a session."""
+        page = self.context.new_page()
+        page.set_viewport_size({"width": width, "height": 800})
+        page.emulate_media(color_scheme=scheme)
+        page.set_default_timeout(15_000)
+        page.on("console", lambda m: self.troubles.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda e: self.troubles.append(str(e)))
+        page.on("dialog", lambda d: (self.troubles.append(f"dialog {d.message}"), d.dismiss()))
+        page.on("request", lambda r: self.elsewhere.add(r.url) if not r.url.startswith(self.base) else None)
+        page.goto(f"{self.base}/{path}")
+        page.get_by_role("heading", level=1).wait_for()
+        return page
+
+
+@pytest.fixture(scope="module")
+def watched(fixtures: Any, world: str) -> Iterator[Watched]:
+    """Three delegates, their publishers, a peer, a subscriber with many subscriptions; the console, entered."""
+    with ExitStack() as stack:
+        federation = fixtures.Federation(fixtures.test_config(), stack)
+        lookup = federation.lookup()
+        figures = fixtures.Figures()
+        pads = [federation.pad(HOSTILE if n == 1 else f"alpha{n}", "rome") for n in range(3)]
+        for number, pad in enumerate(pads):
+            light = federation.light(name=f"{HOSTILE}{number}")
+            delegate = light.connect_to_delegate(*pad.characteristics)
+            registration = light.register_publisher(delegate, figures.schema, figures.figure_1)
+        peer = federation.peer()
+        peer.register_publisher(figures.schema, figures.metadata(publisher=HOSTILE.replace("<", "&lt;")))
+        subscriber = stack.enter_context(SubscriberAdapter(federation.config, name=HOSTILE))
+        for number in range(SUBSCRIPTIONS - 1):
+            subscriber.register_subscriber(type_name=TYPE, version="1.0", predicate=f"//Area='{HOSTILE}{number}'")
+        uid = subscriber.register_subscriber(type_name=TYPE, version="1.0", predicate="//lat > 33")
+        fixtures.eventually(lambda: all(p.overview()["counts"]["subscriptions"] == SUBSCRIPTIONS for p in pads))
+        command = [sys.executable, "-m", "jbi_pubsub", "--no-multicast", "--group", world, "--locator", lookup.address]
+        web = stack.enter_context(
+            subprocess.Popen([*command, "web", "--port", "0", "--admin", "--json"], stdout=subprocess.PIPE, text=True)
+        )
+        stack.callback(web.terminate)
+        assert web.stdout is not None
+        ready = json.loads(web.stdout.readline())
+        base = ready["url"].partition("/enter")[0]
+        pw = stack.enter_context(sync_api.sync_playwright())
+        browser = pw.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        stack.callback(browser.close)
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(ready["url"])
+        page.get_by_role("heading", level=1).wait_for()
+        page.close()
+        assert json.loads(web.stdout.readline())["url"] != ready["url"]  # the next browser's
+        yield Watched(federation, figures, base, browser, context, light, registration, uid, pads)
+
+
+@pytest.fixture
+def console(watched: Watched) -> Iterator[Watched]:
+    """The same; fails a test in which a page complained, asked for something elsewhere, or ran what it was shown."""
+    yield watched
+    troubles, watched.troubles = watched.troubles, []
+    assert troubles == []
+    assert watched.elsewhere == set()
+    for page in watched.context.pages:
+        page.close()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_every_page_fits_its_window(console: Watched, width: int, scheme: str, tmp_path: Path) -> None:
+    for name in PAGES:
+        page = console.open(name, width=width, scheme=scheme)
+        if name in ("", "servers", "subscriptions"):
+            page.wait_for_function("document.querySelector('main').textContent.includes(', rome')")
+        assert page.evaluate(WIDER) == [], name
+        assert page.evaluate(OVERLAPPING) == [], name
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("img[src=x]").count() == 0
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert dark == ("rgb(18, 23, 29)" if scheme == "dark" else "rgb(255, 255, 255)")
+        page.screenshot(path=Path(os.environ.get("SCREENSHOTS", tmp_path)) / f"{name or 'overview'}-{width}.png")
+        page.close()
+
+
+def test_the_overview_shows_who_publishes_what_to_whom(console: Watched) -> None:
+    page = console.open()
+    drawing = page.locator(".jbi-wide .jbi-drawing")
+    drawing.locator("text", has_text="delegate alpha0, rome").wait_for()
+    # Expect hostile names as they are, and a rate on an arrow once something is published
+    assert drawing.locator("text", has_text="<img src=x oner").count() >= 3
+    console.camera.publish(console.registration, console.figures.figure_1)
+    page.wait_for_function("[...document.querySelectorAll('.jbi-wide .arrow.flows .rate')].length >= 2")
+    # Expect a server to lead to its subscriptions
+    drawing.get_by_role("link").filter(has_text="delegate alpha0").click()
+    page.get_by_role("heading", name="Subscriptions", level=1).wait_for()
+    page.get_by_text(f"{SUBSCRIPTIONS} subscriptions", exact=True).wait_for()
+
+
+def test_a_keyboard_reaches_everything_with_a_visible_focus(console: Watched) -> None:
+    page = console.open()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent").startswith("Skip to main")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Overview"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineWidth") == "3px"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Servers", level=1).wait_for()
+    assert page.get_by_role("navigation", name="Pages").locator("[aria-current=page]").inner_text() == "Servers"
+
+
+def test_colours_are_those_of_the_system_until_chosen(console: Watched) -> None:
+    page = console.open(scheme="dark")
+    button = page.get_by_role("button", name="Colours")
+    button.click()
+    page.wait_for_function("document.querySelector('.jbi-header button').textContent.includes('dark')")
+    button.click()
+    page.wait_for_function("!document.body.classList.contains('body--dark')")
+    # Expect the next page to remember, and a third click to give it back to the system
+    page.goto(f"{console.base}/servers")
+    page.get_by_role("heading", level=1).wait_for()
+    page.wait_for_function("!document.body.classList.contains('body--dark')")
+    page.get_by_role("button", name="Colours").click()
+    page.wait_for_function("document.body.classList.contains('body--dark')")
+
+
+def test_subscriptions_are_searched_and_come_page_by_page(console: Watched) -> None:
+    page = console.open("subscriptions")
+    page.get_by_text(f"{4 * SUBSCRIPTIONS} subscriptions", exact=True).wait_for()
+    rows = page.locator("tbody tr:has(td a)")
+    assert rows.count() == 25
+    first = rows.first.inner_text()
+    # Expect the next page to have others, and what is searched for alone
+    page.get_by_role("button", name="Next page").click()
+    page.get_by_text("26-50 of").wait_for()
+    assert rows.count() == 25
+    assert rows.first.inner_text() != first
+    page.get_by_label("Search subscriptions").fill(f"{HOSTILE.upper()}7'")
+    page.get_by_text("4 subscriptions", exact=True).wait_for()
+    page.wait_for_function("document.querySelectorAll('tbody tr a').length == 4")
+    assert f"predicate //Area='{HOSTILE}7'" in rows.first.inner_text()
+
+
+def test_an_object_is_explained_for_a_subscription(console: Watched) -> None:
+    page = console.open(f"explain?subscription={console.uid}")
+    page.get_by_label("Metadata (XML)").fill(console.figures.figure_1.decode())
+    page.get_by_role("button", name="Explain").click()
+    page.get_by_role("heading", name="Delivered", level=2).first.wait_for()
+    page.get_by_text("'33.34'").first.wait_for()
+    # Expect an object elsewhere not to be, nonsense to be refused in words, and nothing to be asked for nobody
+    page.get_by_label("Metadata (XML)").fill(console.figures.metadata(lat="10.0").decode())
+    page.get_by_role("button", name="Explain").click()
+    page.get_by_role("heading", name="Not delivered", level=2).first.wait_for()
+    page.get_by_label("Metadata (XML)").fill(HOSTILE)
+    page.get_by_role("button", name="Explain").click()
+    page.get_by_role("status").get_by_text("alpha0, rome:").wait_for()
+    page.get_by_label("or its id").fill("nobody")
+    page.get_by_role("button", name="Explain").click()
+    page.get_by_text("No delegate or peer publisher knows subscription nobody").wait_for()
+
+
+def test_the_last_objects_of_a_type_are_looked_at(console: Watched, eventually: Callable[..., Any]) -> None:
+    def watches() -> bool:
+        return any(s["name"] == "console" for s in console.pads[0].overview()["sessions"])
+
+    page = console.open(f"objects?type={TYPE} 1.0")
+    page.get_by_role("button", name="Show its objects").click()
+    eventually(watches)
+    hostile = HOSTILE.replace("<", "&lt;")
+    metadata = console.figures.metadata(Area=hostile, lat="35.5", long="69.5")
+    console.camera.publish(console.registration, metadata, f"payload {HOSTILE}".encode())
+    # Expect it with metadata, payload, place and map
+    page.locator("td", has_text="35.5, 69.5").wait_for()
+    assert f"<Area>{hostile}" in page.get_by_label("Metadata").inner_text().replace("&gt;", ">")
+    assert page.get_by_label("Payload").inner_text() == f"payload {HOSTILE}"
+    assert page.locator("circle.dot").count() == 1
+    page.get_by_role("button", name="Look at").first.click()
+    # When the page is left; Expect the subscription to end
+    page.close()
+    eventually(lambda: not watches(), 30.0)
+
+
+def test_an_administrator_acts_after_a_question(console: Watched, eventually: Callable[..., Any]) -> None:
+    pad = console.pads[2]
+    page = console.open("administration")
+    drain = page.locator(".jbi-form", has_text="delegate alpha2, rome")
+    # Expect nothing to happen when the answer is no
+    drain.get_by_role("button", name="Drain").click()
+    page.get_by_role("button", name="No, leave it").click()
+    assert pad.status()["draining"] is False
+    drain.get_by_role("button", name="Drain").click()
+    page.get_by_role("button", name="Yes, do it").click()
+    page.get_by_role("log").get_by_text("alpha2, rome is draining; 0 objects still wait.").wait_for()
+    assert pad.status()["draining"] is True
+    drain.get_by_role("button", name="Resume").click()
+    page.get_by_role("button", name="Yes, do it").click()
+    page.get_by_role("log").get_by_text("alpha2, rome takes publishers.").wait_for()
+    # When a subscription is cancelled; Expect it gone everywhere, and what is nowhere to be said so
+    one = pad.delegate.page("", "number", 0, 1)["rows"][0]["uid"]
+    for told in ("Cancelled 3 times.", "Not done: no subscription"):
+        page.get_by_label("Id of a subscription").fill(one)
+        page.get_by_role("button", name="Cancel it").click()
+        page.get_by_role("button", name="Yes, do it").click()
+        page.get_by_role("log").get_by_text(told).wait_for()
+    assert pad.delegate.page(one, "number", 0, 1)["total"] == 0
+    # When a lookup service is told to join another; Expect it to
+    page.get_by_label("Joins (host:port, commas between)").fill("127.0.0.1:1")
+    page.get_by_role("button", name="Set locators").click()
+    page.get_by_role("button", name="Yes, do it").click()
+    page.get_by_role("log").get_by_text("joins 127.0.0.1:1.").wait_for()
+    assert console.federation.lookups[0].administered().locators == ("127.0.0.1:1",)
+
+
+def test_without_admin_there_is_no_such_page_and_ctrl_c_ends_it(watched: Watched, world: str) -> None:
+    lookup = watched.federation.lookups[0].address
+    command = [sys.executable, "-m", "jbi_pubsub", "--no-multicast", "--group", world, "--locator", lookup]
+    with subprocess.Popen(
+        [*command, "web", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as web:
+        assert web.stdout is not None
+        assert web.stderr is not None
+        url = web.stdout.readline().split()[-1]
+        page = watched.browser.new_context().new_page()
+        page.goto(url)
+        page.get_by_role("heading", level=1).wait_for()
+        assert page.get_by_role("link", name="Administration").count() == 0
+        assert page.goto(f"{url.partition('/enter')[0]}/administration").status == 404
+        page.goto(url.partition("/enter")[0])
+        page.get_by_role("heading", level=1).wait_for()
+        # When it is interrupted with a page open; Expect it to end in order, soon, without a word
+        began = time.monotonic()
+        web.send_signal(signal.SIGINT)
+        assert web.wait(30) == 0
+        assert time.monotonic() - began < 10  # 3 s, and what other work on this machine adds
+        assert web.stderr.read() == ""
+        page.context.close()
+    watched.troubles.clear()

@@ -1,0 +1,164 @@
+"""The observer: what all servers of a federation are doing, without a browser."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from jbi_pubsub import SubscriberAdapter
+from jbi_pubsub.core.errors import ProtocolError, UnknownUidError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.web.federation import ROWS_MOST, TEXT_MOST, Observer, Snapshot, checked, harmless
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+REF = ServiceRef("", "status", ("127.0.0.1:1",))
+
+
+@pytest.fixture
+def observing() -> Iterator[Callable[..., Observer]]:
+    with ExitStack() as stack:
+
+        def start(config: Any, **options: Any) -> Observer:
+            observer = Observer(config, every=0.05, **options)
+            observer.start()
+            stack.callback(observer.stop)
+            return observer
+
+        yield start
+    assert [t.name for t in threading.enumerate() if "observer" in t.name] == []
+
+
+@pytest.fixture
+def seen(fixtures: Any) -> Callable[[Observer, Callable[[Snapshot], object]], Snapshot]:
+    """The first look for which something is true."""
+
+    def wait(observer: Observer, good: Callable[[Snapshot], object]) -> Snapshot:
+        def look() -> Snapshot | None:
+            shot = observer.snapshot()
+            return shot if good(shot) else None
+
+        return fixtures.eventually(look, what=observer.snapshot)
+
+    return wait
+
+
+def test_a_federation_is_seen_with_rates_on_its_edges(federation: Any, figures: Any, observing: Any, seen: Any) -> None:
+    # Given a delegate with a publisher and a subscriber, a peer publisher, and an observer
+    federation.pad()
+    camera = federation.light(name="camera")
+    registration = figures.register(camera)
+    peer = federation.peer()
+    own = peer.register_publisher(figures.schema, figures.metadata(publisher="999th"))
+    kabul = federation.stack.enter_context(SubscriberAdapter(federation.config, name="kabul"))
+    uid = kabul.register_subscriber(type_name=TYPE)
+    kabul.wait_matched(uid, 2)
+    observer = observing(federation.config)
+    shot = seen(observer, lambda s: len(s.servers) == 3 and all(x.facts for x in s.servers))
+    # Expect the servers by kind
+    assert [s.kind for s in shot.servers] == ["lookup", "delegate", "peer"]
+    assert shot.servers[1].title == "alpha, rome"
+    assert shot.problem == ""
+    # When something is published; Expect the rates of servers and edges, and the series of plots
+    for _ in range(5):
+        camera.publish(registration, figures.figure_1)
+    peer.publish(own, figures.metadata(publisher="999th"))
+
+    def told(s: Snapshot) -> bool:
+        rates = {(e.kind, e.server, e.name): e.rate or 0.0 for e in s.edges}
+        return len([rate for rate in rates.values() if rate > 0]) == 3
+
+    shot = seen(observer, told)
+    lookup, delegate, at_peer = shot.servers
+    assert {(e.kind, e.server, e.name, e.count) for e in shot.edges} == {
+        ("publish", delegate.id, "camera", 1), ("deliver", delegate.id, "kabul", 1), ("deliver", at_peer.id, "kabul", 1)
+    }  # fmt: skip
+    assert delegate.rates["published"] > 0
+    assert lookup.rates.keys() == {"lookups", "changes", "events", "events_lost"}
+    assert max(p.value for p in observer.history("published", delegate.id)) > 0
+    assert max(p.value for p in observer.history("published")) > 0
+    assert observer.history("published", "nobody") == []
+    # Expect its subscriptions, of both servers one after the other
+    total, rows, silent = observer.subscriptions([delegate.id, at_peer.id], search="INTEL", start=0, count=10)
+    assert (total, [r["server"] for r in rows], silent) == (2, [delegate.id, at_peer.id], [])
+    total, rows, _ = observer.subscriptions([delegate.id, at_peer.id], start=1, count=1)
+    assert (total, [(r["server"], r["name"]) for r in rows]) == (2, [(at_peer.id, "kabul")])
+
+
+def test_a_server_that_ends_leaves_the_picture(federation: Any, observing: Any, seen: Any) -> None:
+    pad = federation.pad()
+    observer = observing(federation.config)
+    shot = seen(observer, lambda s: len(s.servers) == 2 and s.servers[1].facts)
+    pad.stop(0.1)
+    seen(observer, lambda s: [server.kind for server in s.servers] == ["lookup"])
+    with pytest.raises(UnknownUidError):
+        observer.ref(shot.servers[1].id)
+    assert observer.subscriptions([shot.servers[1].id]) == (0, [], [shot.servers[1].id])
+
+
+def test_a_drained_delegate_is_seen_on(federation: Any, observing: Any, seen: Any) -> None:
+    pad = federation.pad()
+    observer = observing(federation.config)
+    seen(observer, lambda s: len(s.servers) == 2 and s.servers[1].facts)
+    pad.drain(0.0)
+    shot = seen(observer, lambda s: len(s.servers) == 2 and not s.servers[1].listed and s.servers[1].facts.draining)
+    assert shot.servers[1].error == ""
+
+
+def test_servers_are_asked_by_address_and_one_that_hangs_holds_up_no_other(
+    federation: Any, observing: Any, seen: Any
+) -> None:
+    # Given an address where nobody answers, one of a delegate and one of a lookup service
+    pad, lookup = federation.pad(), federation.lookups[0]
+    observer = observing(federation.config, addresses=(pad.address, lookup.address, "127.0.0.1:1"))
+    shot = seen(observer, lambda s: sum(bool(x.facts) for x in s.servers) == 2 and any(x.error for x in s.servers))
+    assert {(s.kind, bool(s.error)) for s in shot.servers} == {
+        ("lookup", False), ("delegate", False), ("unknown", True)
+    }  # fmt: skip
+    assert shot.servers[-1].title == "127.0.0.1:1"
+    # Expect wait to give the next look, and the last one when there is none in time
+    assert observer.wait(shot.number, 10.0).number > shot.number
+    assert observer.wait(10**9, 0.01).number < 10**9
+
+
+def test_without_a_lookup_service_it_is_said_where_one_was_looked_for(fixtures: Any, observing: Any, seen: Any) -> None:
+    observer = observing(fixtures.test_config())
+    assert seen(observer, lambda s: s.number).problem == "no lookup service found (nowhere to look)"
+
+
+HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\n"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        {"kind": "delegate"},
+        {"kind": "server", "address": "", "uptime": 1.0},
+        {"kind": "delegate", "address": 7, "uptime": 1.0},
+        {"kind": "delegate", "address": "", "uptime": "long"},
+        {"kind": "delegate", "address": "", "uptime": 1.0, "lost": {"late": "many"}},
+        {"kind": "delegate", "address": "", "uptime": 1.0, "sessions": [{"name": "x"}]},
+        {"kind": "delegate", "address": "", "uptime": 1.0, "mail": []},
+    ],
+)
+def test_what_makes_no_sense_is_refused(told: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match="says of itself what no server of ours says"):
+        checked(told, REF)
+
+
+def test_hostile_texts_are_bounded_and_have_nothing_a_terminal_obeys() -> None:
+    facts = checked({"kind": "delegate", "address": HOSTILE * 1000, "uptime": 1.0, "name": HOSTILE}, REF)
+    assert facts.name == "<img src=x onerror=alert(1)> [2J "
+    assert len(facts.address) == TEXT_MOST
+    # Expect lists, tables and depth bounded
+    deep: Any = "x"
+    for _ in range(100):
+        deep = {"a": deep}
+    assert str(harmless(deep)).count("a") < 20
+    assert len(harmless(list(range(10**5)))) == ROWS_MOST
+    assert len(harmless({str(n): n for n in range(10**4)})) == ROWS_MOST
+    assert harmless(b"bytes") == "..."
