@@ -41,7 +41,7 @@ from jbi_pubsub.core.info_object import Cause, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.wire.endpoint import Caller, Place
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget, Predicate
 from jbi_pubsub.lookup.entry import check_rep
@@ -140,8 +140,6 @@ class PublisherConnection:
     name: str
     lease_id: str = field(repr=False)
     registrations: dict[int, Registration] = field(default_factory=dict)
-    holder: str = ""
-    """Of its certificate; "" without TLS."""
     caller: Caller | None = None
     """None: the application that a peer publisher lives in, which may do everything."""
 
@@ -246,8 +244,6 @@ class Delegate:
         )
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
-        for uid, holder in store.holders().items() if store is not None else ():
-            self._subscriptions["mail", uid].holder = holder
         for ended in self._mail.start():
             self._account.add(matched=ended.offered, mailed=ended.mailed, lost=ended.lost)
 
@@ -517,73 +513,98 @@ class Delegate:
         age: float = NOT_BEFORE,
         *,
         elapsed: float = 0.0,
-        peer: str = "",
-        rights: Rights | None = None,
+        caller: Caller | None = None,
     ) -> Granted:
         """Register a subscription (paper section 2.4(7)); `duration` is for the lease of an e-mail-only one.
 
         `age`: for how many seconds it stood already when the session was opened (negative: it came afterwards), or
         stands by now if it is e-mail-only; what was published since is delivered, too, as far as it is kept.
         NOT_BEFORE: nothing that was published before. `elapsed`: how long ago the session was opened by the caller's
-        clock, when it asked: clocks drift. `peer` is who asks, for a fair share; `rights` are his, None for all.
-        The same request again is the same
-        subscription; mail that was suspended is sent again.
-        One with recipients has to prove that its id is its own. Raises UnknownUidError, AccessDeniedError,
-        PredicateError, AddressError, ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError; no
-        state is left then.
+        clock, when it asked: clocks drift. `caller`: who asks; None may have everything. The same request again is the
+        same subscription, and mail that was suspended is sent again. One with recipients has to prove that its id is
+        its own. Raises UnknownUidError, AccessDeniedError, PredicateError, AddressError, ConfigurationError,
+        IncompatibleEntryError, OversizeError, LeaseDeniedError; no state is left then.
         """
+        rights = self._rights(caller)
+        if rights is not None:
+            rights.check(request)
         if request.recipients:
             check_owner("subscription", request.uid, request.secret)
             self._check_wanted(request)
-        owner = session_id if request.direct else "mail"
-        key = (owner, request.uid)
+        key = (session_id if request.direct else "mail", request.uid)
         if request.direct:
             self.session(session_id)
-        subscription = compile_subscription(request, owner=owner, number=0)
-        subscription.rights = rights
+        subscription = compile_subscription(request, owner=key[0], number=0)
+        subscription.caller, subscription.rights = caller, rights
         with self._lock:
             known = self._subscriptions.get(key)
-            if known is not None and known.request == request:
+            if known is None:
+                granted = self._open(key, subscription, duration, age, elapsed)
+            elif known.request == request:
                 self._mail.resume(known)
-                return Granted(known.number, self._mail_lease(known))
-            if known is not None:
+                granted = Granted(known.number, self._mail_lease(known))
+            else:
                 raise ConfigurationError(
                     f"subscription {request.uid} stands here with other terms", hint="Cancel it first"
                 )
-            session = self.session(session_id) if request.direct else None  # its lease may have run out meanwhile
-            if len(self._subscriptions) >= self._config.pad.max_subscriptions:
-                raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
-            topics = [self._topics[topic] for topic in self._published.find(request.entries)]
-            let_in = self._let_in(subscription, topics)
-            self._check_cost(subscription, let_in)
-            now = self._clock()
-            opened = min(session.opened, now - elapsed) if session is not None else now
-            since = opened - age if age > NOT_BEFORE else now
-            lease, due = None, math.inf
-            if session is None:
-                lease = self._landlord.grant(lambda: self._forget_subscription(key), duration, self._clock())
-                subscription.lease_id = lease.lease_id
-                self._mail_leases[lease.lease_id] = request.uid
-                due = self._schedule.moment(now, lease.duration)
-                self._schedule.set(subscription, due)
-            self._next_number += 1
-            subscription.number = self._next_number
-            if session is not None:
-                session.add(subscription, held=True)
-                self._costs.setdefault(owner, CostBudget(MAX_COST_OF_SUBSCRIBER)).add(subscription.charges)
-            self._subscriptions[key] = subscription
-            if request.recipients:
-                self._open_mail(subscription)
-            self._waiting.add(key, request.entries)
-            marks = self._put_in(subscription, let_in)
-            narrowed = {topic: p for topic, p in let_in.items() if p is not None and p is not subscription.predicate}
-            self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer, narrowed)
-            self._stood.notify_all()  # whoever stops now sees that it is catching up
-        if lease is not None and self._store is not None:
-            wall = self._wall()
-            whose = _whose(rights.caller) if rights is not None else None
-            self._keep(Kept(request, lease.lease_id, wall + lease.duration, _told_at(wall, due - now), whose), key)
+        if known is not None:
+            self._hand_over(known, caller, rights)
+        elif granted.lease is not None and self._store is not None:
+            wall, term = self._wall(), granted.lease.duration
+            told = _told_at(wall, self._schedule.moment(0.0, term))
+            self._keep(Kept(request, granted.lease.lease_id, wall + term, told, _whose(caller)), key)
+        return granted
+
+    def _open(
+        self, key: tuple[str, str], subscription: Subscription, duration: float, age: float, elapsed: float
+    ) -> Granted:
+        """Under the lock: a subscription that is new here. Raises as `subscribe`; no state is left then."""
+        request = subscription.request
+        session = self.session(key[0]) if request.direct else None  # its lease may have run out meanwhile
+        if len(self._subscriptions) >= self._config.pad.max_subscriptions:
+            raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
+        topics = [self._topics[topic] for topic in self._published.find(request.entries)]
+        let_in = self._let_in(subscription, topics)
+        self._check_cost(subscription, let_in)
+        now = self._clock()
+        opened = min(session.opened, now - elapsed) if session is not None else now
+        since = opened - age if age > NOT_BEFORE else now
+        lease = None
+        if session is None:
+            lease = self._landlord.grant(lambda: self._forget_subscription(key), duration, now)
+            subscription.lease_id = lease.lease_id
+            self._mail_leases[lease.lease_id] = request.uid
+            self._schedule.set(subscription, self._schedule.moment(now, lease.duration))
+        self._next_number += 1
+        subscription.number = self._next_number
+        if session is not None:
+            session.add(subscription, held=True)
+            self._costs.setdefault(key[0], CostBudget(MAX_COST_OF_SUBSCRIBER)).add(subscription.charges)
+        self._subscriptions[key] = subscription
+        if request.recipients:
+            self._open_mail(subscription)
+        self._waiting.add(key, request.entries)
+        marks = self._put_in(subscription, let_in)
+        narrowed = {topic: p for topic, p in let_in.items() if p is not None and p is not subscription.predicate}
+        peer = subscription.caller.place.peer if subscription.caller is not None else ""
+        self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer, narrowed)
+        self._stood.notify_all()  # whoever stops now sees that it is catching up
         return Granted(subscription.number, lease)
+
+    def _hand_over(self, known: Subscription, caller: Caller | None, rights: Rights | None) -> None:
+        """An e-mail subscription was asked for again: with another certificate it hangs on that one. Raises
+        StorageError."""
+        with self._lock:
+            if not known.lease_id or caller is None or _holder(known.caller) == caller.holder:
+                return
+            known.caller, known.rights = caller, rights
+            self._asked_version = -1  # other rules may hold for it
+        if self._store is not None:
+            self._store.hand_over(known.uid, _whose(caller))
+
+    def _rights(self, caller: Caller | None) -> Rights | None:
+        """Of somebody who subscribes; None where all are allowed everything."""
+        return None if caller is None or isinstance(self.access, AllowAll) else Rights(self.access, caller)
 
     def _check_wanted(self, request: SubscriptionRequest) -> None:
         """Raises ConfigurationError for one that nobody wants any more."""
@@ -670,7 +691,8 @@ class Delegate:
             return
         self._next_number += 1
         subscription = compile_subscription(kept.request, owner="mail", number=self._next_number)
-        subscription.rights = self.rights(_caller_of(kept.whose))
+        subscription.caller = _caller_of(kept.whose)
+        subscription.rights = self._rights(subscription.caller)
         self._asked_version = -1  # the rules may be others than they were
         now, wall = self._clock(), self._wall()
         self._landlord.restore(kept.lease_id, lambda: self._forget_subscription(key), now + kept.ends - wall)
@@ -681,22 +703,16 @@ class Delegate:
         self._open_mail(subscription)
         self._waiting.add(key, kept.request.entries)
 
-    def hold(self, uid: str, holder: str) -> None:
-        """An e-mail subscription was asked for, or again, by the holder of that certificate. Raises StorageError."""
-        with self._lock:
-            subscription = self._subscriptions.get(("mail", uid))
-            if subscription is None or subscription.holder == holder:
-                return
-            subscription.holder = holder
-        if self._store is not None:
-            self._store.hold(uid, holder)
-
     def end_held(self, is_revoked: Callable[[str], bool]) -> int:
         """End the publishers, sessions and e-mail subscriptions of certificates that are revoked; how many."""
+
+        def ends(caller: Caller | None) -> bool:
+            return bool(holder := _holder(caller)) and is_revoked(holder)
+
         with self._lock:
-            connections = [uid for uid, each in self._connections.items() if each.holder and is_revoked(each.holder)]
-            sessions = [uid for uid, each in self._sessions.items() if each.holder and is_revoked(each.holder)]
-            mails = [key for key, each in self._subscriptions.items() if each.holder and is_revoked(each.holder)]
+            connections = [uid for uid, each in self._connections.items() if ends(each.caller)]
+            sessions = [uid for uid, each in self._sessions.items() if ends(each.caller)]
+            mails = [key for key, each in self._subscriptions.items() if key[0] == "mail" and ends(each.caller)]
         for uid in connections:
             with contextlib.suppress(UnknownUidError):  # it has left
                 self.disconnect(uid)
@@ -722,10 +738,6 @@ class Delegate:
             else:
                 raise UnknownUidError(f"no subscription {uid} here", uid=uid)
         self._forget_subscription(key)
-
-    def rights(self, caller: Caller, client: str = "") -> Rights | None:
-        """Of somebody who subscribes; None where all are allowed everything."""
-        return None if isinstance(self.access, AllowAll) else Rights(self.access, caller, client)
 
     def cancel(self, uid: str) -> int:
         """An administrator cancels a subscription, whosesoever it is; in how many sessions it stood (an application's
@@ -1283,12 +1295,20 @@ def _is_same(one: Predicate | None, other: Predicate | None) -> bool:
     return one is other or (one is not None and other is not None and one.identity == other.identity)
 
 
-def _whose(caller: Caller) -> Whose:
-    return Whose(caller.address, caller.user, caller.claimed, caller.client)
+def _holder(caller: Caller | None) -> str:
+    """Of what certificate; "" for none."""
+    return caller.holder if caller is not None else ""
+
+
+def _whose(caller: Caller | None) -> Whose | None:
+    if caller is None:
+        return None
+    return Whose(caller.address, caller.user, caller.claimed, caller.client, caller.holder)
 
 
 def _caller_of(whose: Whose | None) -> Caller:
-    """Nobody, for a subscription that was made while everybody was allowed everything."""
+    """Nobody, for a subscription of an earlier version, which did not say whose it is."""
     if whose is None:
         return Caller("")
-    return Caller(whose.address, user=whose.user, claimed=whose.claimed, client=whose.client)
+    place = Place(holder=whose.holder)
+    return Caller(whose.address, place=place, user=whose.user, claimed=whose.claimed, client=whose.client)

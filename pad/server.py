@@ -604,7 +604,6 @@ class _Delegate:
             self._server.allow(caller, "connect")
             self._server.refuse_when_draining()
             connection, lease = self._server.delegate.connect(name[:200], duration, caller)
-            connection.holder = caller.place.holder
         return Opened(connection.connection_id, lease, self._server.server_id)
 
     @exported
@@ -669,7 +668,6 @@ class _Subscriptions:
             self._server.allow(caller, "connect")
             self._server.refuse_when_stopping()
             session_id, lease = self._server.delegate.open_session(name[:200], duration, caller)
-            self._server.delegate.session(session_id).holder = caller.place.holder
         return Opened(session_id, lease, self._server.server_id)
 
     @exported
@@ -697,6 +695,8 @@ class _Subscriptions:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
         if len(ages) != len(requests):
             raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
+        if session_id:
+            caller = _named(caller, self._server.delegate.session(session_id).name)
         with self._server.deciding():
             given = tuple(
                 self._subscribe(caller, session_id, request, duration, age, elapsed)
@@ -707,17 +707,12 @@ class _Subscriptions:
     def _subscribe(
         self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float, elapsed: float
     ) -> Subscribed:
+        delegate = self._server.delegate
         try:
-            delegate, peer = self._server.delegate, caller.place.peer
-            request = _request(said)
-            rights = delegate.rights(caller, delegate.session(session_id).name if session_id else "")
-            if rights is not None:
-                rights.check(request)
             late = max(0.0, elapsed)
-            granted = delegate.subscribe(session_id, request, duration, age, elapsed=late, peer=peer, rights=rights)
-            if granted.lease is not None:
-                delegate.hold(request.uid, caller.place.holder)
-            return Subscribed(granted)
+            return Subscribed(
+                delegate.subscribe(session_id, _request(said), duration, age, elapsed=late, caller=caller)
+            )
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:

@@ -21,6 +21,7 @@ import msgspec
 from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, EntryError, OversizeError
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
 
@@ -226,8 +227,8 @@ class Subscription:
     payload_filter: PayloadFilter | None
     lease_id: str = field(default="", repr=False)
     """Of an e-mail-only subscription."""
-    holder: str = field(default="", repr=False)
-    """Of the certificate of whoever asked for an e-mail-only one; "" without TLS."""
+    caller: Caller | None = field(default=None, repr=False)
+    """Who has asked for it, the last time; None: the application that a peer publisher lives in."""
     matched: int = 0
     delivered: int = 0
     suppressed: int = 0
@@ -244,7 +245,7 @@ class Subscription:
     place: int = 0
     """Position at which it was in all match tables: what came up to then, it gets from the shelf, if at all."""
     rights: Rights | None = field(default=None, repr=False)
-    """Whose it is, where access is restricted."""
+    """Of its caller, where access is restricted."""
     narrowed_by: str = ""
     """The rules that let through a part of some type alone."""
     replayed: int = 0

@@ -21,6 +21,7 @@ from jbi_pubsub.core.config import PadSection, QueueSection
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Caller, Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate import GHOST_SECONDS, NOT_BEFORE, Delegate
@@ -452,7 +453,7 @@ def test_peers_with_many_sessions_have_one_share(world: World) -> None:
     def subscribe(peer: str) -> str:
         session = world.delegate.open_session("subscriber", 1e6)[0]
         request = SubscriptionRequest(f"{peer}-{session}")
-        world.delegate.subscribe(session, request, 60.0, 50.0, peer=peer)
+        world.delegate.subscribe(session, request, 60.0, 50.0, caller=Caller("", place=Place(peer=peer)))
         return session
 
     look = world.delegate._shelves.look

@@ -552,3 +552,26 @@ def test_a_mail_subscription_of_an_earlier_version_is_nobodys(federation: Any, p
         pad.delegate.expire()
         assert len(pad.delegate.mail_subscriptions()) == left
         pad.stop(0.0)
+
+
+def test_a_mail_subscription_of_before_there_were_rules_is_its_makers(
+    federation: Any, policy: Any, tmp_path: Path
+) -> None:
+    # Given a durable delegate without rules, and an e-mail subscription of an application that calls itself "me"
+    section = PadSection(state=str(tmp_path / "pad.db"))
+    pad = federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
+    secret = "0123456789abcdef" * 2
+    uid = owned_uid("subscription", secret)
+    request = SubscriptionRequest(uid, direct=False, recipients=("a@example.org",), secret=secret)
+    with SubscriptionsProxy_at(pad) as proxy:
+        (answer,) = proxy.subscribe(proxy.open("me", 60.0).uid, [request], 60.0, [0.0])
+        assert answer.granted is not None
+    pad.stop(0.0)
+    # When it starts again with rules for "me", expect it to stay; with rules for others, to end
+    config = msgspec.structs.replace(policy.config, pad=section)
+    for client, left in (("me", 1), ("you", 0)):
+        policy.write(f"[[access]]\nclient = '{client}'\n")
+        pad = federation.pad(config=config)
+        pad.delegate.expire()
+        assert len(pad.delegate.mail_subscriptions()) == left
+        pad.stop(0.0)

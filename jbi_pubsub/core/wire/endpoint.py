@@ -141,6 +141,11 @@ class Caller:
             object.__setattr__(self, "user", self.identity)
             object.__setattr__(self, "claimed", False)
 
+    @property
+    def holder(self) -> str:
+        """Of its certificate (`x509.Certificate.holder`), "" without TLS."""
+        return self.place.holder
+
 
 @dataclass(frozen=True, slots=True)
 class Security:
