@@ -52,8 +52,7 @@ from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
 from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
 from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
-from jbi_pubsub.pad.mail.links import Action as Followed
-from jbi_pubsub.pad.mail.links import recipient_of, uid_of
+from jbi_pubsub.pad.mail.links import LinkAction, recipient_of, uid_of
 from jbi_pubsub.pad.mail.reminder import Schedule
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.newcomers import Newcomers
@@ -756,7 +755,7 @@ class Delegate:
             self._forget_subscription(key)
         return len(found)
 
-    def follow(self, action: Followed, token: str) -> None:
+    def follow(self, action: LinkAction, token: str) -> None:
         """Do what a link of a mail says (see mail/links.py): its recipient gets no more mail of the subscription, or
         its lease begins anew. When this returns it is on disk, if there is one; a second time changes nothing.
 

@@ -67,7 +67,7 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.delegate import Delegate, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.explanation import recall
-from jbi_pubsub.pad.mail.links import Action as Followed
+from jbi_pubsub.pad.mail.links import LinkAction
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.pipeline import Refused
 from jbi_pubsub.pad.proxy import (
@@ -765,7 +765,7 @@ class _MailLinks:
         self._server = server
 
     @exported
-    def follow(self, caller: Caller, action: Followed, token: str) -> None:  # noqa: ARG002  # the token is the right
+    def follow(self, caller: Caller, action: LinkAction, token: str) -> None:  # noqa: ARG002  # the token is the right
         self._server.delegate.follow(action, token)
 
 
