@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, paddin
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from jbi_pubsub.core.errors import ConfigurationError, SignatureError
+from jbi_pubsub.core.files import Stamp, stamp
 from jbi_pubsub.core.signing import CERTIFICATE_MOST, CHAIN_MOST, Keys, SigningKey, binding_bytes, signed_uid
 
 log = logging.getLogger("jbi_pubsub.trust")
@@ -100,8 +101,8 @@ class CertificateSigner:
                 )
         return self._own.sign(message)
 
-    def _stamp(self) -> tuple[object, ...]:
-        return tuple(map(_stamp, self._files))
+    def _stamp(self) -> tuple[Stamp, ...]:
+        return tuple(map(stamp, self._files))
 
     def _look_again(self, now: float) -> None:
         """What the files say now counts. A certificate without its key may be on the way: then those before stay."""
@@ -281,8 +282,8 @@ class Authorities:
         if (certificate.issuer.public_bytes(), certificate.serial_number) in self._revoked:
             raise SignatureError(f"the certificate of {identity_of(certificate)} is revoked")
 
-    def _stamp(self) -> tuple[object, ...]:
-        return tuple(_stamp(path) for path in (self._ca, self._revoked_file) if path is not None)
+    def _stamp(self) -> tuple[Stamp, ...]:
+        return tuple(stamp(path) for path in (self._ca, self._revoked_file) if path is not None)
 
     def _read(self) -> tuple[list[x509.Certificate], frozenset[tuple[bytes, int]]]:
         anchors = _certificates(self._ca, "ca")
@@ -465,14 +466,6 @@ def _dates(path: Iterable[x509.Certificate]) -> tuple[float, float]:
 
 def _der(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.DER)
-
-
-def _stamp(path: Path) -> object:
-    try:
-        found = path.stat()
-    except OSError as exc:
-        return exc.errno
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _plain(name: str) -> str:
