@@ -45,11 +45,11 @@ from jbi_pubsub.core.wire.endpoint import Caller, Place
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget, Predicate
 from jbi_pubsub.lookup.entry import check_rep
-from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
+from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
-from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
+from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement
 from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.links import LinkAction, recipient_of, uid_of
@@ -79,6 +79,7 @@ from jbi_pubsub.pad.subscription import (
     local_name,
     shown,
 )
+from jbi_pubsub.pad.topics import GHOSTS_MOST, Topics
 
 log = logging.getLogger("jbi_pubsub.pad")
 
@@ -94,12 +95,6 @@ clients open it at once, which takes some seconds over 7,200 bit/s, and renew at
 
 PART_SECONDS: Final = 1.0
 """For all subscribers to acknowledge that nothing comes any more: round trips, not queues."""
-
-GHOST_SECONDS: Final = 60.0
-"""How long a topic whose last registration has gone is remembered behind the last object of its shelf: who comes then
-is told how many he has missed."""
-GHOSTS_MOST: Final = 1_000
-"""Such topics; beyond that the oldest is forgotten."""
 
 
 class TypeRepository(Protocol):
@@ -198,11 +193,6 @@ class Delegate:
         self._registrations: dict[str, Registration] = {}
         self._sessions: dict[str, SubscriberSession] = {}
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
-        self._topics: dict[str, Topic] = {}
-        self._ghosts: dict[Topic, None] = {}
-        """Topics without a registration, whose objects somebody may still come for; the oldest first."""
-        self._topic_keys: dict[Entries, str] = {}
-        self._published: EntryIndex[str] = EntryIndex()
         self._waiting: TemplateIndex[tuple[str, str]] = TemplateIndex()
         self._next_number = 0
         self._costs: dict[str, CostBudget] = {}
@@ -214,6 +204,7 @@ class Delegate:
         self._account = Account()
         stages = stages or stages_of(config, PEER if peer else delegate_id)
         self._shelves = stages.shelves
+        self._topics = Topics(stages.shelves)
         self._signatures = stages.signatures
         self._seals = Seals(stages.signer, delegate_id) if stages.signer is not None else None
         self._former_keys: dict[str, SigningKey] = {}
@@ -401,7 +392,7 @@ class Delegate:
         """Seconds until all have come or had the time to; 0: they have."""
         now = self._clock()
         return max(
-            (topic.announced + settle - now for topic in self._topics.values() if topic.is_awaited),
+            (topic.announced + settle - now for topic in self._topics if topic.is_awaited),
             default=0.0,
         )
 
@@ -562,8 +553,7 @@ class Delegate:
         session = self.session(key[0]) if request.direct else None  # its lease may have run out meanwhile
         if len(self._subscriptions) >= self._config.pad.max_subscriptions:
             raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
-        topics = [self._topics[topic] for topic in self._published.find(request.entries)]
-        let_in = self._let_in(subscription, topics)
+        let_in = self._let_in(subscription, self._topics.find(request.entries))
         self._check_cost(subscription, let_in)
         now = self._clock()
         opened = min(session.opened, now - elapsed) if session is not None else now
@@ -872,7 +862,8 @@ class Delegate:
                 log.error("cleaning up behind a lease: %s", exc)
         self._remind()
         self._shelves.trim(self._clock())
-        self._forget_ghosts()
+        with self._lock:
+            self._topics.forget_ghosts(self._clock())
         return len(gone) + self._ask_again()
 
     def _remind(self) -> None:
@@ -1095,7 +1086,7 @@ class Delegate:
         """Out of the tables of what it may not have any more, into those of what it may have now."""
         subscription.narrowed_by = ""
         try:
-            topics = [self._topics[key] for key in self._published.find(subscription.request.entries)]
+            topics = self._topics.find(subscription.request.entries)
         except IncompatibleEntryError:
             return
         let_in = self._let_in(subscription, topics)
@@ -1110,12 +1101,7 @@ class Delegate:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _topic_for(self, entries: Entries, type_: TypeName) -> Topic:
-        key = self._topic_keys.get(entries)
-        if key is None:
-            key = self._topic_keys[entries] = uuid4().hex
-            self._topics[key] = Topic(key, entries, type_)
-            self._published.add(key, entries)
-        topic = self._topics[key]
+        topic = self._topics.of(entries, type_)
         if topic.registrations == 0:
             self._take_in_waiting(topic)
         topic.registrations += 1
@@ -1140,39 +1126,6 @@ class Delegate:
                     topic.table.add(subscription, predicate)
                     topic.note(subscription)
 
-    def _leave_topic(self, registration: Registration) -> None:
-        topic = registration.topic
-        topic.registrations -= 1
-        topic.unannounced.discard(registration.uid)
-        if not topic.unannounced and math.isinf(topic.shelf.young_until):  # it was never told of: so is nobody to come
-            self._shelves.announced(topic.shelf, self._clock())
-        if topic.registrations == 0:
-            topic.table = MatchTable()
-            self._ghosts[topic] = None
-            if not topic.shelf.total:  # nobody can have missed anything
-                self._forget_topic(topic)
-
-    def _forget_topic(self, topic: Topic) -> None:
-        self._ghosts.pop(topic, None)
-        self._shelves.drop(topic.shelf)
-        self._published.remove(topic.key)
-        del self._topics[topic.key], self._topic_keys[topic.entries]
-
-    def _forget_ghosts(self) -> None:
-        """Topics whose last registration has gone, and that nobody can come late for any more. Of too many those go
-        first of which nothing lies on a shelf, then the oldest."""
-        with self._lock:
-            before = self._clock() - GHOST_SECONDS
-            for topic in list(self._ghosts):
-                if topic.registrations:  # it lives again
-                    del self._ghosts[topic]
-                elif not topic.shelf.kept and topic.shelf.gone.last < before:
-                    self._forget_topic(topic)
-            if len(self._ghosts) > GHOSTS_MOST:
-                by_worth = sorted(self._ghosts, key=lambda topic: bool(topic.shelf.kept))  # stable: the oldest first
-                for topic in by_worth[: len(self._ghosts) - GHOSTS_MOST]:
-                    self._forget_topic(topic)
-
     def _drop_connection(self, connection_id: str) -> None:
         with self._lock:
             connection = self._connections.pop(connection_id, None)
@@ -1189,7 +1142,7 @@ class Delegate:
                 registration.has_ended = True
                 self._keep_key(registration)
                 self._account.close_registration(registration)
-                self._leave_topic(registration)
+                self._topics.leave(registration, self._clock())
             self._stood.notify_all()
             used = {r.gate.type for r in self._registrations.values()}
             idle = [t for t in {r.gate.type for r in registrations} if t not in used]
@@ -1260,11 +1213,11 @@ class Delegate:
     def _take_from_tables(self, subscription: Subscription) -> None:
         """Out of the tables that it was put in: of a thousand registrations it matches a few."""
         try:
-            keys = list(self._published.find(subscription.request.entries))
+            topics = self._topics.find(subscription.request.entries)
         except IncompatibleEntryError:  # of the class that it means none is registered any more
-            keys = []
-        for key in keys:
-            self._topics[key].table.remove(subscription)
+            return
+        for topic in topics:
+            topic.table.remove(subscription)
 
     def _mail_lost(self, subscription: Subscription, cause: Cause, count: int, why: str) -> None:
         if why:
