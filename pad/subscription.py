@@ -21,11 +21,11 @@ import msgspec
 from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, EntryError, OversizeError
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
-from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
 
 if TYPE_CHECKING:
+    from jbi_pubsub.core.wire.endpoint import Caller
     from jbi_pubsub.pad.rights import Rights
 
 MAX_RECIPIENTS: Final = 100
