@@ -23,8 +23,6 @@ from hmac import compare_digest
 from typing import Final, Protocol
 from uuid import uuid4
 
-import msgspec
-
 from jbi_pubsub.core.access import Action, AllowAll, Subject, demand
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
@@ -66,8 +64,10 @@ from jbi_pubsub.pad.stages import PEER, Stages, stages_of
 from jbi_pubsub.pad.store import UNSUBSCRIBED_MOST, Kept, SubscriptionStore, Whose
 from jbi_pubsub.pad.subscription import (
     FAR,
+    NOT_BEFORE,
     PEER_TYPE,
     PUBLISHER_TYPE,
+    Granted,
     InformationType,
     PublisherRequest,
     SigningKeyEntry,
@@ -85,9 +85,6 @@ log = logging.getLogger("jbi_pubsub.pad")
 
 CANCEL_SECONDS: Final = 1.0
 """For a subscriber to be told that its subscription was cancelled."""
-
-NOT_BEFORE: Final = -math.inf
-"""The age of a subscription that wants nothing of what was published before it came here."""
 
 UNATTACHED_SECONDS: Final = 15.0
 """Longest lease of a publisher or subscriber session whose data connection has not come yet, whatever is asked for:
@@ -136,13 +133,6 @@ class PublisherConnection:
     registrations: dict[int, Registration] = field(default_factory=dict)
     caller: Caller | None = None
     """None: the application that a peer publisher lives in, which may do everything."""
-
-
-class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Result of a subscription: its number on the session's delivery connection; a lease if it is e-mail-only."""
-
-    number: int
-    lease: Lease | None = None
 
 
 class Delegate:

@@ -21,9 +21,8 @@ from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.pad.delegate import Granted
 from jbi_pubsub.pad.mail.links import LinkAction
-from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest
+from jbi_pubsub.pad.subscription import Granted, PublisherRequest, SubscriptionRequest
 
 DELEGATE: Final = "delegate"
 SUBSCRIPTIONS: Final = "subscriptions"

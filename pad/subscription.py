@@ -20,6 +20,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, EntryError, OversizeError
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
+from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
@@ -206,6 +207,17 @@ def check_publisher(uid: str, request: PublisherRequest) -> None:
             hint="Send the secret and the signing key that it is made from",
             uid=uid[:64],
         )
+
+
+NOT_BEFORE: Final = -math.inf
+"""The age of a subscription that wants nothing of what was published before it came here."""
+
+
+class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Result of a subscription: its number on the session's delivery connection; a lease if it is e-mail-only."""
+
+    number: int
+    lease: Lease | None = None
 
 
 FAR: Final = sys.maxsize
