@@ -266,7 +266,7 @@ def _show_objects(
         sys.stdout.flush()
     losses = adapter.losses(uid)
     if losses:
-        click.echo(f"lost: {losses}", err=True)
+        click.echo("lost: " + ", ".join(f"{cause} {number:,}" for cause, number in losses.items()), err=True)
 
 
 def _facts(obj: InfoObject) -> dict[str, object]:

@@ -154,12 +154,13 @@ class Security:
     tls: TlsIdentity | None = None
     insecure: bool = False
 
-    def check(self, host: str) -> None:
-        """Refuse to listen in clear beyond loopback. Raises ConfigurationError."""
+    def check(self, host: str, *, or_else: str = "pass --insecure on a network you trust") -> None:
+        """Refuse to listen in clear beyond loopback; `or_else` is what helps instead of TLS. Raises
+        ConfigurationError."""
         if self.tls is None and not self.insecure and not _is_loopback(host):
             raise ConfigurationError(
                 f"refusing to listen on {host} without TLS",
-                hint="Set [tls] certificate, key and ca, or pass --insecure on a network you trust",
+                hint=f"Pass --tls FOLDER (`jbi certs` makes it), or set [tls] certificate, key and ca, or {or_else}",
                 host=host,
             )
 
