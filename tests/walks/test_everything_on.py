@@ -143,7 +143,7 @@ class Deployment:
         self.rules = folder / "policy.toml"
         self.rules.write_text(RULES)
         self.mail: dict[str, object] = {}
-        lease = LeaseSection(publisher=2.0, subscriber=2.0, lookup=2.0)
+        lease = LeaseSection(publisher=1.0, subscriber=2.0, lookup=1.0)
         self._config = msgspec.structs.replace(config, policy=PolicySection(file=str(self.rules)), lease=lease)
         self.address = self.server("lookup", "lookup", "--ephemeral").fact()["address"]
         lookup = msgspec.structs.replace(self._config.lookup, locators=(self.address,))
@@ -158,7 +158,7 @@ class Deployment:
         """The same for the command line."""
         config = self.config(name)
         more = {"policy.file": self.rules, "tls.sign": "true", "tls.verify": "require", **self.mail}
-        more |= {f"lease.{key}": 2 for key in ("publisher", "subscriber", "lookup")} | {"lookup.probe": 0.3}
+        more |= {"lease.publisher": 1, "lease.subscriber": 2, "lease.lookup": 1, "lookup.probe": 0.3}
         flags = ["--tls", config.tls.folder, "--no-multicast", "--group", config.lookup.groups[0]]
         for locator in config.lookup.locators:
             flags += ["--locator", locator]
@@ -279,7 +279,7 @@ def test_each_gets_what_he_may_over_restarts_and_a_second_delegate(
     assert "refused" in people["eve"].lost
     assert sum(people["anna"].lost.values()) == sum(people["bert"].lost.values()) == 0
     # Expect who may look to see all of it
-    for command in (("status",), ("top", "--once")):
+    for command in (("status",), ("top", "--once", "--every", "0.1")):
         assert other in str(deployment.shown(capsys, *command)), command
     observer = Observer(deployment.config("desk"), every=0.1)
     observer.start()
