@@ -143,6 +143,8 @@ class SubscriptionStore:
     def _translated(self) -> Iterator[None]:
         try:
             yield
+        except StorageError:
+            raise  # is an OSError, and says all of it already
         except (OSError, sqlite3.Error, msgspec.DecodeError) as exc:
             raise StorageError(
                 f"e-mail subscriptions in {self.path}: {exc}",

@@ -648,6 +648,7 @@ def subscription_servers(
             community.watch(template).wait(1, wait)
         items = community.lookup(template, EVERYTHING)
     ours = [item for item in items if DISSEMINATORS.intersection(item.types)]
-    for item in {item.proxy.service_id: item for item in ours}.values():
+    # by address: one that was killed and started again there is listed twice until its former lease has run out
+    for item in {(item.proxy.endpoints, item.proxy.certificate): item for item in ours}.values():
         ref = msgspec.structs.replace(item.proxy, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
         yield SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)

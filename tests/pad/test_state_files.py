@@ -35,8 +35,9 @@ def test_a_file_with_the_tables_of_something_else_is_left_alone(opened: Opened, 
         base.execute("CREATE TABLE kept (kind TEXT)")
     base.close()
     # When a delegate is given it; Expect an error that says so, and the file with what it had
-    with pytest.raises(StorageError, match="something else"):
+    with pytest.raises(StorageError, match="something else") as refused:
         opened(path)
+    assert str(refused.value).count(str(path)) == 1
     with sqlite3.connect(path) as base:
         assert base.execute("SELECT name FROM sqlite_master").fetchall() == [("kept",)]
     base.close()
