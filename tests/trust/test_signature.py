@@ -161,6 +161,12 @@ def test_signature_and_seal_go_over_the_wire_and_back() -> None:
             with pytest.raises(ProtocolError, match="seal is cut off"):
                 decode(data[:at])
 
+    # Expect the same of a head that is announced longer than what comes
+    whole = b"".join(pack(HEAD, b"").parts)
+    for length in (len(whole) - 3, len(whole) + 100):
+        with pytest.raises(ProtocolError, match="head is cut off"):
+            Parcel.received(length.to_bytes(4, "big") + whole[4:])
+
     # Expect what was looked at here not to go anywhere
     obj = decode(b"".join(signed.parts))
     known = msgspec.structs.replace(obj, platform=msgspec.structs.replace(obj.platform, verified="somebody"))
