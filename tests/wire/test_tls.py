@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import certificates
 import msgspec
 import pytest
 import trustme
@@ -25,7 +27,6 @@ from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.core.wire.tls import TlsIdentity, is_named
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.trust.signature import identity_of
-from tests.oracles import certificates
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -77,6 +78,12 @@ def test_both_planes_work_over_mutual_tls_and_know_the_caller(serve: Callable[..
     with dial(served.ref, DATA, security, 5.0) as sock:
         sock.sendall(b"there and back")
         assert sock.recv(100) == b"there and back"
+
+
+def test_nobody_may_show_another_certificate_on_a_connection_that_stands(ours: Authority) -> None:
+    identity = ours.identity("client.example")
+    for context in (identity.server_context(), identity.client_context()):
+        assert context.options & ssl.OP_NO_RENEGOTIATION
 
 
 @pytest.mark.parametrize("kind", ["other", "folder", "registered"])
