@@ -30,6 +30,7 @@ from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
+from jbi_pubsub.pad.newcomers import Newcomers
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SubscriptionsProxy
 from jbi_pubsub.pad.server import DisseminationServer
 from jbi_pubsub.pad.subscription import InformationType, PublisherRequest, SubscriptionRequest, owned_uid
@@ -183,6 +184,38 @@ def test_what_lies_on_the_shelf_has_to_pass_the_rule_as_well(
         # Expect what the rule lets through alone
         eventually(lambda: pad.status()["subscriptions"][0]["replayed"])
         assert pad.status()["subscriptions"][0]["replayed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("later", "replayed"), [(NORTH, 1), (BUT_SUBSCRIBE + "[[access]]\naction = 'subscribe'\ntype = 'demo.*'\n", 0)]
+)
+def test_who_is_catching_up_when_the_rules_change_gets_what_they_let_through_then(
+    federation: Any,
+    policy: Any,
+    figures: Any,
+    put_in_force: Callable[..., None],
+    eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    later: str,
+    replayed: int,
+) -> None:
+    # Given a subscription that may have everything, and whose turn to catch up has not come
+    turn, step = threading.Event(), Newcomers.step
+    monkeypatch.setattr(Newcomers, "step", lambda self: turn.wait(20.0) and step(self))
+    pad = federation.pad()
+    publisher = federation.light()
+    publish(publisher, figures.register(publisher), figures, 40, 60)
+    publisher.flush()
+    with SubscriptionsProxy_at(pad) as proxy:
+        opened = proxy.open("late", 60.0)
+        proxy.subscribe(opened.uid, [SubscriptionRequest("late")], 60.0, [30.0])
+        # When the rules change before it comes
+        put_in_force(pad, policy, later)
+        assert pad.status()["catching_up"] == 1
+        turn.set()
+        # Expect nothing that they withhold
+        eventually(lambda: pad.status()["catching_up"] == 0)
+        assert pad.status()["subscriptions"][0]["replayed"] == replayed
 
 
 class SubscriptionsProxy_at:  # noqa: N801  # read as a phrase
