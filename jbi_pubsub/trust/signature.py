@@ -356,6 +356,8 @@ def _suspect(certificate: x509.Certificate) -> str:
     for extension in certificate.extensions:
         if extension.critical and not isinstance(extension.value, _UNDERSTOOD):
             return f"extension {extension.oid.dotted_string} is critical, and not understood here"
+        if isinstance(extension.value, x509.NameConstraints):  # TLS keeps to them, critical or not; we can't
+            return "its name constraints are not understood here"
     algorithm = certificate.signature_hash_algorithm
     if algorithm is not None and algorithm.name in _WEAK:
         return f"it is signed with {algorithm.name}"

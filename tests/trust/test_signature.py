@@ -229,7 +229,10 @@ def test_an_intermediate_authority_is_one_if_it_may_be(authority: Authority, tmp
     under = Authority(tmp_path / "under", "under", below=narrow)
     mute = Authority(tmp_path / "mute", "mute", below=authority, may_sign=False)
     over = Authority(tmp_path / "over", "over", below=authority, begins=-2 * DAY, ends=-DAY)
-    for number, no_authority in enumerate((under, mute, over)):
+    # ... or is for some names alone, which TLS keeps to
+    some = x509.NameConstraints([x509.DNSName("partner.example")], None)
+    partner = Authority(tmp_path / "partner", "partner", below=authority, noted=some)
+    for number, no_authority in enumerate((under, mute, over, partner)):
         with pytest.raises(SignatureError, match=r"no authority in \[tls\] ca|has ended"):
             verifier.check_key(*registered(signer(no_authority.issue(f"n{number}.example"))))
 
