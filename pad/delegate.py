@@ -53,7 +53,7 @@ from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.links import LinkAction, recipient_of, uid_of
 from jbi_pubsub.pad.mail.reminder import Schedule
 from jbi_pubsub.pad.mail.store import MailStore
-from jbi_pubsub.pad.newcomers import Newcomers
+from jbi_pubsub.pad.newcomers import Newcomers, narrowing
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.overview import leases_ending, page_of_subscriptions, publishers_by_name, sessions_by_name, types_of
 from jbi_pubsub.pad.pipeline import Pipeline, Refused
@@ -564,7 +564,7 @@ class Delegate:
             self._open_mail(subscription)
         self._waiting.add(key, request.entries)
         marks = self._put_in(subscription, let_in)
-        narrowed = {topic: p for topic, p in let_in.items() if p is not None and p is not subscription.predicate}
+        narrowed = narrowing(subscription, let_in)
         peer = subscription.caller.place.peer if subscription.caller is not None else ""
         self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer, narrowed)
         self._stood.notify_all()  # whoever stops now sees that it is catching up
@@ -1080,6 +1080,7 @@ class Delegate:
         except IncompatibleEntryError:
             return
         let_in = self._let_in(subscription, topics)
+        self._newcomers.narrow(subscription, let_in)
         for topic in topics:
             if topic not in let_in:
                 topic.table.remove(subscription)

@@ -116,6 +116,9 @@ class SigningKeyEntry(Entry):
             raise EntryError(f"a signing key that can't be read: {exc}", entry_class=self.entry_name) from exc
 
 
+_OUR_ENTRIES: Final = {each.entry_name for each in (InformationType, PublisherAdapterDelegate, SigningKeyEntry)}
+
+
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
@@ -191,7 +194,14 @@ def check_owner(kind: str, uid: str, secret: str) -> None:
 
 def check_publisher(uid: str, request: PublisherRequest) -> None:
     """Raises AccessDeniedError for a registration's id that is not made from the request's secret, and its signing key
-    if it has one."""
+    if it has one, and for entries that are the delegate's to make: a registration would be found under another type."""
+    for entry in request.entries:
+        if own := next((name for name, _ in entry.cls.lineage if name in _OUR_ENTRIES), ""):
+            raise AccessDeniedError(
+                f"registration {uid[:64]!r} has an entry of class {own}, which its delegate makes",
+                hint="Register the entries of the document alone",
+                uid=uid[:64],
+            )
     if request.signing is None:
         check_owner("registration", uid, request.secret)
         return

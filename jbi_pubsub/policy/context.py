@@ -122,9 +122,10 @@ class Beginnings(Generic[T]):
 
     def take(self, globs: Globs, thing: T) -> bool:
         """Keep the thing by all the texts; False: one of them may begin with anything."""
-        beginnings = {text[:BEGINNING_MOST] for text in globs.beginnings()}
-        if "" in beginnings and "" not in globs.exact:
+        begins = dict(zip(globs.said, globs.beginnings(), strict=True))
+        if any(not start for text, start in begins.items() if text):
             return False
+        beginnings = {start[:BEGINNING_MOST] for start in begins.values()}
         for text in beginnings:
             self._by.setdefault(text, []).append(thing)
         self._lengths = tuple(sorted({*self._lengths, *map(len, beginnings)}))

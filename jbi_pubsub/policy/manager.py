@@ -86,7 +86,8 @@ class AccessManager:
         if not decision:
             with self._counting:
                 self._refused[action] += 1
-            log.info("refused: %s may not %s %s", caller.user or caller.address, action, subject.type)
+            who = caller.user[:SHOWN] or caller.address
+            log.info("refused: %s may not %s %s", who, action, subject.type[:SHOWN])
         if self._audit is not None and (not decision or decision.audit or self._everything):
             self._audit.tell(self._line(caller, action, subject, decision))
             with self._changed:

@@ -209,6 +209,7 @@ class Credentials:
     def fill(self, context: ssl.SSLContext) -> None:
         """Our certificate and key, and whom we believe. Raises ConfigurationError."""
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: who it is was found out when it began
         try:
             context.load_cert_chain(self._certificate, self._key, password=self._refuse_password)
             context.load_verify_locations(self._ca)
