@@ -88,9 +88,12 @@ class Addresses:
                 globs.append(text)
                 continue
             try:
-                networks.append(ipaddress.ip_network(text))
+                network = ipaddress.ip_network(text)
             except ValueError as exc:
                 raise ValueError(f"{text!r} is no address or network: {exc}") from exc
+            if network.version == 6 and network.network_address.ipv4_mapped is not None:
+                raise ValueError(f"{text!r} matches nobody: who comes from such an address counts by its IPv4 address")
+            networks.append(network)
         self.globs: Final = Globs(globs)
         self.networks: Final[tuple[_IpNetwork, ...]] = tuple(networks)
 
