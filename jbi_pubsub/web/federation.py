@@ -24,6 +24,7 @@ from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.series import Counter, Gauge, Point
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.lookup.client.finder import LookupCache
@@ -353,7 +354,7 @@ class Observer:
                 said = fetch_page(
                     self.ref(server), self._security, search, order, first, wanted, timeout=ANSWER_SECONDS
                 )
-                page = msgspec.convert(harmless(said), _Page)
+                page = converted(harmless(said), _Page)
             except (JbiError, msgspec.ValidationError) as exc:
                 log.info("no subscriptions of %s: %s", server, exc)
                 silent.append(server)
@@ -511,7 +512,7 @@ class _Page(msgspec.Struct, frozen=True):
 def checked(told: Mapping[str, Any], ref: ServiceRef) -> Facts:
     """What a server tells, if it can be shown: anybody may register as a server. Raises ProtocolError."""
     try:
-        return msgspec.convert(harmless(told), Facts)
+        return converted(harmless(told), Facts)
     except (msgspec.ValidationError, RecursionError) as exc:
         at = ", ".join(ref.endpoints)
         raise ProtocolError(f"{at} says of itself what no server of ours says: {str(exc)[:200]}") from exc
