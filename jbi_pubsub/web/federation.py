@@ -9,13 +9,15 @@ strictly, texts cut and made harmless, lists bounded.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from itertools import islice
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -54,6 +56,10 @@ TEXT_MOST: Final = 300
 ROWS_MOST: Final = 500
 """Entries kept of a list or table that a server tells."""
 DEPTH_MOST: Final = 8
+VALUES_MOST: Final = 50_000
+"""Values kept of what a server tells, at all depths together."""
+ANSWER_MOST: Final = 1 << 20
+"""Bytes of an answer: some hundred names, counts and leases are a tenth of that."""
 
 COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
     "lookup": ("lookups", "changes", "events", "events_lost"),
@@ -360,7 +366,7 @@ class Observer:
                 silent.append(server)
                 continue
             total += page.total
-            rows += [{**row, "server": server} for row in page.rows[:wanted]]
+            rows += [{**msgspec.structs.asdict(row), "server": server} for row in page.rows[:wanted]]
         return total, rows, silent
 
     # -- the thread ---------------------------------------------------------------------------------------------
@@ -427,12 +433,13 @@ class Observer:
             facts: Facts | None = None
             told: dict[str, Any] = {}
             error = ""
+            began = self._clock()
             try:
                 told, facts = self._call(watched)
             except JbiError as exc:
                 error = harmless(str(exc))
             with self._changed:
-                self._note(watched, facts, told, error, self._clock())
+                self._note(watched, facts, told, error, began, self._clock())
         with self._changed:
             watched.asking = None
 
@@ -443,7 +450,7 @@ class Observer:
             ref, old = watched.ref, watched.client
             if old is None or old.ref.endpoints != ref.endpoints:
                 own = msgspec.structs.replace(ref, exported=STATUS, methods=())
-                watched.client = ControlClient(own, self._security, timeout=ANSWER_SECONDS)
+                watched.client = ControlClient(own, self._security, timeout=ANSWER_SECONDS, most=ANSWER_MOST)
             else:
                 old = None
             client, kind = watched.client, watched.kind
@@ -458,8 +465,11 @@ class Observer:
         told: dict[str, Any] = client.call("status" if kind == "lookup" else "overview", dict[str, Any])
         return harmless(told), checked(told, ref)
 
-    def _note(self, watched: _Watched, facts: Facts | None, told: dict[str, Any], error: str, now: float) -> None:
-        """Under the lock: an answer, or none."""
+    def _note(
+        self, watched: _Watched, facts: Facts | None, told: dict[str, Any], error: str, began: float, now: float
+    ) -> None:
+        """Under the lock: an answer, or none. One that took longer than any may (we were stopped meanwhile) is as old
+        as that: it counts for no rate."""
         watched.error = error
         if facts is None:
             watched.failures += 1
@@ -467,6 +477,8 @@ class Observer:
             return
         watched.failures, watched.due = 0, 0.0
         watched.facts, watched.told = facts, told
+        if now - began > 2 * ANSWER_SECONDS:
+            return
         counts = {name: facts.count(name) for name in COUNTED[watched.kind]}
         counts |= {f"lost.{cause}": facts.lost[cause] for cause in Cause if cause in facts.lost}
         for name, count in counts.items():
@@ -504,9 +516,29 @@ class Observer:
         return Snapshot(self._last.number + 1, now, tuple(servers), tuple(edges), unseen, problem)
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    """What is shown of a subscription."""
+
+    uid: str = ""
+    owner: str = ""
+    name: str = ""
+    template: list[str] = []
+    predicate: str = ""
+    filter: str = ""
+    recipients: list[str] = []
+    matched: Count = 0
+    delivered: Count = 0
+    mailed: Count = 0
+    waiting: Count = 0
+    lost: dict[str, Count] = {}
+
+
 class _Page(msgspec.Struct, frozen=True):
-    total: int
-    rows: list[dict[str, Any]]
+    total: Count
+    rows: list[_Listed]
 
 
 def checked(told: Mapping[str, Any], ref: ServiceRef) -> Facts:
@@ -518,16 +550,25 @@ def checked(told: Mapping[str, Any], ref: ServiceRef) -> Facts:
         raise ProtocolError(f"{at} says of itself what no server of ours says: {str(exc)[:200]}") from exc
 
 
-def harmless(value: Any, depth: int = DEPTH_MOST) -> Any:
-    """What a peer tells, bounded, and without what a terminal would obey: control characters become spaces. (A browser
-    is shown texts as texts.)"""
+def harmless(value: Any) -> Any:
+    """What a peer tells, bounded, and without what a terminal would obey: control characters become spaces, numbers
+    that are none too. (A browser is shown texts as texts.)"""
+    return _harmless(value, DEPTH_MOST, iter(range(VALUES_MOST)))
+
+
+def _harmless(value: Any, depth: int, left: Iterator[int]) -> Any:
+    """`left`: so many values may still come."""
+    if next(left, None) is None:
+        return "..."
     if isinstance(value, str):
         return "".join(c if c.isprintable() else " " for c in value[:TEXT_MOST])
     if isinstance(value, Mapping) and depth:
-        some = list(value.items())[:ROWS_MOST]
-        return {harmless(str(k)): harmless(v, depth - 1) for k, v in some}
+        some = islice(value.items(), ROWS_MOST)
+        return {_harmless(str(k), 0, left): _harmless(v, depth - 1, left) for k, v in some}
     if isinstance(value, Sequence) and not isinstance(value, bytes) and depth:
-        return [harmless(each, depth - 1) for each in value[:ROWS_MOST]]
+        return [_harmless(each, depth - 1, left) for each in value[:ROWS_MOST]]
+    if isinstance(value, float) and not math.isfinite(value):
+        return " "
     return value if value is None or isinstance(value, bool | int | float) else "..."
 
 
