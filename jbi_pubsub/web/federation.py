@@ -72,39 +72,43 @@ MEASURED: Final = ("queued", "in_flight", "mail_waiting")
 """What goes up and down."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+"""One that a server can have come to: sums over all servers must not be one server's to spoil."""
+
+
 class Publishers(msgspec.Struct, frozen=True):
     """Publishers of one name at one server; `of`: how many names these are (more than one: all that are not told)."""
 
     name: str
-    of: int
-    connections: int
-    registrations: int
-    published: int
+    of: Count
+    connections: Count
+    registrations: Count
+    published: Count
 
 
 class Subscribers(msgspec.Struct, frozen=True):
     """Subscriber processes of one name at one server; `of` as above."""
 
     name: str
-    of: int
-    sessions: int
-    connected: int
-    subscriptions: int
-    delivered: int
-    queued: int
-    in_flight: int
-    lost: int
+    of: Count
+    sessions: Count
+    connected: Count
+    subscriptions: Count
+    delivered: Count
+    queued: Count
+    in_flight: Count
+    lost: Count
 
 
 class Published(msgspec.Struct, frozen=True):
     """Registrations of one type at one server; `subscriptions`: the most that one of them has."""
 
     name: str
-    of: int
-    registrations: int
-    published: int
-    unmatched: int
-    subscriptions: int
+    of: Count
+    registrations: Count
+    published: Count
+    unmatched: Count
+    subscriptions: Count
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -118,9 +122,9 @@ class Ending(msgspec.Struct, frozen=True):
 class Mail(msgspec.Struct, frozen=True):
     """Mail of a delegate: mails waiting and their bytes, what is wrong with the queue and with the mail server."""
 
-    queued: int = 0
-    bytes: int = 0
-    under_way: int = 0
+    queued: Count = 0
+    bytes: Count = 0
+    under_way: Count = 0
     fault: str = ""
     away: str = ""
     server: str = ""
@@ -138,46 +142,46 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["lookup", "delegate", "peer"]
     address: str
     uptime: float
-    pid: int = 0
+    pid: Count = 0
     name: str = ""
     location: str = ""
-    connections: int = 0
-    threads: int = 0
-    calls: int = 0
-    faults: dict[str, int] = {}
+    connections: Count = 0
+    threads: Count = 0
+    calls: Count = 0
+    faults: dict[str, Count] = {}
     draining: bool = False
     # of lookup services
     groups: list[str] = []
     locators: list[str] = []
-    items: int = 0
-    event_registrations: int = 0
-    lookups: int = 0
-    changes: int = 0
-    events: int = 0
-    events_lost: int = 0
+    items: Count = 0
+    event_registrations: Count = 0
+    lookups: Count = 0
+    changes: Count = 0
+    events: Count = 0
+    events_lost: Count = 0
     store: Store | None = None
     # of delegates and peer publishers
     publishers: list[Publishers] = []
     sessions: list[Subscribers] = []
     types: list[Published] = []
     ending: list[Ending] = []
-    counts: dict[str, int] = {}
-    mailing: int = 0
-    published: int = 0
-    unmatched: int = 0
-    refused: int = 0
-    matched: int = 0
-    suppressed: int = 0
-    delivered: int = 0
-    mailed: int = 0
-    replayed: int = 0
-    lost: dict[str, int] = {}
-    leases: int = 0
-    queued: int = 0
-    in_flight: int = 0
-    queued_bytes: int = 0
-    catching_up: int = 0
-    kept: dict[str, int] = {}
+    counts: dict[str, Count] = {}
+    mailing: Count = 0
+    published: Count = 0
+    unmatched: Count = 0
+    refused: Count = 0
+    matched: Count = 0
+    suppressed: Count = 0
+    delivered: Count = 0
+    mailed: Count = 0
+    replayed: Count = 0
+    lost: dict[str, Count] = {}
+    leases: Count = 0
+    queued: Count = 0
+    in_flight: Count = 0
+    queued_bytes: Count = 0
+    catching_up: Count = 0
+    kept: dict[str, Count] = {}
     mail: Mail = Mail()
 
     def count(self, name: str) -> int:
@@ -514,9 +518,6 @@ class Observer:
         order = ("lookup", "delegate", "peer", "unknown")
         servers.sort(key=lambda s: (order.index(s.kind), s.title, s.id))
         return Snapshot(self._last.number + 1, now, tuple(servers), tuple(edges), unseen, problem)
-
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Listed(msgspec.Struct, frozen=True):

@@ -143,6 +143,8 @@ HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\n"
         {"kind": "delegate", "address": "", "uptime": 1.0, "lost": {"late": "many"}},
         {"kind": "delegate", "address": "", "uptime": 1.0, "sessions": [{"name": "x"}]},
         {"kind": "delegate", "address": "", "uptime": 1.0, "mail": []},
+        {"kind": "delegate", "address": "", "uptime": 1.0, "counts": {"subscriptions": -1}},
+        {"kind": "delegate", "address": "", "uptime": 1.0, "queued": 2**63},
     ],
 )
 def test_what_makes_no_sense_is_refused(told: dict[str, Any]) -> None:
