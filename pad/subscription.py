@@ -22,6 +22,7 @@ from jbi_pubsub.core.errors import AccessDeniedError, AddressError, Configuratio
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
 
@@ -111,7 +112,7 @@ class SigningKeyEntry(Entry):
             "statement": self.statement, "consent": self.consent,
         }  # fmt: skip
         try:
-            return msgspec.convert(said, SigningKey)
+            return converted(said, SigningKey)
         except msgspec.ValidationError as exc:
             raise EntryError(f"a signing key that can't be read: {exc}", entry_class=self.entry_name) from exc
 
