@@ -508,6 +508,10 @@ class _Page(msgspec.Struct, frozen=True):
     rows: list[dict[str, Any]]
 
 
+for _kind in (Facts, _Page):  # msgspec looks at a type when it is first used: two threads that do at once may crash it
+    msgspec.json.Decoder(_kind)
+
+
 def checked(told: Mapping[str, Any], ref: ServiceRef) -> Facts:
     """What a server tells, if it can be shown: anybody may register as a server. Raises ProtocolError."""
     try:

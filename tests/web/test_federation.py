@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -162,3 +164,30 @@ def test_hostile_texts_are_bounded_and_have_nothing_a_terminal_obeys() -> None:
     assert len(harmless(list(range(10**5)))) == ROWS_MOST
     assert len(harmless({str(n): n for n in range(10**4)})) == ROWS_MOST
     assert harmless(b"bytes") == "..."
+
+
+_FIRST_LOOK = """
+import sys, threading, time
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.web.federation import checked
+sys.setswitchinterval(1e-6)
+told = {"kind": "delegate", "address": "a:1", "uptime": 1.0, "counts": {"a": 1}}
+ref = ServiceRef("", "status", ("a:1",))
+together = threading.Barrier(24)
+def look(number):
+    together.wait()
+    time.sleep(number * 0.00015)
+    checked(told, ref)
+threads = [threading.Thread(target=look, args=(number,)) for number in range(24)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_the_first_answers_of_several_servers_are_read_at_once() -> None:
+    # Given processes, in each of which many threads read their first answer at about the same time
+    # Expect none to crash
+    looks = [subprocess.Popen([sys.executable, "-c", _FIRST_LOOK]) for _ in range(6)]
+    assert [look.wait(60) for look in looks] == [0] * 6
