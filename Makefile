@@ -37,10 +37,14 @@ $(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark,trust,web,plot,docs]'
+	touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
+
+$(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[docs]'
 	touch $@ $(VENV)/demo.stamp
 
 # the site, in build/docs; a warning is an error
-docs: $(VENV)/test.stamp
+docs: $(VENV)/docs.stamp
 	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d build/doctrees docs build/docs
 	@echo "build/docs/index.html"
 

@@ -44,21 +44,11 @@ add_module_names = False
 
 BOUNDS: Final = re.compile(r"(?:typing\.)?Annotated\[(\w+), (?:msgspec\.)?Meta\([^)]*\)\]")
 MADE: Final = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
-COMING: Final = [
-    name
-    for name in ("access", "console", "examples", "signatures", "terminal", "tls")
-    if not (HERE / f"{name}.md").exists()
-]
-"""Pages that others may leave out: the site is made without them."""
-NAMED: Final = re.compile(rf"^({'|'.join(COMING)})\n", re.MULTILINE)
-LINKED: Final = re.compile(rf"\[([^\]]+)\]\(({'|'.join(COMING)})\.md[^)]*\)")
 
 
 def _made(app: Sphinx, name: str, content: list[str]) -> None:  # noqa: ARG001  # Sphinx's form
-    """Puts what is made of the code in the place of `<!-- made: NAME -->`, and leaves out links to missing pages."""
+    """Puts what is made of the code in the place of `<!-- made: NAME -->`."""
     content[0] = MADE.sub(lambda found: PAGES[found[1]](), content[0])
-    if COMING:
-        content[0] = LINKED.sub(r"\1", NAMED.sub("", content[0]))
 
 
 def _signature(

@@ -15,7 +15,7 @@ from aiosmtpd.controller import Controller
 @contextmanager
 def mailbox(came: Callable[[tuple[str, ...], EmailMessage], object]) -> Iterator[int]:
     """Inside the `with` it listens at the port given; `came(recipients, message)` is called in a thread of its own."""
-    controller = _AnyPort(_Sink(came), hostname="127.0.0.1", port=0)
+    controller = AnyPort(_Sink(came), hostname="127.0.0.1", port=0)
     controller.start()
     try:
         yield controller.port
@@ -23,7 +23,7 @@ def mailbox(came: Callable[[tuple[str, ...], EmailMessage], object]) -> Iterator
         controller.stop()
 
 
-class _AnyPort(Controller):
+class AnyPort(Controller):
     """aiosmtpd's controller on a free port, which it would not learn by itself."""
 
     def _trigger_server(self) -> None:

@@ -98,7 +98,7 @@ SUBSCRIBERS = (
         template="intel_imagery/fig3-template.xml",
         schema="intel_imagery/Intel_Imagery.xsd",
         predicate=KABUL,
-        first_level="figure 3: 418th, Imagery, EN",
+        first_level="418th, Imagery, EN",
         first_level_test="RequiredMetadata[publisher='418th' and Type='Imagery' and language='EN']",
         second_level="in the rectangle around Kabul",
     ),

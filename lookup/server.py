@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -99,8 +100,11 @@ BREATH: Final = 0.0002
 
 PUBLISHER_TYPE: Final = "jbi.PublisherRegistration"
 """Service type of publishers' registrations, at delegates and peer publishers."""
+PUBLISHERS: Final = (PUBLISHER_TYPE, "jbi.PeerPublisher")
+"""Those that whoever may publish may have himself."""
 TYPE_ENTRY: Final = "jbi.InformationType"
-"""Name of the entry that says which information object type a registration is of."""
+"""Name of the entry that says which information object type a registration is of: name, version, digest of the schema,
+last part of the name."""
 
 Asked = tuple[tuple[Action, Subject], ...]
 """Alternatives, of which one has to be allowed."""
@@ -934,16 +938,26 @@ def _asked_for(item: ServiceItem) -> tuple[Asked, ...]:
     Who registers publishers' registrations may publish the type, or speaks for others, as delegates do; our own other
     services (delegates, lookup services) speak for others; any other service counts as a type that is published.
     """
+    every: tuple[Asked, ...] = ()
+    others = item.types
     if PUBLISHER_TYPE in item.types:
-        return _asked_for_types(item.entries) or ((("publish", NONE_IN_PARTICULAR), PEER),)
-    if not item.types or any(name.startswith("jbi.") for name in item.types):
-        return ((PEER,),)
-    return tuple((("publish", Subject(name)),) for name in item.types)
+        every = _asked_for_types(item.entries) or ((("publish", NONE_IN_PARTICULAR), PEER),)
+        others = tuple(name for name in item.types if name not in PUBLISHERS)
+    elif not item.types:
+        every = ((PEER,),)
+    return (*every, *((PEER if name.startswith("jbi.") else ("publish", Subject(name)),) for name in others))
 
 
 def _asked_for_types(entries: Iterable[EntryRep]) -> tuple[Asked, ...]:
-    told = [entry.as_dict() for entry in entries if entry.cls.name == TYPE_ENTRY]
-    return tuple((("publish", Subject(one.get("name") or "", one.get("version") or "")), PEER) for one in told)
+    """Of entries that are found as one that says a type: by their lineage, and by the places of their values. What
+    calls itself otherwise than a type's last name is no type that somebody may publish."""
+    told = [entry.values for entry in entries if any(name == TYPE_ENTRY for name, _ in entry.cls.lineage)]
+    every: list[Asked] = []
+    for values in told:
+        name, version, _, local = ((value or "") for value in (*values, "", "", "", "")[:4])
+        fits = not local or local == re.split(r"[}.]", name)[-1]
+        every.append((("publish", Subject(name, version)), PEER) if fits else (PEER,))
+    return tuple(every)
 
 
 def _later(name: str, what: Callable[[], None]) -> threading.Timer:

@@ -23,8 +23,6 @@ from hmac import compare_digest
 from typing import Final, Protocol
 from uuid import uuid4
 
-import msgspec
-
 from jbi_pubsub.core.access import Action, AllowAll, Subject, demand
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
@@ -41,22 +39,21 @@ from jbi_pubsub.core.info_object import Cause, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.wire.endpoint import Caller, Place
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.xpath import MAX_COST_OF_SUBSCRIBER, CostBudget, Predicate
 from jbi_pubsub.lookup.entry import check_rep
-from jbi_pubsub.lookup.index import EntryIndex, TemplateIndex
+from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
-from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
+from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement
 from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
-from jbi_pubsub.pad.mail.links import Action as Followed
-from jbi_pubsub.pad.mail.links import recipient_of, uid_of
+from jbi_pubsub.pad.mail.links import LinkAction, recipient_of, uid_of
 from jbi_pubsub.pad.mail.reminder import Schedule
 from jbi_pubsub.pad.mail.store import MailStore
-from jbi_pubsub.pad.newcomers import Newcomers
+from jbi_pubsub.pad.newcomers import Newcomers, narrowing
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.overview import leases_ending, page_of_subscriptions, publishers_by_name, sessions_by_name, types_of
 from jbi_pubsub.pad.pipeline import Pipeline, Refused
@@ -67,8 +64,10 @@ from jbi_pubsub.pad.stages import PEER, Stages, stages_of
 from jbi_pubsub.pad.store import UNSUBSCRIBED_MOST, Kept, SubscriptionStore, Whose
 from jbi_pubsub.pad.subscription import (
     FAR,
+    NOT_BEFORE,
     PEER_TYPE,
     PUBLISHER_TYPE,
+    Granted,
     InformationType,
     PublisherRequest,
     SigningKeyEntry,
@@ -80,14 +79,12 @@ from jbi_pubsub.pad.subscription import (
     local_name,
     shown,
 )
+from jbi_pubsub.pad.topics import GHOSTS_MOST, Topics
 
 log = logging.getLogger("jbi_pubsub.pad")
 
 CANCEL_SECONDS: Final = 1.0
 """For a subscriber to be told that its subscription was cancelled."""
-
-NOT_BEFORE: Final = -math.inf
-"""The age of a subscription that wants nothing of what was published before it came here."""
 
 UNATTACHED_SECONDS: Final = 15.0
 """Longest lease of a publisher or subscriber session whose data connection has not come yet, whatever is asked for:
@@ -95,12 +92,6 @@ clients open it at once, which takes some seconds over 7,200 bit/s, and renew at
 
 PART_SECONDS: Final = 1.0
 """For all subscribers to acknowledge that nothing comes any more: round trips, not queues."""
-
-GHOST_SECONDS: Final = 60.0
-"""How long a topic whose last registration has gone is remembered behind the last object of its shelf: who comes then
-is told how many he has missed."""
-GHOSTS_MOST: Final = 1_000
-"""Such topics; beyond that the oldest is forgotten."""
 
 
 class TypeRepository(Protocol):
@@ -140,17 +131,8 @@ class PublisherConnection:
     name: str
     lease_id: str = field(repr=False)
     registrations: dict[int, Registration] = field(default_factory=dict)
-    holder: str = ""
-    """Of its certificate; "" without TLS."""
     caller: Caller | None = None
     """None: the application that a peer publisher lives in, which may do everything."""
-
-
-class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Result of a subscription: its number on the session's delivery connection; a lease if it is e-mail-only."""
-
-    number: int
-    lease: Lease | None = None
 
 
 class Delegate:
@@ -201,11 +183,6 @@ class Delegate:
         self._registrations: dict[str, Registration] = {}
         self._sessions: dict[str, SubscriberSession] = {}
         self._subscriptions: dict[tuple[str, str], Subscription] = {}
-        self._topics: dict[str, Topic] = {}
-        self._ghosts: dict[Topic, None] = {}
-        """Topics without a registration, whose objects somebody may still come for; the oldest first."""
-        self._topic_keys: dict[Entries, str] = {}
-        self._published: EntryIndex[str] = EntryIndex()
         self._waiting: TemplateIndex[tuple[str, str]] = TemplateIndex()
         self._next_number = 0
         self._costs: dict[str, CostBudget] = {}
@@ -217,6 +194,7 @@ class Delegate:
         self._account = Account()
         stages = stages or stages_of(config, PEER if peer else delegate_id)
         self._shelves = stages.shelves
+        self._topics = Topics(stages.shelves)
         self._signatures = stages.signatures
         self._seals = Seals(stages.signer, delegate_id) if stages.signer is not None else None
         self._former_keys: dict[str, SigningKey] = {}
@@ -246,8 +224,6 @@ class Delegate:
         )
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
-        for uid, holder in store.holders().items() if store is not None else ():
-            self._subscriptions["mail", uid].holder = holder
         for ended in self._mail.start():
             self._account.add(matched=ended.offered, mailed=ended.mailed, lost=ended.lost)
 
@@ -406,7 +382,7 @@ class Delegate:
         """Seconds until all have come or had the time to; 0: they have."""
         now = self._clock()
         return max(
-            (topic.announced + settle - now for topic in self._topics.values() if topic.is_awaited),
+            (topic.announced + settle - now for topic in self._topics if topic.is_awaited),
             default=0.0,
         )
 
@@ -517,73 +493,97 @@ class Delegate:
         age: float = NOT_BEFORE,
         *,
         elapsed: float = 0.0,
-        peer: str = "",
-        rights: Rights | None = None,
+        caller: Caller | None = None,
     ) -> Granted:
         """Register a subscription (paper section 2.4(7)); `duration` is for the lease of an e-mail-only one.
 
         `age`: for how many seconds it stood already when the session was opened (negative: it came afterwards), or
         stands by now if it is e-mail-only; what was published since is delivered, too, as far as it is kept.
         NOT_BEFORE: nothing that was published before. `elapsed`: how long ago the session was opened by the caller's
-        clock, when it asked: clocks drift. `peer` is who asks, for a fair share; `rights` are his, None for all.
-        The same request again is the same
-        subscription; mail that was suspended is sent again.
-        One with recipients has to prove that its id is its own. Raises UnknownUidError, AccessDeniedError,
-        PredicateError, AddressError, ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError; no
-        state is left then.
+        clock, when it asked: clocks drift. `caller`: who asks; None may have everything. The same request again is the
+        same subscription, and mail that was suspended is sent again. One with recipients has to prove that its id is
+        its own. Raises UnknownUidError, AccessDeniedError, PredicateError, AddressError, ConfigurationError,
+        IncompatibleEntryError, OversizeError, LeaseDeniedError; no state is left then.
         """
+        rights = self._rights(caller)
+        if rights is not None:
+            rights.check(request)
         if request.recipients:
             check_owner("subscription", request.uid, request.secret)
             self._check_wanted(request)
-        owner = session_id if request.direct else "mail"
-        key = (owner, request.uid)
+        key = (session_id if request.direct else "mail", request.uid)
         if request.direct:
             self.session(session_id)
-        subscription = compile_subscription(request, owner=owner, number=0)
-        subscription.rights = rights
+        subscription = compile_subscription(request, owner=key[0], number=0)
+        subscription.caller, subscription.rights = caller, rights
         with self._lock:
             known = self._subscriptions.get(key)
-            if known is not None and known.request == request:
+            if known is None:
+                granted = self._open(key, subscription, duration, age, elapsed)
+            elif known.request == request:
                 self._mail.resume(known)
-                return Granted(known.number, self._mail_lease(known))
-            if known is not None:
+                granted = Granted(known.number, self._mail_lease(known))
+            else:
                 raise ConfigurationError(
                     f"subscription {request.uid} stands here with other terms", hint="Cancel it first"
                 )
-            session = self.session(session_id) if request.direct else None  # its lease may have run out meanwhile
-            if len(self._subscriptions) >= self._config.pad.max_subscriptions:
-                raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
-            topics = [self._topics[topic] for topic in self._published.find(request.entries)]
-            let_in = self._let_in(subscription, topics)
-            self._check_cost(subscription, let_in)
-            now = self._clock()
-            opened = min(session.opened, now - elapsed) if session is not None else now
-            since = opened - age if age > NOT_BEFORE else now
-            lease, due = None, math.inf
-            if session is None:
-                lease = self._landlord.grant(lambda: self._forget_subscription(key), duration, self._clock())
-                subscription.lease_id = lease.lease_id
-                self._mail_leases[lease.lease_id] = request.uid
-                due = self._schedule.moment(now, lease.duration)
-                self._schedule.set(subscription, due)
-            self._next_number += 1
-            subscription.number = self._next_number
-            if session is not None:
-                session.add(subscription, held=True)
-                self._costs.setdefault(owner, CostBudget(MAX_COST_OF_SUBSCRIBER)).add(subscription.charges)
-            self._subscriptions[key] = subscription
-            if request.recipients:
-                self._open_mail(subscription)
-            self._waiting.add(key, request.entries)
-            marks = self._put_in(subscription, let_in)
-            narrowed = {topic: p for topic, p in let_in.items() if p is not None and p is not subscription.predicate}
-            self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer, narrowed)
-            self._stood.notify_all()  # whoever stops now sees that it is catching up
-        if lease is not None and self._store is not None:
-            wall = self._wall()
-            whose = _whose(rights.caller) if rights is not None else None
-            self._keep(Kept(request, lease.lease_id, wall + lease.duration, _told_at(wall, due - now), whose), key)
+        if known is not None:
+            self._hand_over(known, caller, rights)
+        elif granted.lease is not None and self._store is not None:
+            wall, term = self._wall(), granted.lease.duration
+            told = _told_at(wall, self._schedule.moment(0.0, term))
+            self._keep(Kept(request, granted.lease.lease_id, wall + term, told, _whose(caller)), key)
+        return granted
+
+    def _open(
+        self, key: tuple[str, str], subscription: Subscription, duration: float, age: float, elapsed: float
+    ) -> Granted:
+        """Under the lock: a subscription that is new here. Raises as `subscribe`; no state is left then."""
+        request = subscription.request
+        session = self.session(key[0]) if request.direct else None  # its lease may have run out meanwhile
+        if len(self._subscriptions) >= self._config.pad.max_subscriptions:
+            raise OversizeError(f"the delegate holds its limit of {len(self._subscriptions)} subscriptions")
+        let_in = self._let_in(subscription, self._topics.find(request.entries))
+        self._check_cost(subscription, let_in)
+        now = self._clock()
+        opened = min(session.opened, now - elapsed) if session is not None else now
+        since = opened - age if age > NOT_BEFORE else now
+        lease = None
+        if session is None:
+            lease = self._landlord.grant(lambda: self._forget_subscription(key), duration, now)
+            subscription.lease_id = lease.lease_id
+            self._mail_leases[lease.lease_id] = request.uid
+            self._schedule.set(subscription, self._schedule.moment(now, lease.duration))
+        self._next_number += 1
+        subscription.number = self._next_number
+        if session is not None:
+            session.add(subscription, held=True)
+            self._costs.setdefault(key[0], CostBudget(MAX_COST_OF_SUBSCRIBER)).add(subscription.charges)
+        self._subscriptions[key] = subscription
+        if request.recipients:
+            self._open_mail(subscription)
+        self._waiting.add(key, request.entries)
+        marks = self._put_in(subscription, let_in)
+        narrowed = narrowing(subscription, let_in)
+        peer = subscription.caller.place.peer if subscription.caller is not None else ""
+        self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer, narrowed)
+        self._stood.notify_all()  # whoever stops now sees that it is catching up
         return Granted(subscription.number, lease)
+
+    def _hand_over(self, known: Subscription, caller: Caller | None, rights: Rights | None) -> None:
+        """An e-mail subscription was asked for again: with another certificate it hangs on that one. Raises
+        StorageError."""
+        with self._lock:
+            if not known.lease_id or caller is None or _holder(known.caller) == caller.holder:
+                return
+            known.caller, known.rights = caller, rights
+            self._asked_version = -1  # other rules may hold for it
+        if self._store is not None:
+            self._store.hand_over(known.uid, _whose(caller))
+
+    def _rights(self, caller: Caller | None) -> Rights | None:
+        """Of somebody who subscribes; None where all are allowed everything."""
+        return None if caller is None or isinstance(self.access, AllowAll) else Rights(self.access, caller)
 
     def _check_wanted(self, request: SubscriptionRequest) -> None:
         """Raises ConfigurationError for one that nobody wants any more."""
@@ -670,7 +670,8 @@ class Delegate:
             return
         self._next_number += 1
         subscription = compile_subscription(kept.request, owner="mail", number=self._next_number)
-        subscription.rights = self.rights(_caller_of(kept.whose))
+        subscription.caller = _caller_of(kept.whose)
+        subscription.rights = self._rights(subscription.caller)
         self._asked_version = -1  # the rules may be others than they were
         now, wall = self._clock(), self._wall()
         self._landlord.restore(kept.lease_id, lambda: self._forget_subscription(key), now + kept.ends - wall)
@@ -681,22 +682,16 @@ class Delegate:
         self._open_mail(subscription)
         self._waiting.add(key, kept.request.entries)
 
-    def hold(self, uid: str, holder: str) -> None:
-        """An e-mail subscription was asked for, or again, by the holder of that certificate. Raises StorageError."""
-        with self._lock:
-            subscription = self._subscriptions.get(("mail", uid))
-            if subscription is None or subscription.holder == holder:
-                return
-            subscription.holder = holder
-        if self._store is not None:
-            self._store.hold(uid, holder)
-
     def end_held(self, is_revoked: Callable[[str], bool]) -> int:
         """End the publishers, sessions and e-mail subscriptions of certificates that are revoked; how many."""
+
+        def ends(caller: Caller | None) -> bool:
+            return bool(holder := _holder(caller)) and is_revoked(holder)
+
         with self._lock:
-            connections = [uid for uid, each in self._connections.items() if each.holder and is_revoked(each.holder)]
-            sessions = [uid for uid, each in self._sessions.items() if each.holder and is_revoked(each.holder)]
-            mails = [key for key, each in self._subscriptions.items() if each.holder and is_revoked(each.holder)]
+            connections = [uid for uid, each in self._connections.items() if ends(each.caller)]
+            sessions = [uid for uid, each in self._sessions.items() if ends(each.caller)]
+            mails = [key for key, each in self._subscriptions.items() if key[0] == "mail" and ends(each.caller)]
         for uid in connections:
             with contextlib.suppress(UnknownUidError):  # it has left
                 self.disconnect(uid)
@@ -723,10 +718,6 @@ class Delegate:
                 raise UnknownUidError(f"no subscription {uid} here", uid=uid)
         self._forget_subscription(key)
 
-    def rights(self, caller: Caller, client: str = "") -> Rights | None:
-        """Of somebody who subscribes; None where all are allowed everything."""
-        return None if isinstance(self.access, AllowAll) else Rights(self.access, caller, client)
-
     def cancel(self, uid: str) -> int:
         """An administrator cancels a subscription, whosesoever it is; in how many sessions it stood (an application's
         queue and its e-mail are two). Its subscriber is told that something is lost (`cancelled`, number unknown), and
@@ -744,7 +735,7 @@ class Delegate:
             self._forget_subscription(key)
         return len(found)
 
-    def follow(self, action: Followed, token: str) -> None:
+    def follow(self, action: LinkAction, token: str) -> None:
         """Do what a link of a mail says (see mail/links.py): its recipient gets no more mail of the subscription, or
         its lease begins anew. When this returns it is on disk, if there is one; a second time changes nothing.
 
@@ -861,7 +852,8 @@ class Delegate:
                 log.error("cleaning up behind a lease: %s", exc)
         self._remind()
         self._shelves.trim(self._clock())
-        self._forget_ghosts()
+        with self._lock:
+            self._topics.forget_ghosts(self._clock())
         return len(gone) + self._ask_again()
 
     def _remind(self) -> None:
@@ -1084,10 +1076,11 @@ class Delegate:
         """Out of the tables of what it may not have any more, into those of what it may have now."""
         subscription.narrowed_by = ""
         try:
-            topics = [self._topics[key] for key in self._published.find(subscription.request.entries)]
+            topics = self._topics.find(subscription.request.entries)
         except IncompatibleEntryError:
             return
         let_in = self._let_in(subscription, topics)
+        self._newcomers.narrow(subscription, let_in)
         for topic in topics:
             if topic not in let_in:
                 topic.table.remove(subscription)
@@ -1099,12 +1092,7 @@ class Delegate:
     # -- inside -------------------------------------------------------------------------------------------------
 
     def _topic_for(self, entries: Entries, type_: TypeName) -> Topic:
-        key = self._topic_keys.get(entries)
-        if key is None:
-            key = self._topic_keys[entries] = uuid4().hex
-            self._topics[key] = Topic(key, entries, type_)
-            self._published.add(key, entries)
-        topic = self._topics[key]
+        topic = self._topics.of(entries, type_)
         if topic.registrations == 0:
             self._take_in_waiting(topic)
         topic.registrations += 1
@@ -1129,39 +1117,6 @@ class Delegate:
                     topic.table.add(subscription, predicate)
                     topic.note(subscription)
 
-    def _leave_topic(self, registration: Registration) -> None:
-        topic = registration.topic
-        topic.registrations -= 1
-        topic.unannounced.discard(registration.uid)
-        if not topic.unannounced and math.isinf(topic.shelf.young_until):  # it was never told of: so is nobody to come
-            self._shelves.announced(topic.shelf, self._clock())
-        if topic.registrations == 0:
-            topic.table = MatchTable()
-            self._ghosts[topic] = None
-            if not topic.shelf.total:  # nobody can have missed anything
-                self._forget_topic(topic)
-
-    def _forget_topic(self, topic: Topic) -> None:
-        self._ghosts.pop(topic, None)
-        self._shelves.drop(topic.shelf)
-        self._published.remove(topic.key)
-        del self._topics[topic.key], self._topic_keys[topic.entries]
-
-    def _forget_ghosts(self) -> None:
-        """Topics whose last registration has gone, and that nobody can come late for any more. Of too many those go
-        first of which nothing lies on a shelf, then the oldest."""
-        with self._lock:
-            before = self._clock() - GHOST_SECONDS
-            for topic in list(self._ghosts):
-                if topic.registrations:  # it lives again
-                    del self._ghosts[topic]
-                elif not topic.shelf.kept and topic.shelf.gone.last < before:
-                    self._forget_topic(topic)
-            if len(self._ghosts) > GHOSTS_MOST:
-                by_worth = sorted(self._ghosts, key=lambda topic: bool(topic.shelf.kept))  # stable: the oldest first
-                for topic in by_worth[: len(self._ghosts) - GHOSTS_MOST]:
-                    self._forget_topic(topic)
-
     def _drop_connection(self, connection_id: str) -> None:
         with self._lock:
             connection = self._connections.pop(connection_id, None)
@@ -1178,7 +1133,7 @@ class Delegate:
                 registration.has_ended = True
                 self._keep_key(registration)
                 self._account.close_registration(registration)
-                self._leave_topic(registration)
+                self._topics.leave(registration, self._clock())
             self._stood.notify_all()
             used = {r.gate.type for r in self._registrations.values()}
             idle = [t for t in {r.gate.type for r in registrations} if t not in used]
@@ -1249,11 +1204,11 @@ class Delegate:
     def _take_from_tables(self, subscription: Subscription) -> None:
         """Out of the tables that it was put in: of a thousand registrations it matches a few."""
         try:
-            keys = list(self._published.find(subscription.request.entries))
+            topics = self._topics.find(subscription.request.entries)
         except IncompatibleEntryError:  # of the class that it means none is registered any more
-            keys = []
-        for key in keys:
-            self._topics[key].table.remove(subscription)
+            return
+        for topic in topics:
+            topic.table.remove(subscription)
 
     def _mail_lost(self, subscription: Subscription, cause: Cause, count: int, why: str) -> None:
         if why:
@@ -1283,12 +1238,20 @@ def _is_same(one: Predicate | None, other: Predicate | None) -> bool:
     return one is other or (one is not None and other is not None and one.identity == other.identity)
 
 
-def _whose(caller: Caller) -> Whose:
-    return Whose(caller.address, caller.user, caller.claimed, caller.client)
+def _holder(caller: Caller | None) -> str:
+    """Of what certificate; "" for none."""
+    return caller.holder if caller is not None else ""
+
+
+def _whose(caller: Caller | None) -> Whose | None:
+    if caller is None:
+        return None
+    return Whose(caller.address, caller.user, caller.claimed, caller.client, caller.holder)
 
 
 def _caller_of(whose: Whose | None) -> Caller:
-    """Nobody, for a subscription that was made while everybody was allowed everything."""
+    """Nobody, for a subscription of an earlier version, which did not say whose it is."""
     if whose is None:
         return Caller("")
-    return Caller(whose.address, user=whose.user, claimed=whose.claimed, client=whose.client)
+    place = Place(holder=whose.holder)
+    return Caller(whose.address, place=place, user=whose.user, claimed=whose.claimed, client=whose.client)

@@ -77,12 +77,10 @@ class SubscriberSession:
         self.name = name
         self._clock = clock
         self.caller: Caller | None = None
-        """Who has opened it, where access is restricted."""
+        """Who has opened it."""
         self.opened = 0.0
         """When, by the delegate's clock."""
         self.lease_id = ""
-        self.holder = ""
-        """Of its certificate; "" without TLS."""
         self._changed = threading.Condition()
         self._outlets: dict[int, Outlet] = {}
         self._ready: deque[Outlet] = deque()

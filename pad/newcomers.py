@@ -54,16 +54,28 @@ class _Newcomer:
     arrears: Arrears
     narrowed: Mapping[Topic, Predicate]
     """Where it is matched by more than its own predicate."""
+    refused: frozenset[Topic] = frozenset()
+    """Those of its topics that it may have nothing of any more."""
     missed: int = 0
 
     def may_have(self, kept: Kept, topic: Topic, document: Element | Traced | None, size: int) -> bool:
         """Of what its own predicate matches."""
-        if topic not in self.topics or kept.position > self.subscription.place or kept.time < self.since:
+        if (
+            topic not in self.topics
+            or topic in self.refused
+            or kept.position > self.subscription.place
+            or kept.time < self.since
+        ):
             return False
         predicate = self.narrowed.get(topic)
         if predicate is None or document is None:
             return predicate is None
         return predicate.decide(document if isinstance(document, Element) else document.root, size) is True
+
+
+def narrowing(subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> dict[Topic, Predicate]:
+    """The topics in which another predicate than its own holds."""
+    return {topic: p for topic, p in let_in.items() if p is not None and p is not subscription.predicate}
 
 
 @dataclass(eq=False)
@@ -142,6 +154,15 @@ class Newcomers:
                 self._changed.notify_all()
         if not is_taken:
             self._let_go(session, [newcomer], is_unknown=True)
+
+    def narrow(self, subscription: Subscription, let_in: Mapping[Topic, Predicate | None]) -> None:
+        """What it may have is another part than it was: it catches up with nothing else from now on."""
+        with self._changed:
+            group = self._of.get(id(subscription))
+            newcomer = group.newcomers.get(id(subscription)) if group is not None else None
+            if newcomer is not None:
+                newcomer.narrowed = narrowing(subscription, let_in)
+                newcomer.refused = frozenset(topic for topic in newcomer.topics if topic not in let_in)
 
     def forget(self, subscription: Subscription) -> None:
         """It has ended: nothing is looked for any more."""

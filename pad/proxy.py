@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jbi_pubsub.core.access import ADMIN
 from jbi_pubsub.core.errors import ErrorReport
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.lease import Lease
@@ -20,9 +21,8 @@ from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.pad.delegate import Granted
-from jbi_pubsub.pad.mail.links import Action
-from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest
+from jbi_pubsub.pad.mail.links import LinkAction
+from jbi_pubsub.pad.subscription import Granted, PublisherRequest, SubscriptionRequest
 
 DELEGATE: Final = "delegate"
 SUBSCRIPTIONS: Final = "subscriptions"
@@ -30,7 +30,6 @@ STATUS: Final = "status"
 JOIN_ADMIN: Final = "join_admin"
 TYPES: Final = "types"
 MAIL_LINKS: Final = "mail_links"
-ADMIN: Final = "admin"
 
 DELEGATE_METHODS: Final = (
     "connect", "renew", "disconnect", "register", "unregister", "open_publications", "wait_for_subscriptions",
@@ -199,7 +198,7 @@ class SubscriptionsProxy(_LeasedProxy):
         return self._client.call("renew_mail", Lease, uid, duration)
 
 
-def follow_link(ref: ServiceRef, security: Security, action: Action, token: str, *, timeout: float) -> None:
+def follow_link(ref: ServiceRef, security: Security, action: LinkAction, token: str, *, timeout: float) -> None:
     """Do what a link of a mail says, at the delegate or peer publisher that `ref` is of. Raises UnknownUidError when
     its subscription is not there, StorageError, WireError."""
     client = ControlClient(msgspec.structs.replace(ref, exported=MAIL_LINKS, methods=()), security, timeout=timeout)

@@ -11,7 +11,7 @@ from typing import Final
 from jbi_pubsub.core.access import AccessPolicy, Decision, Subject, demand
 from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.info_object import TypeName
-from jbi_pubsub.core.wire.endpoint import Caller, Place
+from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.core.xpath.narrowing import Condition, narrowed
 from jbi_pubsub.pad.subscription import InformationType, Subscription, SubscriptionRequest
@@ -22,10 +22,9 @@ class Rights:
 
     __slots__ = ("_policy", "_refused", "caller")
 
-    def __init__(self, policy: AccessPolicy, caller: Caller, client: str) -> None:
-        """`client`: what the application calls itself."""
+    def __init__(self, policy: AccessPolicy, caller: Caller) -> None:
         self._policy = policy
-        self.caller: Final = dataclasses.replace(caller, place=Place(), client=client or caller.client)
+        self.caller: Final = caller
         self._refused: frozenset[TypeName] = frozenset()
         """Types that he was refused: each is recorded once."""
 

@@ -6,7 +6,6 @@ services, refuse publishers, flush what waits, end sessions, close the port.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import socket
@@ -14,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from heapq import nlargest
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -34,12 +32,9 @@ from jbi_pubsub.core.access import (
 )
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
-    AccessDeniedError,
     ConfigurationError,
     ErrorReport,
     JbiError,
-    LookupNotFoundError,
-    OversizeError,
     ProtocolError,
     TypeConflictError,
     UnknownUidError,
@@ -47,13 +42,11 @@ from jbi_pubsub.core.errors import (
     report,
 )
 from jbi_pubsub.core.guard import faults, guarded
-from jbi_pubsub.core.info_object import Cause, Parcel, Part, SchemaBundle, TypeName
-from jbi_pubsub.core.lease import Lease
-from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
+from jbi_pubsub.core.info_object import Parcel, Part, TypeName
+from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.process import version
-from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
+from jbi_pubsub.core.wire.control import ControlServer
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, Tokens, listen, refuse, welcome
@@ -62,12 +55,20 @@ from jbi_pubsub.core.wire.x509 import RevocationList
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.lookup.client.join import JoinManager
-from jbi_pubsub.lookup.entry import EntryRep, check_rep
+from jbi_pubsub.lookup.entry import check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.pad.calls import (
+    LOOKUP_SECONDS,
+    AdminCalls,
+    JoinAdminCalls,
+    MailLinkCalls,
+    PublisherCalls,
+    StatusCalls,
+    SubscriberCalls,
+    TypeCalls,
+)
 from jbi_pubsub.pad.delegate import Delegate, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
-from jbi_pubsub.pad.explanation import recall
-from jbi_pubsub.pad.mail.links import Action as Followed
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.pipeline import Refused
 from jbi_pubsub.pad.proxy import (
@@ -79,17 +80,13 @@ from jbi_pubsub.pad.proxy import (
     MAIL_LINKS,
     MAX_COMING,
     PUBLICATION,
-    STANDING_SECONDS,
     STATUS,
-    SUBSCRIBE_AT_ONCE,
     SUBSCRIPTIONS,
     SUBSCRIPTIONS_METHODS,
     TYPES,
-    Answers,
-    Opened,
-    Subscribed,
 )
 from jbi_pubsub.pad.registration import Registration
+from jbi_pubsub.pad.samples import samples_of
 from jbi_pubsub.pad.stages import stages_of
 from jbi_pubsub.pad.store import SubscriptionStore
 from jbi_pubsub.pad.subscription import (
@@ -98,40 +95,14 @@ from jbi_pubsub.pad.subscription import (
     InformationType,
     PublisherAdapterDelegate,
     PublisherRequest,
-    SubscriptionRequest,
 )
 
 log = logging.getLogger("jbi_pubsub.pad")
-
-LOOKUP_SECONDS: Final = 2.0
-"""For asking the lookup services about a type: a registration must not hang because one of them does."""
 
 RUN_MOST: Final = 50
 """Publications of a batch after which what they come to is delivered: about half a millisecond's work."""
 RUN_BYTES: Final = 1 << 20
 """The same for large objects: what is gathered counts in no queue's bound yet."""
-
-STATUS_ROWS: Final = 5_000
-"""Rows of a list in a status that is asked for over the network: about 3 MB of subscriptions."""
-
-TOTALS: Final = (
-    ("published", "Objects taken from publishers"),
-    ("refused", "Publications refused"),
-    ("unmatched", "Objects that matched no subscription"),
-    ("matched", "Objects times subscriptions that they matched"),
-    ("suppressed", "Objects of whose payload a filter selected nothing, not delivered"),
-    ("delivered", "Objects delivered"),
-    ("signed", "Objects whose signature was looked at and holds"),
-    ("bad_signature", "Objects that are not signed, or whose signature does not hold"),
-    ("mailed", "Objects times recipients sent by mail"),
-    ("replayed", "Objects times subscriptions that came late and caught up with them"),
-    ("found_late", "Objects that matched no subscription when they came, and one afterwards"),
-)
-"""The counters of a status that hold all there ever was, whoever has gone since, and what they mean."""
-
-DRAIN_MOST: Final = 60.0
-"""Seconds that a call to drain waits at most."""
-ACCESS_REFUSED: Final = "Refused by the access policy, by action"
 
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
@@ -165,12 +136,16 @@ class DisseminationServer:
         self._stopping = threading.Event()
         self._draining = threading.Event()
         exports: dict[str, object] = {
-            SUBSCRIPTIONS: _Subscriptions(self), STATUS: _Status(self), TYPES: _Types(self, types),
-            MAIL_LINKS: _MailLinks(self),
+            SUBSCRIPTIONS: SubscriberCalls(self), STATUS: StatusCalls(self), TYPES: TypeCalls(self, types),
+            MAIL_LINKS: MailLinkCalls(self),
             ADMIN: AccessAdmin(self._access),
         }  # fmt: skip
         if characteristics:
-            exports |= {DELEGATE: _Delegate(self), JOIN_ADMIN: _JoinAdmin(self), ADMIN: _Admin(self, self._access)}
+            exports |= {
+                DELEGATE: PublisherCalls(self),
+                JOIN_ADMIN: JoinAdminCalls(self),
+                ADMIN: AdminCalls(self, self._access),
+            }
         self._control = ControlServer(exports)
         self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
         with ExitStack() as undo:  # what fails leaves no port, thread or file open
@@ -399,40 +374,7 @@ class DisseminationServer:
 
     def samples(self) -> Iterator[Sample]:
         """What the metrics port shows."""
-        status = self.status()
-        yield Sample("publishers", "gauge", "Connected publishers", len(status["publishers"]))
-        yield Sample("subscribers", "gauge", "Connected subscriber processes", len(status["sessions"]))
-        yield Sample("subscriptions", "gauge", "Subscriptions", len(status["subscriptions"]))
-        yield Sample("leases", "gauge", "Leases held here", status["leases"])
-        yield Sample("kept_bytes", "gauge", "Bytes kept for subscriptions that come late", status["kept"]["bytes"])
-        yield Sample("catching_up", "gauge", "Subscriptions that are catching up", status["catching_up"])
-        yield Sample("queued_bytes", "gauge", "Bytes waiting in subscriber queues", status["queued_bytes"])
-        for name, meaning in TOTALS:
-            yield Sample(name, "counter", meaning, status[name])
-        yield from expiries(status["tls"])
-        yield Sample("in_flight", "gauge", "Objects sent and not acknowledged", status["in_flight"])
-        mail, subscriptions = status["mail"], status["subscriptions"]
-        yield Sample("mails_waiting", "gauge", "Mails waiting", mail["queued"])
-        yield Sample("mails_waiting_bytes", "gauge", "Bytes of the mails waiting", mail["bytes"])
-        yield Sample("mail_oldest_seconds", "gauge", "For how long the first of the mails has waited", mail["oldest"])
-        yield Sample("reminders", "counter", "Reminders of leases that end, times recipients", mail["reminders"])
-        yield Sample("reminders_lost", "counter", "Such that could not be sent", mail["reminders_lost"])
-        yield Sample("mail_connections", "gauge", "Connections to the mail server", mail["connections"])
-        suspended = sum(len(s["mail_suspended"]) for s in subscriptions)
-        yield Sample("mail_suspended", "gauge", "Recipients whose mail is suspended", suspended)
-        for action, count in self._access.refused().items():
-            yield Sample("access_refused", "counter", ACCESS_REFUSED, count, (("action", action),))
-        for cause in Cause:
-            value = status["lost"].get(cause, 0)
-            yield Sample("lost", "counter", "Objects lost, by cause", value, (("cause", cause.value),))
-        for registration in status["registrations"]:
-            labels = (("registration", registration["uid"]), ("type", registration["type"]))
-            for name in ("published", "refused", "unmatched"):
-                yield Sample(f"registration_{name}", "counter", f"Objects {name}", registration[name], labels)
-        for session in status["sessions"]:
-            queued = sum(session["queued"].values())
-            labels = (("session", session["session"]), ("subscriber", session["name"]))  # anybody may have the name
-            yield Sample("queued", "gauge", "Objects waiting", queued, labels)
+        return samples_of(self.status(), self._access.refused())
 
     # -- data connections ---------------------------------------------------------------------------------------
 
@@ -588,298 +530,3 @@ def _encode_refusals(refusals: list[tuple[str, ErrorReport]]) -> bytes:
         return b""
     told, refusals[:] = tuple(refusals), []
     return msgspec.msgpack.encode(told)
-
-
-class _Delegate:
-    """The publishers' calls."""
-
-    def __init__(self, server: DisseminationServer) -> None:
-        self._server = server
-
-    @exported
-    @leasing
-    def connect(self, caller: Caller, name: str, duration: float) -> Opened:
-        caller = _named(caller, name)
-        with self._server.deciding():
-            self._server.allow(caller, "connect")
-            self._server.refuse_when_draining()
-            connection, lease = self._server.delegate.connect(name[:200], duration, caller)
-            connection.holder = caller.place.holder
-        return Opened(connection.connection_id, lease, self._server.server_id)
-
-    @exported
-    @leasing
-    def renew(self, caller: Caller, lease_id: str, duration: float) -> float:  # noqa: ARG002  # the lease id is the right
-        return self._server.delegate.renew(lease_id, duration).duration
-
-    @exported
-    def disconnect(self, caller: Caller, connection_id: str) -> None:  # noqa: ARG002  # the connection id is the right
-        self._server.delegate.disconnect(connection_id)
-        self._server.forget_publications(connection_id)
-
-    @exported
-    def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
-        self._server.refuse_when_stopping()
-        with self._server.deciding():
-            self._register(caller, connection_id, request, uid, number)
-        try:
-            self._server.wait_announced(uid, LOOKUP_SECONDS)
-        except LookupNotFoundError as exc:
-            log.warning("registration %s is announced when a lookup service is back: %s", uid, exc)
-
-    def _register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
-        caller = _named(caller, self._server.delegate.connection(connection_id).name)
-        self._server.allow(caller, "connect")
-        self._server.allow(caller, "publish", Subject(some=True))  # before it costs anything
-        opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
-        try:
-            self._server.allow(caller, "publish", Subject(opened.name, opened.version))
-        except JbiError:
-            self._server.delegate.forget_type(opened)
-            raise
-        self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
-
-    @exported
-    def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
-        self._server.delegate.unregister_publisher(connection_id, uid)
-
-    @exported
-    def wait_for_subscriptions(self, caller: Caller, connection_id: str, uid: str, count: int, seconds: float) -> int:  # noqa: ARG002  # the id is the right
-        return self._server.delegate.wait_for_subscriptions(
-            connection_id, uid, count, min(max(0.0, seconds), STANDING_SECONDS)
-        )
-
-    @exported
-    def open_publications(self, caller: Caller, connection_id: str) -> str:  # noqa: ARG002  # the id is the right
-        self._server.delegate.connection(connection_id)
-        return self._server.issue_token("publish", connection_id)
-
-
-class _Subscriptions:
-    """The subscribers' calls: what the proxy in the lookup service offers, nothing else."""
-
-    def __init__(self, server: DisseminationServer) -> None:
-        self._server = server
-
-    @exported
-    @leasing
-    def open(self, caller: Caller, name: str, duration: float) -> Opened:
-        caller = _named(caller, name)
-        with self._server.deciding():
-            self._server.allow(caller, "connect")
-            self._server.refuse_when_stopping()
-            session_id, lease = self._server.delegate.open_session(name[:200], duration, caller)
-            self._server.delegate.session(session_id).holder = caller.place.holder
-        return Opened(session_id, lease, self._server.server_id)
-
-    @exported
-    @leasing
-    def renew(self, caller: Caller, lease_id: str, duration: float) -> float:  # noqa: ARG002  # the lease id is the right
-        return self._server.delegate.renew(lease_id, duration).duration
-
-    @exported
-    def close(self, caller: Caller, session_id: str) -> None:  # noqa: ARG002  # the session id is the right
-        self._server.delegate.close_session(session_id)
-
-    @exported
-    def subscribe(
-        self,
-        caller: Caller,
-        session_id: str,
-        requests: tuple[msgspec.Raw, ...],
-        duration: float,
-        ages: tuple[float, ...],
-        elapsed: float,
-    ) -> Answers:
-        """Each request is read by itself: one that makes no sense is refused, and none of the others."""
-        self._server.refuse_when_stopping()
-        if len(requests) > SUBSCRIBE_AT_ONCE:
-            raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
-        if len(ages) != len(requests):
-            raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
-        with self._server.deciding():
-            given = tuple(
-                self._subscribe(caller, session_id, request, duration, age, elapsed)
-                for request, age in zip(requests, ages, strict=True)
-            )
-        return Answers(given, self._server.delegate.open_for(session_id))
-
-    def _subscribe(
-        self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float, elapsed: float
-    ) -> Subscribed:
-        try:
-            delegate, peer = self._server.delegate, caller.place.peer
-            request = _request(said)
-            rights = delegate.rights(caller, delegate.session(session_id).name if session_id else "")
-            if rights is not None:
-                rights.check(request)
-            late = max(0.0, elapsed)
-            granted = delegate.subscribe(session_id, request, duration, age, elapsed=late, peer=peer, rights=rights)
-            if granted.lease is not None:
-                delegate.hold(request.uid, caller.place.holder)
-            return Subscribed(granted)
-        except UnknownUidError:
-            raise  # the session is gone, and with it all of the call
-        except JbiError as exc:
-            if session_id and isinstance(exc, AccessDeniedError):
-                delegate.session(session_id).was_refused = True
-            return Subscribed(error=report(exc))
-
-    @exported
-    def unsubscribe(self, caller: Caller, right: str, uid: str) -> None:
-        if not right:  # somebody else's e-mail subscription; otherwise the session or lease id is the right
-            self._server.allow(caller, "administer")
-        self._server.delegate.unsubscribe(right, uid, administer=not right)
-
-    @exported
-    def open_deliveries(self, caller: Caller, session_id: str) -> str:  # noqa: ARG002  # the session id is the right
-        self._server.delegate.session(session_id)
-        return self._server.issue_token("deliver", session_id)
-
-    @exported
-    def explain(self, caller: Caller, uid: str, metadata: bytes, payload: bytes) -> dict[str, Any]:
-        self._server.allow(caller, "status")
-        return self._server.delegate.explain(uid, metadata, payload)
-
-    @exported
-    def explain_object(self, caller: Caller, uid: str, object_id: str) -> dict[str, Any]:
-        self._server.allow(caller, "administer")  # it shows what is in an object that may not be the caller's
-        self._server.allow_object(caller, recall(object_id, self._server.delegate.kept))
-        return self._server.delegate.explain_object(uid, object_id)
-
-    @exported
-    def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
-        self._server.allow(caller, "administer")
-        return self._server.delegate.mail_subscriptions()
-
-    @exported
-    def renew_mail(self, caller: Caller, uid: str, duration: float) -> Lease:
-        self._server.allow(caller, "administer")
-        return self._server.delegate.renew_mail(uid, duration)
-
-    @exported
-    def signing_key(self, caller: Caller, uid: str) -> SigningKey | None:
-        self._server.allow(caller, "connect")
-        return self._server.delegate.signing_key(uid)
-
-
-class _MailLinks:
-    """What whoever reads a mail may do with it."""
-
-    def __init__(self, server: DisseminationServer) -> None:
-        self._server = server
-
-    @exported
-    def follow(self, caller: Caller, action: Followed, token: str) -> None:  # noqa: ARG002  # the token is the right
-        self._server.delegate.follow(action, token)
-
-
-class _Types:
-    """The information object types that are published here."""
-
-    def __init__(self, server: DisseminationServer, types: TypeRepository) -> None:
-        self._server = server
-        self._types = types
-
-    @exported
-    def get(self, caller: Caller, name: str, version: str) -> SchemaBundle:
-        self._server.allow_type(caller, TypeName(name, version))
-        found = self._types.find(TypeName(name, version))
-        if found is None:
-            raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here")
-        return found.bundle
-
-
-class _JoinAdmin:
-    """What an administrator may do to the delegate's own entry in the lookup services (Jini's JoinAdmin)."""
-
-    def __init__(self, server: DisseminationServer) -> None:
-        self._server = server
-
-    @exported
-    def lookup_attributes(self, caller: Caller) -> tuple[EntryRep, ...]:
-        self._server.allow(caller, "status")
-        return self._server.community.lookup_attributes(self._server.server_id)
-
-    @exported
-    def add_lookup_attributes(self, caller: Caller, entries: tuple[EntryRep, ...]) -> None:
-        self._server.allow(caller, "administer")
-        self._server.community.add_lookup_attributes(self._server.server_id, entries)
-
-    @exported
-    def remove_lookup_attributes(self, caller: Caller, templates: tuple[EntryRep, ...]) -> int:
-        self._server.allow(caller, "administer")
-        return self._server.community.remove_lookup_attributes(self._server.server_id, templates)
-
-
-class _Status:
-    """What everybody may know."""
-
-    def __init__(self, server: DisseminationServer) -> None:
-        self._server = server
-
-    @exported
-    def status(self, caller: Caller) -> dict[str, Any]:
-        self._server.allow(caller, "status")
-        return shortened(self._server.status())
-
-    @exported
-    def overview(self, caller: Caller) -> dict[str, Any]:
-        self._server.allow(caller, "status")
-        return self._server.overview()
-
-    @exported
-    def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> dict[str, Any]:
-        self._server.allow(caller, "status")
-        return self._server.delegate.page(search, order, start, count)
-
-
-class _Admin(AccessAdmin):
-    """What an administrator may do to what stands here."""
-
-    def __init__(self, server: DisseminationServer, access: AccessPolicy) -> None:
-        super().__init__(access)
-        self._server = server
-
-    @exported
-    def cancel(self, caller: Caller, uid: str) -> int:
-        self._server.allow(caller, "administer")
-        return self._server.delegate.cancel(uid)
-
-    @exported
-    def drain(self, caller: Caller, seconds: float) -> int:
-        self._server.allow(caller, "administer")
-        return self._server.drain(min(max(0.0, seconds), DRAIN_MOST))
-
-    @exported
-    def resume(self, caller: Caller) -> None:
-        self._server.allow(caller, "administer")
-        self._server.resume()
-
-
-def shortened(status: dict[str, Any], most: int = STATUS_ROWS) -> dict[str, Any]:
-    """A delegate's status with at most so many rows in each list, and `counts`, which says how many there are; of each
-    session's queues the longest. The whole of a large one would not go into an answer."""
-    lists = ("publishers", "registrations", "sessions", "subscriptions")
-    cut = {name: status[name][:most] for name in lists}
-    per_session = max(10, most // max(1, len(cut["sessions"])))
-    cut["sessions"] = [
-        {**s, "queued": dict(nlargest(per_session, s["queued"].items(), key=lambda pair: pair[1]))}
-        for s in cut["sessions"]
-    ]
-    return {**status, **cut, "counts": {name: len(status[name]) for name in lists}}
-
-
-_decode_request: Final = msgspec.msgpack.Decoder(SubscriptionRequest).decode
-
-
-def _request(said: msgspec.Raw) -> SubscriptionRequest:
-    try:
-        return _decode_request(said)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-        raise ProtocolError(f"bad subscription request: {exc}") from exc
-
-
-def _named(caller: Caller, client: str) -> Caller:
-    """With the name that the application has given itself."""
-    return dataclasses.replace(caller, client=client[:200])

@@ -26,12 +26,14 @@ UNSUBSCRIBED_MOST: Final = 100_000
 
 
 class Whose(msgspec.Struct, frozen=True):
-    """Who has made a subscription: what access rules are asked about after a restart."""
+    """Who has asked for a subscription: what access rules, and revocation lists, are asked about after a restart. The
+    fields are those of Caller, and `holder` its certificate (`x509.Certificate.holder`)."""
 
     address: str
     user: str
     claimed: bool
     client: str
+    holder: str = ""
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -45,7 +47,7 @@ class Kept(msgspec.Struct, frozen=True):
     whose: Whose | None = None
 
 
-COLUMNS: Final = {"remind": "REAL", "holder": "TEXT NOT NULL DEFAULT ''", "whose": "BLOB"}
+COLUMNS: Final = {"remind": "REAL", "whose": "BLOB"}
 """Of table `mail`, that earlier versions did not have."""
 
 
@@ -91,8 +93,8 @@ class SubscriptionStore:
 
     def keep(self, kept: Kept) -> None:
         """Add or replace a subscription. Raises StorageError."""
-        whose = msgspec.msgpack.encode(kept.whose) if kept.whose is not None else None
-        row = (kept.request.uid, msgspec.msgpack.encode(kept.request), kept.lease_id, kept.ends, kept.remind, whose)
+        request, whose = msgspec.msgpack.encode(kept.request), _encoded(kept.whose)
+        row = (kept.request.uid, request, kept.lease_id, kept.ends, kept.remind, whose)
         with self._lock, self._translated():
             self._base.execute(
                 "INSERT OR REPLACE INTO mail (uid, request, lease, ends, remind, whose) VALUES (?, ?, ?, ?, ?, ?)", row
@@ -122,15 +124,10 @@ class SubscriptionStore:
                 (UNSUBSCRIBED_MOST,),
             )
 
-    def hold(self, uid: str, holder: str) -> None:
-        """Whose certificate it hangs on (`x509.Certificate.holder`). Raises StorageError."""
+    def hand_over(self, uid: str, whose: Whose | None) -> None:
+        """It was asked for again, with another certificate. Raises StorageError."""
         with self._lock, self._translated():
-            self._base.execute("UPDATE mail SET holder = ? WHERE uid = ?", (holder, uid))
-
-    def holders(self) -> dict[str, str]:
-        """Of all that hang on one. Raises StorageError."""
-        with self._lock, self._translated():
-            return dict(self._base.execute("SELECT uid, holder FROM mail WHERE holder != ''").fetchall())
+            self._base.execute("UPDATE mail SET whose = ? WHERE uid = ?", (_encoded(whose), uid))
 
     def forget(self, uid: str) -> None:
         """The subscription is gone. Raises StorageError."""
@@ -146,12 +143,18 @@ class SubscriptionStore:
     def _translated(self) -> Iterator[None]:
         try:
             yield
+        except StorageError:
+            raise  # is an OSError, and says all of it already
         except (OSError, sqlite3.Error, msgspec.DecodeError) as exc:
             raise StorageError(
                 f"e-mail subscriptions in {self.path}: {exc}",
                 hint="Check the disk and the file, or choose another [pad] state",
                 path=str(self.path),
             ) from exc
+
+
+def _encoded(whose: Whose | None) -> bytes | None:
+    return msgspec.msgpack.encode(whose) if whose is not None else None
 
 
 def opened(path: Path, set_up: Callable[[sqlite3.Connection], None], *, timeout: float) -> sqlite3.Connection:

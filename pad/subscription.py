@@ -20,11 +20,14 @@ import msgspec
 
 from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, EntryError, OversizeError
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
+from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
 
 if TYPE_CHECKING:
+    from jbi_pubsub.core.wire.endpoint import Caller
     from jbi_pubsub.pad.rights import Rights
 
 MAX_RECIPIENTS: Final = 100
@@ -109,9 +112,12 @@ class SigningKeyEntry(Entry):
             "statement": self.statement, "consent": self.consent,
         }  # fmt: skip
         try:
-            return msgspec.convert(said, SigningKey)
+            return converted(said, SigningKey)
         except msgspec.ValidationError as exc:
             raise EntryError(f"a signing key that can't be read: {exc}", entry_class=self.entry_name) from exc
+
+
+_OUR_ENTRIES: Final = {each.entry_name for each in (InformationType, PublisherAdapterDelegate, SigningKeyEntry)}
 
 
 def _base64(data: bytes) -> str:
@@ -189,7 +195,14 @@ def check_owner(kind: str, uid: str, secret: str) -> None:
 
 def check_publisher(uid: str, request: PublisherRequest) -> None:
     """Raises AccessDeniedError for a registration's id that is not made from the request's secret, and its signing key
-    if it has one."""
+    if it has one, and for entries that are the delegate's to make: a registration would be found under another type."""
+    for entry in request.entries:
+        if own := next((name for name, _ in entry.cls.lineage if name in _OUR_ENTRIES), ""):
+            raise AccessDeniedError(
+                f"registration {uid[:64]!r} has an entry of class {own}, which its delegate makes",
+                hint="Register the entries of the document alone",
+                uid=uid[:64],
+            )
     if request.signing is None:
         check_owner("registration", uid, request.secret)
         return
@@ -205,6 +218,17 @@ def check_publisher(uid: str, request: PublisherRequest) -> None:
             hint="Send the secret and the signing key that it is made from",
             uid=uid[:64],
         )
+
+
+NOT_BEFORE: Final = -math.inf
+"""The age of a subscription that wants nothing of what was published before it came here."""
+
+
+class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Result of a subscription: its number on the session's delivery connection; a lease if it is e-mail-only."""
+
+    number: int
+    lease: Lease | None = None
 
 
 FAR: Final = sys.maxsize
@@ -226,8 +250,8 @@ class Subscription:
     payload_filter: PayloadFilter | None
     lease_id: str = field(default="", repr=False)
     """Of an e-mail-only subscription."""
-    holder: str = field(default="", repr=False)
-    """Of the certificate of whoever asked for an e-mail-only one; "" without TLS."""
+    caller: Caller | None = field(default=None, repr=False)
+    """Who has asked for it, the last time; None: the application that a peer publisher lives in."""
     matched: int = 0
     delivered: int = 0
     suppressed: int = 0
@@ -244,7 +268,7 @@ class Subscription:
     place: int = 0
     """Position at which it was in all match tables: what came up to then, it gets from the shelf, if at all."""
     rights: Rights | None = field(default=None, repr=False)
-    """Whose it is, where access is restricted."""
+    """Of its caller, where access is restricted."""
     narrowed_by: str = ""
     """The rules that let through a part of some type alone."""
     replayed: int = 0

@@ -91,6 +91,14 @@ def test_the_face_names_what_an_application_needs_and_loads_nothing_at_import() 
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_a_subscriber_is_loaded_without_what_serves_it() -> None:
+    script = (
+        "import sys, jbi_pubsub.subscriber; "
+        "assert not {'jbi_pubsub.pad.delegate', 'jbi_pubsub.pad.mail.dispatcher', 'aiosmtplib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_the_source_tree_has_the_names_of_the_installed_package() -> None:
     top = Path(jbi_pubsub.__file__).parent
     if not (top / "lookup").exists():

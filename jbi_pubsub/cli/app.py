@@ -18,6 +18,7 @@ from jbi_pubsub import __version__
 
 from .near import NearNames
 from .show import as_json, printable
+from .signals import ending_signals
 
 __all__ = ["codegen_main", "jbi", "lookup_main", "main", "pad_main", "study_main"]
 
@@ -183,7 +184,8 @@ def study_main() -> None:
 
 
 def _end_with(arguments: Sequence[str]) -> NoReturn:
-    signal.signal(signal.SIGTERM, _terminated)  # servers have a way of their own
+    for number in ending_signals():  # servers have a way of their own
+        signal.signal(number, _terminated)
     sys.exit(run(arguments))
 
 

@@ -48,9 +48,7 @@ def certs() -> None:
 @certs.command()
 @click.argument("folder", type=click.Path(path_type=Path), default=FOLDER)
 @click.option("--name", default="jbi-pubsub", show_default=True, help="What the deployment is called.")
-@click.option(
-    "--days", type=click.IntRange(1, 3652), default=3652, show_default="10 years", help="How long it is good."
-)
+@click.option("--days", type=click.IntRange(1, 3652), default=3652, help="How long it is good; ten years if not given.")
 @_passphrase
 def init(folder: Path, name: str, days: int, passphrase_file: Path | None) -> None:
     """Make an authority in FOLDER (default ./certs).

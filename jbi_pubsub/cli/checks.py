@@ -37,6 +37,7 @@ from jbi_pubsub.pad.proxy import STATUS, fetch_status
 from jbi_pubsub.spark.javaenv import find_java
 
 from .parties import MDNS_SECONDS, SERVERS_MOST, Answer, Found, look, timed, together
+from .show import counted
 
 State = Literal["ok", "warning", "failure", "skipped"]
 
@@ -437,7 +438,7 @@ def _dated(what: str, begins: float, ends: float, now: float, advice: str) -> Fi
         return Finding("tls", "failure", f"{what} is good from {_date(begins)} on", "Compare the clocks: timedatectl")
     if now > ends:
         return Finding("tls", "failure", f"{what} has expired, {_date(ends)}", advice)
-    text = f"{what} until {_date(ends)}, {(ends - now) / 86_400:,.0f} days"
+    text = f"{what} until {_date(ends)}, {counted(round((ends - now) / 86_400), 'day')}"
     return Finding("tls", "warning", text, advice) if ends_soon(begins, ends, now) else Finding("tls", "ok", text)
 
 

@@ -266,7 +266,7 @@ def _show_objects(
         sys.stdout.flush()
     losses = adapter.losses(uid)
     if losses:
-        click.echo(f"lost: {losses}", err=True)
+        click.echo("lost: " + ", ".join(f"{cause} {number:,}" for cause, number in losses.items()), err=True)
 
 
 def _facts(obj: InfoObject) -> dict[str, object]:
@@ -648,6 +648,7 @@ def subscription_servers(
             community.watch(template).wait(1, wait)
         items = community.lookup(template, EVERYTHING)
     ours = [item for item in items if DISSEMINATORS.intersection(item.types)]
-    for item in {item.proxy.service_id: item for item in ours}.values():
+    # by address: one that was killed and started again there is listed twice until its former lease has run out
+    for item in {(item.proxy.endpoints, item.proxy.certificate): item for item in ours}.values():
         ref = msgspec.structs.replace(item.proxy, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
         yield SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 from rich.live import Live
-from rich.table import Table
+from rich.text import Text
 
 from jbi_pubsub.examples.demo import Demo, Row, play, publish, pump
 
 from .examples import list_examples, play_example
-from .show import console, show_json
+from .show import Column, Table, console, counted, drawn, show_json, terminal_width
 
 
 @click.command()
@@ -55,7 +55,7 @@ def _demonstrate(*, keep: bool, as_json: bool) -> int:
 
     def show(state: Demo) -> None:
         if live is not None:
-            live.update(_table(state), refresh=True)
+            live.update(Text(_table(state, terminal_width()), no_wrap=True), refresh=True)
         elif not as_json and state.stage not in stages:
             stages.append(state.stage)
             click.echo(f"{state.seconds:5.1f} s  {state.stage}")
@@ -82,7 +82,7 @@ def _summarise(state: Demo, *, as_json: bool) -> None:
         return
     if not sys.stdout.isatty():
         for row in state.rows.values():
-            click.echo("  ".join(_cells(row)))
+            click.echo("\t".join(_cells(row)))
     verdict = "everything arrived, nothing twice" if state.right else "WRONG: see the lines that are not ok"
     click.echo(f"{state.published} objects published, {state.seconds:.1f} s: {verdict}")
 
@@ -91,7 +91,7 @@ def _keep(state: Demo) -> None:
     at = "" if state.locator.endswith(":4160") else f"--locator {state.locator} "
     click.echo(
         "\nEverything goes on, a round every two seconds. From another terminal:\n"
-        f"  jbi {at}services\n  jbi {at}status --watch\n"
+        f"  jbi {at}top\n  jbi {at}services\n  jbi {at}web     # in a browser; needs pip install 'jbi-pubsub[web]'\n"
         f"  jbi {at}subscribe --type mil.af.rl.jbi.Intel_Imagery --predicate \"//Area='Kabul'\"\n"
         f"  jbi {at}subscribe --type mil.af.rl.jbi.Target_List --filter \"//descriptor[type='A10A']\"\n"
         "Ctrl-C ends."
@@ -106,27 +106,30 @@ def _keep(state: Demo) -> None:
         click.echo("stopping")
 
 
-def _table(state: Demo) -> Table:
-    table = Table(title=f"jbi demo  {state.seconds:4.1f} s  {state.stage}", title_justify="left")
-    for column in ("subscriber", "first level", "predicate", "filter", "by", "from", "got", "last"):
-        table.add_column(column)
-    for row in state.rows.values():
-        colour = "green" if row.right and state.published else "yellow" if state.stage != "done" else "red"
-        name, first, second, cut, by, servers, got, _, last = _cells(row)
-        table.add_row(name, first, second, cut, by, servers, f"[{colour}]{got}[/{colour}]", last)
-    return table
+def _table(state: Demo, width: int) -> str:
+    title = f"jbi demo  {state.seconds:4.1f} s  {state.stage}"
+    columns = (
+        Column("subscriber"),
+        Column("first level", long=True, name=True),
+        Column("then", long=True, name=True),
+        Column("got"),
+        Column("by", spare=1),
+        Column("from", spare=2),
+        Column("last", spare=3),
+    )
+    rows = [_cells(row, judged=state.published > 0, done=state.stage == "done") for row in state.rows.values()]
+    return drawn(Table(columns, rows, title), width=width, more="a wider terminal")
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: Row, *, judged: bool = True, done: bool = True) -> tuple[str, ...]:
     subscriber = row.subscriber
+    verdict = " ok" if judged and row.right else " WRONG" if done else ""
     return (
-        f"{subscriber.name:10}",
-        f"{subscriber.first_level:28}",
-        f"{subscriber.second_level or '-':29}",
-        f"{subscriber.filtered or '-':18}",
-        "e-mail" if subscriber.recipients else "queue ",
-        f"{row.servers} server{'' if row.servers == 1 else 's'}",
-        f"{row.got} of {row.must}",
-        "ok" if row.right else "WRONG",
+        subscriber.name,
+        subscriber.first_level,
+        subscriber.second_level or (subscriber.filtered and f"only {subscriber.filtered}"),
+        f"{row.got} of {row.must}{verdict}",
+        "e-mail" if subscriber.recipients else "queue",
+        counted(row.servers, "server"),
         row.last,
     )

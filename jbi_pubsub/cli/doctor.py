@@ -7,7 +7,6 @@ changed: files that are written to try a folder are unnamed and gone, a port is 
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from jbi_pubsub.core.guard import note
 
 from .checks import CHECKS, Check, Checkup, Finding
 from .near import begins_so, told
+from .parties import side_by_side
 from .settings import Settings, json_option, pass_settings
 from .show import Column, counted, printable, show_json, show_table, terminal_width, wrapped
 
@@ -78,15 +78,7 @@ def examine(checks: dict[str, Check], checkup: Checkup, seconds: float) -> list[
 
         return step
 
-    threads = [
-        threading.Thread(target=run(name, check), name=f"jbi-doctor-{name}", daemon=True)
-        for name, check in checks.items()
-    ]
-    deadline = time.monotonic() + seconds
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
+    side_by_side({name: run(name, check) for name, check in checks.items()}, seconds)
     late = [Finding("", "failure", f"no result within {seconds:g} s", "Try it alone: jbi doctor NAME")]
     return [
         each._replace(

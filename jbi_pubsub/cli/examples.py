@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import msgspec
 from jbi_pubsub.examples.example import EXAMPLES, WRITES, Options, Outcome, find
 
 from .near import told
-from .show import Column, show_json, show_table
+from .show import Column, show_json, show_table, terminal_width, wrapped
 
 
 def list_examples(*, as_json: bool) -> int:
@@ -45,16 +46,20 @@ def play_example(name: str, *, quick: bool, output: Path | None, as_json: bool) 
 
 
 def _show(outcome: Outcome, seconds: float) -> None:
+    width = terminal_width() if sys.stdout.isatty() else sys.maxsize
     for table in outcome.tables:
         columns = [
             Column(head, long=isinstance(cell, str) and not _is_number(cell), right=_is_number(cell))
             for head, cell in zip(table.columns, table.rows[0] if table.rows else table.columns, strict=True)
         ]
-        click.echo(f"\n{table.title}" if table.title else "")
+        click.echo()
+        if table.title:
+            click.echo("\n".join(wrapped(table.title, width)))
         show_table(columns, table.rows)
     click.echo()
     for promise in outcome.promises:
-        click.echo(f"{'ok   ' if promise.kept else 'WRONG'}  {promise.says}")
+        lines = wrapped(promise.says, max(1, width - len("WRONG  ")))
+        click.echo(f"{'ok   ' if promise.kept else 'WRONG'}  " + ("\n" + " " * len("WRONG  ")).join(lines))
     kept = sum(promise.kept for promise in outcome.promises)
     click.echo(f"{kept} of {len(outcome.promises)} promises came true, {seconds:.1f} s")
 

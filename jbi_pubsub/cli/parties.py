@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -88,17 +88,19 @@ def together(tasks: Sequence[tuple[str, Callable[[], tuple[T, float]]]], seconds
         else:
             answers[number] = Answer(at, value, None, took, time.time() - took / 2)
 
-    threads = [
-        threading.Thread(target=ask, args=(number, at, task), name=f"jbi-doctor-ask-{number}", daemon=True)
-        for number, (at, task) in enumerate(tasks)
-    ]
-    deadline = time.monotonic() + seconds + 0.2
+    side_by_side({f"ask-{n}": partial(ask, n, at, task) for n, (at, task) in enumerate(tasks)}, seconds + 0.2)
+    late = WireTimeoutError(f"no answer within {seconds:g} s")
+    return [answers.get(number, Answer(at, None, late, seconds)) for number, (at, _) in enumerate(tasks)]
+
+
+def side_by_side(steps: Mapping[str, Callable[[], object]], seconds: float) -> None:
+    """All at once, each in a thread; who has not ended after `seconds` is left behind."""
+    threads = [threading.Thread(target=step, name=f"jbi-doctor-{name}", daemon=True) for name, step in steps.items()]
+    deadline = time.monotonic() + seconds
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    late = WireTimeoutError(f"no answer within {seconds:g} s")
-    return [answers.get(number, Answer(at, None, late, seconds)) for number, (at, _) in enumerate(tasks)]
 
 
 def timed(call: Callable[[], T]) -> tuple[T, float]:

@@ -98,7 +98,7 @@ def show(settings: Settings, file: Path | None, as_json: bool) -> None:
         click.echo(printable(f"group {name}: {', '.join(members) or 'nobody'}"))
     for user, role in rules.people.roles.items():
         click.echo(printable(f"role of {user}: {role}"))
-    columns = (Column("line", right=True), Column(""), Column("action", long=True), Column("when", long=True))
+    columns = (Column("line", right=True), Column("rule"), Column("action", long=True), Column("when", long=True))
     show_table(columns, [_row(rule) for rule in shown], title=f"{path}: {counted(len(shown), 'access rule')}")
 
 

@@ -31,6 +31,7 @@ from jbi_pubsub.lookup.store import Store, boot_id
 from .near import NearNames
 from .settings import Settings, json_option, pass_settings
 from .show import counted
+from .signals import ending_signals
 
 
 @click.group(cls=NearNames, invoke_without_command=True)
@@ -361,9 +362,9 @@ SIGNAL_SECONDS: Final = 0.25
 
 
 def stop_on_signal() -> threading.Event:
-    """Set by SIGTERM and SIGINT from now on: before anybody is told that we are ready."""
+    """Set by SIGTERM, SIGHUP (see ending_signals) and SIGINT from now on: before anybody is told that we are ready."""
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (*ending_signals(), signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     return stop
 

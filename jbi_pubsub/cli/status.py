@@ -192,8 +192,9 @@ class Servers:
         with looking(self._config):
             items = self._community.lookup(ServiceTemplate(), EVERYTHING)
         refs = {session.registrar_id: session.ref for session in self._community.sessions()}
-        ours = [item for item in items if DISSEMINATORS.intersection(item.types)]
-        return refs | {item.proxy.service_id: item.proxy for item in ours}
+        ours = [item.proxy for item in items if DISSEMINATORS.intersection(item.types)]
+        # by address: one that was killed and started again there is listed twice until its former lease has run out
+        return refs | {ref.service_id: ref for ref in {(ref.endpoints, ref.certificate): ref for ref in ours}.values()}
 
     def _ask(self, key: str, ref: ServiceRef) -> Facts:
         try:

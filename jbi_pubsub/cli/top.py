@@ -20,6 +20,7 @@ import msgspec
 from jbi_pubsub.core.errors import ConfigurationError, LookupNotFoundError
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.series import WINDOW, Counter
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.web.federation import Facts, Observer, Server, Snapshot
 
 from .near import begins_so, told
@@ -128,7 +129,7 @@ class Subscriptions:
             total += of
             silent += unheard
             try:
-                rows += msgspec.convert(found, list[Row])
+                rows += converted(found, list[Row])
             except msgspec.ValidationError:
                 silent.append(server)  # what it says is what no server of ours says
         return total, rows, silent

@@ -233,6 +233,8 @@ def _read(data: Part) -> tuple[Head, int, bytes]:
             seal = bytes(data[4 + length : at])
             if len(seal) < SEAL_BYTES:
                 raise ProtocolError("bad information object: its seal is cut off")
+        if at > len(data):
+            raise ProtocolError("bad information object: its head is cut off")
         head = _decode_head(memoryview(data)[4 : 4 + length])
     except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ProtocolError(f"bad information object: {_with_name(str(exc))}") from exc

@@ -35,6 +35,12 @@ def from_json(kind: type[T], data: bytes) -> T:
     return decoder.decode(data)
 
 
+def converted(value: Any, kind: type[T]) -> T:
+    """A value made of plain ones, as one of that type. Raises msgspec.ValidationError, RecursionError."""
+    decoder_of(kind)  # looks into it, under the lock
+    return msgspec.convert(value, kind)
+
+
 def decoded(decoder: msgspec.msgpack.Decoder[T], data: Part, what: str) -> T:
     """The value in `data`. Raises ProtocolError, which says `what` it was to be, for all that it can be instead: other
     bytes, other types, text that is no UTF-8, values nested a thousand deep."""

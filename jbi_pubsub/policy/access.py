@@ -47,6 +47,8 @@ NARROWED: Final = frozenset(["subscribe", "query"])
 
 KNOWN_MOST: Final = 8192
 """Decisions that are remembered; beyond that all are forgotten."""
+QUESTION_MOST: Final = 2_000
+"""Characters of a question that is remembered: a caller may ask about names of any length."""
 PAIRS_MOST: Final = 300_000
 """Of rules that are compared to find those without effect: about half a second."""
 
@@ -179,7 +181,8 @@ class AccessRules:
             known = self._decide(facts, action, subject)
             if len(self._known) >= KNOWN_MOST:
                 self._known = {}
-            self._known[question] = known
+            if sum(map(len, (*question[:-2], subject.type, subject.version, subject.name))) <= QUESTION_MOST:
+                self._known[question] = known
         return known
 
     def explain(self, caller: Caller, action: Action, subject: Subject, *, component: str) -> list[Reason]:

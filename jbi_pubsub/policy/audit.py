@@ -13,6 +13,7 @@ import fcntl
 import json
 import logging
 import os
+import stat
 import threading
 from collections import deque
 from pathlib import Path
@@ -109,7 +110,12 @@ class AuditLog:
         self.fault = why.strerror or str(why)
 
     def _opened(self) -> int:
-        return os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = os.open(self.path, flags, 0o600)
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # a pipe that nobody empties would hold up who reads the policy
+            os.close(file)
+            raise OSError(f"{self.path} is no regular file")
+        return file
 
     def _make_room(self) -> None:
         """Follow a file that another process has rotated, or rotate ours when it is full."""
@@ -117,7 +123,10 @@ class AuditLog:
             self._reopen()
         if os.fstat(self._file).st_size < self._most:
             return
-        fcntl.flock(self._file, fcntl.LOCK_EX)  # of one rename a file: whoever has it is done at once
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return  # another process is about to; whoever else has it must not hold us up
         if not self._is_elsewhere():  # else another process was first
             for number in range(self._keep, 0, -1):
                 before = self.path if number == 1 else Path(f"{self.path}.{number - 1}")

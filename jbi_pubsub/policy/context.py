@@ -88,9 +88,12 @@ class Addresses:
                 globs.append(text)
                 continue
             try:
-                networks.append(ipaddress.ip_network(text))
+                network = ipaddress.ip_network(text)
             except ValueError as exc:
                 raise ValueError(f"{text!r} is no address or network: {exc}") from exc
+            if network.version == 6 and network.network_address.ipv4_mapped is not None:
+                raise ValueError(f"{text!r} matches nobody: who comes from such an address counts by its IPv4 address")
+            networks.append(network)
         self.globs: Final = Globs(globs)
         self.networks: Final[tuple[_IpNetwork, ...]] = tuple(networks)
 
@@ -122,9 +125,10 @@ class Beginnings(Generic[T]):
 
     def take(self, globs: Globs, thing: T) -> bool:
         """Keep the thing by all the texts; False: one of them may begin with anything."""
-        beginnings = {text[:BEGINNING_MOST] for text in globs.beginnings()}
-        if "" in beginnings and "" not in globs.exact:
+        begins = dict(zip(globs.said, globs.beginnings(), strict=True))
+        if any(not start for text, start in begins.items() if text):
             return False
+        beginnings = {start[:BEGINNING_MOST] for start in begins.values()}
         for text in beginnings:
             self._by.setdefault(text, []).append(thing)
         self._lengths = tuple(sorted({*self._lengths, *map(len, beginnings)}))

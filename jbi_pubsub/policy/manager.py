@@ -18,6 +18,7 @@ from typing import Any, Final
 from jbi_pubsub.core.access import Action, Decision, Subject
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import PolicyError
+from jbi_pubsub.core.files import stamp
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire.endpoint import Caller
 
@@ -32,8 +33,6 @@ LOOK_SECONDS: Final = 0.25
 
 SHOWN: Final = 200
 """Characters of what a caller has a say in that go into the audit log."""
-
-_Seen = tuple[int, int, int, int] | None
 
 
 class AccessManager:
@@ -58,10 +57,10 @@ class AccessManager:
         self._audit = audit_log
         self._everything = everything
         self._wall = wall
-        self._seen = _look(path)
+        self._seen = stamp(path)
         self._since = wall()
         self._rules = self._read()
-        self._pending: _Seen = self._seen
+        self._pending = self._seen
         self._counting = threading.Lock()
         self._refused: Counter[str] = Counter()
         self._changed = threading.Condition()
@@ -87,7 +86,8 @@ class AccessManager:
         if not decision:
             with self._counting:
                 self._refused[action] += 1
-            log.info("refused: %s may not %s %s", caller.user or caller.address, action, subject.type)
+            who = caller.user[:SHOWN] or caller.address
+            log.info("refused: %s may not %s %s", who, action, subject.type[:SHOWN])
         if self._audit is not None and (not decision or decision.audit or self._everything):
             self._audit.tell(self._line(caller, action, subject, decision))
             with self._changed:
@@ -151,7 +151,7 @@ class AccessManager:
 
     def look(self) -> None:
         """Read the file again if it is another one than it was, and the same as at the last look."""
-        seen = _look(self.path)
+        seen = stamp(self.path)
         if seen != self._pending:
             self._pending = seen
         elif seen != self._seen:
@@ -179,14 +179,6 @@ class AccessManager:
         for problem in document.warnings:
             log.warning("%s", document.told(problem))
         return rules
-
-
-def _look(path: Path) -> _Seen:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
 
 def access_of(config: Config, component: str) -> AccessManager:

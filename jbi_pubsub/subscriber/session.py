@@ -42,9 +42,9 @@ from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, WINDOW_BATCHES, Hello, Line, Receiver, greet
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delegate import NOT_BEFORE, Granted
 from jbi_pubsub.pad.delivery import ASK_AGAIN, CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
 from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Opened, Subscribed, SubscriptionsProxy
+from jbi_pubsub.pad.subscription import NOT_BEFORE, Granted
 
 from .signed import Looked, SessionSignatures, SignatureCheck
 from .subscription import LocalSubscription

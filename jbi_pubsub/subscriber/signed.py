@@ -7,6 +7,7 @@ the connection.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -31,6 +32,8 @@ ASK_SECONDS: Final = 2.0
 ASK_AGAIN: Final = 1.0
 """Seconds after which a delegate that gave no good key is asked again."""
 ASKED_MOST: Final = 1_000
+KEYS_MOST: Final = 4
+"""Keys of one item that are looked at: it has one, and a hostile one may have thousands, at 0.4 ms each."""
 
 ORIGINAL: Final = 32
 """Bytes of a seal that are the digest of the payload as published; its signature follows."""
@@ -153,12 +156,12 @@ class SessionSignatures:
 
     def _said(self, holder: str) -> Iterator[SigningKey]:
         item = self._item(holder)
-        for rep in item.entries if item is not None else ():
-            if rep.cls.name == SigningKeyEntry.entry_name:
-                try:
-                    yield SigningKeyEntry.from_rep(rep).signing_key()
-                except EntryError as exc:
-                    log.debug("registration %s: %s", holder, exc)
+        said = (rep for rep in (item.entries if item is not None else ()) if rep.cls.name == SigningKeyEntry.entry_name)
+        for rep in itertools.islice(said, KEYS_MOST):
+            try:
+                yield SigningKeyEntry.from_rep(rep).signing_key()
+            except EntryError as exc:
+                log.debug("registration %s: %s", holder, exc)
         try:
             key = self._proxy.signing_key(holder, ASK_SECONDS)
         except JbiError as exc:

@@ -189,13 +189,16 @@ class LocalSubscription:
 
     def take(self, timeout: float) -> InfoObject | None:
         """The next object, or None after `timeout` seconds or when closed."""
+        taken: tuple[InfoObject, Consumer] | None
         try:
-            obj, consumed = self._waiting.popleft()  # what waits needs no lock and no clock
+            taken = self._waiting.popleft()  # what waits needs no lock and no clock
         except IndexError:
-            awaited = self._await(timeout)
-            if awaited is None:
-                return None
-            obj, consumed = awaited
+            taken = None
+        if taken is None:  # not in the handler: Ctrl-C would be told "during handling of" a queue that is empty
+            taken = self._await(timeout)
+        if taken is None:
+            return None
+        obj, consumed = taken
         consumed(1)
         return obj
 

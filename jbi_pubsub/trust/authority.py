@@ -287,7 +287,7 @@ class Authority:
             else:
                 prepared.unlink()
         for gone in self.folder.glob(f"*{OLD}"):
-            shutil.rmtree(gone)
+            _remove(gone)
         self._spread_all()
 
     def _finish(self, prepared: Path) -> None:
@@ -296,10 +296,10 @@ class Authority:
         if prepared.is_dir() and place.exists():
             gone = place.with_name(f"{place.name}{OLD}")
             if gone.exists():
-                shutil.rmtree(gone)
+                _remove(gone)
             place.rename(gone)
             prepared.rename(place)
-            shutil.rmtree(gone)
+            _remove(gone)
         else:
             prepared.replace(place)
         _sync(place.parent)
@@ -550,6 +550,14 @@ def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
     prepared.chmod(mode)  # whatever the umask
     prepared.replace(path)
     _sync(path.parent)
+
+
+def _remove(folder: Path) -> None:
+    """With what is in it; of a link to one elsewhere the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder)
 
 
 def _sync(folder: Path) -> None:

@@ -27,10 +27,12 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, padding, rsa
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from jbi_pubsub.core.errors import ConfigurationError, SignatureError
+from jbi_pubsub.core.files import Stamp, stamp
 from jbi_pubsub.core.signing import CERTIFICATE_MOST, CHAIN_MOST, Keys, SigningKey, binding_bytes, signed_uid
+from jbi_pubsub.core.wire import x509 as names
 
 log = logging.getLogger("jbi_pubsub.trust")
 
@@ -100,8 +102,8 @@ class CertificateSigner:
                 )
         return self._own.sign(message)
 
-    def _stamp(self) -> tuple[object, ...]:
-        return tuple(map(_stamp, self._files))
+    def _stamp(self) -> tuple[Stamp, ...]:
+        return tuple(map(stamp, self._files))
 
     def _look_again(self, now: float) -> None:
         """What the files say now counts. A certificate without its key may be on the way: then those before stay."""
@@ -281,8 +283,8 @@ class Authorities:
         if (certificate.issuer.public_bytes(), certificate.serial_number) in self._revoked:
             raise SignatureError(f"the certificate of {identity_of(certificate)} is revoked")
 
-    def _stamp(self) -> tuple[object, ...]:
-        return tuple(_stamp(path) for path in (self._ca, self._revoked_file) if path is not None)
+    def _stamp(self) -> tuple[Stamp, ...]:
+        return tuple(stamp(path) for path in (self._ca, self._revoked_file) if path is not None)
 
     def _read(self) -> tuple[list[x509.Certificate], frozenset[tuple[bytes, int]]]:
         anchors = _certificates(self._ca, "ca")
@@ -318,16 +320,8 @@ def _pins(der: bytes) -> tuple[str, str]:
 
 
 def identity_of(certificate: x509.Certificate) -> str:
-    """The name in a certificate: the first alternative one, else the common name; the one that connections go by."""
-    try:
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        names = None
-    for name in names or ():
-        if isinstance(name, x509.DNSName | x509.RFC822Name | x509.UniformResourceIdentifier | x509.IPAddress):
-            return _plain(str(name.value))
-    common = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return _plain(str(common[0].value) if common else certificate.subject.rfc4514_string())
+    """The name in a certificate that connections go by (core/wire/x509.py)."""
+    return _plain(names.certificate(_der(certificate)).identity or certificate.subject.rfc4514_string())
 
 
 def _unfit(leaf: x509.Certificate) -> str:
@@ -363,6 +357,8 @@ def _suspect(certificate: x509.Certificate) -> str:
     for extension in certificate.extensions:
         if extension.critical and not isinstance(extension.value, _UNDERSTOOD):
             return f"extension {extension.oid.dotted_string} is critical, and not understood here"
+        if isinstance(extension.value, x509.NameConstraints):  # TLS keeps to them, critical or not; we can't
+            return "its name constraints are not understood here"
     algorithm = certificate.signature_hash_algorithm
     if algorithm is not None and algorithm.name in _WEAK:
         return f"it is signed with {algorithm.name}"
@@ -465,14 +461,6 @@ def _dates(path: Iterable[x509.Certificate]) -> tuple[float, float]:
 
 def _der(certificate: x509.Certificate) -> bytes:
     return certificate.public_bytes(serialization.Encoding.DER)
-
-
-def _stamp(path: Path) -> object:
-    try:
-        found = path.stat()
-    except OSError as exc:
-        return exc.errno
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _plain(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from nicegui import ui
 
-from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.errors import JbiError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
 from jbi_pubsub.pad.proxy import AdminProxy
@@ -19,6 +19,8 @@ from .federation import ANSWER_SECONDS, Server
 
 DRAIN_SECONDS: Final = 10.0
 """For what waits to go out, until it is said how much is left."""
+FITTING: Final = 50
+"""Subscriptions in which an id is looked for."""
 TOLD_MOST: Final = 20
 """Lines that say what happened."""
 
@@ -72,7 +74,11 @@ def _page(console: Console, uid: str) -> None:
         lookups, delegates = region("Lookup services"), region("Delegates")
         with region("Subscriptions"):
             with ui.element("div").classes("jbi-form"):
-                which = ui.input("Id of a subscription", value=uid).props("maxlength=200").classes("jbi-grow")
+                which = (
+                    ui.input("Id of a subscription, or its beginning", value=uid)
+                    .props("maxlength=200")
+                    .classes("jbi-grow")
+                )
                 cancel = action("Cancel it")
             words("p", "Its subscriber is told that something is lost, and gets no more of it, until it subscribes "
                   "again.", "jbi-note")  # fmt: skip
@@ -81,8 +87,14 @@ def _page(console: Console, uid: str) -> None:
 
         async def cancelled() -> None:
             wanted = (which.value or "").strip()
-            if wanted:
-                await doing.do(f"Cancel {wanted} at all delegates?", "Cancelled {} times.", _cancel, console, wanted)
+            if not wanted:
+                return
+            try:
+                whole = await console.call(_whole, console, wanted)
+            except JbiError as exc:
+                doing.tell(f"Not done: {said(exc)}")
+                return
+            await doing.do(f"Cancel {whole} at all delegates?", "Cancelled {} times.", _cancel, console, whole)
 
         cancel.on_click(cancelled)
 
@@ -112,7 +124,7 @@ def _lookup(console: Console, doing: _Doing, server: Server) -> Shown:
     ref, title = server.ref, server.title
     with ui.element("div").classes("jbi-form") as made:
         words("span", f"lookup {title}", "jbi-name")
-        groups = ui.input("Groups (commas between; empty: the public one)", value=", ".join(server.facts.groups))
+        groups = ui.input("Groups (commas between; none: public)", value=", ".join(server.facts.groups))
         locators = ui.input("Joins (host:port, commas between)", value=", ".join(server.facts.locators))
         for field in (groups, locators):
             field.props("maxlength=1000").classes("jbi-grow")
@@ -161,6 +173,23 @@ def _delegate(console: Console, doing: _Doing, server: Server) -> Shown:
 def listed(text: str | None) -> tuple[str, ...]:
     """What stands between commas."""
     return tuple(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def _whole(console: Console, given: str) -> str:
+    """The id that begins so, with or without its kind: tables show twelve characters. Raises UnknownUidError when none
+    does, or several."""
+    servers = [s.id for s in console.observer.snapshot().servers if s.kind == "delegate" and s.facts is not None]
+    _, rows, _ = console.observer.subscriptions(servers, search=given, count=FITTING)
+    uids = sorted({str(row.get("uid")) for row in rows})
+    fits = [uid for uid in uids if uid.startswith(given) or uid.rpartition("-")[2].startswith(given)]
+    if given in fits:
+        return given
+    if len(fits) != 1:
+        why = (
+            f"{len(fits)} subscriptions begin with {given}: give more of the id" if fits else f"no subscription {given}"
+        )
+        raise UnknownUidError(why, uid=given)
+    return fits[0]
 
 
 def _cancel(console: Console, uid: str) -> int:

@@ -146,7 +146,11 @@ def answer_of(at: str, facts: Mapping[str, Any]) -> Answer:
 def _show(answer: Answer) -> None:
     with region("Delivered" if answer.delivered else "Not delivered", "jbi-answer"):
         words("p", f"{answer.at}: subscription {answer.subscription}", "jbi-note")
-        levels = table((("level", "Level"), ("holds", "Holds"), ("why", "Because")), empty="Nobody publishes here now")
+        levels = table(
+            (("level", "Level"), ("holds", "Holds"), ("why", "Because")),
+            empty="Nobody publishes here now",
+            whole=("level",),
+        )
         show_rows(levels, answer.levels)
         if answer.conditions:
             words("h3", "The predicate")

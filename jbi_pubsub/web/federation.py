@@ -9,13 +9,15 @@ strictly, texts cut and made harmless, lists bounded.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from itertools import islice
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -24,6 +26,7 @@ from jbi_pubsub.core.errors import JbiError, ProtocolError, UnknownUidError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.series import Counter, Gauge, Point
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.lookup.client.finder import LookupCache
@@ -53,6 +56,10 @@ TEXT_MOST: Final = 300
 ROWS_MOST: Final = 500
 """Entries kept of a list or table that a server tells."""
 DEPTH_MOST: Final = 8
+VALUES_MOST: Final = 50_000
+"""Values kept of what a server tells, at all depths together."""
+ANSWER_MOST: Final = 1 << 20
+"""Bytes of an answer: some hundred names, counts and leases are a tenth of that."""
 
 COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
     "lookup": ("lookups", "changes", "events", "events_lost"),
@@ -65,39 +72,43 @@ MEASURED: Final = ("queued", "in_flight", "mail_waiting")
 """What goes up and down."""
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
+"""One that a server can have come to: sums over all servers must not be one server's to spoil."""
+
+
 class Publishers(msgspec.Struct, frozen=True):
     """Publishers of one name at one server; `of`: how many names these are (more than one: all that are not told)."""
 
     name: str
-    of: int
-    connections: int
-    registrations: int
-    published: int
+    of: Count
+    connections: Count
+    registrations: Count
+    published: Count
 
 
 class Subscribers(msgspec.Struct, frozen=True):
     """Subscriber processes of one name at one server; `of` as above."""
 
     name: str
-    of: int
-    sessions: int
-    connected: int
-    subscriptions: int
-    delivered: int
-    queued: int
-    in_flight: int
-    lost: int
+    of: Count
+    sessions: Count
+    connected: Count
+    subscriptions: Count
+    delivered: Count
+    queued: Count
+    in_flight: Count
+    lost: Count
 
 
 class Published(msgspec.Struct, frozen=True):
     """Registrations of one type at one server; `subscriptions`: the most that one of them has."""
 
     name: str
-    of: int
-    registrations: int
-    published: int
-    unmatched: int
-    subscriptions: int
+    of: Count
+    registrations: Count
+    published: Count
+    unmatched: Count
+    subscriptions: Count
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -111,9 +122,9 @@ class Ending(msgspec.Struct, frozen=True):
 class Mail(msgspec.Struct, frozen=True):
     """Mail of a delegate: mails waiting and their bytes, what is wrong with the queue and with the mail server."""
 
-    queued: int = 0
-    bytes: int = 0
-    under_way: int = 0
+    queued: Count = 0
+    bytes: Count = 0
+    under_way: Count = 0
     fault: str = ""
     away: str = ""
     server: str = ""
@@ -131,46 +142,46 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["lookup", "delegate", "peer"]
     address: str
     uptime: float
-    pid: int = 0
+    pid: Count = 0
     name: str = ""
     location: str = ""
-    connections: int = 0
-    threads: int = 0
-    calls: int = 0
-    faults: dict[str, int] = {}
+    connections: Count = 0
+    threads: Count = 0
+    calls: Count = 0
+    faults: dict[str, Count] = {}
     draining: bool = False
     # of lookup services
     groups: list[str] = []
     locators: list[str] = []
-    items: int = 0
-    event_registrations: int = 0
-    lookups: int = 0
-    changes: int = 0
-    events: int = 0
-    events_lost: int = 0
+    items: Count = 0
+    event_registrations: Count = 0
+    lookups: Count = 0
+    changes: Count = 0
+    events: Count = 0
+    events_lost: Count = 0
     store: Store | None = None
     # of delegates and peer publishers
     publishers: list[Publishers] = []
     sessions: list[Subscribers] = []
     types: list[Published] = []
     ending: list[Ending] = []
-    counts: dict[str, int] = {}
-    mailing: int = 0
-    published: int = 0
-    unmatched: int = 0
-    refused: int = 0
-    matched: int = 0
-    suppressed: int = 0
-    delivered: int = 0
-    mailed: int = 0
-    replayed: int = 0
-    lost: dict[str, int] = {}
-    leases: int = 0
-    queued: int = 0
-    in_flight: int = 0
-    queued_bytes: int = 0
-    catching_up: int = 0
-    kept: dict[str, int] = {}
+    counts: dict[str, Count] = {}
+    mailing: Count = 0
+    published: Count = 0
+    unmatched: Count = 0
+    refused: Count = 0
+    matched: Count = 0
+    suppressed: Count = 0
+    delivered: Count = 0
+    mailed: Count = 0
+    replayed: Count = 0
+    lost: dict[str, Count] = {}
+    leases: Count = 0
+    queued: Count = 0
+    in_flight: Count = 0
+    queued_bytes: Count = 0
+    catching_up: Count = 0
+    kept: dict[str, Count] = {}
     mail: Mail = Mail()
 
     def count(self, name: str) -> int:
@@ -353,13 +364,13 @@ class Observer:
                 said = fetch_page(
                     self.ref(server), self._security, search, order, first, wanted, timeout=ANSWER_SECONDS
                 )
-                page = msgspec.convert(harmless(said), _Page)
+                page = converted(harmless(said), _Page)
             except (JbiError, msgspec.ValidationError) as exc:
                 log.info("no subscriptions of %s: %s", server, exc)
                 silent.append(server)
                 continue
             total += page.total
-            rows += [{**row, "server": server} for row in page.rows[:wanted]]
+            rows += [{**msgspec.structs.asdict(row), "server": server} for row in page.rows[:wanted]]
         return total, rows, silent
 
     # -- the thread ---------------------------------------------------------------------------------------------
@@ -426,12 +437,13 @@ class Observer:
             facts: Facts | None = None
             told: dict[str, Any] = {}
             error = ""
+            began = self._clock()
             try:
                 told, facts = self._call(watched)
             except JbiError as exc:
                 error = harmless(str(exc))
             with self._changed:
-                self._note(watched, facts, told, error, self._clock())
+                self._note(watched, facts, told, error, began, self._clock())
         with self._changed:
             watched.asking = None
 
@@ -442,7 +454,7 @@ class Observer:
             ref, old = watched.ref, watched.client
             if old is None or old.ref.endpoints != ref.endpoints:
                 own = msgspec.structs.replace(ref, exported=STATUS, methods=())
-                watched.client = ControlClient(own, self._security, timeout=ANSWER_SECONDS)
+                watched.client = ControlClient(own, self._security, timeout=ANSWER_SECONDS, most=ANSWER_MOST)
             else:
                 old = None
             client, kind = watched.client, watched.kind
@@ -457,8 +469,11 @@ class Observer:
         told: dict[str, Any] = client.call("status" if kind == "lookup" else "overview", dict[str, Any])
         return harmless(told), checked(told, ref)
 
-    def _note(self, watched: _Watched, facts: Facts | None, told: dict[str, Any], error: str, now: float) -> None:
-        """Under the lock: an answer, or none."""
+    def _note(
+        self, watched: _Watched, facts: Facts | None, told: dict[str, Any], error: str, began: float, now: float
+    ) -> None:
+        """Under the lock: an answer, or none. One that took longer than any may (we were stopped meanwhile) is as old
+        as that: it counts for no rate."""
         watched.error = error
         if facts is None:
             watched.failures += 1
@@ -466,6 +481,8 @@ class Observer:
             return
         watched.failures, watched.due = 0, 0.0
         watched.facts, watched.told = facts, told
+        if now - began > 2 * ANSWER_SECONDS:
+            return
         counts = {name: facts.count(name) for name in COUNTED[watched.kind]}
         counts |= {f"lost.{cause}": facts.lost[cause] for cause in Cause if cause in facts.lost}
         for name, count in counts.items():
@@ -503,30 +520,56 @@ class Observer:
         return Snapshot(self._last.number + 1, now, tuple(servers), tuple(edges), unseen, problem)
 
 
+class _Listed(msgspec.Struct, frozen=True):
+    """What is shown of a subscription."""
+
+    uid: str = ""
+    owner: str = ""
+    name: str = ""
+    template: list[str] = []
+    predicate: str = ""
+    filter: str = ""
+    recipients: list[str] = []
+    matched: Count = 0
+    delivered: Count = 0
+    mailed: Count = 0
+    waiting: Count = 0
+    lost: dict[str, Count] = {}
+
+
 class _Page(msgspec.Struct, frozen=True):
-    total: int
-    rows: list[dict[str, Any]]
+    total: Count
+    rows: list[_Listed]
 
 
 def checked(told: Mapping[str, Any], ref: ServiceRef) -> Facts:
     """What a server tells, if it can be shown: anybody may register as a server. Raises ProtocolError."""
     try:
-        return msgspec.convert(harmless(told), Facts)
+        return converted(harmless(told), Facts)
     except (msgspec.ValidationError, RecursionError) as exc:
         at = ", ".join(ref.endpoints)
         raise ProtocolError(f"{at} says of itself what no server of ours says: {str(exc)[:200]}") from exc
 
 
-def harmless(value: Any, depth: int = DEPTH_MOST) -> Any:
-    """What a peer tells, bounded, and without what a terminal would obey: control characters become spaces. (A browser
-    is shown texts as texts.)"""
+def harmless(value: Any) -> Any:
+    """What a peer tells, bounded, and without what a terminal would obey: control characters become spaces, numbers
+    that are none too. (A browser is shown texts as texts.)"""
+    return _harmless(value, DEPTH_MOST, iter(range(VALUES_MOST)))
+
+
+def _harmless(value: Any, depth: int, left: Iterator[int]) -> Any:
+    """`left`: so many values may still come."""
+    if next(left, None) is None:
+        return "..."
     if isinstance(value, str):
         return "".join(c if c.isprintable() else " " for c in value[:TEXT_MOST])
     if isinstance(value, Mapping) and depth:
-        some = list(value.items())[:ROWS_MOST]
-        return {harmless(str(k)): harmless(v, depth - 1) for k, v in some}
+        some = islice(value.items(), ROWS_MOST)
+        return {_harmless(str(k), 0, left): _harmless(v, depth - 1, left) for k, v in some}
     if isinstance(value, Sequence) and not isinstance(value, bytes) and depth:
-        return [harmless(each, depth - 1) for each in value[:ROWS_MOST]]
+        return [_harmless(each, depth - 1, left) for each in value[:ROWS_MOST]]
+    if isinstance(value, float) and not math.isfinite(value):
+        return " "
     return value if value is None or isinstance(value, bool | int | float) else "..."
 
 

@@ -228,12 +228,16 @@ def _subscriptions(console: Console, server: str) -> None:
         found = words("p", "", "jbi-note").props("role=status")
         rows = table(
             (("name", "Subscriber"), ("id", "Id"), ("server", "At"), ("wanted", "Wants"), ("matched", "#Matched"),
-             ("delivered", "#Delivered"), ("waiting", "#Waiting"), ("lost", "#Lost"), ("explain", "Explain")),
-            empty="No subscription", whole=("id",), lines=("wanted",), rows=ROWS,
+             ("delivered", "#Delivered"), ("waiting", "#Waiting"), ("lost", "#Lost"), ("explain", "Go to")),
+            empty="No subscription", whole=("id", "server"), lines=("wanted",), rows=ROWS,
         )  # fmt: skip
         rows.props(':rows-per-page-options="[25]"')
         to = "'/explain?subscription=' + encodeURIComponent(props.row.uid)"
-        add_action(rows, "explain", f'<a class="jbi-link" :href="{to}">Explain</a>')
+        links = f'<a class="jbi-link" :href="{to}">Explain</a>'
+        if console.admin:
+            cancel = "'/administration?cancel=' + encodeURIComponent(props.row.uid)"
+            links += f' <a class="jbi-link" :href="{cancel}">Cancel</a>'
+        add_action(rows, "explain", links)
 
         async def load() -> None:
             if busy["loading"]:

@@ -7,19 +7,21 @@ by one click (RFC 8058) is a mail server of others. What comes later (gateways) 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 import uvicorn
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from starlette.middleware.gzip import GZipMiddleware
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, PortInUseError, WireError
@@ -35,7 +37,11 @@ START_SECONDS: Final = 20.0
 STOP_SECONDS: Final = 2.0
 """For requests under way when it stops; then they are cut off."""
 CONNECTIONS_MOST: Final = 256
-"""Connections at once; more are answered 503."""
+"""Connections at once: for one more the one that has waited longest without a request goes, else it is answered 503."""
+REQUEST_SECONDS: Final = 20.0
+"""For a request to have come, body and all, since the connection or the answer before it; at most twice that."""
+HEAD_MOST: Final = 64 << 10
+"""Bytes of a request without its body."""
 MESSAGE_MOST: Final = 4 << 20
 """Bytes of a websocket message."""
 
@@ -67,7 +73,9 @@ class WebServer:
         """
         web = config.web
         security = config.security()
-        Security(security.tls).check(web.host)  # --insecure does not hold here
+        Security(security.tls).check(  # --insecure does not hold here
+            web.host, or_else="leave it on loopback and come by ssh -L"
+        )
         self._tls = security.tls
         self._socket = _bound(web.host, web.port)
         self.host, self.port = web.host, int(self._socket.getsockname()[1])
@@ -108,6 +116,7 @@ class WebServer:
         outer = GZipMiddleware(self.gate.around(self.app), minimum_size=1_000)
         settings = uvicorn.Config(
             outer, log_config=None, access_log=False, server_header=False, proxy_headers=False, loop="asyncio",
+            http=_Http, h11_max_incomplete_event_size=HEAD_MOST,
             ws="wsproto", ws_max_size=MESSAGE_MOST, limit_concurrency=CONNECTIONS_MOST,
             timeout_graceful_shutdown=int(STOP_SECONDS) - 1,
             ssl_context_factory=self._context if self._tls else None,
@@ -144,6 +153,43 @@ class WebServer:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(self._tls.certificate, self._tls.key)
         return context
+
+
+class _Http(H11Protocol):
+    """A connection on which requests come in time: uvicorn waits for ever, and would refuse all others meanwhile."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Somebody has connected."""
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        self._next_look = self.loop.call_later(REQUEST_SECONDS, self._look, None)
+        if len(self.connections) >= CONNECTIONS_MOST:
+            others: Iterable[object] = self.connections - {self}
+            waiting: list[_Http] = [c for c in others if isinstance(c, _Http) and not c.cycle]
+            if waiting:
+                min(waiting, key=lambda c: c.since).give_up()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It has ended."""
+        self._next_look.cancel()
+        super().connection_lost(exc)
+
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        """From now on it is none of ours."""
+        self._next_look.cancel()
+        super().handle_websocket_upgrade(event)
+
+    def give_up(self) -> None:
+        """End it without a word."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _look(self, before: Any) -> None:
+        """`before`: the request at the look before. Is it over, or still coming, then nothing came in between."""
+        if self.cycle is before and (before is None or before.response_complete or before.more_body):
+            self.give_up()
+        else:
+            self._next_look = self.loop.call_later(REQUEST_SECONDS, self._look, self.cycle)
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -30,7 +30,7 @@ from starlette.concurrency import run_in_threadpool
 from jbi_pubsub.core.errors import JbiError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
-from jbi_pubsub.pad.mail.links import ACTIONS, Action, uid_of
+from jbi_pubsub.pad.mail.links import LINK_ACTIONS, LinkAction, uid_of
 from jbi_pubsub.pad.proxy import follow_link
 
 from .federation import Observer
@@ -57,7 +57,7 @@ ADDRESSES_MOST: Final = 1_000
 AGAIN_SECONDS: Final = 5
 """After which who is put off is to come again."""
 
-CONFIRMED: Final[dict[Action, tuple[str, str]]] = {
+CONFIRMED: Final[dict[LinkAction, tuple[str, str]]] = {
     "unsubscribe": ("List-Unsubscribe", "One-Click"),  # RFC 8058, section 3.2
     "renew": ("Renew", "Yes"),
 }
@@ -80,7 +80,7 @@ class MailLinks:
         self._servers = servers
         self._security = security
 
-    def follow(self, action: Action, token: str) -> Outcome:
+    def follow(self, action: LinkAction, token: str) -> Outcome:
         """Do what the link says, wherever its subscription is. Blocks for as long as the servers take."""
         servers = self._servers()
         if not servers:
@@ -89,7 +89,7 @@ class MailLinks:
             answers = list(pool.map(lambda ref: self._ask(ref, action, token), servers))
         return Outcome(answers.count(True), answers.count(None))
 
-    def _ask(self, ref: ServiceRef, action: Action, token: str) -> bool | None:
+    def _ask(self, ref: ServiceRef, action: LinkAction, token: str) -> bool | None:
         """Whether it was done there; None: no answer."""
         try:
             follow_link(ref, self._security, action, token, timeout=ANSWER_SECONDS)
@@ -145,14 +145,14 @@ def router(links: MailLinks, *, clock: Callable[[], float] = time.monotonic) -> 
     made = APIRouter()
     limits = Limits(clock())
     busy = threading.BoundedSemaphore(BUSY_MOST)
-    for action in ACTIONS:
+    for action in LINK_ACTIONS:
         _add(made, action, links, limits, busy, clock)
     return made
 
 
 def _add(
     made: APIRouter,
-    action: Action,
+    action: LinkAction,
     links: MailLinks,
     limits: Limits,
     busy: threading.BoundedSemaphore,
@@ -185,7 +185,7 @@ def _add(
         return _told(action, uid, outcome)
 
 
-def _told(action: Action, uid: str, outcome: Outcome) -> HTMLResponse:
+def _told(action: LinkAction, uid: str, outcome: Outcome) -> HTMLResponse:
     if outcome.done and outcome.silent and action == "unsubscribe":
         return _page(200, *_PARTLY, uid=uid)
     if outcome.done:
@@ -213,7 +213,7 @@ async def _body(request: Request) -> bytes | None:
     return body
 
 
-def _confirms(action: Action, body: bytes, kind: str) -> bool:
+def _confirms(action: LinkAction, body: bytes, kind: str) -> bool:
     """Whether the field is there, in one of the two forms of RFC 8058, section 3.2."""
     name, value = CONFIRMED[action]
     if kind.lower().startswith("multipart/form-data"):
@@ -239,11 +239,11 @@ def _network(address: str) -> str:
 
 # -- what people read: fixed text, and a subscription's id, which is hexadecimal ----------------------------------
 
-_ASKED: Final[dict[Action, tuple[str, str]]] = {
+_ASKED: Final[dict[LinkAction, tuple[str, str]]] = {
     "unsubscribe": ("Unsubscribe", "Nothing has changed yet. Press the button to get no more of this mail."),
     "renew": ("Renew", "Nothing has changed yet. Press the button to have this subscription go on."),
 }
-_DONE: Final[dict[Action, tuple[str, str]]] = {
+_DONE: Final[dict[LinkAction, tuple[str, str]]] = {
     "unsubscribe": ("Unsubscribed", "You get no more mail of this subscription. What was under way may still arrive."),
     "renew": ("Renewed", "This subscription goes on. You are reminded again before it ends."),
 }
@@ -273,7 +273,7 @@ _STYLE: Final = (
 
 
 def _page(
-    status: int, title: str, text: str, *, uid: str = "", button: Action | None = None, again: bool = False
+    status: int, title: str, text: str, *, uid: str = "", button: LinkAction | None = None, again: bool = False
 ) -> HTMLResponse:
     form = ""
     if button is not None:

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.pad.subscription import MIN_SECRET, SubscriptionRequest
 
-Action = Literal["unsubscribe", "renew"]
-ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
+LinkAction = Literal["unsubscribe", "renew"]
+LINK_ACTIONS: Final[tuple[LinkAction, ...]] = get_args(LinkAction)
 
 MAX_BASE: Final = 200
 """Characters of the part of a link that is the same for all: with the rest it stays on one line (RFC 5322 2.1.1)."""
@@ -52,7 +52,7 @@ def check_base(base: str) -> str:
     return base.rstrip("/")
 
 
-def link(base: str, action: Action, request: SubscriptionRequest, recipient: str) -> str:
+def link(base: str, action: LinkAction, request: SubscriptionRequest, recipient: str) -> str:
     """The URL for that recipient; "" when there is no base, or nothing to prove it with (a subscription from a time
     when ids were not made from secrets)."""
     if not base or len(request.secret) < MIN_SECRET or not _UID.fullmatch(request.uid):
@@ -69,7 +69,7 @@ def uid_of(token: str) -> str:
     return _KIND + _bytes(token)[:_HALF].hex()
 
 
-def recipient_of(token: str, action: Action, request: SubscriptionRequest) -> str:
+def recipient_of(token: str, action: LinkAction, request: SubscriptionRequest) -> str:
     """Whose link it is; "" if it proves nothing. As long for a near guess as for any other."""
     proof, found = _bytes(token)[_HALF:], ""
     if len(request.secret) < MIN_SECRET:
@@ -80,7 +80,7 @@ def recipient_of(token: str, action: Action, request: SubscriptionRequest) -> st
     return found
 
 
-def _proof(action: Action, request: SubscriptionRequest, recipient: str) -> bytes:
+def _proof(action: LinkAction, request: SubscriptionRequest, recipient: str) -> bytes:
     said = f"{_LABEL}\n{action}\n{request.uid}\n{recipient}"
     return hmac.digest(request.secret.encode(), said.encode(), "sha256")[:_HALF]
 

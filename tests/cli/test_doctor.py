@@ -352,10 +352,11 @@ def _certificates(folder: Path, **dates: datetime) -> tuple[str, ...]:
     [
         ({}, "ok", "server.example until "),
         ({"not_after": NOW + timedelta(days=10), "not_before": NOW - timedelta(days=300)}, "warning", "10 days"),
+        ({"not_after": NOW + timedelta(days=1)}, "warning", "1 day"),
         ({"not_after": NOW - timedelta(days=1), "not_before": NOW - timedelta(days=9)}, "failure", "has expired"),
         ({"not_before": NOW + timedelta(days=1)}, "failure", "is good from"),
     ],
-    ids=["good", "ends soon", "expired", "not yet"],
+    ids=["good", "ends soon", "ends tomorrow", "expired", "not yet"],
 )
 def test_the_dates_of_certificates(
     dates: dict[str, datetime], state: str, told: str, findings: Callable[..., Any], tmp_path: Path

@@ -173,7 +173,11 @@ def test_the_console_scripts_run(script: str) -> None:
     assert done.stdout.startswith("Usage: ")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
+)
 def test_a_command_that_is_interrupted_leaves_and_says_so_by_its_code(
     number: int, code: int, flags: list[str], federation: Any, start: Callable[..., Any], eventually: Callable[..., Any]
 ) -> None:

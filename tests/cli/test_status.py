@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from jbi_pubsub.cli.show import drawn
@@ -14,6 +15,7 @@ from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem
+from jbi_pubsub.pad.subscription import PAD_TYPE
 
 
 def _published(federation: Any, figures: Any) -> Any:
@@ -245,6 +247,25 @@ def test_services_of_other_kinds_are_not_asked(federation: Any) -> None:
     servers = Servers(federation.config, ())
     federation.stack.callback(servers.close)
     assert [facts["kind"] for facts in servers.ask()] == ["lookup", "delegate"]
+
+
+def test_a_delegate_that_was_killed_and_started_again_is_asked_and_counted_once(
+    federation: Any, flags: list[str], said: Callable[..., Any]
+) -> None:
+    # Given a delegate that is listed under the id of its time before as well, at the same address
+    pad = federation.pad("alpha", "rome")
+    community = JoinManager(federation.config, name="before")
+    federation.stack.callback(community.close)
+    before = msgspec.structs.replace(pad.ref("delegate", ()), service_id="f" * 32)
+    community.join(ServiceItem("f" * 32, (PAD_TYPE,), before))
+    community.wait_joined("f" * 32, 5.0)
+    said(*flags, "subscribe", "--email", "ops@example.org", "--type", "other")
+    # Expect one delegate, with what it has
+    servers = Servers(federation.config, ())
+    federation.stack.callback(servers.close)
+    assert [facts["kind"] for facts in servers.ask()] == ["lookup", "delegate"]
+    [row] = json.loads(said(*flags, "subscriptions", "--json").out)
+    assert row["delegates"] == 1
 
 
 def test_watching_says_so_again_and_again(federation: Any, figures: Any, said: Callable[..., Any]) -> None:

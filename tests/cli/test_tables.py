@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jbi_pubsub.cli import clients, status
+from jbi_pubsub.cli import clients, demonstration, examples, status
 from jbi_pubsub.cli.show import (
     BRIEF,
     MARKS_MOST,
@@ -25,6 +25,10 @@ from jbi_pubsub.cli.show import (
     view_of,
 )
 from jbi_pubsub.cli.status import tables
+from jbi_pubsub.examples.demo import Demo
+from jbi_pubsub.examples.example import Outcome, Promise
+from jbi_pubsub.examples.example import Table as Told
+from jbi_pubsub.examples.scenario import expected
 
 HOSTILE = st.text(
     st.one_of(
@@ -205,6 +209,39 @@ def test_wide_cuts_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     show_tables([table], view_of(True, "", [clients._SERVICES], as_json=False))
     shown = capsys.readouterr().out
     assert all(part in shown for part in row)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_the_demo_fits_the_terminal(width: int) -> None:
+    # Given the demo when everything has come, but for one alert
+    state = Demo(stage="done", published=20)
+    for row in state.rows.values():
+        want = expected(row.subscriber)
+        row.objects, row.parts, row.last = want.objects, want.parts, "Intel_Imagery #8, 2 parts: 373 of 632 B"
+        row.mails = want.objects if row.subscriber.recipients else 0
+    state.rows["severe"].objects -= 1
+    # Expect all that matters, in lines that are not broken
+    shown = demonstration._table(state, width)
+    assert max(map(taken, shown.splitlines())) <= width
+    assert "4 of 4 ok" in shown
+    assert "3 of 4 WRONG" in shown
+    if width >= 80:
+        assert "418th, Imagery, EN       in the rectangle around Kabul  4 of 4 ok" in shown
+
+
+def test_what_an_example_promises_is_broken_between_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given a terminal of 60 columns, and sentences that are longer
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    says = "the whole takes long, and less than a fiftieth of it went over the link"
+    examples._show(Outcome((Told(f"{says}, before", ("a",), ((1,),)),), (Promise(says, True),)), 1.0)
+    # Expect all words, whole, in lines that fit
+    shown = capsys.readouterr().out
+    assert max(map(taken, shown.splitlines())) <= 60
+    assert shown.split().count("fiftieth") == 2
+    assert "ok     the whole takes long, and less than a fiftieth of it\n       went over the link\n" in shown
 
 
 def test_a_namespace_gives_way_before_its_name() -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import click
 import pytest
@@ -560,3 +561,11 @@ def test_codegen_without_a_good_schema(arguments: tuple[str, ...], said: Callabl
     assert answer.code in (1, 2)
     assert "Traceback" not in answer.err
     assert arguments[1] in answer.err
+
+
+def test_what_a_subscriber_lost_is_told_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    # Given a subscription that gets nothing, and was refused at one server
+    adapter = Mock(receive=Mock(return_value=None), losses=Mock(return_value={"refused": 1, "queue_full": 2000}))
+    # Expect causes and numbers, and no braces
+    clients._show_objects(adapter, "subscription-1", count=None, timeout=0.0, out=None, as_json=False)
+    assert capsys.readouterr() == ("", "lost: refused 1, queue_full 2,000\n")

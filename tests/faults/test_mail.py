@@ -12,8 +12,9 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from aiosmtpd.controller import Controller
 from lxml import etree
+
+from jbi_pubsub.examples.mailbox import AnyPort
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 NORTH = "//descriptor[./position/lat<'35.0']"
@@ -49,15 +50,6 @@ class Sink:
             message = cast(EmailMessage, message_from_bytes(envelope.content, policy=email.policy.default))
             self.mails.append((list(envelope.rcpt_tos), message))
         return answer
-
-
-class AnyPort(Controller):
-    """aiosmtpd's controller on a free port."""
-
-    def _trigger_server(self) -> None:
-        assert isinstance(self.server, asyncio.Server)
-        self.port = self.server.sockets[0].getsockname()[1]
-        super()._trigger_server()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import email.policy
 import re
 import sqlite3
@@ -15,11 +14,11 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from aiosmtpd.controller import Controller
 
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.examples.mailbox import AnyPort
 from jbi_pubsub.pad.proxy import follow_link
 from jbi_pubsub.pad.server import DisseminationServer
 
@@ -63,15 +62,6 @@ class Post:
             rf"{BASE}/{action}\?token=([\w-]+)", f"{message['List-Unsubscribe']} {readable.get_content()}"
         )
         return str(found[-1])
-
-
-class AnyPort(Controller):
-    """On a free port."""
-
-    def _trigger_server(self) -> None:
-        assert isinstance(self.server, asyncio.Server)
-        self.port = self.server.sockets[0].getsockname()[1]
-        super()._trigger_server()
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, syntax
 
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.errors import AddressError, BackPressureError, ConfigurationError, StorageError
 from jbi_pubsub.core.guard import faults
 from jbi_pubsub.core.info_object import Cause, InfoObject, Platform, TypeName
+from jbi_pubsub.examples.mailbox import AnyPort
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.subscription import (
@@ -124,16 +124,11 @@ class Frail(SMTP):
         self.transport.abort()
 
 
-class FrailController(Controller):
-    """On a free port."""
+class FrailController(AnyPort):
+    """Of one that can be frail."""
 
     def factory(self) -> Frail:
         return Frail(self.handler, **self.SMTP_kwargs)
-
-    def _trigger_server(self) -> None:
-        assert isinstance(self.server, asyncio.Server)
-        self.port = self.server.sockets[0].getsockname()[1]
-        super()._trigger_server()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from jbi_pubsub.pad.subscription import PAD_TYPE
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["SIGTERM", "SIGINT", "SIGHUP"])
 @pytest.mark.parametrize("server", ["lookup", "pad"])
 def test_a_server_ends_by_a_signal_with_code_0_and_without_a_word(server: str, number: int, field: Any) -> None:
     # Given a server that is ready

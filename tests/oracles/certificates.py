@@ -79,6 +79,7 @@ def _certificate(
     may_sign: bool = True,
     path_length: int | None = None,
     critical: x509.ExtensionType | None = None,
+    noted: x509.ExtensionType | None = None,
     usage: bool = True,
     below_it: bool = False,
     names: tuple[x509.GeneralName, ...] | None = None,
@@ -104,6 +105,8 @@ def _certificate(
         made = made.add_extension(x509.ExtendedKeyUsage(purposes), critical=False) if purposes else made
     if critical is not None:
         made = made.add_extension(critical, critical=True)
+    if noted is not None:
+        made = made.add_extension(noted, critical=False)
     return made.sign(issuer.key, hashes.SHA256())
 
 

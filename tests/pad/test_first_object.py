@@ -21,14 +21,16 @@ from jbi_pubsub.core.config import PadSection, QueueSection
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Caller, Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delegate import GHOST_SECONDS, NOT_BEFORE, Delegate
+from jbi_pubsub.pad.delegate import NOT_BEFORE, Delegate
 from jbi_pubsub.pad.delivery import ITEM, LOSS, OBJECT, SHARED, Deliveries
 from jbi_pubsub.pad.pipeline import GAP_MOST
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.shelf import OLD_SECONDS, Shelves
 from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest, owned_uid
+from jbi_pubsub.pad.topics import GHOST_SECONDS
 
 UNIT = define("test.Unit", {"name": str})
 
@@ -330,17 +332,17 @@ def test_a_publisher_that_has_left_leaves_its_objects_for_those_who_stood(world:
     world.now += GHOST_SECONDS
     world.delegate.expire()
     assert not world.delegate._topics
-    assert not world.delegate._ghosts
+    assert not world.delegate._topics.ghosts
 
 
 def test_topics_without_a_publisher_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jbi_pubsub.pad.delegate.GHOSTS_MOST", 10)
+    monkeypatch.setattr("jbi_pubsub.pad.topics.GHOSTS_MOST", 10)
     for number in range(30):
         made = world.register(EntryRep(UNIT, (f"unit-{number}",)))
         world.publish(made)
         world.delegate.unregister_publisher(world.connection, made.uid)
         world.delegate.expire()
-    assert len(world.delegate._topics) == len(world.delegate._ghosts) == 10
+    assert len(world.delegate._topics) == len(world.delegate._topics.ghosts) == 10
     assert world.status()["kept"]["objects"] == 10
 
 
@@ -452,7 +454,7 @@ def test_peers_with_many_sessions_have_one_share(world: World) -> None:
     def subscribe(peer: str) -> str:
         session = world.delegate.open_session("subscriber", 1e6)[0]
         request = SubscriptionRequest(f"{peer}-{session}")
-        world.delegate.subscribe(session, request, 60.0, 50.0, peer=peer)
+        world.delegate.subscribe(session, request, 60.0, 50.0, caller=Caller("", place=Place(peer=peer)))
         return session
 
     look = world.delegate._shelves.look
@@ -598,7 +600,7 @@ class Interleaved(World):
         self.hook(self.delegate._shelves, "owes")
         self.hook(self.delegate._newcomers, "_let_go")
         self.hook(self.delegate.pipeline, "hand_out")
-        for topic in self.delegate._topics.values():
+        for topic in self.delegate._topics:
             self.hook(topic.table, "add")
             self.hook(topic.table, "match")
 
@@ -733,7 +735,7 @@ def test_without_a_thread_newcomers_live_and_are_told(world: World, monkeypatch:
 
 def test_topics_that_never_had_an_object_push_nobody_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a publisher that has left an object behind, and room for two such topics
-    monkeypatch.setattr("jbi_pubsub.pad.delegate.GHOSTS_MOST", 2)
+    monkeypatch.setattr("jbi_pubsub.pad.topics.GHOSTS_MOST", 2)
     honest = world.register(EntryRep(UNIT, ("honest",)))
     world.publish(honest)
     world.delegate.unregister_publisher(world.connection, honest.uid)

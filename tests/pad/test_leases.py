@@ -16,10 +16,11 @@ from jbi_pubsub import Config
 from jbi_pubsub.core.errors import ConfigurationError, StorageError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.endpoint import Caller, Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.pad.delegate import Delegate
 from jbi_pubsub.pad.dissemination import MatchTable
-from jbi_pubsub.pad.store import Kept
+from jbi_pubsub.pad.store import Kept, Whose
 from jbi_pubsub.pad.subscription import PublisherRequest, Subscription, SubscriptionRequest, owned_uid
 
 SECRET = "0123456789abcdef" * 2
@@ -48,6 +49,7 @@ class World:
     announced: list[str] = field(default_factory=list)
     left: list[tuple[str, ...]] = field(default_factory=list)
     disk_is_broken: bool = False
+    kept: Whose | None = None
     delegate: Delegate = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,10 +85,11 @@ class World:
     def load(self, _wall: float) -> list[Kept]:
         return []
 
-    def holders(self) -> dict[str, str]:
-        return {}
+    def keep(self, kept: Kept) -> None:
+        self.kept = kept.whose
 
-    def keep(self, _kept: Kept) -> None: ...
+    def hand_over(self, _uid: str, whose: Whose | None) -> None:
+        self.kept = whose
 
     def renew(self, _uid: str, _ends: float, _remind: float | None) -> None: ...
 
@@ -134,6 +137,18 @@ def test_an_email_subscription_sent_again_is_the_same_one_under_the_same_lease(w
     assert (second.number, second.lease.lease_id) == (first.number, first.lease.lease_id)
     assert second.lease.duration == pytest.approx(6.0)
     assert world.held()["leases"] == 1
+
+
+def test_an_email_subscription_sent_again_hangs_on_the_certificate_it_was_sent_with_last(world: World) -> None:
+    # Given an e-mail subscription of somebody, who has got another certificate since and sends it again
+    for holder in ("1:old", "2:new"):
+        anna = Caller("192.0.2.1:7", place=Place(holder=holder), user="anna")
+        world.delegate.subscribe("", MAIL, 10.0, caller=anna)
+        assert world.kept == Whose("192.0.2.1:7", "anna", claimed=False, client="", holder=holder)
+    # When the old one is revoked, expect it to stand; when the new one is, to end
+    assert world.delegate.end_held("1:old".__eq__) == 0
+    assert world.delegate.end_held("2:new".__eq__) == 1
+    assert world.held() == {}
 
 
 def test_an_email_subscription_sent_again_lives_as_long_as_its_lease_is_renewed(world: World) -> None:
@@ -282,7 +297,7 @@ def test_the_end_of_a_subscription_costs_nothing_at_registrations_that_it_does_n
         entries = (EntryRep(UNIT, (f"unit-{number}",)),)
         world.delegate.subscribe(session, SubscriptionRequest(f"subscription-{number}", entries), 60.0)
     world.delegate.subscribe(session, SubscriptionRequest("all"), 60.0)
-    assert sum(len(topic.table) for topic in world.delegate._topics.values()) == 110
+    assert sum(len(topic.table) for topic in world.delegate._topics) == 110
     removals: list[object] = []
     remove = MatchTable.remove
 
@@ -294,7 +309,7 @@ def test_the_end_of_a_subscription_costs_nothing_at_registrations_that_it_does_n
     # When it ends
     world.delegate.close_session(session)
     # Expect nothing to be left in any table, and only those to be asked that had it: first all, then one by one
-    assert sum(len(topic.table) for topic in world.delegate._topics.values()) == 0
+    assert sum(len(topic.table) for topic in world.delegate._topics) == 0
     assert len(removals) <= 2 * 110
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
-from jbi_pubsub.pad.mail.links import ACTIONS, MAX_BASE, check_base, link, recipient_of, uid_of
+from jbi_pubsub.pad.mail.links import LINK_ACTIONS, MAX_BASE, check_base, link, recipient_of, uid_of
 from jbi_pubsub.pad.subscription import SubscriptionRequest, owned_uid
 
 SECRET = "0123456789abcdef" * 2
@@ -22,7 +22,7 @@ OTHER = SubscriptionRequest(owned_uid("subscription", SECRET[::-1]), recipients=
 
 def token(action: str = "unsubscribe", request: SubscriptionRequest = REQUEST, recipient: str = "a@x.org") -> str:
     """Of a link, as it stands in a mail."""
-    made = link("https://x.org", action, request, recipient)  # type: ignore[arg-type]  # one of ACTIONS
+    made = link("https://x.org", action, request, recipient)  # type: ignore[arg-type]  # one of LINK_ACTIONS
     return made.removeprefix(f"https://x.org/{action}?token=")
 
 
@@ -32,7 +32,7 @@ def test_a_link_proves_its_recipient_and_nobody_else() -> None:
         assert uid_of(token(recipient=recipient)) == REQUEST.uid
         assert recipient_of(token(recipient=recipient), "unsubscribe", REQUEST) == recipient
     # Expect a link for one thing to be none for the other, nor for another subscription, also one of the same recipient
-    for action, other in (ACTIONS, ACTIONS[::-1]):
+    for action, other in (LINK_ACTIONS, LINK_ACTIONS[::-1]):
         assert recipient_of(token(action), action, REQUEST)
         assert not recipient_of(token(action), other, REQUEST)
     assert not recipient_of(token(), "unsubscribe", OTHER)

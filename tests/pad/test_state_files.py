@@ -12,7 +12,7 @@ from msgspec import msgpack
 import jbi_pubsub.pad.store as store_module
 from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.pad.mail.store import MailStore
-from jbi_pubsub.pad.store import Kept, SubscriptionStore
+from jbi_pubsub.pad.store import Kept, SubscriptionStore, Whose
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 
 Opened = Callable[[Path], SubscriptionStore | MailStore]
@@ -35,8 +35,9 @@ def test_a_file_with_the_tables_of_something_else_is_left_alone(opened: Opened, 
         base.execute("CREATE TABLE kept (kind TEXT)")
     base.close()
     # When a delegate is given it; Expect an error that says so, and the file with what it had
-    with pytest.raises(StorageError, match="something else"):
+    with pytest.raises(StorageError, match="something else") as refused:
         opened(path)
+    assert str(refused.value).count(str(path)) == 1
     with sqlite3.connect(path) as base:
         assert base.execute("SELECT name FROM sqlite_master").fetchall() == [("kept",)]
     base.close()
@@ -74,11 +75,11 @@ def test_the_subscriptions_of_an_earlier_version_are_taken_over(tmp_path: Path) 
     store.reminded(request.uid)
     assert store.load(50.0) == [Kept(request, "lease", 200.0)]
     assert store.unsubscribed() == []
-    assert store.holders() == {}
-    store.hold(request.uid, "1f:abcd")
+    whose = Whose("192.0.2.1:7", "anna", claimed=False, client="application", holder="1f:abcd")
+    store.hand_over(request.uid, whose)
     store.close()
     again = SubscriptionStore(path)
-    assert again.holders() == {request.uid: "1f:abcd"}
+    assert again.load(50.0) == [Kept(request, "lease", 200.0, whose=whose)]
     again.close()
 
 

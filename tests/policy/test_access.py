@@ -252,6 +252,33 @@ def test_decisions_that_are_remembered_are_bounded() -> None:
     assert len(of._known) <= access.KNOWN_MOST
 
 
+def test_what_callers_say_at_length_is_not_remembered() -> None:
+    of = rules("[[access]]\naction = 'publish'\ntype = 'intel.*'\n")
+    for number in range(20):
+        long = f"intel.{number}" + "x" * 1_000_000
+        assert ask(of, "publish", long)
+        assert not ask(of, "subscribe", long)
+        assert ask(of, "publish", "intel.Report", version=long, user=long[:30_000])
+    assert sum(len(repr(question)) for question in of._known) < 100_000
+    assert ask(of, "publish", "intel.Report")
+    assert len(of._known) == 1
+
+
+@pytest.mark.parametrize("key", ["user", "type"])
+def test_a_denial_of_nobody_and_of_a_glob_is_found_for_both(key: str) -> None:
+    of = rules(f"""
+    [[access]]
+    action = ["connect", "subscribe"]
+    [[access]]
+    {key} = ["", "*-guest"]
+    action = "subscribe"
+    allow = false
+    """)
+    for named, allowed in (("", False), ("eve-guest", False), ("bob", True)):
+        asked = {"user": named, "type_": "intel.Report"} if key == "user" else {"user": "bob", "type_": named}
+        assert bool(ask(of, "subscribe", **asked)) is allowed, named
+
+
 def test_too_many_rules_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert access.MAX_RULES == 10_000
     monkeypatch.setattr(access, "MAX_RULES", 10)

@@ -112,4 +112,4 @@ def test_a_policy_is_listed(jbi: Any, tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text("[group]\ng = ['x']\n[[access]]\ngroup = 'g'\naction = 'connect'\n")
     code, out, _ = jbi("policy", "show", "p.toml")
     assert code == 0
-    assert out.splitlines() == ["group g: x", "line\t\taction\twhen", "3\tallow\tconnect\tgroup g"]
+    assert out.splitlines() == ["group g: x", "line\trule\taction\twhen", "3\tallow\tconnect\tgroup g"]

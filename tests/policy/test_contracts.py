@@ -16,20 +16,24 @@ import msgspec
 import pytest
 
 from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.access import AllowAll, Decision
 from jbi_pubsub.core.config import MetricsSection, PadSection, PolicySection
 from jbi_pubsub.core.errors import AccessDeniedError, WireError
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import predicate, register_language
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
+from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
+from jbi_pubsub.pad.newcomers import Newcomers
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SubscriptionsProxy
 from jbi_pubsub.pad.server import DisseminationServer
-from jbi_pubsub.pad.subscription import SubscriptionRequest, owned_uid
+from jbi_pubsub.pad.subscription import InformationType, PublisherRequest, SubscriptionRequest, owned_uid
 from jbi_pubsub.policy.manager import AccessManager, access_of
 from jbi_pubsub.subscriber import session
 
@@ -180,6 +184,38 @@ def test_what_lies_on_the_shelf_has_to_pass_the_rule_as_well(
         # Expect what the rule lets through alone
         eventually(lambda: pad.status()["subscriptions"][0]["replayed"])
         assert pad.status()["subscriptions"][0]["replayed"] == 1
+
+
+@pytest.mark.parametrize(
+    ("later", "replayed"), [(NORTH, 1), (BUT_SUBSCRIBE + "[[access]]\naction = 'subscribe'\ntype = 'demo.*'\n", 0)]
+)
+def test_who_is_catching_up_when_the_rules_change_gets_what_they_let_through_then(
+    federation: Any,
+    policy: Any,
+    figures: Any,
+    put_in_force: Callable[..., None],
+    eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    later: str,
+    replayed: int,
+) -> None:
+    # Given a subscription that may have everything, and whose turn to catch up has not come
+    turn, step = threading.Event(), Newcomers.step
+    monkeypatch.setattr(Newcomers, "step", lambda self: turn.wait(20.0) and step(self))
+    pad = federation.pad()
+    publisher = federation.light()
+    publish(publisher, figures.register(publisher), figures, 40, 60)
+    publisher.flush()
+    with SubscriptionsProxy_at(pad) as proxy:
+        opened = proxy.open("late", 60.0)
+        proxy.subscribe(opened.uid, [SubscriptionRequest("late")], 60.0, [30.0])
+        # When the rules change before it comes
+        put_in_force(pad, policy, later)
+        assert pad.status()["catching_up"] == 1
+        turn.set()
+        # Expect nothing that they withhold
+        eventually(lambda: pad.status()["catching_up"] == 0)
+        assert pad.status()["subscriptions"][0]["replayed"] == replayed
 
 
 class SubscriptionsProxy_at:  # noqa: N801  # read as a phrase
@@ -468,6 +504,83 @@ def test_services_are_registered_by_who_may_and_go_when_he_may_not_any_more(
         proxy.close()
 
 
+TOLD = InformationType(name="demo.Sensor", version="1.0", local="Sensor").rep()
+SECRET = ("intel.Secret", "1.0", None, "Secret")
+
+
+def forged(fields: tuple[str, ...], values: tuple[str | None, ...], name: str = "demo.Forged") -> EntryRep:
+    """An entry that is found as one that says a type, whatever it is called."""
+    lineage = TOLD.cls.lineage if name == TOLD.cls.name else ((name, "0" * 16), *TOLD.cls.lineage)
+    return EntryRep(EntryClass(name, fields, lineage), values)
+
+
+@pytest.mark.parametrize(
+    ("types", "entries"),
+    [
+        (("jbi.PublisherAdapterDelegate",), ()),
+        (("demo.Other",), ()),
+        ((), (InformationType(name="intel.Secret", version="1.0").rep(),)),
+        ((), (InformationType(name="demo.Sensor", version="1.0", local="Secret").rep(),)),
+        ((), (forged(TOLD.cls.fields, SECRET),)),
+        ((), (forged((*"abcd", "name", "version"), (*SECRET, "demo.Sensor", "1.0"), TOLD.cls.name),)),
+    ],
+)
+def test_who_may_publish_one_type_stands_for_nothing_else(
+    guarded_lookup: LookupServer,
+    policy: Any,
+    eventually: Callable[..., Any],
+    types: tuple[str, ...],
+    entries: tuple[EntryRep, ...],
+) -> None:
+    # Given somebody who may publish one type, as a peer publisher
+    version = guarded_lookup.access.version
+    policy.write("[[access]]\ntype = 'demo.Sensor'\naction = ['connect', 'publish']\n")
+    eventually(lambda: guarded_lookup._asked_version > version)
+    peer = msgspec.structs.replace(SENSOR, types=("jbi.PeerPublisher", "jbi.PublisherRegistration"), entries=(TOLD,))
+    proxy = RegistrarProxy(ServiceRef("", EXPORTED, (guarded_lookup.address,)), Security())
+    try:
+        proxy.register(peer, 60.0, "")
+        # Expect him not to be found as a delegate, another service, or under another type beside it
+        more = msgspec.structs.replace(peer, types=(*peer.types, *types), entries=(TOLD, *entries))
+        with pytest.raises(AccessDeniedError, match=r"may not (peer|publish)"):
+            proxy.register(more, 60.0, "")
+    finally:
+        proxy.close()
+
+
+def test_a_registration_at_a_delegate_is_found_under_no_other_type_than_its_own(
+    federation: Any, policy: Any, tmp_path: Path
+) -> None:
+    # Given a schema whose invariants have the values that say a type
+    (tmp_path / "own.xsd").write_text(
+        """<xs:schema xmlns:xs="http://www.w3.org/2001/XMLSchema" xmlns:jbi="urn:jbi:codegen:1">
+        <xs:element name="demo"><xs:complexType><xs:sequence>
+        <xs:element name="Other" jbi:variance="invariant"><xs:complexType><xs:sequence>
+        <xs:element name="a" type="xs:string"/><xs:element name="b" type="xs:string"/>
+        </xs:sequence></xs:complexType></xs:element>
+        </xs:sequence></xs:complexType></xs:element></xs:schema>"""
+    )
+    pad = federation.pad()
+    bundle = read_bundle(tmp_path / "own.xsd")
+    document = parse_metadata(b"<demo><Other><a>intel.Secret</a><b>1.0</b></Other></demo>")
+    connection, _ = pad.delegate.connect("hostile", 5.0)
+    secret = "s" * 32
+    gate = pad.delegate.open_type(bundle, "hostile")
+    (entry,) = gate.entries(document)
+    lineage = (*entry.cls.lineage, *TOLD.cls.lineage)
+    found_as_told = EntryRep(msgspec.structs.replace(entry.cls, lineage=lineage), entry.values)
+    gate.check_invariants(document, (found_as_told,))
+    # Expect the delegate to refuse them as entries that are found as those
+    with pytest.raises(AccessDeniedError, match="which its delegate makes"):
+        pad.delegate.register_publisher(
+            connection.connection_id,
+            PublisherRequest(bundle, (found_as_told,), secret=secret),
+            uid=owned_uid("registration", secret),
+            number=1,
+        )
+    assert pad.status()["registrations"] == []
+
+
 def test_rules_that_change_while_a_contract_opens_are_asked_about_it(
     federation: Any, policy: Any, figures: Any, eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -548,6 +661,29 @@ def test_a_mail_subscription_of_an_earlier_version_is_nobodys(federation: Any, p
     # When rules allow everybody, expect it to stay; when they allow those with a certificate alone, to end
     for text, left in (("[[access]]\n", 1), ("[[access]]\nuser = '*'\n", 0)):
         policy.write(text)
+        pad = federation.pad(config=config)
+        pad.delegate.expire()
+        assert len(pad.delegate.mail_subscriptions()) == left
+        pad.stop(0.0)
+
+
+def test_a_mail_subscription_of_before_there_were_rules_is_its_makers(
+    federation: Any, policy: Any, tmp_path: Path
+) -> None:
+    # Given a durable delegate without rules, and an e-mail subscription of an application that calls itself "me"
+    section = PadSection(state=str(tmp_path / "pad.db"))
+    pad = federation.pad(config=msgspec.structs.replace(federation.config, pad=section))
+    secret = "0123456789abcdef" * 2
+    uid = owned_uid("subscription", secret)
+    request = SubscriptionRequest(uid, direct=False, recipients=("a@example.org",), secret=secret)
+    with SubscriptionsProxy_at(pad) as proxy:
+        (answer,) = proxy.subscribe(proxy.open("me", 60.0).uid, [request], 60.0, [0.0])
+        assert answer.granted is not None
+    pad.stop(0.0)
+    # When it starts again with rules for "me", expect it to stay; with rules for others, to end
+    config = msgspec.structs.replace(policy.config, pad=section)
+    for client, left in (("me", 1), ("you", 0)):
+        policy.write(f"[[access]]\nclient = '{client}'\n")
         pad = federation.pad(config=config)
         pad.delegate.expire()
         assert len(pad.delegate.mail_subscriptions()) == left

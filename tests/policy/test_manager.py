@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 import resource
 import stat
 from collections.abc import Callable, Iterator
@@ -218,3 +220,42 @@ def test_a_log_that_can_not_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(PolicyError, match="audit log"):
         AuditLog(tmp_path / "link")
+
+
+def test_a_pipe_is_no_log_and_holds_nobody_up(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(PolicyError, match="audit log"):
+        AuditLog(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # with somebody who takes nothing out of it
+    with pytest.raises(PolicyError, match="no regular file"):
+        AuditLog(path)
+    os.close(reader)
+    # Expect the same when one is put in the place of a log that is in use: its lines are lost, and said to be
+    path.unlink()
+    log = AuditLog(path)
+    path.unlink()
+    os.mkfifo(path)
+    log.tell({"n": 1})
+    log.write()
+    assert (log.written, log.lost) == (0, 1)
+    assert log.fault
+    path.unlink()
+    log.tell({"n": 2})
+    log.write()
+    assert (log.written, log.fault) == (1, "")
+    log.close()
+
+
+def test_whoever_has_a_log_locked_does_not_hold_us_up(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl", most=10)
+    log.tell({"n": 1})
+    log.write()
+    with log.path.open() as stranger:
+        fcntl.flock(stranger, fcntl.LOCK_EX)
+        log.tell({"n": 2})
+        log.write()
+    log.tell({"n": 3})
+    log.close()
+    assert (log.written, log.lost) == (3, 0)
+    assert [json.loads(line)["n"] for line in log.path.with_name("audit.jsonl.1").read_text().splitlines()] == [1, 2]

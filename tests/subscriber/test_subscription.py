@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -52,6 +53,17 @@ def test_what_a_delegate_sends_again_is_dropped_and_its_credit_returned(subscrip
     assert _taken(subscription) == [1, 3]
     assert (subscription.duplicates, subscription.lost) == (2, {})
     assert delegate.credits == 4
+
+
+def test_ctrl_c_in_an_application_that_waits_tells_of_nothing_else(subscription: LocalSubscription) -> None:
+    # When it is interrupted while nothing waits
+    with (
+        pytest.raises(KeyboardInterrupt) as told,
+        patch.object(subscription._changed, "wait", side_effect=KeyboardInterrupt),
+    ):
+        subscription.take(5.0)
+    # Expect no other error behind it, which its user would have to read first
+    assert told.value.__context__ is None
 
 
 def test_losses_object_by_object_are_logged_at_each_power_of_two(

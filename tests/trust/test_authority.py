@@ -188,6 +188,24 @@ def test_revoking_ends_all_certificates_of_a_key_and_no_other(folder: Path) -> N
 # -- bad input ----------------------------------------------------------------------------------------------------
 
 
+def test_a_party_whose_folder_is_a_link_gets_one_of_its_own_and_nothing_else_is_lost(
+    folder: Path, tmp_path: Path
+) -> None:
+    # Given a party whose folder was moved away, with a link in its place
+    issue(folder, "alpha")
+    (folder / "alpha").rename(tmp_path / "elsewhere")
+    (folder / "alpha").symlink_to(tmp_path / "elsewhere")
+    before = (tmp_path / "elsewhere" / "key.pem").read_bytes()
+    with Authority.opened(folder) as authority:
+        authority.revoke("alpha", now=NOW)
+    # Expect a new key to be put in the place of the link, and what it has led to to be left as it is
+    issue(folder, "alpha")
+    assert states(folder) == {"alpha": "valid"}
+    assert not (folder / "alpha").is_symlink()
+    assert (folder / "alpha" / "key.pem").read_bytes() != before
+    assert (tmp_path / "elsewhere" / "key.pem").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     "name",
     [

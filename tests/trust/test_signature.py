@@ -161,6 +161,12 @@ def test_signature_and_seal_go_over_the_wire_and_back() -> None:
             with pytest.raises(ProtocolError, match="seal is cut off"):
                 decode(data[:at])
 
+    # Expect the same of a head that is announced longer than what comes
+    whole = b"".join(pack(HEAD, b"").parts)
+    for length in (len(whole) - 3, len(whole) + 100):
+        with pytest.raises(ProtocolError, match="head is cut off"):
+            Parcel.received(length.to_bytes(4, "big") + whole[4:])
+
     # Expect what was looked at here not to go anywhere
     obj = decode(b"".join(signed.parts))
     known = msgspec.structs.replace(obj, platform=msgspec.structs.replace(obj.platform, verified="somebody"))
@@ -223,7 +229,10 @@ def test_an_intermediate_authority_is_one_if_it_may_be(authority: Authority, tmp
     under = Authority(tmp_path / "under", "under", below=narrow)
     mute = Authority(tmp_path / "mute", "mute", below=authority, may_sign=False)
     over = Authority(tmp_path / "over", "over", below=authority, begins=-2 * DAY, ends=-DAY)
-    for number, no_authority in enumerate((under, mute, over)):
+    # ... or is for some names alone, which TLS keeps to
+    some = x509.NameConstraints([x509.DNSName("partner.example")], None)
+    partner = Authority(tmp_path / "partner", "partner", below=authority, noted=some)
+    for number, no_authority in enumerate((under, mute, over, partner)):
         with pytest.raises(SignatureError, match=r"no authority in \[tls\] ca|has ended"):
             verifier.check_key(*registered(signer(no_authority.issue(f"n{number}.example"))))
 

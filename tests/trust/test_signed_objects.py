@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,7 +15,9 @@ from jbi_pubsub import Config
 from jbi_pubsub.core.config import TlsSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, SignatureError
 from jbi_pubsub.core.info_object import InfoObject, LossNotice, Parcel, pack
-from jbi_pubsub.core.signing import anchor_of, cut_bytes, digest, filter_digest, head_bytes
+from jbi_pubsub.core.signing import SigningKey, anchor_of, cut_bytes, digest, filter_digest, head_bytes
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad import delegate
 from jbi_pubsub.pad.server import DisseminationServer
 from jbi_pubsub.pad.subscription import SigningKeyEntry
@@ -667,3 +669,18 @@ def test_a_delegate_whose_certificate_has_ended_does_not_start(party: Party) -> 
         party.federation.pad(
             config=msgspec.structs.replace(party.config(), tls=msgspec.structs.replace(tls, sign=True))
         )
+
+
+def test_of_an_item_that_names_thousands_of_keys_a_few_are_looked_at() -> None:
+    # Given a registration of somebody hostile, each of whose keys costs who verifies 0.4 ms
+    keys = (SigningKey(number.to_bytes(32, "big"), bytes(32), (b"x",), b"x", bytes(64)) for number in range(5_000))
+    ref = ServiceRef("0" * 32, "x", ("127.0.0.1:1",))
+    item = ServiceItem("x", (), ref, tuple(SigningKeyEntry.of(key).rep() for key in keys))
+
+    class Silent:
+        def signing_key(self, *_: object) -> None:
+            return None
+
+    check = signed.SignatureCheck(cast("Any", Silent()), require=True)
+    looked = signed.SessionSignatures(check, ref, cast("Any", Silent()), lambda _: item)
+    assert len(list(looked._keys("x"))) == 4

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiosmtpd.controller import Controller
 
 from jbi_pubsub import InfoObject, LossNotice, RegistrationUid, SubscriberAdapter, SubscriptionUid
 from jbi_pubsub.core.errors import UnknownUidError
+from jbi_pubsub.examples.mailbox import AnyPort
 
 KABUL = (
     "*[(/metadata/ImageDescriptor/LocationCoord/lat>33.2) and (/metadata/ImageDescriptor/LocationCoord/lat<35.0) and "
@@ -220,14 +220,6 @@ def other_schema(figures: Any) -> Callable[[str, str], bytes]:
     return make
 
 
-class _AnyPort(Controller):  # type: ignore[misc]  # not annotated
-    """A mail server on a free port."""
-
-    def _trigger_server(self) -> None:
-        self.port = self.server.sockets[0].getsockname()[1]
-        super()._trigger_server()
-
-
 class Postbox:
     """A mail server that keeps what it gets."""
 
@@ -243,7 +235,7 @@ class Postbox:
 def postbox(federation: Any) -> Iterator[Postbox]:
     """A mail server on loopback that the federation's dissemination nodes hand their mail to."""
     box = Postbox()
-    controller = _AnyPort(box, hostname="127.0.0.1", port=0)
+    controller = AnyPort(box, hostname="127.0.0.1", port=0)
     controller.start()
     mail = msgspec.structs.replace(federation.config.mail, host="127.0.0.1", port=controller.port)
     federation.config = msgspec.structs.replace(federation.config, mail=mail)

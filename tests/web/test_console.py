@@ -211,8 +211,11 @@ def test_subscriptions_are_searched_and_come_page_by_page(console: Watched) -> N
     assert rows.first.inner_text() != first
     page.get_by_label("Search subscriptions").fill(f"{HOSTILE.upper()}7'")
     page.get_by_text("4 subscriptions", exact=True).wait_for()
-    page.wait_for_function("document.querySelectorAll('tbody tr a').length == 4")
+    page.wait_for_function("document.querySelectorAll('tbody tr:has(td a)').length == 4")
     assert f"predicate //Area='{HOSTILE}7'" in rows.first.inner_text()
+    # Expect an administrator to be led to the question with the whole id
+    rows.first.get_by_role("link", name="Cancel").click()
+    page.wait_for_url("**/administration?cancel=subscription-*")
 
 
 def test_an_object_is_explained_for_a_subscription(console: Watched) -> None:
@@ -271,11 +274,14 @@ def test_an_administrator_acts_after_a_question(console: Watched, eventually: Ca
     page.get_by_role("log").get_by_text("alpha2, rome takes publishers.").wait_for()
     # When a subscription is cancelled; Expect it gone everywhere, and what is nowhere to be said so
     one = pad.delegate.page("", "number", 0, 1)["rows"][0]["uid"]
-    for told in ("Cancelled 3 times.", "Not done: no subscription"):
-        page.get_by_label("Id of a subscription").fill(one)
-        page.get_by_role("button", name="Cancel it").click()
-        page.get_by_role("button", name="Yes, do it").click()
-        page.get_by_role("log").get_by_text(told).wait_for()
+    brief = one.rpartition("-")[2][:12]  # as the table of subscriptions shows it
+    page.get_by_label("Id of a subscription").fill(brief)
+    page.get_by_role("button", name="Cancel it").click()
+    page.get_by_text(f"Cancel {one} at all delegates?").wait_for()
+    page.get_by_role("button", name="Yes, do it").click()
+    page.get_by_role("log").get_by_text("Cancelled 3 times.").wait_for()
+    page.get_by_role("button", name="Cancel it").click()
+    page.get_by_role("log").get_by_text(f"Not done: no subscription {brief}").wait_for()
     assert pad.delegate.page(one, "number", 0, 1)["total"] == 0
     # When a lookup service is told to join another; Expect it to
     page.get_by_label("Joins (host:port, commas between)").fill("127.0.0.1:1")

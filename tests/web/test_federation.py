@@ -12,7 +12,7 @@ import pytest
 from jbi_pubsub import SubscriberAdapter
 from jbi_pubsub.core.errors import ProtocolError, UnknownUidError
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.web.federation import ROWS_MOST, TEXT_MOST, Observer, Snapshot, checked, harmless
+from jbi_pubsub.web.federation import ROWS_MOST, TEXT_MOST, VALUES_MOST, Observer, Snapshot, _Watched, checked, harmless
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 REF = ServiceRef("", "status", ("127.0.0.1:1",))
@@ -143,6 +143,8 @@ HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J\n"
         {"kind": "delegate", "address": "", "uptime": 1.0, "lost": {"late": "many"}},
         {"kind": "delegate", "address": "", "uptime": 1.0, "sessions": [{"name": "x"}]},
         {"kind": "delegate", "address": "", "uptime": 1.0, "mail": []},
+        {"kind": "delegate", "address": "", "uptime": 1.0, "counts": {"subscriptions": -1}},
+        {"kind": "delegate", "address": "", "uptime": 1.0, "queued": 2**63},
     ],
 )
 def test_what_makes_no_sense_is_refused(told: dict[str, Any]) -> None:
@@ -162,3 +164,74 @@ def test_hostile_texts_are_bounded_and_have_nothing_a_terminal_obeys() -> None:
     assert len(harmless(list(range(10**5)))) == ROWS_MOST
     assert len(harmless({str(n): n for n in range(10**4)})) == ROWS_MOST
     assert harmless(b"bytes") == "..."
+    # Expect all together bounded too, and numbers to be numbers
+    wide: Any = 1
+    for _ in range(3):
+        wide = [wide] * ROWS_MOST
+    assert str(harmless(wide)).count("1") < VALUES_MOST
+    assert harmless([float("nan"), float("-inf"), 1e308]) == [" ", " ", 1e308]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"delivered": "many"}, {"delivered": -1}, {"lost": []}, {"lost": {"late": "x"}}, {"recipients": 5},
+        {"template": 7}, {"uid": {}}, {"waiting": None}, "row",
+    ],
+)  # fmt: skip
+def test_a_server_whose_subscriptions_make_no_sense_hides_no_others(
+    federation: Any, observing: Any, seen: Any, monkeypatch: pytest.MonkeyPatch, row: Any
+) -> None:
+    # Given a delegate that tells nonsense beside one that does not
+    pads = [federation.pad(name) for name in ("alpha", "bravo")]
+    pages = [{"total": 1, "rows": [row]}, {"total": 1, "rows": [{"uid": "good", "lost": {"late": 1}}]}]
+    for pad, page in zip(pads, pages, strict=True):
+        monkeypatch.setattr(pad.delegate, "page", lambda *_, page=page: page)
+    observer = observing(federation.config)
+    shot = seen(observer, lambda s: len(s.servers) == 3 and all(x.facts for x in s.servers))
+    bad, good = (next(s.id for s in shot.servers if s.title == f"{name}, rome") for name in ("alpha", "bravo"))
+    total, rows, silent = observer.subscriptions([bad, good])
+    assert (total, [row["uid"] for row in rows], silent) == (1, ["good"], [bad])
+
+
+def test_an_answer_without_an_end_is_refused(federation: Any, observing: Any, seen: Any) -> None:
+    pad = federation.pad()
+    pad.overview = lambda: {"kind": "delegate", "address": "", "uptime": 1.0, "more": ["x" * 1000] * 2000}
+    observer = observing(federation.config, addresses=(pad.address,))
+    shot = seen(observer, lambda s: s.servers and s.servers[0].error)
+    assert "refused frame" in shot.servers[0].error
+    assert shot.servers[0].facts is None
+
+
+def test_an_answer_that_was_taken_long_after_it_was_given_makes_no_peak(
+    federation: Any, seen: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate with steady work, and an observer that is stopped for a minute while an answer is under way
+    now = 0.0
+    pad = federation.pad()
+    said = pad.overview()
+    monkeypatch.setattr(pad, "overview", lambda: {**said, "published": int(now * 10)})
+    observer = Observer(federation.config, addresses=(pad.address,), clock=lambda: now)
+    watched = _Watched(observer._fixed[pad.address], "delegate")
+    call = observer._call
+
+    def stopped(each: Any) -> Any:
+        nonlocal now
+        answer = call(each)
+        now += 60
+        return answer
+
+    for _ in range(3):
+        observer._ask(watched)
+        now += 1
+    monkeypatch.setattr(observer, "_call", stopped)
+    observer._ask(watched)
+    monkeypatch.setattr(observer, "_call", call)
+    for _ in range(3):
+        now += 1
+        observer._ask(watched)
+    # Expect the rate that it has
+    assert watched.counters["published"].rate(now) == pytest.approx(10.0)
+    assert watched.client is not None
+    watched.client.close()
+    observer._pool.shutdown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from fastapi.responses import HTMLResponse
 from jbi_pubsub.core.config import WebSection
 from jbi_pubsub.core.errors import ConfigurationError, PortInUseError
 from jbi_pubsub.web.gate import BODY_MOST, ENTER, IDLE_SECONDS, SESSIONS_MOST, Gate
-from jbi_pubsub.web.server import WebServer
+from jbi_pubsub.web.server import CONNECTIONS_MOST, WebServer
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
 
@@ -151,6 +151,38 @@ def test_requests_are_bounded(server: WebServer) -> None:
     # Expect one without a length, in chunks, to be cut off too
     chunks = (b"x" * 65536 for _ in range(BODY_MOST // 65536 + 2))
     assert ask(server, "/size", "POST", chunks, Cookie=cookie)[0] == 413
+
+
+def _half(server: WebServer, text: str) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", server.port), 10.0)
+    made.sendall(text.encode())
+    return made
+
+
+def test_half_requests_end_and_keep_nobody_out(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given as many connections as there may be, which never come to a request; Expect them to give way
+    cookie = enter(server)
+    with ExitStack() as stack:
+        for number in range(CONNECTIONS_MOST + 20):
+            stack.enter_context(_half(server, "GET / HTTP/1.1\r\n" if number % 2 else ""))
+        assert ask(server, "/", Cookie=cookie)[0] == 200
+    # Expect one that comes too slowly to be cut off: before its head, in its body, in the second request
+    monkeypatch.setattr("jbi_pubsub.web.server.REQUEST_SECONDS", 0.2)
+    head = f"Host: localhost\r\nCookie: {cookie}\r\n"
+    whole = f"GET / HTTP/1.1\r\n{head}\r\n"
+    body = f"POST /size HTTP/1.1\r\n{head}Content-Length: 9\r\n\r\nx"
+    for text in ("", "GET / HTTP/1.1\r\nHost: lo", body, f"{whole}GET / HT"):
+        with _half(server, text) as made, suppress(ConnectionResetError):
+            made.settimeout(10.0)
+            while made.recv(65536):
+                pass  # the answer to what was whole
+    assert ask(server, "/", Cookie=cookie)[0] == 200
+
+
+def test_the_head_of_a_request_is_bounded(server: WebServer) -> None:
+    fields = b"".join(b"X-%d: %s\r\n" % (number, b"x" * 60_000) for number in range(1_000))
+    with _half(server, "GET / HTTP/1.1\r\nHost: localhost\r\n") as made, pytest.raises(ConnectionError):
+        made.sendall(fields)
 
 
 def test_a_page_runs_the_scripts_of_its_template_alone(server: WebServer) -> None:

@@ -51,6 +51,8 @@ def test_what_it_cannot_do_is_one_line(
         code, line = _said(capsys, *flags, "web", "--host", "0.0.0.0", "--port", "0")
         assert code == 2
         assert "refusing to listen on 0.0.0.0 without TLS" in line
+        assert "jbi certs" in line
+        assert "--insecure" not in line  # it does not help here
     code, line = _said(capsys, "--set", "web.hots=x", "web")
     assert code == 2
     assert "Did you mean web.host?" in line

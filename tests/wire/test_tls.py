@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import socket
+import ssl
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import certificates
 import msgspec
 import pytest
 import trustme
+from cryptography import x509 as reference
+from cryptography.x509.oid import NameOID
 
 from jbi_pubsub import Config
 from jbi_pubsub.core.config import LookupSection, TlsSection
@@ -22,6 +26,7 @@ from jbi_pubsub.core.wire.endpoint import CONTROL, DATA, Endpoint, Security, dia
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.core.wire.tls import TlsIdentity, is_named
 from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.trust.signature import identity_of
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -73,6 +78,33 @@ def test_both_planes_work_over_mutual_tls_and_know_the_caller(serve: Callable[..
     with dial(served.ref, DATA, security, 5.0) as sock:
         sock.sendall(b"there and back")
         assert sock.recv(100) == b"there and back"
+
+
+def test_nobody_may_show_another_certificate_on_a_connection_that_stands(ours: Authority) -> None:
+    identity = ours.identity("client.example")
+    for context in (identity.server_context(), identity.client_context()):
+        assert context.options & ssl.OP_NO_RENEGOTIATION
+
+
+@pytest.mark.parametrize("kind", ["other", "folder", "registered"])
+def test_a_caller_is_known_by_the_first_of_its_names_that_is_a_name(
+    serve: Callable[..., Any], tmp_path: Path, kind: str
+) -> None:
+    """As Windows authorities issue them, with another kind of name first. Objects are signed by the same one."""
+    other: Any = {
+        "other": reference.OtherName(reference.ObjectIdentifier("1.3.6.1.4.1.311.20.2.3"), b"\x0c\x05alice"),
+        "folder": reference.DirectoryName(reference.Name([reference.NameAttribute(NameOID.COMMON_NAME, "alice")])),
+        "registered": reference.RegisteredID(reference.ObjectIdentifier("1.2.3.4")),
+    }[kind]
+    authority = certificates.Authority(tmp_path / "authority")
+    section = authority.issue("bob", names=(other, reference.RFC822Name("bob@example.org")))
+    served = serve(Security(authority.issue("server").identity()))
+    client = ControlClient(served.ref, Security(section.identity()))
+    assert client.call("echo", str, "hello") == "hello"
+    client.close()
+    assert [caller.identity for caller in served.echo.callers] == ["bob@example.org"]
+    [leaf, *_] = reference.load_pem_x509_certificates(Path(section.certificate).read_bytes())
+    assert identity_of(leaf) == "bob@example.org"
 
 
 @pytest.mark.parametrize("plane", [CONTROL, DATA])

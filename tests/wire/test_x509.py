@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from ipaddress import IPv6Address
@@ -155,3 +156,34 @@ def test_a_list_that_was_tampered_with_is_read_or_a_value_error(at: int, value: 
 def test_rubbish_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):  # noqa: PT011  # whatever it says
         x509.certificate(data)
+
+
+def named(content: bytes, tag: int = 0x82) -> x509.Certificate:
+    """Of a certificate for "bob" that has one alternative name, of these bytes."""
+    name = bytes([tag, len(content)]) + content
+    names = reference.UnrecognizedExtension(reference.ObjectIdentifier("2.5.29.17"), bytes([0x30, len(name)]) + name)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    builder = (
+        reference.CertificateBuilder()
+        .subject_name(reference.Name([reference.NameAttribute(NameOID.COMMON_NAME, "bob")]))
+        .issuer_name(NAME)
+        .public_key(KEY.public_key())
+        .serial_number(7)
+        .not_valid_before(now)
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(names, critical=False)
+    )
+    return x509.certificate(builder.sign(KEY, hashes.SHA256()).public_bytes(DER))
+
+
+def test_no_two_names_are_read_as_one_and_no_name_is_nobodys() -> None:
+    assert named(b"\xff\xfealice").identity != named(b"\xfe\xffalice").identity
+    assert named("\xe4lice".encode()).identity == "\xe4lice"
+    assert named(b"").identity == "bob"
+    assert named(b"\0\1\2", 0x87).identity == "bob"  # no IP address
+
+
+def test_a_file_of_blanks_takes_no_time() -> None:
+    begun = time.process_time()
+    assert x509.certificates("-----BEGIN CERTIFICATE-----" + " " * 1_000_000) == []
+    assert time.process_time() - begun < 1.0

@@ -140,8 +140,12 @@ class ControlServer:
 class ControlClient:
     """Calls exported methods of one service. Safe for several threads: one call at a time uses the connection."""
 
-    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float = DEFAULT_TIMEOUT) -> None:
+    def __init__(
+        self, ref: ServiceRef, security: Security, *, timeout: float = DEFAULT_TIMEOUT, most: int = MAX_CONTROL_FRAME
+    ) -> None:
+        """`most`: bytes of an answer."""
         self.ref = ref
+        self._most = most
         self._security = security
         self._timeout = timeout
         self._lock = threading.Lock()  # covers _connection; held for a whole call, whose length the timeout bounds
@@ -199,7 +203,7 @@ class ControlClient:
     def _answer(self, connection: _Connection, method: str, request: bytes, seconds: float) -> tuple[bool, bytes]:
         at = ", ".join(self.ref.endpoints)
         try:
-            connection.limit_frames(seconds)
+            connection.limit_frames(seconds, self._most)
             answer = connection.async_request(
                 consts.HANDLE_CALLATTR, self.ref.exported, method, (request,), timeout=seconds
             ).value
@@ -306,6 +310,8 @@ class _Stream(SocketStream):  # type: ignore[misc]  # rpyc is not annotated
 class _Channel(Channel):  # type: ignore[misc]  # rpyc is not annotated
     """rpyc's frames, with a limit and without compression (29 kB became 330 MB)."""
 
+    most = MAX_CONTROL_FRAME
+
     def recv(self) -> bytes:
         self.stream.begin_frame()
         header = self.stream.read(self.FRAME_HEADER.size)
@@ -318,7 +324,7 @@ class _Channel(Channel):  # type: ignore[misc]  # rpyc is not annotated
                 ours=PROTOCOL,
             )
         length, compressed = self.FRAME_HEADER.unpack(header)
-        if compressed or length > MAX_CONTROL_FRAME:
+        if compressed or length > self.most:
             self.stream.close()
             raise ProtocolError(alert_in(header) or f"refused frame: {length} bytes, compressed={compressed}")
         return bytes(self.stream.read(length + 1)[:-1])
@@ -348,9 +354,10 @@ class _Connection(Connection):  # type: ignore[misc]  # rpyc is not annotated
         except Exception as exc:
             raise ProtocolError(f"the peer sent what is no message: {type(exc).__name__}: {exc}"[:600]) from exc
 
-    def limit_frames(self, seconds: float) -> None:
-        """A frame has no longer than that, as the call has not."""
+    def limit_frames(self, seconds: float, most: int) -> None:
+        """A frame has no longer than that, as the call has not, and no more bytes."""
         self._channel.stream.frame_seconds = min(FRAME_SECONDS, seconds)
+        self._channel.most = most
 
     def _handle_callattr(self, obj: object, name: object, args: object, kwargs: object = ()) -> tuple[bool, bytes]:
         root: _Root = self._local_root

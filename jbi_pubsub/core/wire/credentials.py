@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
 from jbi_pubsub.core.errors import ConfigurationError, WireError
+from jbi_pubsub.core.files import Stamp, stamp
 
 from . import x509
 
@@ -121,9 +122,9 @@ class Credentials:
             return
         try:
             self._looked = time.monotonic()
-            stamp = self._stamped()
-            if stamp != self._stamp or self.problem:
-                self._stamp = stamp  # of before the reading: what is written meanwhile is another change
+            stamped = self._stamped()
+            if stamped != self._stamp or self.problem:
+                self._stamp = stamped  # of before the reading: what is written meanwhile is another change
                 self._take()
             self._tell_end(time.time())
         finally:
@@ -188,9 +189,8 @@ class Credentials:
     def _paths(self) -> tuple[Path, ...]:
         return (self._certificate, self._key, self._ca, *([self._revoked] if self._revoked else []))
 
-    def _stamped(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """What changes with a file: None if it is not there."""
-        return tuple(_stamp(path) for path in self._paths())
+    def _stamped(self) -> tuple[Stamp, ...]:
+        return tuple(map(stamp, self._paths()))
 
     def _load(self) -> _Loaded:
         facts = read_facts(self._certificate, self._ca, self._revoked)
@@ -209,6 +209,7 @@ class Credentials:
     def fill(self, context: ssl.SSLContext) -> None:
         """Our certificate and key, and whom we believe. Raises ConfigurationError."""
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # of TLS 1.2: who it is was found out when it began
         try:
             context.load_cert_chain(self._certificate, self._key, password=self._refuse_password)
             context.load_verify_locations(self._ca)
@@ -269,14 +270,6 @@ class Credentials:
 def shown_time(seconds: float) -> str:
     """As people read it."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds)) if seconds < float("inf") else "ever"
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _parsed(path: Path, parse: Callable[[str], list[T]], what: str) -> list[T]:

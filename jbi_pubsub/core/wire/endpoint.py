@@ -43,7 +43,7 @@ from jbi_pubsub.core.guard import guarded
 from . import transport
 from .credentials import LOOK_SECONDS
 from .ref import PROTOCOL, ServiceRef
-from .tls import TlsIdentity, check_server, explained, is_no_tls, peer_name
+from .tls import TlsIdentity, check_server, explained, is_no_tls
 from .x509 import RevocationList
 
 log = logging.getLogger("jbi_pubsub.wire")
@@ -141,6 +141,11 @@ class Caller:
             object.__setattr__(self, "user", self.identity)
             object.__setattr__(self, "claimed", False)
 
+    @property
+    def holder(self) -> str:
+        """Of its certificate (`x509.Certificate.holder`), "" without TLS."""
+        return self.place.holder
+
 
 @dataclass(frozen=True, slots=True)
 class Security:
@@ -149,12 +154,13 @@ class Security:
     tls: TlsIdentity | None = None
     insecure: bool = False
 
-    def check(self, host: str) -> None:
-        """Refuse to listen in clear beyond loopback. Raises ConfigurationError."""
+    def check(self, host: str, *, or_else: str = "pass --insecure on a network you trust") -> None:
+        """Refuse to listen in clear beyond loopback; `or_else` is what helps instead of TLS. Raises
+        ConfigurationError."""
         if self.tls is None and not self.insecure and not _is_loopback(host):
             raise ConfigurationError(
                 f"refusing to listen on {host} without TLS",
-                hint="Set [tls] certificate, key and ca, or pass --insecure on a network you trust",
+                hint=f"Pass --tls FOLDER (`jbi certs` makes it), or set [tls] certificate, key and ca, or {or_else}",
                 host=host,
             )
 
@@ -502,8 +508,9 @@ class Endpoint:
                 if self._tls:
                     sock = secured = self._secure(raw, self._tls.server_context())
                     self._shake_hands(secured, address)
-                    place.holder = self._tls.watch(secured).holder
-                    identity = self._identify(secured, place)
+                    certificate = self._tls.watch(secured)
+                    place.holder = certificate.holder
+                    identity = self._identify(certificate.identity, place)
                 plane = self._plane(sock, address)
                 self._handlers[plane](sock, Caller(address, identity, place))
             except (JbiError, OSError) as exc:
@@ -541,9 +548,8 @@ class Endpoint:
             _take_leave(sock, ALERT if is_no_tls(exc) else b"")
             raise
 
-    def _identify(self, sock: ssl.SSLSocket, place: Place) -> str:
+    def _identify(self, identity: str, place: Place) -> str:
         """The peer is who its certificate says, and has its share as that. Raises WireError."""
-        identity = peer_name(sock)
         with self._lock:
             place.peer = identity or place.peer
             count = sum(other.peer == place.peer for other, _ in self._open.values())

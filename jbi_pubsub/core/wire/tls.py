@@ -257,8 +257,3 @@ def peer_fingerprint(sock: ssl.SSLSocket) -> str:
         return x509.certificate(sock.getpeercert(binary_form=True) or b"").key
     except ValueError:
         return ""
-
-
-def peer_name(sock: ssl.SSLSocket) -> str:
-    """The identity in the peer's certificate: its first DNS, e-mail or URI name, else its common name."""
-    return next((name for _, name in _names(sock.getpeercert() or {})), "")

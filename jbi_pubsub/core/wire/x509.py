@@ -30,7 +30,7 @@ TEXTS: Final = {0x0C: "utf-8", 0x13: "ascii", 0x16: "ascii", 0x14: "latin-1", 0x
 EMAIL, DNS, URI, ADDRESS = 0x81, 0x82, 0x86, 0x87
 """Kinds of alternative names (RFC 5280, section 4.2.1.6)."""
 
-_PEM: Final = re.compile(r"-----BEGIN (CERTIFICATE|X509 CRL)-----\s*([A-Za-z0-9+/=\s]*?)-----END \1-----")
+_PEM: Final = re.compile(r"-----BEGIN (CERTIFICATE|X509 CRL)-----([A-Za-z0-9+/=\s]*)-----END \1-----")
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +245,8 @@ def _extensions(fields: list[_Element]) -> Iterator[tuple[bytes, bytes]]:
 
 def _names(value: bytes) -> Iterator[str]:
     for name in _elements(_only(value, SEQUENCE)) if value else ():
-        if name.tag in (EMAIL, DNS, URI):
-            yield name.content.decode("ascii", errors="replace")
+        if name.tag in (EMAIL, DNS, URI) and name.content:
+            yield name.content.decode("utf-8", errors="backslashreplace")  # ASCII, else two names stay two
         elif name.tag == ADDRESS and len(name.content) in (4, 16):
             yield str(ipaddress.ip_address(name.content))
 

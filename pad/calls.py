@@ -1,0 +1,353 @@
+"""What a delegate or peer publisher answers over the control plane: an object for each name that it exports.
+
+Each call asks the access policy, unless an id that was given when something was allowed is the right, and hands on to
+the server or its delegate; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from heapq import nlargest
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from jbi_pubsub.core.access import (
+    AccessAdmin,
+    AccessPolicy,
+    Subject,
+)
+from jbi_pubsub.core.errors import (
+    AccessDeniedError,
+    JbiError,
+    LookupNotFoundError,
+    OversizeError,
+    ProtocolError,
+    UnknownUidError,
+    report,
+)
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.signing import SigningKey
+from jbi_pubsub.core.wire.control import exported, leasing
+from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.pad.delegate import TypeRepository
+from jbi_pubsub.pad.explanation import recall
+from jbi_pubsub.pad.mail.links import LinkAction
+from jbi_pubsub.pad.proxy import (
+    STANDING_SECONDS,
+    SUBSCRIBE_AT_ONCE,
+    Answers,
+    Opened,
+    Subscribed,
+)
+from jbi_pubsub.pad.subscription import (
+    PublisherRequest,
+    SubscriptionRequest,
+)
+
+if TYPE_CHECKING:
+    from jbi_pubsub.pad.server import DisseminationServer
+
+log = logging.getLogger("jbi_pubsub.pad")
+
+LOOKUP_SECONDS: Final = 2.0
+"""For asking the lookup services about a type: a registration must not hang because one of them does."""
+
+STATUS_ROWS: Final = 5_000
+"""Rows of a list in a status that is asked for over the network: about 3 MB of subscriptions."""
+
+DRAIN_MOST: Final = 60.0
+"""Seconds that a call to drain waits at most."""
+
+
+class PublisherCalls:
+    """The publishers' calls."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    @leasing
+    def connect(self, caller: Caller, name: str, duration: float) -> Opened:
+        caller = _named(caller, name)
+        with self._server.deciding():
+            self._server.allow(caller, "connect")
+            self._server.refuse_when_draining()
+            connection, lease = self._server.delegate.connect(name[:200], duration, caller)
+        return Opened(connection.connection_id, lease, self._server.server_id)
+
+    @exported
+    @leasing
+    def renew(self, caller: Caller, lease_id: str, duration: float) -> float:  # noqa: ARG002  # the lease id is the right
+        return self._server.delegate.renew(lease_id, duration).duration
+
+    @exported
+    def disconnect(self, caller: Caller, connection_id: str) -> None:  # noqa: ARG002  # the connection id is the right
+        self._server.delegate.disconnect(connection_id)
+        self._server.forget_publications(connection_id)
+
+    @exported
+    def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
+        self._server.refuse_when_stopping()
+        with self._server.deciding():
+            self._register(caller, connection_id, request, uid, number)
+        try:
+            self._server.wait_announced(uid, LOOKUP_SECONDS)
+        except LookupNotFoundError as exc:
+            log.warning("registration %s is announced when a lookup service is back: %s", uid, exc)
+
+    def _register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
+        caller = _named(caller, self._server.delegate.connection(connection_id).name)
+        self._server.allow(caller, "connect")
+        self._server.allow(caller, "publish", Subject(some=True))  # before it costs anything
+        opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
+        try:
+            self._server.allow(caller, "publish", Subject(opened.name, opened.version))
+        except JbiError:
+            self._server.delegate.forget_type(opened)
+            raise
+        self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
+
+    @exported
+    def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
+        self._server.delegate.unregister_publisher(connection_id, uid)
+
+    @exported
+    def wait_for_subscriptions(self, caller: Caller, connection_id: str, uid: str, count: int, seconds: float) -> int:  # noqa: ARG002  # the id is the right
+        return self._server.delegate.wait_for_subscriptions(
+            connection_id, uid, count, min(max(0.0, seconds), STANDING_SECONDS)
+        )
+
+    @exported
+    def open_publications(self, caller: Caller, connection_id: str) -> str:  # noqa: ARG002  # the id is the right
+        self._server.delegate.connection(connection_id)
+        return self._server.issue_token("publish", connection_id)
+
+
+class SubscriberCalls:
+    """The subscribers' calls: what the proxy in the lookup service offers, nothing else."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    @leasing
+    def open(self, caller: Caller, name: str, duration: float) -> Opened:
+        caller = _named(caller, name)
+        with self._server.deciding():
+            self._server.allow(caller, "connect")
+            self._server.refuse_when_stopping()
+            session_id, lease = self._server.delegate.open_session(name[:200], duration, caller)
+        return Opened(session_id, lease, self._server.server_id)
+
+    @exported
+    @leasing
+    def renew(self, caller: Caller, lease_id: str, duration: float) -> float:  # noqa: ARG002  # the lease id is the right
+        return self._server.delegate.renew(lease_id, duration).duration
+
+    @exported
+    def close(self, caller: Caller, session_id: str) -> None:  # noqa: ARG002  # the session id is the right
+        self._server.delegate.close_session(session_id)
+
+    @exported
+    def subscribe(
+        self,
+        caller: Caller,
+        session_id: str,
+        requests: tuple[msgspec.Raw, ...],
+        duration: float,
+        ages: tuple[float, ...],
+        elapsed: float,
+    ) -> Answers:
+        """Each request is read by itself: one that makes no sense is refused, and none of the others."""
+        self._server.refuse_when_stopping()
+        if len(requests) > SUBSCRIBE_AT_ONCE:
+            raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
+        if len(ages) != len(requests):
+            raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
+        if session_id:
+            caller = _named(caller, self._server.delegate.session(session_id).name)
+        with self._server.deciding():
+            given = tuple(
+                self._subscribe(caller, session_id, request, duration, age, elapsed)
+                for request, age in zip(requests, ages, strict=True)
+            )
+        return Answers(given, self._server.delegate.open_for(session_id))
+
+    def _subscribe(
+        self, caller: Caller, session_id: str, said: msgspec.Raw, duration: float, age: float, elapsed: float
+    ) -> Subscribed:
+        delegate = self._server.delegate
+        try:
+            late = max(0.0, elapsed)
+            return Subscribed(
+                delegate.subscribe(session_id, _request(said), duration, age, elapsed=late, caller=caller)
+            )
+        except UnknownUidError:
+            raise  # the session is gone, and with it all of the call
+        except JbiError as exc:
+            if session_id and isinstance(exc, AccessDeniedError):
+                delegate.session(session_id).was_refused = True
+            return Subscribed(error=report(exc))
+
+    @exported
+    def unsubscribe(self, caller: Caller, right: str, uid: str) -> None:
+        if not right:  # somebody else's e-mail subscription; otherwise the session or lease id is the right
+            self._server.allow(caller, "administer")
+        self._server.delegate.unsubscribe(right, uid, administer=not right)
+
+    @exported
+    def open_deliveries(self, caller: Caller, session_id: str) -> str:  # noqa: ARG002  # the session id is the right
+        self._server.delegate.session(session_id)
+        return self._server.issue_token("deliver", session_id)
+
+    @exported
+    def explain(self, caller: Caller, uid: str, metadata: bytes, payload: bytes) -> dict[str, Any]:
+        self._server.allow(caller, "status")
+        return self._server.delegate.explain(uid, metadata, payload)
+
+    @exported
+    def explain_object(self, caller: Caller, uid: str, object_id: str) -> dict[str, Any]:
+        self._server.allow(caller, "administer")  # it shows what is in an object that may not be the caller's
+        self._server.allow_object(caller, recall(object_id, self._server.delegate.kept))
+        return self._server.delegate.explain_object(uid, object_id)
+
+    @exported
+    def mail_subscriptions(self, caller: Caller) -> list[dict[str, Any]]:
+        self._server.allow(caller, "administer")
+        return self._server.delegate.mail_subscriptions()
+
+    @exported
+    def renew_mail(self, caller: Caller, uid: str, duration: float) -> Lease:
+        self._server.allow(caller, "administer")
+        return self._server.delegate.renew_mail(uid, duration)
+
+    @exported
+    def signing_key(self, caller: Caller, uid: str) -> SigningKey | None:
+        self._server.allow(caller, "connect")
+        return self._server.delegate.signing_key(uid)
+
+
+class MailLinkCalls:
+    """What whoever reads a mail may do with it."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def follow(self, caller: Caller, action: LinkAction, token: str) -> None:  # noqa: ARG002  # the token is the right
+        self._server.delegate.follow(action, token)
+
+
+class TypeCalls:
+    """The information object types that are published here."""
+
+    def __init__(self, server: DisseminationServer, types: TypeRepository) -> None:
+        self._server = server
+        self._types = types
+
+    @exported
+    def get(self, caller: Caller, name: str, version: str) -> SchemaBundle:
+        self._server.allow_type(caller, TypeName(name, version))
+        found = self._types.find(TypeName(name, version))
+        if found is None:
+            raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here")
+        return found.bundle
+
+
+class JoinAdminCalls:
+    """What an administrator may do to the delegate's own entry in the lookup services (Jini's JoinAdmin)."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def lookup_attributes(self, caller: Caller) -> tuple[EntryRep, ...]:
+        self._server.allow(caller, "status")
+        return self._server.community.lookup_attributes(self._server.server_id)
+
+    @exported
+    def add_lookup_attributes(self, caller: Caller, entries: tuple[EntryRep, ...]) -> None:
+        self._server.allow(caller, "administer")
+        self._server.community.add_lookup_attributes(self._server.server_id, entries)
+
+    @exported
+    def remove_lookup_attributes(self, caller: Caller, templates: tuple[EntryRep, ...]) -> int:
+        self._server.allow(caller, "administer")
+        return self._server.community.remove_lookup_attributes(self._server.server_id, templates)
+
+
+class StatusCalls:
+    """What everybody may know."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def status(self, caller: Caller) -> dict[str, Any]:
+        self._server.allow(caller, "status")
+        return shortened(self._server.status())
+
+    @exported
+    def overview(self, caller: Caller) -> dict[str, Any]:
+        self._server.allow(caller, "status")
+        return self._server.overview()
+
+    @exported
+    def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> dict[str, Any]:
+        self._server.allow(caller, "status")
+        return self._server.delegate.page(search, order, start, count)
+
+
+class AdminCalls(AccessAdmin):
+    """What an administrator may do to what stands here."""
+
+    def __init__(self, server: DisseminationServer, access: AccessPolicy) -> None:
+        super().__init__(access)
+        self._server = server
+
+    @exported
+    def cancel(self, caller: Caller, uid: str) -> int:
+        self._server.allow(caller, "administer")
+        return self._server.delegate.cancel(uid)
+
+    @exported
+    def drain(self, caller: Caller, seconds: float) -> int:
+        self._server.allow(caller, "administer")
+        return self._server.drain(min(max(0.0, seconds), DRAIN_MOST))
+
+    @exported
+    def resume(self, caller: Caller) -> None:
+        self._server.allow(caller, "administer")
+        self._server.resume()
+
+
+def shortened(status: dict[str, Any], most: int = STATUS_ROWS) -> dict[str, Any]:
+    """A delegate's status with at most so many rows in each list, and `counts`, which says how many there are; of each
+    session's queues the longest. The whole of a large one would not go into an answer."""
+    lists = ("publishers", "registrations", "sessions", "subscriptions")
+    cut = {name: status[name][:most] for name in lists}
+    per_session = max(10, most // max(1, len(cut["sessions"])))
+    cut["sessions"] = [
+        {**s, "queued": dict(nlargest(per_session, s["queued"].items(), key=lambda pair: pair[1]))}
+        for s in cut["sessions"]
+    ]
+    return {**status, **cut, "counts": {name: len(status[name]) for name in lists}}
+
+
+_decode_request: Final = msgspec.msgpack.Decoder(SubscriptionRequest).decode
+
+
+def _request(said: msgspec.Raw) -> SubscriptionRequest:
+    try:
+        return _decode_request(said)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise ProtocolError(f"bad subscription request: {exc}") from exc
+
+
+def _named(caller: Caller, client: str) -> Caller:
+    """With the name that the application has given itself."""
+    return dataclasses.replace(caller, client=client[:200])
