@@ -13,8 +13,10 @@ import click
 import msgspec
 from rich.progress import Progress, TaskID
 
-from jbi_pubsub.spark import ENGINES, match_study, report
-from jbi_pubsub.spark.dataset import write
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.xml import Element
+from jbi_pubsub.spark import ENGINES, ingest, match_study, report
+from jbi_pubsub.spark.dataset import Contracts, Writer, write
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.result import Result, Run, finish
 from jbi_pubsub.spark.studies import aggregation, bandwidth, comparison, fanout, invariants, predicates
@@ -154,6 +156,97 @@ def export_command(
     else:
         show_rows(("", ""), export.shown(facts), title="taken from the federation")
     return 130 if interrupted else 0
+
+
+existing_path = click.Path(exists=True, path_type=Path)
+existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@study.command("import")
+@click.argument("source", type=existing_path)
+@click.option("--format", "form", type=click.Choice(["auto", "xml", "lines", "parquet"]), default="auto")
+@click.option("--schema", type=existing_file, help="XML Schema of the metadata: types and invariants are told by it.")
+@click.option("--marks", type=existing_file, help="Marks file, for a schema without marks.")
+@click.option("--type-name", default="", help="Type name, when the schema does not give the right one.")
+@click.option(
+    "--contracts", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Take registrations and subscriptions of that data set.",
+)  # fmt: skip
+@click.option("--registrations", type=existing_path, help="Take them of JSON lines or Parquet.")
+@click.option("--subscriptions", type=existing_path, help="Take them of JSON lines or Parquet.")
+@click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+@out_option("study-data")
+@json_option
+def import_command(
+    source: Path,
+    form: str,
+    schema: Path | None,
+    marks: Path | None,
+    type_name: str,
+    contracts: Path | None,
+    registrations: Path | None,
+    subscriptions: Path | None,
+    max_rejects: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Make a data set of XML documents, JSON lines, or Parquet of publications.
+
+    What can't be read goes to the table `rejects`, with the reason. Documents of equal invariants are of one
+    registration.
+
+    \b
+    jbi study import alerts --schema cap12.xsd --marks marks.json --subscriptions wanted.jsonl --out data
+    jbi study import archive.parquet --contracts exported --max-rejects 0 --out data
+    """
+    if schema is None and (marks or type_name):
+        raise ConfigurationError("--marks and --type-name are for --schema", hint="Give the schema, too")
+    if out.resolve().is_relative_to(source.resolve()):
+        raise ConfigurationError(f"--out {out} lies in {source}, which is read", hint="Name another folder")
+    known = data_in(contracts) if contracts is not None else None
+    given = known.contracts if known is not None else None
+    intake = ingest.Intake(_described(schema, marks, type_name) if schema else None, max_rejects)
+    chosen: Any = ingest.form_of(source) if form == "auto" else form
+    own = {
+        name: intake.contracts(name, path) if path is not None else getattr(given, name, ())
+        for name, path in (("registrations", registrations), ("subscriptions", subscriptions))
+    }
+    if given is not None or registrations is not None:
+        intake.known = {each.registration for each in own["registrations"]}
+    with telling() as tell, Writer(out, source="imported") as writer:
+        wanted = ingest.sound(Contracts(own["registrations"], own["subscriptions"]), intake)
+        leave = [path for path in (schema, marks, registrations, subscriptions) if path is not None]
+        for publication in intake.publications(source, chosen, leave):
+            writer.add(publication)
+            tell("publications", writer.count, 0)
+        made = (*intake.registrations.values(), *wanted.registrations)
+        writer.finish(Contracts(made, wanted.subscriptions), intake.rejects)
+    counts = {"publications": writer.count, "registrations": len(made), "subscriptions": len(wanted.subscriptions)}
+    facts = {**counts, "rejects": len(intake.rejects)}
+    if as_json:
+        show_json({**facts, "out": str(out)})
+    else:
+        first = [("the first reject", f"{each.row}: {each.reason}") for each in intake.rejects[:1]]
+        rows = [*((name, f"{n:,}") for name, n in facts.items()), *first, ("data set", str(out))]
+        show_rows(("", ""), rows, title="imported")
+
+
+def _described(schema: Path, marks: Path | None, type_name: str) -> ingest.Describe:
+    """By the product's own schema binding. Raises SchemaError."""
+    from jbi_pubsub.codegen.bundle import read_bundle
+    from jbi_pubsub.codegen.repository import TypeRepository
+    from jbi_pubsub.pad.subscription import InformationType, local_name
+
+    bundle = read_bundle(schema, marks=marks, name=type_name, within=schema.absolute().parent.parent)
+    opened = TypeRepository().open(bundle)
+    name, version = opened.type.name, opened.type.version
+    own = InformationType(name=name, version=version, schema=opened.digest, local=local_name(name)).rep()
+
+    def describe(root: Element) -> ingest.Described:
+        opened.validate(root)
+        return ingest.Described(name, version, (own, *opened.entries(root)))
+
+    return describe
 
 
 QUESTIONS: Final = {

@@ -136,13 +136,8 @@ def contracts_in(folder: Path, rejects: list[Reject]) -> Contracts:
 
 
 def _rows(table: Path) -> Iterator[Mapping[str, Any]]:
-    import pyarrow.parquet as pq
-
     for path, _ in passes.parquet_files(table):
-        with pq.ParquetFile(path) as opened:
-            names = dataset.check_columns(opened.schema_arrow, table.name, str(path))
-            for batch in opened.iter_batches(dataset.BATCH_ROWS, columns=names):
-                yield from batch.to_pylist()
+        yield from passes.rows_in(path, table.name)
 
 
 @contextmanager
