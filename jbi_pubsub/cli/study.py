@@ -19,7 +19,7 @@ from jbi_pubsub.spark import ENGINES, ingest, match_study, report
 from jbi_pubsub.spark.dataset import Contracts, Writer, write
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.result import Result, Run, finish
-from jbi_pubsub.spark.studies import aggregation, bandwidth, comparison, fanout, invariants, predicates
+from jbi_pubsub.spark.studies import aggregation, bandwidth, capacity, comparison, fanout, invariants, predicates
 from jbi_pubsub.spark.studies.study import Options, Study, data_in, run
 
 from .near import NearNames
@@ -294,6 +294,39 @@ def _command(name: str, asked: Study, sentence: str) -> click.Command:
 
 for _name, (_asked, _sentence) in QUESTIONS.items():
     study.add_command(_command(_name, _asked, _sentence))
+
+
+@study.command("capacity")
+@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--publishers", type=click.FloatRange(1, 1e9), required=True, help="Registrations that publish.")
+@click.option("--rate", type=click.FloatRange(0, 1e6, min_open=True), required=True, help="Objects a second of each.")
+@click.option("--subscribers", type=click.FloatRange(1, 1e9), required=True, help="Subscriptions.")
+@click.option("--growth", type=click.FloatRange(-0.9, 10), default=0.0, show_default=True, help="Of both, a year.")
+@click.option("--years", type=click.IntRange(1, 50), default=3, show_default=True)
+@click.option("--utilisation", type=click.FloatRange(0.05, 1), default=0.7, show_default=True, help="Of a core.")
+@click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+@out_option("study-capacity")
+@json_option
+def capacity_command(data: Path, max_rejects: int, out: Path, as_json: bool, **forecast: float) -> None:
+    """How many delegates a forecast needs, by costs that are measured on this machine, now.
+
+    A delegate runs in this process for some seconds, with the data set's objects and subscriptions.
+
+    \b
+    jbi study capacity data --publishers 200 --rate 2 --subscribers 5000
+    jbi study capacity data --publishers 200 --rate 2 --subscribers 5000 --growth 0.3 --years 5
+    """
+    from . import costs
+
+    given = data_in(data)
+    measured = costs.measure(given)
+    with telling() as tell:
+        parameters = {**forecast, **measured.parameters()}
+        options = Options(engine="local", max_rejects=max_rejects, parameters=parameters, progress=tell)
+        found, how = run(capacity.STUDY, given, out, options)
+    if measured.refused:
+        click.echo(f"jbi: a delegate would not take {measured.refused:,} of the subscriptions", err=True)
+    _show(found, how, out, as_json)
 
 
 @study.command()
