@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Final
 
 import click
 import msgspec
+from click.core import ParameterSource
 from rich.progress import Progress, TaskID
 
 from jbi_pubsub.core.errors import ConfigurationError
@@ -19,7 +21,16 @@ from jbi_pubsub.spark import ENGINES, ingest, match_study, report
 from jbi_pubsub.spark.dataset import Contracts, Writer, write
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.result import Result, Run, finish
-from jbi_pubsub.spark.studies import aggregation, bandwidth, capacity, comparison, fanout, invariants, predicates
+from jbi_pubsub.spark.studies import (
+    aggregation,
+    bandwidth,
+    capacity,
+    comparison,
+    contracts,
+    fanout,
+    invariants,
+    predicates,
+)
 from jbi_pubsub.spark.studies.study import Options, Study, data_in, run
 
 from .near import NearNames
@@ -63,19 +74,37 @@ def out_option(default: str) -> Callable[[Any], Any]:
 
 
 @study.command()
+@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=False)
 @click.option("--registrations", type=click.IntRange(1), default=100_000, show_default=True)
 @click.option("--templates", type=click.IntRange(1), default=1_000, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @out_option("study-match")
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
 @json_option
-def match(registrations: int, templates: int, seed: int, out: Path, engine: str, as_json: bool) -> None:
-    """Match a generated population of registrations with templates; Parquet, HTML report, a table.
+@click.pass_context
+def match(
+    context: click.Context,
+    data: Path | None,
+    registrations: int,
+    templates: int,
+    seed: int,
+    out: Path,
+    engine: str,
+    as_json: bool,
+) -> None:
+    """Match the registrations of a data set with its templates; without DATA, those of a generated population.
 
     \b
+    jbi study match data
     jbi study match
     jbi study match --registrations 1000000 --templates 100000 --engine spark --out big
     """
+    if data is not None:
+        for name in ("registrations", "templates", "seed", "engine"):
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise ConfigurationError(f"--{name} is for a generated population", hint="Leave it out, or DATA")
+        _match_data(data, out, as_json)
+        return
     with telling() as tell:
         found = match_study(
             registrations=registrations, templates=templates, seed=seed, out=out, engine=engine, progress=tell
@@ -84,6 +113,17 @@ def match(registrations: int, templates: int, seed: int, out: Path, engine: str,
         show_json(json.loads(msgspec.json.encode(found)))
     else:
         show_rows(("", ""), found.rows(), title="first-level match study")
+
+
+def _match_data(data: Path, out: Path, as_json: bool) -> None:  # as the command's
+    given = data_in(data)
+    folder = report.claim(out)
+    began = time.perf_counter()
+    found = contracts.match(given.contracts)
+    timings = (("match", round(time.perf_counter() - began, 3)),)
+    how = Run(input=str(data), engine="local", timings=timings, rejected=len(given.rejects))
+    finish(folder, found, how, given.rejects)
+    _show(found, how, out, as_json)
 
 
 @study.command()
