@@ -195,12 +195,14 @@ class Intake:
             yield from passes.publications_in(path)
 
 
-def form_of(source: Path) -> Form:
-    """What an input is, by the endings of its files. Raises StudyError for what is none of ours, or several things."""
+def form_of(source: Path, leave: Collection[Path] = ()) -> Form:
+    """What an input is, by the endings of its files but those in `leave`. Raises StudyError for what is none of ours,
+    or several things."""
     if source.is_dir() and (source / dataset.MANIFEST).is_file():
         raise ConfigurationError(f"{source} is a data set, or a result", hint="Studies take data sets as they are")
     paths = [source] if source.is_file() else [path for path in source.rglob("*") if path.is_file()]
-    forms = {form for path in paths if (form := _form(path)) is not None}
+    left = {path.resolve() for path in leave}
+    forms = {form for path in paths if path.resolve() not in left and (form := _form(path)) is not None}
     if len(forms) == 1:
         return forms.pop()
     names = ", ".join(sorted({path.name for path in paths})[:5]) or "nothing"

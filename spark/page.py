@@ -24,12 +24,14 @@ body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;padding:1rem;max-width:64r
 h1{font-size:1.6rem;margin:.2rem 0}h2{font-size:1.2rem;margin:2rem 0 .4rem}p{max-width:44rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .55rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
-td{overflow-wrap:break-word;max-width:26rem}.facts td{max-width:none}thead~tbody td:not(.n):first-child,td.long{min-width:9rem}
+td{overflow-wrap:break-word;max-width:26rem}
+.facts td{max-width:none}thead~tbody td:not(.n):first-child,td.long{min-width:9rem}
 td.n,th.n{text-align:right;white-space:nowrap}td code{font-size:.9em}thead th{position:sticky;top:0;background:Canvas}
 thead button{all:unset;cursor:pointer;font-weight:600}thead button:focus-visible{outline:2px solid}
 tbody tr:nth-child(even){background:var(--soft)}figure{margin:1rem 0;max-width:46rem}figure svg{width:100%;height:auto}
 .facts th{font-weight:400;opacity:.8}footer{margin-top:2rem;font-size:.85rem;opacity:.8}
-@media print{body{max-width:none;font-size:11px}.wide{overflow:visible}th,td{padding:.15rem .3rem}thead th{position:static}figure,tr{break-inside:avoid}}
+@media print{body{max-width:none;font-size:11px}.wide{overflow:visible}
+th,td{padding:.15rem .3rem}thead th{position:static}figure,tr{break-inside:avoid}}
 """
 
 _SCRIPT: Final = """

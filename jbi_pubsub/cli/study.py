@@ -246,7 +246,8 @@ def import_command(
     known = data_in(contracts) if contracts is not None else None
     given = known.contracts if known is not None else None
     intake = ingest.Intake(_described(schema, marks, type_name) if schema else None, max_rejects)
-    chosen: Any = ingest.form_of(source) if form == "auto" else form
+    leave = [path for path in (schema, marks, registrations, subscriptions) if path is not None]
+    chosen: Any = ingest.form_of(source, leave) if form == "auto" else form
     own = {
         name: intake.contracts(name, path) if path is not None else getattr(given, name, ())
         for name, path in (("registrations", registrations), ("subscriptions", subscriptions))
@@ -255,7 +256,6 @@ def import_command(
         intake.known = {each.registration for each in own["registrations"]}
     with telling() as tell, Writer(out, source="imported") as writer:
         wanted = ingest.sound(Contracts(own["registrations"], own["subscriptions"]), intake)
-        leave = [path for path in (schema, marks, registrations, subscriptions) if path is not None]
         for publication in intake.publications(source, chosen, leave):
             writer.add(publication)
             tell("publications", writer.count, 0)

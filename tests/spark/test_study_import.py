@@ -26,7 +26,6 @@ pytest.importorskip("pyarrow", reason="needs the spark extra")
 pytest.importorskip("matplotlib", reason="needs the spark extra")
 
 CAP = Path(__file__).parent.parent.parent / "examples" / "data" / "cap"
-SCHEMA = ["--schema", str(CAP / "cap12.xsd"), "--marks", str(CAP / "marks.json")]
 
 
 def command(*arguments: object) -> Result:
@@ -57,6 +56,7 @@ def alerts(tmp_path: Path) -> Path:
     (folder / "other.xml").write_text("<track/>")
     (folder / "huge.xml").write_bytes(b"<a>" + b" " * (64 << 20) + b"</a>")
     (folder / "notes.txt").write_text("not a document")
+    (folder / "marks.json").write_bytes((CAP / "marks.json").read_bytes())  # named, so no input
     return folder
 
 
@@ -65,7 +65,9 @@ def test_documents_are_typed_by_their_schema_and_share_a_registration_where_inva
 ) -> None:
     wanted = lines(tmp_path / "wanted.jsonl", {"subscription": "all"}, {"subscription": "bad", "predicate": "/a["}, "{")
 
-    data, published, told = imported(tmp_path, alerts, *SCHEMA, "--subscriptions", wanted)
+    data, published, told = imported(
+        tmp_path, alerts, "--schema", CAP / "cap12.xsd", "--marks", alerts / "marks.json", "--subscriptions", wanted
+    )
 
     # Expect both alerts, of one registration with the entries that a publisher would register
     assert [(p.object_id, p.payload_bytes) for p in published] == [("again", 2), ("canada", 0)]
