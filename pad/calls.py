@@ -36,6 +36,7 @@ from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.delegate import TypeRepository
 from jbi_pubsub.pad.explanation import recall
 from jbi_pubsub.pad.mail.links import LinkAction
+from jbi_pubsub.pad.overview import Terms
 from jbi_pubsub.pad.proxy import (
     STANDING_SECONDS,
     SUBSCRIBE_AT_ONCE,
@@ -281,7 +282,7 @@ class JoinAdminCalls:
 
 
 class StatusCalls:
-    """What everybody may know."""
+    """What everybody may know; the terms of contracts are for administrators."""
 
     def __init__(self, server: DisseminationServer) -> None:
         self._server = server
@@ -300,6 +301,11 @@ class StatusCalls:
     def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> dict[str, Any]:
         self._server.allow(caller, "status")
         return self._server.delegate.page(search, order, start, count)
+
+    @exported
+    def terms(self, caller: Caller, after: int, count: int) -> tuple[Terms, ...]:
+        self._server.allow(caller, "administer")  # what somebody asks for says what he looks for
+        return self._server.delegate.terms(after, count)
 
 
 class AdminCalls(AccessAdmin):

@@ -15,18 +15,23 @@ if TYPE_CHECKING:
 ROWS_MOST: Final = 200
 """Rows of a table in the page; the rest is in its CSV."""
 
+LONG: Final = 24
+"""Characters of a text that may take several lines, but not one word each."""
+
 _STYLE: Final = """
 :root{color-scheme:light dark;--line:#8884;--soft:#8881}
 body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;padding:1rem;max-width:64rem}
 h1{font-size:1.6rem;margin:.2rem 0}h2{font-size:1.2rem;margin:2rem 0 .4rem}p{max-width:44rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-th,td{padding:.25rem .7rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
-td{overflow-wrap:anywhere}
+th,td{padding:.25rem .55rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
+td{overflow-wrap:break-word;max-width:26rem}
+.facts td{max-width:none}thead~tbody td:not(.n):first-child,td.long{min-width:9rem}
 td.n,th.n{text-align:right;white-space:nowrap}td code{font-size:.9em}thead th{position:sticky;top:0;background:Canvas}
 thead button{all:unset;cursor:pointer;font-weight:600}thead button:focus-visible{outline:2px solid}
 tbody tr:nth-child(even){background:var(--soft)}figure{margin:1rem 0;max-width:46rem}figure svg{width:100%;height:auto}
 .facts th{font-weight:400;opacity:.8}footer{margin-top:2rem;font-size:.85rem;opacity:.8}
-@media print{body{max-width:none;font-size:11px}thead th{position:static}figure,tr{break-inside:avoid}}
+@media print{body{max-width:none;font-size:11px}.wide{overflow:visible}
+th,td{padding:.15rem .3rem}thead th{position:static}figure,tr{break-inside:avoid}}
 """
 
 _SCRIPT: Final = """
@@ -73,8 +78,9 @@ def _table(table: Table) -> str:
 
 def _cell(value: Value, kind: Kind) -> str:
     if kind == "text":
-        return f"<td>{escape(str(value))}</td>"
-    shown = f"{value:,}" if kind == "integer" else f"{value:,.4g}"
+        long = ' class="long"' if len(str(value)) > LONG else ""
+        return f"<td{long}>{escape(str(value))}</td>"
+    shown = f"{value:,}" if kind == "integer" else f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:,.4g}"  # type: ignore[arg-type]  # no text
     return f'<td class="n" data-v="{value}">{shown}</td>'
 
 
@@ -86,4 +92,5 @@ def _how(run: Run) -> str:
     engine = f"Spark {run.spark}, Java {run.java}" if run.spark else "one process"
     parameters = ", ".join(f"{name} {value}" for name, value in run.parameters.items())
     seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in run.timings)
-    return f"Input {run.input}. By {engine}. {parameters}{'. ' if parameters else ''}Seconds: {seconds}."
+    told = [f"Input {run.input}", f"By {engine}", parameters, f"Seconds: {seconds}" if seconds else ""]
+    return "".join(f"{each}. " for each in told if each).strip()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -114,6 +114,25 @@ def parquet_files(where: Path) -> list[tuple[Path, int]]:
         return [(path, pq.read_metadata(path).num_rows) for path in paths]
     except (pa.ArrowException, OSError) as error:
         raise StudyError(f"no Parquet table in {where}: {error}"[:400], hint="Look for a file cut short") from error
+
+
+def rows_in(path: Path, table: str) -> Iterator[dict[str, Any]]:
+    """The rows of a Parquet file of contracts. Raises StudyError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as opened:
+            names = dataset.check_columns(opened.schema_arrow, table, str(path))
+            for batch in opened.iter_batches(dataset.BATCH_ROWS, columns=names):
+                yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise StudyError(f"{path} can't be read: {error}"[:400], hint="Look for a file cut short") from error
+
+
+def publications_in(path: Path) -> Iterator[dataset.Publication]:
+    """The publications of a Parquet file. Raises StudyError."""
+    return _rows(_batches(path))
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:

@@ -31,11 +31,14 @@ _TEXT_MOST: Final = 44
 
 
 class Series(msgspec.Struct, frozen=True):
-    """Points or bars of one colour: their label, where they stand (numbers, or names of bars), and how high."""
+    """Points or bars of one colour: their label, where they stand (numbers, or names of bars), and how high. Lines may
+    have a band around them, from `low` to `high`."""
 
     label: str
     x: tuple[float | str, ...]
     y: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +109,8 @@ def _fill(axes: Axes, plot: Plot) -> None:
             axes.set_xticks(range(0, len(series.x), step), [_number(x) for x in series.x[::step]])
         elif plot.kind == "lines":
             axes.plot(series.x, series.y, marker="o", markersize=3, label=series.label, color=colour)
+            if series.low:
+                axes.fill_between(series.x, series.low, series.high, color=colour, alpha=0.2, linewidth=0)
         else:
             axes.scatter(series.x, series.y, s=10, label=series.label, color=colour, alpha=0.7)
     _dress(axes, plot)

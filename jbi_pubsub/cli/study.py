@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,17 +12,29 @@ from typing import Any, Final
 
 import click
 import msgspec
+from click.core import ParameterSource
 from rich.progress import Progress, TaskID
 
-from jbi_pubsub.spark import ENGINES, match_study, report
-from jbi_pubsub.spark.dataset import write
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.xml import Element
+from jbi_pubsub.spark import ENGINES, ingest, match_study, report
+from jbi_pubsub.spark.dataset import Contracts, Writer, write
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.result import Result, Run, finish
-from jbi_pubsub.spark.studies import aggregation, bandwidth, comparison, fanout, invariants, predicates
+from jbi_pubsub.spark.studies import (
+    aggregation,
+    bandwidth,
+    capacity,
+    comparison,
+    contracts,
+    fanout,
+    invariants,
+    predicates,
+)
 from jbi_pubsub.spark.studies.study import Options, Study, data_in, run
 
 from .near import NearNames
-from .settings import json_option, try_folder
+from .settings import Settings, json_option, pass_settings, try_folder
 from .show import console, show_json, show_rows
 
 Tell = Callable[[str, int, int], None]
@@ -61,19 +74,37 @@ def out_option(default: str) -> Callable[[Any], Any]:
 
 
 @study.command()
+@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=False)
 @click.option("--registrations", type=click.IntRange(1), default=100_000, show_default=True)
 @click.option("--templates", type=click.IntRange(1), default=1_000, show_default=True)
 @click.option("--seed", type=int, default=1, show_default=True)
 @out_option("study-match")
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
 @json_option
-def match(registrations: int, templates: int, seed: int, out: Path, engine: str, as_json: bool) -> None:
-    """Match a generated population of registrations with templates; Parquet, HTML report, a table.
+@click.pass_context
+def match(
+    context: click.Context,
+    data: Path | None,
+    registrations: int,
+    templates: int,
+    seed: int,
+    out: Path,
+    engine: str,
+    as_json: bool,
+) -> None:
+    """Match the registrations of a data set with its templates; without DATA, those of a generated population.
 
     \b
+    jbi study match data
     jbi study match
     jbi study match --registrations 1000000 --templates 100000 --engine spark --out big
     """
+    if data is not None:
+        for name in ("registrations", "templates", "seed", "engine"):
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                raise ConfigurationError(f"--{name} is for a generated population", hint="Leave it out, or DATA")
+        _match_data(data, out, as_json)
+        return
     with telling() as tell:
         found = match_study(
             registrations=registrations, templates=templates, seed=seed, out=out, engine=engine, progress=tell
@@ -82,6 +113,17 @@ def match(registrations: int, templates: int, seed: int, out: Path, engine: str,
         show_json(json.loads(msgspec.json.encode(found)))
     else:
         show_rows(("", ""), found.rows(), title="first-level match study")
+
+
+def _match_data(data: Path, out: Path, as_json: bool) -> None:  # as the command's
+    given = data_in(data)
+    folder = report.claim(out)
+    began = time.perf_counter()
+    found = contracts.match(given.contracts)
+    timings = (("match", round(time.perf_counter() - began, 3)),)
+    how = Run(input=str(data), engine="local", timings=timings, rejected=len(given.rejects))
+    finish(folder, found, how, given.rejects)
+    _show(found, how, out, as_json)
 
 
 @study.command()
@@ -111,6 +153,140 @@ def generate(out: Path, as_json: bool, **numbers: Any) -> None:
         show_json({**facts, "out": str(out)})
     else:
         show_rows(("", ""), [*((name, f"{n:,}") for name, n in facts.items()), ("data set", str(out))], title="made up")
+
+
+@study.command("export")
+@click.option("--publications", type=click.IntRange(1), metavar="N", help="End the tap after so many objects.")
+@click.option("--seconds", type=click.FloatRange(0), metavar="S", help="End it after so long; 0: contracts alone.")
+@click.option("--megabytes", type=click.IntRange(1), default=1024, show_default=True, help="End it at so much data.")
+@click.option("--payloads/--no-payloads", default=True, help="Whether payloads are kept, or only their length.")
+@click.option("--resume", is_flag=True, help="Keep what is there, and go on.")
+@out_option("study-data")
+@json_option
+@pass_settings
+def export_command(
+    settings: Settings,
+    publications: int | None,
+    seconds: float | None,
+    megabytes: int,
+    payloads: bool,
+    resume: bool,
+    out: Path,
+    as_json: bool,
+) -> int:
+    """Take a data set from a running federation: registrations, subscriptions, and a tap of what is published.
+
+    The tap goes on for a minute unless told otherwise; Ctrl-C ends it, and what has come is the data set (exit code
+    130). Where access is restricted, it takes who may `administer` the delegates and subscribe to everything.
+
+    
+    jbi study export --out data
+    jbi study export --publications 100000 --out data
+    jbi study export --seconds 3600 --no-payloads --resume --out data
+    """
+    from . import export
+
+    bounds = export.bounds_of(publications, seconds, megabytes)
+    with telling() as tell:
+        facts, interrupted = export.export(
+            settings.load(), out, bounds, payloads=payloads, resume=resume, progress=tell
+        )
+    if as_json:
+        show_json(facts)
+    else:
+        show_rows(("", ""), export.shown(facts), title="taken from the federation")
+    return 130 if interrupted else 0
+
+
+existing_path = click.Path(exists=True, path_type=Path)
+existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@study.command("import")
+@click.argument("source", type=existing_path)
+@click.option("--format", "form", type=click.Choice(["auto", "xml", "lines", "parquet"]), default="auto")
+@click.option("--schema", type=existing_file, help="XML Schema of the metadata: types and invariants are told by it.")
+@click.option("--marks", type=existing_file, help="Marks file, for a schema without marks.")
+@click.option("--type-name", default="", help="Type name, when the schema does not give the right one.")
+@click.option(
+    "--contracts", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Take registrations and subscriptions of that data set.",
+)  # fmt: skip
+@click.option("--registrations", type=existing_path, help="Take them of JSON lines or Parquet.")
+@click.option("--subscriptions", type=existing_path, help="Take them of JSON lines or Parquet.")
+@click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+@out_option("study-data")
+@json_option
+def import_command(
+    source: Path,
+    form: str,
+    schema: Path | None,
+    marks: Path | None,
+    type_name: str,
+    contracts: Path | None,
+    registrations: Path | None,
+    subscriptions: Path | None,
+    max_rejects: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Make a data set of XML documents, JSON lines, or Parquet of publications.
+
+    What can't be read goes to the table `rejects`, with the reason. Documents of equal invariants are of one
+    registration.
+
+    \b
+    jbi study import alerts --schema cap12.xsd --marks marks.json --subscriptions wanted.jsonl --out data
+    jbi study import archive.parquet --contracts exported --max-rejects 0 --out data
+    """
+    if schema is None and (marks or type_name):
+        raise ConfigurationError("--marks and --type-name are for --schema", hint="Give the schema, too")
+    if out.resolve().is_relative_to(source.resolve()):
+        raise ConfigurationError(f"--out {out} lies in {source}, which is read", hint="Name another folder")
+    known = data_in(contracts) if contracts is not None else None
+    given = known.contracts if known is not None else None
+    intake = ingest.Intake(_described(schema, marks, type_name) if schema else None, max_rejects)
+    leave = [path for path in (schema, marks, registrations, subscriptions) if path is not None]
+    chosen: Any = ingest.form_of(source, leave) if form == "auto" else form
+    own = {
+        name: intake.contracts(name, path) if path is not None else getattr(given, name, ())
+        for name, path in (("registrations", registrations), ("subscriptions", subscriptions))
+    }
+    if given is not None or registrations is not None:
+        intake.known = {each.registration for each in own["registrations"]}
+    with telling() as tell, Writer(out, source="imported") as writer:
+        wanted = ingest.sound(Contracts(own["registrations"], own["subscriptions"]), intake)
+        for publication in intake.publications(source, chosen, leave):
+            writer.add(publication)
+            tell("publications", writer.count, 0)
+        made = (*intake.registrations.values(), *wanted.registrations)
+        writer.finish(Contracts(made, wanted.subscriptions), intake.rejects)
+    counts = {"publications": writer.count, "registrations": len(made), "subscriptions": len(wanted.subscriptions)}
+    facts = {**counts, "rejects": len(intake.rejects)}
+    if as_json:
+        show_json({**facts, "out": str(out)})
+    else:
+        first = [("the first reject", f"{each.row}: {each.reason}") for each in intake.rejects[:1]]
+        rows = [*((name, f"{n:,}") for name, n in facts.items()), *first, ("data set", str(out))]
+        show_rows(("", ""), rows, title="imported")
+
+
+def _described(schema: Path, marks: Path | None, type_name: str) -> ingest.Describe:
+    """By the product's own schema binding. Raises SchemaError."""
+    from jbi_pubsub.codegen.bundle import read_bundle
+    from jbi_pubsub.codegen.repository import TypeRepository
+    from jbi_pubsub.pad.subscription import InformationType, local_name
+
+    bundle = read_bundle(schema, marks=marks, name=type_name, within=schema.absolute().parent.parent)
+    opened = TypeRepository().open(bundle)
+    name, version = opened.type.name, opened.type.version
+    own = InformationType(name=name, version=version, schema=opened.digest, local=local_name(name)).rep()
+
+    def describe(root: Element) -> ingest.Described:
+        opened.validate(root)
+        return ingest.Described(name, version, (own, *opened.entries(root)))
+
+    return describe
 
 
 QUESTIONS: Final = {
@@ -158,6 +334,39 @@ def _command(name: str, asked: Study, sentence: str) -> click.Command:
 
 for _name, (_asked, _sentence) in QUESTIONS.items():
     study.add_command(_command(_name, _asked, _sentence))
+
+
+@study.command("capacity")
+@click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--publishers", type=click.FloatRange(1, 1e9), required=True, help="Registrations that publish.")
+@click.option("--rate", type=click.FloatRange(0, 1e6, min_open=True), required=True, help="Objects a second of each.")
+@click.option("--subscribers", type=click.FloatRange(1, 1e9), required=True, help="Subscriptions.")
+@click.option("--growth", type=click.FloatRange(-0.9, 10), default=0.0, show_default=True, help="Of both, a year.")
+@click.option("--years", type=click.IntRange(1, 50), default=3, show_default=True)
+@click.option("--utilisation", type=click.FloatRange(0.05, 1), default=0.7, show_default=True, help="Of a core.")
+@click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+@out_option("study-capacity")
+@json_option
+def capacity_command(data: Path, max_rejects: int, out: Path, as_json: bool, **forecast: float) -> None:
+    """How many delegates a forecast needs, by costs that are measured on this machine, now.
+
+    A delegate runs in this process for some seconds, with the data set's objects and subscriptions.
+
+    \b
+    jbi study capacity data --publishers 200 --rate 2 --subscribers 5000
+    jbi study capacity data --publishers 200 --rate 2 --subscribers 5000 --growth 0.3 --years 5
+    """
+    from . import costs
+
+    given = data_in(data)
+    measured = costs.measure(given)
+    with telling() as tell:
+        parameters = {**forecast, **measured.parameters()}
+        options = Options(engine="local", max_rejects=max_rejects, parameters=parameters, progress=tell)
+        found, how = run(capacity.STUDY, given, out, options)
+    if measured.refused:
+        click.echo(f"jbi: a delegate would not take {measured.refused:,} of the subscriptions", err=True)
+    _show(found, how, out, as_json)
 
 
 @study.command()

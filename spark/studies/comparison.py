@@ -29,7 +29,7 @@ def compare(before: Path, after: Path) -> Result:
                 name="numbers",
                 title="Numbers",
                 columns=(("number", "text"), ("before", "text"), ("after", "text"), ("change_percent", "text")),
-                rows=tuple((name, f"{was}", f"{now}", f"{change}") for name, was, now, change in rows),
+                rows=tuple(tuple(map(_text, row)) for row in rows),
             ),
         ),
         plots=(
@@ -53,3 +53,7 @@ def _row(name: str, was: float | None, now: float | None) -> tuple[Value, Value,
     if was is None or now is None:
         return name, "-" if was is None else was, "-" if now is None else now, "-"
     return name, was, now, round(100 * (now - was) / abs(was), 2) if was else ("-" if now else 0.0)
+
+
+def _text(value: Value) -> str:
+    return value if isinstance(value, str) else f"{value:.10g}"

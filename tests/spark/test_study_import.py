@@ -1,0 +1,195 @@
+"""What others have becomes a data set: what can't be read is told, and nothing half-written is taken for whole."""
+
+from __future__ import annotations
+
+import base64
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jbi_pubsub.cli.app import jbi, run
+from jbi_pubsub.core.errors import StudyError
+from jbi_pubsub.spark import dataset, passes
+from jbi_pubsub.spark.dataset import Publication
+from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.studies.study import Data, data_in
+
+pytest.importorskip("pyarrow", reason="needs the spark extra")
+pytest.importorskip("matplotlib", reason="needs the spark extra")
+
+CAP = Path(__file__).parent.parent.parent / "examples" / "data" / "cap"
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(jbi, ["study", *map(str, arguments)])
+
+
+def imported(tmp_path: Path, source: Path, *more: object) -> tuple[Data, list[Publication], dict[str, Any]]:
+    told = command("import", source, "--out", tmp_path / "data", "--json", *more)
+    assert told.exit_code == 0, (told.output, told.exception)
+    files = passes.parquet_files(tmp_path / "data" / "publications")
+    return data_in(tmp_path / "data"), [p for path, _ in files for p in passes.publications_in(path)], json.loads(told.output)  # fmt: skip # noqa: E501
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def alerts(tmp_path: Path) -> Path:
+    """Real alerts, one of them twice, with a payload; and what is none."""
+    folder = tmp_path / "alerts"
+    folder.mkdir()
+    for name in ("canada", "again"):
+        (folder / f"{name}.metadata.xml").write_bytes((CAP / "canada.xml").read_bytes())
+    (folder / "again.payload").write_bytes(b"\x00\x01")
+    (folder / "broken.xml").write_text("<alert>")
+    (folder / "other.xml").write_text("<track/>")
+    (folder / "huge.xml").write_bytes(b"<a>" + b" " * (64 << 20) + b"</a>")
+    (folder / "notes.txt").write_text("not a document")
+    (folder / "marks.json").write_bytes((CAP / "marks.json").read_bytes())  # named, so no input
+    return folder
+
+
+def test_documents_are_typed_by_their_schema_and_share_a_registration_where_invariants_are_equal(
+    alerts: Path, tmp_path: Path
+) -> None:
+    wanted = lines(tmp_path / "wanted.jsonl", {"subscription": "all"}, {"subscription": "bad", "predicate": "/a["}, "{")
+
+    data, published, told = imported(
+        tmp_path, alerts, "--schema", CAP / "cap12.xsd", "--marks", alerts / "marks.json", "--subscriptions", wanted
+    )
+
+    # Expect both alerts, of one registration with the entries that a publisher would register
+    assert [(p.object_id, p.payload_bytes) for p in published] == [("again", 2), ("canada", 0)]
+    [registration] = data.contracts.registrations
+    assert {p.publisher for p in published} == {registration.registration}
+    assert registration.type == "{urn:oasis:names:tc:emergency:cap:1.2}alert"
+    assert registration.entries[0].cls.name == "jbi.InformationType"
+    assert len(registration.entries) > 1
+    # Expect all else among the rejects, each with its reason
+    reasons = {reject.row: reject.reason for reject in data.rejects}
+    assert reasons.keys() == {"bad", "wanted.jsonl line 3", "broken", "other", "huge.xml", "notes.txt"}
+    assert "not well-formed" in reasons["broken"]
+    assert "more than 1,048,576 bytes" in reasons["huge.xml"]
+    assert told["rejects"] == 6
+    study = command("fanout", tmp_path / "data", "--out", tmp_path / "out", "--json")
+    assert json.loads(study.output)["numbers"]["deliveries"] == 2
+    assert json.loads(study.output)["run"]["rejected"] == 6
+
+
+def test_json_lines_are_publications_and_each_bad_one_is_named(tmp_path: Path) -> None:
+    source = lines(
+        tmp_path / "given.jsonl",
+        {"object_id": "o1", "metadata": "<t/>", "payload": "x", "time": 5.5},
+        {"metadata": "<t/>", "type": "t2", "payload_base64": base64.b64encode(b"\xff").decode()},
+        {"metadata": 7}, {"object_id": "late"}, "no json", "", {"metadata": "<t/>", "time": -1},
+    )  # fmt: skip
+
+    data, published, _ = imported(tmp_path, source)
+
+    assert [(p.object_id, p.type, p.time, p.payload) for p in published] == [
+        ("o1", "t", 5.5, b"x"), ("given.jsonl line 2", "t2", 0.0, b"\xff"),
+    ]  # fmt: skip
+    assert [reject.row for reject in data.rejects] == [f"given.jsonl line {n}" for n in (3, 4, 5, 7)]
+
+
+def test_parquet_of_publications_takes_its_contracts_from_another_data_set(tmp_path: Path) -> None:
+    domain = Domain(registrations=5, subscriptions=20, publications=60, selectivity=0.5)
+    dataset.write(tmp_path / "whole", domain.contracts(), domain.published(), source="generated")
+    fewer = domain.contracts()
+    dataset.write(tmp_path / "part", dataset.Contracts(fewer.registrations[:1], fewer.subscriptions), [], source="x")
+    given = tmp_path / "whole" / "publications"
+
+    _, published, _ = imported(tmp_path, given, "--contracts", tmp_path / "whole")
+    told = [json.loads(command("fanout", tmp_path / d, "--out", tmp_path / f"o{d}", "--json").output)["numbers"]
+            for d in ("whole", "data")]  # fmt: skip
+
+    assert published == list(domain.published())
+    assert told[0] == told[1]
+    some, kept, _ = imported(tmp_path, given, "--contracts", tmp_path / "part")
+    assert {p.publisher for p in kept} == {"registration-0"}
+    assert {reject.reason for reject in some.rejects} >= {"registration 'registration-1' is not among the contracts"}
+    assert len(kept) + len(some.rejects) == 60
+
+
+@pytest.mark.parametrize(
+    ("files", "more", "problem"),
+    [
+        ({}, [], "holds nothing"),
+        ({"a.txt": b"x"}, [], "holds a.txt"),
+        ({"a.xml": b"<a/>", "b.jsonl": b"{}"}, [], "holds lines and xml"),
+        ({"a.jsonl": b"\n"}, [], "is empty"),
+        ({"a.parquet": b"PAR1 cut short"}, [], "no Parquet table"),
+        ({"a.xml": b"<a>"}, ["--max-rejects", "0"], "more than 0 rows could not be read"),
+        ({"a.xml": b"<a/>"}, ["--marks", CAP / "marks.json"], "for --schema"),
+        ({"a.xml": b"<a/>"}, ["--schema", CAP / "cap12.xsd", "--marks", CAP / "canada.xml"], "marks"),
+        ({"a.xml": b"<a/>"}, ["--schema", CAP / "canada.xml"], "schema"),
+    ],
+    ids=["empty folder", "something else", "two forms", "blank", "cut short", "too many rejects", "marks alone",
+         "wrong marks", "wrong schema"],
+)  # fmt: skip
+def test_what_is_no_input_is_refused_with_a_word(
+    files: dict[str, bytes], more: list[object], problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name, content in files.items():
+        (tmp_path / "in" / name).write_bytes(content)
+
+    code = run(["study", "import", str(tmp_path / "in"), "--out", str(tmp_path / "data"), *map(str, more)])
+
+    said = capsys.readouterr().err
+    assert code in (1, 2)
+    assert problem in said
+    assert "Traceback" not in said
+    with pytest.raises(StudyError):
+        data_in(tmp_path / "data")
+
+
+@pytest.mark.parametrize("arguments", [["generate", "--publications", "20000", "--out", "data"],
+                                       ["fanout", "small", "--out", "data"]], ids=["data", "result"])  # fmt: skip
+def test_a_disk_that_is_full_leaves_nothing_that_is_taken_for_finished(arguments: list[str], tmp_path: Path) -> None:
+    # Given files that can't grow beyond 20 kB, which is as a full disk to who writes them
+    domain = Domain(registrations=5, subscriptions=20, publications=60)
+    dataset.write(tmp_path / "small", domain.contracts(), domain.published(), source="generated")
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
+
+    done = subprocess.run(
+        [sys.executable, "-c", "from jbi_pubsub.cli import main; main()", "study", *arguments],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False, preexec_fn=limit,
+    )  # fmt: skip
+
+    assert done.returncode == 1, done.stderr
+    assert "can't be written" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert json.loads((tmp_path / "data" / "manifest.json").read_text())["state"] == "running"
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_a_study_with_its_code_and_leaves_nothing_finished(
+    start: Callable[..., Any], tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    told = start("study", "generate", "--publications", "100000000", "--out", str(tmp_path / "data"))
+    eventually(lambda: (tmp_path / "data" / "publications").is_dir())
+
+    told.signal(signal.SIGINT)
+
+    assert told.wait(20.0) == 130
+    with pytest.raises(StudyError, match="unfinished"):
+        data_in(tmp_path / "data")
+
+
+def test_a_folder_that_may_not_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    lines(tmp_path / "in.jsonl", {"metadata": "<t/>"})
+    told = command("import", tmp_path / "in.jsonl", "--out", "/proc/nothing")
+    assert told.exception is not None
+    assert "--out /proc/nothing" in str(told.exception)
