@@ -20,6 +20,7 @@ from jbi_pubsub.spark.result import Result, Run, finish
 from jbi_pubsub.spark.studies import aggregation, bandwidth, comparison, fanout, invariants, predicates
 from jbi_pubsub.spark.studies.study import Options, Study, data_in, run
 
+from .cluster import on_clusters, place_option, written_to
 from .near import NearNames
 from .settings import json_option, try_folder
 from .show import console, show_json, show_rows
@@ -66,8 +67,19 @@ def out_option(default: str) -> Callable[[Any], Any]:
 @click.option("--seed", type=int, default=1, show_default=True)
 @out_option("study-match")
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
+@on_clusters
 @json_option
-def match(registrations: int, templates: int, seed: int, out: Path, engine: str, as_json: bool) -> None:
+def match(
+    registrations: int,
+    templates: int,
+    seed: int,
+    out: Path,
+    engine: str,
+    master: str,
+    settings: Mapping[str, str],
+    resume: bool,
+    as_json: bool,
+) -> None:
     """Match a generated population of registrations with templates; Parquet, HTML report, a table.
 
     \b
@@ -76,7 +88,15 @@ def match(registrations: int, templates: int, seed: int, out: Path, engine: str,
     """
     with telling() as tell:
         found = match_study(
-            registrations=registrations, templates=templates, seed=seed, out=out, engine=engine, progress=tell
+            registrations=registrations,
+            templates=templates,
+            seed=seed,
+            out=out,
+            engine=engine,
+            master=master,
+            settings=settings,
+            resume=resume,
+            progress=tell,
         )
     if as_json:
         show_json(json.loads(msgspec.json.encode(found)))
@@ -137,19 +157,36 @@ OWN: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 def _command(name: str, asked: Study, sentence: str) -> click.Command:
     @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
-    @out_option(f"study-{name}")
+    @place_option(f"study-{name}")
     @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
-    @click.option("--master", default="", metavar="URL", help="Spark's master; without one, this machine.")
     @click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+    @on_clusters
     @json_option
     def command(
-        data: Path, out: Path, engine: str, master: str, max_rejects: int, as_json: bool, **parameters: Any
+        data: Path,
+        out: Path | str,
+        engine: str,
+        master: str,
+        settings: Mapping[str, str],
+        resume: bool,
+        max_rejects: int,
+        as_json: bool,
+        **parameters: Any,
     ) -> None:
-        with telling() as tell:
+        with (
+            telling() as tell,
+            written_to(out, name=f"jbi study {name}", master=master, settings=settings) as folder,
+        ):
             options = Options(
-                engine=engine, master=master, max_rejects=max_rejects, parameters=parameters, progress=tell
+                engine=engine,
+                master=master,
+                settings=settings,
+                resume=resume,
+                max_rejects=max_rejects,
+                parameters=parameters,
+                progress=tell,
             )
-            found, how = run(asked, data_in(data), out, options)
+            found, how = run(asked, data_in(data), folder, options)
         _show(found, how, out, as_json)
 
     command.__doc__ = f"{sentence}\n\n\b\njbi study {name} data\njbi study {name} data --engine spark --out {name}"
@@ -177,12 +214,14 @@ def compare(before: Path, after: Path, out: Path, as_json: bool) -> None:
     _show(found, how, out, as_json)
 
 
-def _show(found: Result, how: Run, out: Path, as_json: bool) -> None:
+def _show(found: Result, how: Run, out: Path | str, as_json: bool) -> None:
     if as_json:
         facts: Mapping[str, Any] = {"numbers": found.numbers, "facts": dict(found.facts)}
         show_json({"study": found.study, **facts, "run": msgspec.to_builtins(how), "out": str(out)})
     else:
         seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in how.timings)
         engine = f"Spark {how.spark}, Java {how.java}" if how.spark else "this process"
-        rows = [*found.rows(), ("engine", engine), ("seconds", seconds or "-"), ("report", str(out / "report.html"))]
+        rows = [*found.rows(), ("engine", engine), ("seconds", seconds or "-")]
+        rows += [("resumed", how.resumed)] if how.resumed else []
+        rows += [("report", f"{out}/report.html")]
         show_rows(("", ""), rows, title=f"study: {found.study}")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial, reduce
 from operator import xor
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
-from jbi_pubsub.spark import level1, report, session
+from jbi_pubsub.spark import level1, report, session, stages
 from jbi_pubsub.spark.generators import CLASSES, SHAPES, WIDTH, Population, hash_long, xxhash64
 from jbi_pubsub.spark.reference import Group, Matcher, match_by_definition
 from jbi_pubsub.spark.report import Cell, Check, MatchReport
@@ -57,6 +57,7 @@ class _Outcome(msgspec.Struct, frozen=True):
     matcher: Matcher | None = None
     spark: str = ""
     java: str = ""
+    resumed: str = ""
 
 
 class _Timings:
@@ -79,11 +80,16 @@ def match_study(
     seed: int,
     out: Path,
     engine: str = "auto",
+    master: str = "",
+    settings: Mapping[str, str] | None = None,
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> MatchReport:
     """Match a population of `registrations` with `templates` and write the result to the folder `out`.
 
-    `engine` is "local" (this process), "spark", or "auto": local up to LARGEST_LOCAL rows. `progress` is called from
+    `engine` is "local" (this process), "spark", or "auto": local up to LARGEST_LOCAL rows. `master` and
+    `settings` are Spark's; a cluster's executors must see the same folder. With `resume`, stages that
+    an earlier run on Spark has finished in `out` for the same population are not done again. `progress` is called from
     this thread with (stage, done, total). Every run checks itself: on Spark a sample of 1 % of the registrations
     against the in-process matcher, and on both engines a sample of pairs against `entry.matches`.
 
@@ -91,13 +97,18 @@ def match_study(
     PyArrow missing or failing, or the check found a difference).
     """
     population = Population(registrations=registrations, templates=templates, seed=seed)
-    chosen = _choose(engine, population)
+    chosen = "spark" if engine == "auto" and (master or settings) else _choose(engine, population)
     report.parquet_present()
     folder = report.claim(out)
     step = sample_step(registrations)
     timings = _Timings()
-    run = _on_spark if chosen == "spark" else _in_process
-    outcome = run(population, folder, step, timings, progress)
+    if chosen == "spark":
+        made_from = stages.digest([f"match {registrations} {templates} {seed}".encode()])
+        done = stages.Stages(folder, made_from, resume=resume)
+        opened = partial(session.open_session, "jbi study match", extra=settings, master=master)
+        outcome = _on_spark(opened, done, population, folder, step, timings, progress)
+    else:
+        outcome = _in_process(population, folder, step, timings, progress)
     with timings.stage("check"):
         check = _check(population, outcome, step, progress)
     return report.finish(folder, _report(population, chosen, outcome, check, timings, folder))
@@ -156,12 +167,18 @@ def _in_process(
 
 
 def _on_spark(
-    population: Population, folder: Path, step: int, timings: _Timings, progress: Progress | None
+    opened: Callable[[], AbstractContextManager[SparkSession]],
+    done: stages.Stages,
+    population: Population,
+    folder: Path,
+    step: int,
+    timings: _Timings,
+    progress: Progress | None,
 ) -> _Outcome:
     with ExitStack() as stack:
         with timings.stage("start"):
             _tell(progress, "start", 0, 0)
-            spark = stack.enter_context(session.open_session("jbi study match"))
+            spark = stack.enter_context(opened())
         views = _Views(spark, folder)
         stack.callback(views.drop)
         cores = spark.sparkContext.defaultParallelism
@@ -171,7 +188,12 @@ def _on_spark(
 
         def stage(name: str, table: str, query: str) -> None:
             with timings.stage(name):
-                session.run(spark, name, lambda: views.write(table, query), progress=progress)
+                if done.finished(name) is None:
+                    done.begin(name)
+                    session.run(spark, name, lambda: views.write(table, query), progress=progress)
+                    with report.writing(folder):
+                        done.finish(name, [folder / table])
+                views.read(table)
 
         broadcast = population.templates <= level1.LARGEST_BROADCAST
         names = views.names
@@ -179,7 +201,8 @@ def _on_spark(
         stage("match", "hits", level1.hits_sql(names["registration_rows"], names["templates"], broadcast=broadcast))
         stage("count", "counts", level1.counts_sql(names["hits"]))
         with timings.stage("count"):
-            return session.run(spark, "sum", lambda: _spark_outcome(spark, names, step), progress=progress)
+            outcome = session.run(spark, "sum", lambda: _spark_outcome(spark, names, step), progress=progress)
+        return msgspec.structs.replace(outcome, resumed=done.told())
 
 
 class _Views:
@@ -194,9 +217,13 @@ class _Views:
         self._name(name, self._spark.sql(query))
 
     def write(self, table: str, query: str) -> None:
-        """Write the query's rows as Parquet, and let the view `table` read them back."""
-        path = f"file://{self._folder / table}"
+        """Write the query's rows as Parquet."""
+        path = f"file://{self._folder / table}"  # its reading is another step: it may be there already
         self._spark.sql(query).write.mode("overwrite").option("compression", report.COMPRESSION).parquet(path)
+
+    def read(self, table: str) -> None:
+        """Let the view `table` read what was written."""
+        path = f"file://{self._folder / table}"
         # Reading takes a path as a pattern; a folder's own brackets and stars are meant literally.
         self._name(table, self._spark.read.parquet(re.sub(r"([\[\]{}*?\\])", r"\\\1", path)))
 
@@ -282,6 +309,7 @@ def _report(
         engine=engine,
         spark=outcome.spark,
         java=outcome.java,
+        resumed=outcome.resumed,
         groups=sum(cell.groups for cell in cells),
         hits=sum(cell.hits for cell in cells),
         pairs=sum(cell.pairs for cell in cells),

@@ -12,9 +12,10 @@ import pytest
 
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.lookup.entry import EntryRep
-from jbi_pubsub.spark import MatchReport, level1, match_study, session, studies
+from jbi_pubsub.spark import MatchReport, level1, match_study, session
 from jbi_pubsub.spark.generators import CLASSES, WIDTH, Population, xxhash64
 from jbi_pubsub.spark.reference import match_by_definition
+from jbi_pubsub.spark.studies import match
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +98,7 @@ class TestInThisProcess:
 
     def test_large_inputs_go_to_spark(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(session, "find_java", lambda _environ: (_ for _ in ()).throw(StudyError("no Java")))
-        monkeypatch.setattr(studies, "LARGEST_LOCAL", 10)
+        monkeypatch.setattr(match, "LARGEST_LOCAL", 10)
         pytest.importorskip("pyspark", reason="needs the spark extra")
         from pyspark.sql import SparkSession
 
