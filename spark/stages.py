@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jbi_pubsub import __version__
+from jbi_pubsub.core.process import version
 from jbi_pubsub.spark import report
 
 FOLDER: Final = "stages"
@@ -37,7 +37,7 @@ _decode: Final = msgspec.json.Decoder(_Mark).decode
 
 def digest(parts: Iterable[bytes | Path]) -> str:
     """Of texts and of the content of files, in their order, and of this product's version."""
-    whole = hashlib.blake2b(f"{LAYOUT} {__version__}".encode(), digest_size=16)
+    whole = hashlib.blake2b(f"{LAYOUT} {version()}".encode(), digest_size=16)
     for part in parts:
         own = hashlib.blake2b(digest_size=16)
         if isinstance(part, Path):

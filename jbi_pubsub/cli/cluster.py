@@ -17,7 +17,9 @@ from jbi_pubsub.spark.cluster import check_master, submit_command
 
 from .settings import try_folder
 
-_HERE: Final = "file://"
+resume_option: Final = click.option(
+    "--resume", is_flag=True, help="Go on from the stages that an interrupted run has finished."
+)
 
 
 class _Place(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic in some releases of click
@@ -52,7 +54,6 @@ def on_clusters(command: Callable[..., None]) -> Callable[..., None]:
 
     @click.option("--master", default="", metavar="URL", help="Spark's master; without one, this machine.")
     @click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable.")
-    @click.option("--resume", is_flag=True, help="Go on from the stages that an interrupted run has finished.")
     @click.option("--print-submit", is_flag=True, is_eager=True, help="Print the spark-submit command, and end.")
     @click.pass_context
     @wraps(command)

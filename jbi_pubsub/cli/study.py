@@ -20,7 +20,7 @@ from jbi_pubsub.spark.result import Result, Run, finish
 from jbi_pubsub.spark.studies import aggregation, bandwidth, comparison, fanout, invariants, predicates
 from jbi_pubsub.spark.studies.study import Options, Study, data_in, run
 
-from .cluster import on_clusters, place_option, written_to
+from .cluster import on_clusters, place_option, resume_option, written_to
 from .near import NearNames
 from .settings import json_option, try_folder
 from .show import console, show_json, show_rows
@@ -67,6 +67,7 @@ def out_option(default: str) -> Callable[[Any], Any]:
 @click.option("--seed", type=int, default=1, show_default=True)
 @out_option("study-match")
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
+@resume_option
 @on_clusters
 @json_option
 def match(
@@ -160,6 +161,7 @@ def _command(name: str, asked: Study, sentence: str) -> click.Command:
     @place_option(f"study-{name}")
     @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
     @click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+    @resume_option
     @on_clusters
     @json_option
     def command(

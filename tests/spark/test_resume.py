@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,9 +20,6 @@ from jbi_pubsub.spark.result import Run
 from jbi_pubsub.spark.stages import Stages, digest
 from jbi_pubsub.spark.studies import fanout, predicates
 from jbi_pubsub.spark.studies.study import Options, data_in, run
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 pytest.importorskip("pyarrow", reason="needs the spark extra")
 
@@ -144,9 +141,7 @@ def test_a_stage_that_begins_again_is_no_longer_finished(tmp_path: Path) -> None
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_tables_that_spark_has_written_are_not_written_again(
-    tmp_path: Path, spark: SparkSession
-) -> None:  # the shared session
+def test_tables_that_spark_has_written_are_not_written_again(tmp_path: Path) -> None:
     def matched(seed: int, *, resume: bool) -> Any:
         return match_study(
             registrations=200, templates=100, seed=seed, out=tmp_path / "o", engine="spark", resume=resume
