@@ -58,7 +58,15 @@ from jbi_pubsub.pad.mail.reminder import Schedule
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.newcomers import Newcomers
 from jbi_pubsub.pad.outlet import Budget
-from jbi_pubsub.pad.overview import leases_ending, page_of_subscriptions, publishers_by_name, sessions_by_name, types_of
+from jbi_pubsub.pad.overview import (
+    Terms,
+    leases_ending,
+    page_of_subscriptions,
+    page_of_terms,
+    publishers_by_name,
+    sessions_by_name,
+    types_of,
+)
 from jbi_pubsub.pad.pipeline import Pipeline, Refused
 from jbi_pubsub.pad.registration import Entries, Registration, Topic
 from jbi_pubsub.pad.rights import Rights, effective
@@ -991,6 +999,13 @@ class Delegate:
         names = {s.session_id: s.name for s in sessions}
         queued = {(s.session_id, uid): waiting for s in sessions for uid, waiting in s.waiting().items()}
         return page_of_subscriptions(subscriptions, queued, names, search=search, order=order, start=start, count=count)
+
+    def terms(self, after: int, count: int) -> tuple[Terms, ...]:
+        """What the subscriptions ask for, page by page (see overview.page_of_terms). Raises OversizeError."""
+        with self._lock:
+            subscriptions = list(self._subscriptions.values())
+            names = {s.session_id: s.name for s in self._sessions.values()}
+        return page_of_terms(subscriptions, names, after=after, count=count)
 
     def _totals(
         self, registrations: list[Registration], subscriptions: list[Subscription], sessions: list[SubscriberSession]

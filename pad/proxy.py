@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from jbi_pubsub.core.errors import ErrorReport
+from jbi_pubsub.core.errors import ErrorReport, ProtocolError
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.renewal import RENEW_AT
@@ -22,6 +22,7 @@ from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.pad.delegate import Granted
 from jbi_pubsub.pad.mail.links import Action
+from jbi_pubsub.pad.overview import TERMS_MOST, Terms
 from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest
 
 DELEGATE: Final = "delegate"
@@ -226,6 +227,22 @@ def fetch_page(
     client = ControlClient(msgspec.structs.replace(ref, exported=STATUS, methods=()), security, timeout=timeout)
     try:
         return client.call("subscriptions", dict[str, Any], search, order, start, count)
+    finally:
+        client.close()
+
+
+def fetch_terms(ref: ServiceRef, security: Security, *, timeout: float) -> Iterator[Terms]:
+    """What the subscriptions at a delegate or peer publisher ask for, as they came: page by page, so that one that
+    comes meanwhile is told, too. Raises AccessDeniedError, WireError."""
+    client = ControlClient(msgspec.structs.replace(ref, exported=STATUS, methods=()), security, timeout=timeout)
+    after = -1
+    page: tuple[Terms, ...]
+    try:
+        while page := client.call("terms", tuple[Terms, ...], after, TERMS_MOST):
+            if page[-1].number <= after:
+                raise ProtocolError(f"{', '.join(ref.endpoints)} tells the same subscriptions again")
+            after = page[-1].number
+            yield from page
     finally:
         client.close()
 

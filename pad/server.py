@@ -69,6 +69,7 @@ from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.explanation import recall
 from jbi_pubsub.pad.mail.links import Action as Followed
 from jbi_pubsub.pad.mail.store import MailStore
+from jbi_pubsub.pad.overview import Terms
 from jbi_pubsub.pad.pipeline import Refused
 from jbi_pubsub.pad.proxy import (
     CHUNK,
@@ -813,7 +814,7 @@ class _JoinAdmin:
 
 
 class _Status:
-    """What everybody may know."""
+    """What everybody may know; the terms of contracts are for administrators."""
 
     def __init__(self, server: DisseminationServer) -> None:
         self._server = server
@@ -832,6 +833,11 @@ class _Status:
     def subscriptions(self, caller: Caller, search: str, order: str, start: int, count: int) -> dict[str, Any]:
         self._server.allow(caller, "status")
         return self._server.delegate.page(search, order, start, count)
+
+    @exported
+    def terms(self, caller: Caller, after: int, count: int) -> tuple[Terms, ...]:
+        self._server.allow(caller, "administer")  # what somebody asks for says what he looks for
+        return self._server.delegate.terms(after, count)
 
 
 class _Admin(AccessAdmin):

@@ -14,10 +14,12 @@ where they lie, batch by batch.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -108,6 +110,7 @@ _REQUIRED: Final = {
     "registrations": "registration",
     "subscriptions": "subscription",
     "publications": "metadata",
+    "rejects": "reason",
 }
 
 
@@ -247,11 +250,8 @@ def row_of(contract: Registration | Subscription) -> dict[str, Any]:
 
 def is_dataset(folder: Path) -> bool:
     """Whether a folder holds a whole data set. Raises StudyError for an unfinished one."""
-    try:
-        found = msgspec.json.decode((folder / MANIFEST).read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return False
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    found = _manifest(folder)
+    if found is None:
         return False
     if found.get("state") != "complete":
         raise StudyError(f"{folder} is an unfinished data set", hint="Let `jbi study export --resume` finish it")
@@ -260,10 +260,18 @@ def is_dataset(folder: Path) -> bool:
 
 def check_out(folder: Path) -> None:
     """Raises ConfigurationError where a data set may not be written."""
-    if folder.exists() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+    if folder.exists() and any(folder.iterdir()) and _manifest(folder) is None:
         raise ConfigurationError(
             f"{folder} is not empty and holds no data set", hint="Give an empty or new folder; nothing was changed"
         )
+
+
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = msgspec.json.decode((folder / MANIFEST).read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
 
 
 def write(
@@ -273,31 +281,113 @@ def write(
     *,
     source: str,
     progress: Progress | None = None,
+    rejects: Sequence[Reject] = (),
 ) -> int:
-    """Write a data set, the manifest last; how many publications it has. Raises ConfigurationError for a folder that
-    holds something else, StudyError when the disk is full."""
-    check_out(folder)
-    with report.writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        _mark(folder, {"state": "running", "source": source})
-        for name in CONTRACTS:
-            with table(folder, name) as written:
-                for each in getattr(contracts, name):
-                    written.add(row_of(each))
-        count = 0
-        with table(folder, "publications") as written:
-            for publication in publications:
-                written.add({name: getattr(publication, name) for name in Publication.__struct_fields__})
-                count += 1
-                if progress is not None and count % BATCH_ROWS == 0:
-                    progress("publications", count, 0)
-        rows = {"registrations": len(contracts.registrations), "subscriptions": len(contracts.subscriptions)}
-        _mark(folder, {"state": "complete", "source": source, "rows": {**rows, "publications": count}})
-    return count
+    """Write a data set, the manifest last; how many publications it has. `rejects` may grow while `publications` come.
+    Raises ConfigurationError for a folder that holds something else, StudyError when the disk is full."""
+    with Writer(folder, source=source) as writer:
+        for publication in publications:
+            writer.add(publication)
+            if progress is not None and writer.count % BATCH_ROWS == 0:
+                progress("publications", writer.count, 0)
+        writer.finish(contracts, rejects)
+    return writer.count
 
 
-def _mark(folder: Path, facts: Mapping[str, Any]) -> None:
-    report.write(folder / MANIFEST, msgspec.json.format(msgspec.json.encode({"format": FORMAT, **facts})))
+class Writer:
+    """Writes a data set part by part: publications as they come, contracts and the manifest at the end. What makes a
+    part is there when it is whole; a data set without `finish` is one that `resume` goes on with."""
+
+    def __init__(self, folder: Path, *, source: str, resume: bool = False) -> None:
+        """`resume`: keep what is there, of the same source. Raises ConfigurationError for a folder that holds something
+        else, StudyError where it can't be written."""
+        check_out(folder)
+        self._folder, self._source = folder, source
+        before = _manifest(folder) if resume else None
+        if before is not None and before.get("source") != source:
+            raise ConfigurationError(f"{folder} is a data set that was {before.get('source')}, not {source}")
+        self.facts: dict[str, Any] = dict(before.get("facts") or {}) if before is not None else {}
+        """Kept in the manifest."""
+        with report.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            self.mark("running")
+            if before is None:
+                for old in (*CONTRACTS, "publications", "rejects"):
+                    shutil.rmtree(folder / old, ignore_errors=True)
+            for half in folder.rglob("*.new"):
+                half.unlink()
+        self.count = 0
+        """Publications, those of before among them."""
+        self.size = 0
+        """Their bytes, as they are on disk but for the part that is being written."""
+        for number, size in self._parts():
+            self.count += number
+            self.size += size
+        self._next = len(self._parts())
+        self._stack = ExitStack()
+        self._rows: Rows | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with report.writing(self._folder):
+            self._stack.__exit__(kind, error, trace)
+
+    def add(self, publication: Publication) -> None:
+        """Add one. Raises StudyError when the disk is full."""
+        with report.writing(self._folder):
+            if self._rows is None:
+                part = f"part-{self._next:05d}"
+                self._rows = self._stack.enter_context(table(self._folder, "publications", part))
+            self._rows.add({name: getattr(publication, name) for name in Publication.__struct_fields__})
+        self.count += 1
+        self.size += len(publication.metadata) + len(publication.payload or b"")
+
+    def close_part(self) -> None:
+        """What has come is on disk, as a part that is whole."""
+        if self._rows is not None:
+            with report.writing(self._folder):
+                self._stack.close()
+            self._rows = None
+            self._next += 1
+
+    def put(self, contracts: Contracts) -> None:
+        """Write the contracts, instead of those that are there."""
+        with report.writing(self._folder):
+            for name in CONTRACTS:
+                with table(self._folder, name) as written:
+                    for each in getattr(contracts, name):
+                        written.add(row_of(each))
+
+    def mark(self, state: str, **more: Any) -> None:
+        """Write the manifest."""
+        facts = {"format": FORMAT, "state": state, "source": self._source, "facts": self.facts, **more}
+        report.write(self._folder / MANIFEST, msgspec.json.format(msgspec.json.encode(facts)))
+
+    def finish(self, contracts: Contracts, rejects: Sequence[Reject] = ()) -> None:
+        """Write all else, the manifest last. Raises StudyError when the disk is full."""
+        if not self._next and self._rows is None:
+            with report.writing(self._folder), table(self._folder, "publications"):
+                pass  # an empty table, with its columns
+        self.close_part()
+        self.put(contracts)
+        rows = {"publications": self.count, "rejects": len(rejects)}
+        rows |= {name: len(getattr(contracts, name)) for name in CONTRACTS}
+        with report.writing(self._folder):
+            with table(self._folder, "rejects") as written:
+                for reject in rejects:
+                    written.add({"table": reject.table, "row": reject.row, "reason": reject.reason})
+            self.mark("complete", rows=rows)
+
+    def _parts(self) -> list[tuple[int, int]]:
+        """Rows and bytes of each part that is there."""
+        import pyarrow.parquet as pq
+
+        found = sorted((self._folder / "publications").glob("part-*.parquet"))
+        return [(pq.read_metadata(path).num_rows, path.stat().st_size) for path in found]
 
 
 @contextmanager

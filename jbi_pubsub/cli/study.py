@@ -22,7 +22,7 @@ from jbi_pubsub.spark.studies.study import Options, Study, data_in, run
 
 from .cluster import on_clusters, place_option, resume_option, written_to
 from .near import NearNames
-from .settings import json_option, try_folder
+from .settings import Settings, json_option, pass_settings, try_folder
 from .show import console, show_json, show_rows
 
 Tell = Callable[[str, int, int], None]
@@ -132,6 +132,49 @@ def generate(out: Path, as_json: bool, **numbers: Any) -> None:
         show_json({**facts, "out": str(out)})
     else:
         show_rows(("", ""), [*((name, f"{n:,}") for name, n in facts.items()), ("data set", str(out))], title="made up")
+
+
+@study.command("export")
+@click.option("--publications", type=click.IntRange(1), metavar="N", help="End the tap after so many objects.")
+@click.option("--seconds", type=click.FloatRange(0), metavar="S", help="End it after so long; 0: contracts alone.")
+@click.option("--megabytes", type=click.IntRange(1), default=1024, show_default=True, help="End it at so much data.")
+@click.option("--payloads/--no-payloads", default=True, help="Whether payloads are kept, or only their length.")
+@click.option("--resume", is_flag=True, help="Keep what is there, and go on.")
+@out_option("study-data")
+@json_option
+@pass_settings
+def export_command(
+    settings: Settings,
+    publications: int | None,
+    seconds: float | None,
+    megabytes: int,
+    payloads: bool,
+    resume: bool,
+    out: Path,
+    as_json: bool,
+) -> int:
+    """Take a data set from a running federation: registrations, subscriptions, and a tap of what is published.
+
+    The tap goes on for a minute unless told otherwise; Ctrl-C ends it, and what has come is the data set (exit code
+    130). Where access is restricted, it takes who may `administer` the delegates and subscribe to everything.
+
+    
+    jbi study export --out data
+    jbi study export --publications 100000 --out data
+    jbi study export --seconds 3600 --no-payloads --resume --out data
+    """
+    from . import export
+
+    bounds = export.bounds_of(publications, seconds, megabytes)
+    with telling() as tell:
+        facts, interrupted = export.export(
+            settings.load(), out, bounds, payloads=payloads, resume=resume, progress=tell
+        )
+    if as_json:
+        show_json(facts)
+    else:
+        show_rows(("", ""), export.shown(facts), title="taken from the federation")
+    return 130 if interrupted else 0
 
 
 QUESTIONS: Final = {

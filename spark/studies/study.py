@@ -156,8 +156,15 @@ def data_in(folder: Path) -> Data:
     if not dataset.is_dataset(folder):
         raise StudyError(f"{folder} is no data set", hint="`jbi study export` and `jbi study generate` make one")
     rejects: list[Reject] = []
+    if (folder / "rejects").is_dir():
+        rejects += [msgspec.convert(row, Reject) for row in _rows(folder / "rejects")]
+    return Data(str(folder / "publications"), contracts_in(folder, rejects), tuple(rejects))
+
+
+def contracts_in(folder: Path, rejects: list[Reject]) -> Contracts:
+    """Those of a data set, which need not be finished. Raises StudyError."""
     tables = {name: tuple(dataset.contracts_of(_rows(folder / name), name, rejects)) for name in dataset.CONTRACTS}
-    return Data(str(folder / "publications"), Contracts(**tables), tuple(rejects))
+    return Contracts(**tables)
 
 
 def _rows(table: Path) -> Iterator[Mapping[str, Any]]:

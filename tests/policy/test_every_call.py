@@ -79,6 +79,7 @@ ASKING: dict[tuple[str, str], tuple[Any, ...]] = {
     ("pad.status", "status"): (),
     ("pad.status", "overview"): (),
     ("pad.status", "subscriptions"): ("", "", 0, 1),
+    ("pad.status", "terms"): (0, 1),
     ("lookup.registrar", "describe"): (),
     ("lookup.registrar", "renew"): ((("no-lease", 1.0),),),
     ("lookup.registrar", "register"): (ServiceItem("", ("demo.Sensor",), REF, ()), 1.0, ""),

@@ -1,0 +1,280 @@
+"""`jbi study export`: a data set of a running federation: who publishes, who wants what, a tap of what is published.
+
+Contracts are what the lookup services and the servers say, at the beginning and at the end. The tap is a subscription
+like any other: it takes part in nothing that others get, and what it could not take is counted.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import AccessDeniedError, JbiError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.proxy import EVERYTHING
+from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
+from jbi_pubsub.pad.overview import Terms
+from jbi_pubsub.pad.proxy import fetch_terms
+from jbi_pubsub.pad.subscription import PAD_TYPE, PUBLISHER_TYPE, InformationType, SigningKeyEntry
+from jbi_pubsub.spark import dataset, report
+from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription, Writer
+from jbi_pubsub.spark.studies.study import contracts_in
+
+from .settings import looking
+
+if TYPE_CHECKING:
+    from jbi_pubsub.core.info_object import InfoObject
+    from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
+
+SOURCE: Final = "exported"
+"""Such a data set in its manifest."""
+ANSWER_SECONDS: Final = 10.0
+"""For a page of a server's contracts."""
+PART_SECONDS: Final = 10.0
+"""What came longer ago is on disk, whatever happens to us."""
+DEFAULT_SECONDS: Final = 60.0
+"""Of the tap, unless told otherwise."""
+TURN_SECONDS: Final = 0.2
+"""Between two looks at the clock, while nothing comes."""
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """The tap ends at the first of these; publications and bytes count those of a data set that is gone on with."""
+
+    publications: int
+    seconds: float
+    size: int
+
+
+def export(
+    config: Config,
+    folder: Path,
+    bounds: Bounds,
+    *,
+    payloads: bool,
+    resume: bool,
+    progress: Callable[[str, int, int], None],
+) -> tuple[dict[str, object], bool]:
+    """Write the data set; what to tell of it, and whether Ctrl-C made it end early.
+
+    Raises LookupNotFoundError, AccessDeniedError (contracts are for administrators), ConfigurationError, StudyError.
+    """
+    from jbi_pubsub.subscriber import SubscriberAdapter
+
+    report.parquet_present()
+    known = contracts_in(folder, []) if resume and (folder / "subscriptions").is_dir() else Contracts()
+    began = time.time()
+    with (
+        Writer(folder, source=SOURCE, resume=resume) as writer,
+        SubscriberAdapter(config, name="jbi study") as adapter,
+        _interrupted() as interruption,
+        closing(JoinManager(config, name="jbi study")) as community,
+    ):
+        with looking(config):
+            tap = adapter.register_subscriber()
+        federation = _Federation(config, community, tap)
+        contracts = merged(known, federation.contracts())
+        writer.put(contracts)
+        adapter.wait_matched(tap, federation.publishing, ANSWER_SECONDS)
+        _take(adapter, tap, writer, bounds, progress, interruption, payloads=payloads)
+        contracts = merged(contracts, federation.contracts())
+        lost = sum(adapter.losses(tap).values())
+        writer.facts = {
+            "since": writer.facts.get("since", round(began, 3)),
+            "until": round(time.time(), 3),
+            "lost": int(writer.facts.get("lost", 0)) + lost,
+            "unanswered": sorted(federation.unanswered),
+        }
+        writer.finish(contracts)
+    counts = {name: len(getattr(contracts, name)) for name in dataset.CONTRACTS}
+    return {**counts, "publications": writer.count, **writer.facts, "out": str(folder)}, interruption.is_set()
+
+
+def _take(
+    adapter: SubscriberAdapter,
+    tap: SubscriptionUid,
+    writer: Writer,
+    bounds: Bounds,
+    progress: Callable[[str, int, int], None],
+    interruption: threading.Event,
+    *,
+    payloads: bool,
+) -> None:
+    """Objects as they come, until one of the bounds; of an interruption also what is in our queue by then."""
+    end = time.monotonic() + bounds.seconds
+    part_end, part_at = time.monotonic() + PART_SECONDS, writer.count
+    most = bounds.publications if bounds.publications > 0 else 0
+    while (not most or writer.count < most) and writer.size < bounds.size:
+        now = time.monotonic()
+        if now >= end or (interruption.is_set() and not adapter.queue_size(tap)):
+            return
+        came = adapter.receive(tap, min(TURN_SECONDS, end - now))
+        if came is not None:
+            writer.add(publication_of(came, payloads=payloads))
+        progress("publications", writer.count, most)
+        if now >= part_end or writer.count - part_at >= dataset.ROW_GROUP:
+            writer.close_part()
+            part_end, part_at = now + PART_SECONDS, writer.count
+
+
+@contextmanager
+def _interrupted() -> Iterator[threading.Event]:
+    """Set by the first Ctrl-C meanwhile, wherever we are: no part is left half-written. A second one ends us."""
+    event = threading.Event()
+
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # the handler's form
+        event.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def publication_of(came: InfoObject, *, payloads: bool) -> Publication:
+    """The row of an object."""
+    at = came.platform
+    return Publication(
+        came.object_id, came.type.name, came.type.version, at.published, at.registration, came.metadata,
+        at.payload_length, came.payload if payloads else None,
+    )  # fmt: skip
+
+
+class _Federation:
+    """What the lookup services and servers say of contracts."""
+
+    def __init__(self, config: Config, community: JoinManager, tap: str) -> None:
+        self._config, self._community, self._tap = config, community, tap
+        self.publishing = 0
+        """Servers that have registrations."""
+        self.unanswered: set[str] = set()
+
+    def contracts(self) -> Contracts:
+        """All registrations and subscriptions, as they stand now."""
+        items = self._community.lookup(ServiceTemplate(), EVERYTHING)
+        names = {item.service_id: _delegate_name(item) for item in items if PAD_TYPE in item.types}
+        published = [item for item in items if PUBLISHER_TYPE in item.types]
+        refs = {
+            item.proxy.service_id: item.proxy for item in items if {PAD_TYPE, PUBLISHER_TYPE}.intersection(item.types)
+        }
+        self.publishing = len({item.proxy.service_id for item in published})
+        told = {server: list(self._terms(ref)) for server, ref in refs.items()}
+        registrations = tuple(registration_of(item, names) for item in published[: dataset.MAX_CONTRACTS])
+        return Contracts(registrations, subscriptions_of(told))
+
+    def _terms(self, ref: ServiceRef) -> Iterator[Terms]:
+        """Of one server. One that does not answer is noted: its lease may just not have run out yet."""
+        try:
+            found = fetch_terms(ref, self._config.security(), timeout=ANSWER_SECONDS)
+            yield from (each for each in islice(found, dataset.MAX_CONTRACTS) if each.uid != self._tap)
+        except AccessDeniedError as error:
+            raise AccessDeniedError(
+                f"{', '.join(ref.endpoints)} does not tell us who wants what: {error.message}",
+                hint="Export as somebody who may `administer` (docs/access.md)",
+            ) from error
+        except JbiError:
+            self.unanswered.add(", ".join(ref.endpoints))
+
+
+def _delegate_name(item: ServiceItem) -> str:
+    for entry in item.entries:
+        if entry.cls.name == "jbi.PublisherAdapterDelegate":
+            return "@".join(value or "" for value in entry.values)
+    return item.service_id
+
+
+def registration_of(item: ServiceItem, delegates: Mapping[str, str]) -> Registration:
+    """The row of a registration. Its signing key is left out: nobody's template is about it."""
+    entries = tuple(entry for entry in item.entries if entry.cls.name != SigningKeyEntry.entry_name)
+    types = [entry.as_dict() for entry in entries if entry.cls.name == InformationType.entry_name]
+    type_ = types[0] if types else {}
+    return Registration(
+        registration=item.service_id,
+        delegate=delegates.get(item.proxy.service_id, f"peer {', '.join(item.proxy.endpoints)}"),
+        type=type_.get("name") or "",
+        version=type_.get("version") or "",
+        entries=entries,
+    )
+
+
+def subscriptions_of(told: Mapping[str, Sequence[Terms]]) -> tuple[Subscription, ...]:
+    """Rows of the subscriptions that servers tell of, each once. What one session holds is of one process, and an id is
+    of one process at whatever server it stands: so processes of one name are told apart."""
+    leader: dict[str, str] = {}
+
+    def lead(uid: str) -> str:
+        while leader[uid] != uid:
+            leader[uid] = uid = leader[leader[uid]]
+        return uid
+
+    found: dict[str, Terms] = {}
+    sessions: dict[tuple[str, str], str] = {}
+    for server, terms in told.items():
+        for each in terms:
+            before = found.get(each.uid)
+            if before is None or (each.direct and not before.subscriber):
+                found[each.uid] = each
+            leader.setdefault(each.uid, each.uid)
+            if each.session:
+                first = sessions.setdefault((server, each.session), each.uid)
+                leader[lead(each.uid)] = lead(first)
+    processes: dict[str, str] = {}
+    taken: dict[str, int] = {}
+    for uid, each in found.items():
+        if each.session and lead(uid) not in processes:
+            taken[each.subscriber] = taken.get(each.subscriber, 0) + 1
+            again = taken[each.subscriber]
+            processes[lead(uid)] = each.subscriber if again == 1 else f"{each.subscriber} #{again}"
+    return tuple(_subscription(each, processes.get(lead(uid), "")) for uid, each in found.items())
+
+
+def _subscription(terms: Terms, subscriber: str) -> Subscription:
+    return Subscription(
+        subscription=terms.uid,
+        subscriber=subscriber,
+        template=terms.entries,
+        predicate=terms.predicate,
+        filter=terms.payload_filter,
+        namespaces=dict(terms.namespaces),
+        language=terms.language,
+        suppress_empty=terms.suppress_empty,
+        recipients=terms.recipients,
+        direct=terms.direct,
+    )
+
+
+def merged(before: Contracts, now: Contracts) -> Contracts:
+    """Both; of what is in both, what it is now."""
+    registrations = {r.registration: r for r in (*before.registrations, *now.registrations)}
+    subscriptions = {s.subscription: s for s in (*before.subscriptions, *now.subscriptions)}
+    return Contracts(tuple(registrations.values()), tuple(subscriptions.values()))
+
+
+def bounds_of(publications: int | None, seconds: float | None, megabytes: int) -> Bounds:
+    """As asked; without number and time, DEFAULT_SECONDS."""
+    if publications is None and seconds is None:
+        seconds = DEFAULT_SECONDS
+    return Bounds(publications or 0, seconds if seconds is not None else float("inf"), megabytes << 20)
+
+
+def shown(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Lines for people."""
+    rows = [(name, f"{facts[name]:,}") for name in ("registrations", "subscriptions", "publications")]
+    if facts["lost"]:
+        rows.append(("lost", f"{facts['lost']:,}: they came faster than they could be taken"))
+    if facts["unanswered"]:
+        rows.append(("no answer from", f"{'; '.join(facts['unanswered'])}; what stands there alone is missing"))
+    return [*rows, ("data set", str(facts["out"]))]

@@ -1,0 +1,142 @@
+"""A data set of a running federation: what its delegates have accounted for is what a study of it says."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub.cli.export import subscriptions_of
+from jbi_pubsub.core.errors import OversizeError
+from jbi_pubsub.pad.overview import Terms, page_of_terms
+from jbi_pubsub.pad.subscription import SubscriptionRequest, compile_subscription
+from jbi_pubsub.spark.studies.study import data_in
+
+pytest.importorskip("pyarrow", reason="needs the spark extra")
+pytest.importorskip("matplotlib", reason="needs the spark extra")
+
+
+@pytest.mark.processes
+def test_what_a_study_of_an_export_says_is_what_the_delegates_have_accounted_for(
+    federation: Any, figures: Any, flags: list[str], start: Callable[..., Any], tmp_path: Path,
+    eventually: Callable[..., Any],
+) -> None:  # fmt: skip
+    # Given two delegates, a registration at each, and subscriptions to all, to some, and to nothing of it
+    alpha, bravo = federation.pad("alpha", "rome"), federation.pad("bravo", "paris")
+    publisher, subscriber = federation.light(), federation.subscriber()
+    registrations = [
+        publisher.register_publisher(publisher.connect_to_delegate(*at), figures.schema, figures.figure_1)
+        for at in (("alpha", "rome"), ("bravo", "paris"))
+    ]
+    everything = subscriber.register_subscriber()
+    some = subscriber.register_subscriber(
+        figures.figure_3, schema=figures.schema, predicate="//lat > 33.2", payload_filter="//secret-looking"
+    )
+    never = subscriber.register_subscriber(predicate="//lat > 90")
+    mine = {everything, some, never}
+    assert [subscriber.wait_matched(each, 2) for each in mine] == [2, 2, 2]
+
+    def tapped(pad: Any) -> int:
+        return len({s["uid"] for s in pad.status()["subscriptions"]} - mine)
+
+    def delivered(pad: Any) -> int:
+        return sum(s["delivered"] for s in pad.status()["subscriptions"] if s["uid"] not in mine)
+
+    def export(*more: str) -> Any:
+        told = start(*flags, "study", "export", "--out", str(tmp_path / "data"), "--json", *more)
+        eventually(lambda: tapped(alpha) == tapped(bravo) == 1, what=told.stderr)
+        return told
+
+    def publish(count: int) -> None:
+        for registration in registrations:
+            for number in range(count):
+                publisher.publish(registration, figures.metadata(lat=f"{32.9 + number / 10:.1f}"), b"<p/>")
+        publisher.flush()
+
+    # When a tap takes ten objects, and later, resumed, until Ctrl-C, six more
+    first = export("--publications", "10")
+    publish(5)
+    assert first.fact()["publications"] == 10
+    assert first.wait(20.0) == 0
+    eventually(lambda: tapped(alpha) == tapped(bravo) == 0)
+    second = export("--seconds", "600", "--resume")
+    publish(3)
+    eventually(lambda: delivered(alpha) + delivered(bravo) == 6)
+    second.signal(signal.SIGINT)
+    assert second.fact()["publications"] == 16
+    assert second.wait(20.0) == 130
+
+    # Expect a finished data set with all contracts but the tap's own, whose fan-out is the delegates' account
+    contracts = data_in(tmp_path / "data").contracts
+    assert {each.subscription for each in contracts.subscriptions} == mine
+    assert {each.delegate for each in contracts.registrations} == {"alpha@rome", "bravo@paris"}
+    [named] = [each for each in contracts.subscriptions if each.subscription == some]
+    assert (named.predicate, named.filter, named.direct) == ("//lat > 33.2", "//secret-looking", True)
+    assert len({each.subscriber for each in contracts.subscriptions}) == 1
+    study = start("study", "fanout", str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--json")
+    told = json.loads(study.communicate(timeout=30.0)[0])["numbers"]
+    accounts = [s["matched"] for pad in (alpha, bravo) for s in pad.status()["subscriptions"] if s["uid"] in mine]
+    assert told["objects"] == 16
+    assert told["deliveries"] == sum(accounts) > 16
+
+
+@pytest.mark.processes
+def test_who_may_not_administer_is_not_told_who_wants_what(
+    federation: Any, flags: list[str], start: Callable[..., Any], tmp_path: Path
+) -> None:
+    rules = tmp_path / "policy.toml"
+    rules.write_text('[[access]]\naction = ["connect", "publish", "peer", "status", "subscribe"]\n')
+    config = federation.config
+    section = msgspec.structs.replace(config.policy, file=str(rules))
+    federation.pad(config=msgspec.structs.replace(config, policy=section))
+
+    told = start(*flags, "study", "export", "--seconds", "0", "--out", str(tmp_path / "data"))
+
+    assert told.communicate(timeout=30.0)[1].count("administer") >= 1
+    assert told.wait(5.0) == 1
+
+
+def terms(number: int, uid: str, session: str, name: str = "app") -> Terms:
+    return Terms(number, uid, name, session, (), "", "", (), "xpath", False, 0, True)
+
+
+def test_processes_of_one_name_are_told_apart_and_one_at_many_servers_is_one() -> None:
+    told = {
+        "s1": [terms(1, "a", "x1"), terms(2, "c", "y1")],
+        "s2": [terms(1, "b", "x2")],
+        "s3": [terms(1, "a", "x3"), terms(2, "b", "x3"), terms(3, "m", "", "")],
+    }
+
+    found = {each.subscription: each.subscriber for each in subscriptions_of(told)}
+
+    assert found["a"] == found["b"] == "app"
+    assert found["c"] == "app #2"
+    assert found["m"] == ""
+
+
+def test_terms_come_page_by_page_and_have_nothing_that_opens_anything() -> None:
+    # Given three subscriptions, by e-mail, with a secret
+    secret = "5" * 32
+    standing = [
+        compile_subscription(
+            SubscriptionRequest(f"s{n}", recipients=("ops@example.org",), direct=False, secret=secret),
+            owner="session-abc",
+            number=n,
+        )
+        for n in (3, 1, 2)
+    ]
+
+    # When they are told two at a time
+    pages = [page_of_terms(standing, {"session-abc": "app"}, after=after, count=2) for after in (0, 2, 3)]
+
+    # Expect each once, in order, without secret, address or session id
+    assert [[each.uid for each in page] for page in pages] == [["s1", "s2"], ["s3"], []]
+    told = msgspec.msgpack.encode(pages)
+    assert [text for text in (secret, "ops@example.org", "session-abc") if text.encode() in told] == []
+    with pytest.raises(OversizeError):
+        page_of_terms(standing, {}, after=0, count=10_000)
