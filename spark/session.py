@@ -98,18 +98,20 @@ def _started(builder: Any, master: str) -> SparkSession:
     from pyspark.core.context import SparkContext
     from pyspark.errors import PySparkException
 
-    too_late = threading.Event()
+    too_late, here = threading.Event(), threading.Event()
 
     def end() -> None:
-        too_late.set()
-        process = getattr(SparkContext._gateway, "proc", None)
-        if process is not None:
-            process.kill()
+        """Java's own start does not count: a busy machine takes long for it."""
+        while SparkContext._gateway is None and not here.wait(_POLL):
+            pass
+        if not here.wait(cluster.PATIENCE):
+            too_late.set()
+            process = getattr(SparkContext._gateway, "proc", None)
+            if process is not None:
+                process.kill()
 
-    timer = threading.Timer(cluster.PATIENCE, end)
-    timer.name, timer.daemon = "jbi-study-start", True
     if master.startswith(cluster.STANDALONE):
-        timer.start()
+        threading.Thread(target=end, name="jbi-study-start", daemon=True).start()
     try:
         session: SparkSession = builder.getOrCreate()
     except (PySparkException, Py4JError, OSError) as error:
@@ -121,7 +123,7 @@ def _started(builder: Any, master: str) -> SparkSession:
             hint="Try another Java by JAVA_HOME, or the settings of --conf without those of your own",
         ) from error
     finally:
-        timer.cancel()
+        here.set()
     return session
 
 
@@ -196,12 +198,13 @@ def run(session: SparkSession, stage: str, work: Callable[[], T], *, progress: P
 def _failed(stage: str, error: BaseException) -> StudyError:
     """Spark's failure for people."""
     from pyspark.core.context import SparkContext
+    from pyspark.errors import PySparkException
 
     told, code = str(error), None
     process = getattr(SparkContext._gateway, "proc", None)
-    if process is not None and not hasattr(error, "java_exception"):  # it did not answer: has it ended?
-        with suppress(subprocess.TimeoutExpired):
-            code = process.wait(_ENDED_WITHIN if "Py4JNetworkError" in repr(type(error)) else 0)
+    if process is not None and not isinstance(error, PySparkException) and "\n" not in told.strip():
+        with suppress(subprocess.TimeoutExpired):  # not even a stack trace came: it has ended, or is about to
+            code = process.wait(_ENDED_WITHIN)
     if code == _OUT_OF_MEMORY or "OutOfMemoryError" in told:
         return StudyError(
             f"Java ran out of memory in stage {stage!r}",
@@ -276,6 +279,7 @@ def upload(session: SparkSession, folder: Path, url: str) -> None:
     """
     files, target, path = _remote(session, url)
     try:
+        files.setWriteChecksum(False)  # of a local folder behind another name: no file beside each file
         files.mkdirs(target)
         files.delete(path(target, "manifest.json"), False)
         names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())

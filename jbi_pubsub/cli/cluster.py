@@ -49,7 +49,7 @@ def place_option(default: str) -> Callable[[Any], Any]:
     )  # fmt: skip
 
 
-def on_clusters(command: Callable[..., None]) -> Callable[..., None]:
+def on_clusters(command: Callable[..., Any]) -> Callable[..., Any]:
     """Adds --master, --conf and --print-submit; the command gets `master` and `settings`."""
 
     @click.option("--master", default="", metavar="URL", help="Spark's master; without one, this machine.")
@@ -59,16 +59,16 @@ def on_clusters(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def asked(
         context: click.Context, /, *args: Any, master: str, confs: tuple[str, ...], print_submit: bool, **given: Any
-    ) -> None:
+    ) -> Any:
         settings = dict(map(_pair, confs))
         check_master(master)
         if print_submit:
             name = f"jbi study {context.command.name}"
             click.echo(submit_command(_arguments(context), name=name, master=master, settings=settings))
-            return
+            return 0
         if (master or settings) and given.get("engine") == "local":
             raise ConfigurationError("--master and --conf are Spark's, and --engine local is without Spark")
-        context.invoke(command, *args, master=master, settings=settings, **given)
+        return context.invoke(command, *args, master=master, settings=settings, **given)
 
     return asked
 

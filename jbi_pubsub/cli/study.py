@@ -24,6 +24,7 @@ from .cluster import on_clusters, place_option, resume_option, written_to
 from .near import NearNames
 from .settings import Settings, json_option, pass_settings, try_folder
 from .show import console, show_json, show_rows
+from .watch import watch
 
 Tell = Callable[[str, int, int], None]
 
@@ -240,6 +241,7 @@ def _command(name: str, asked: Study, sentence: str) -> click.Command:
 
 for _name, (_asked, _sentence) in QUESTIONS.items():
     study.add_command(_command(_name, _asked, _sentence))
+study.add_command(watch)
 
 
 @study.command()
