@@ -241,9 +241,13 @@ def _tapping(configured: Settings, data: Path) -> Iterator[Callable[[], None]]:
 
 def _end(tap: subprocess.Popen[bytes], *, told: bool) -> None:
     """Let it write what it has. A terminal's Ctrl-C has `told` it already, and a second one would end it at once."""
-    for signal_ in (0 if told else signal.SIGINT, signal.SIGINT, signal.SIGKILL):
+    for signal_, patience in (
+        (0, TAP_ENDS / 4) if told else (signal.SIGINT, TAP_ENDS),
+        (signal.SIGINT, TAP_ENDS),
+        (signal.SIGKILL, TAP_ENDS),
+    ):
         if tap.poll() is None:
             if signal_:
                 tap.send_signal(signal_)
             with suppress(subprocess.TimeoutExpired):
-                tap.wait(TAP_ENDS)
+                tap.wait(patience)

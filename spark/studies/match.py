@@ -38,6 +38,10 @@ FEWEST_SAMPLED: Final = 100
 """... but at least so many, and"""
 MOST_SAMPLED: Final = 10_000
 """at most so many: a second or two in this process."""
+MOST_INDEXED: Final = 100_000
+"""Templates that the check makes and indexes in this process: about a second. Of more, every k-th. Each pair of a
+sampled registration and a sampled template is decided by both engines, so what is compared is exact; of a fault that
+hits a share p of pairs, n such pairs without a hit or miss (10,000 x 100,000) miss it with (1 - p)^n."""
 _DEFINED_REGISTRATIONS: Final = 100
 _DEFINED_PAIRS: Final = 200_000
 """Pairs tried by `entry.matches` itself, the definition: 0.1 s."""
@@ -48,12 +52,14 @@ _REPORT_EVERY: Final = 10_000
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """What an engine found: sums, the two checksums, and (rid, gid) of the sampled registrations."""
+    """What an engine found: sums, the two checksums, and (rid, gid) of the sampled registrations; of a large study
+    also (gid, tid) of the sampled templates."""
 
     cells: list[Cell]
     hits_checksum: int
     groups_checksum: int
     sampled: set[tuple[int, int]]
+    members: tuple[tuple[int, int], ...] = ()
     matcher: Matcher | None = None
     spark: str = ""
     java: str = ""
@@ -163,7 +169,7 @@ def _in_process(
         for gid, registrations in counts.items():
             written.add(gid, registrations, level1.signed(checksums[gid]))
     cells = _cells(matcher.groups, counts)
-    return _Outcome(cells, _xor(checksums.values()), _groups_checksum(matcher.groups), sampled, matcher)
+    return _Outcome(cells, _xor(checksums.values()), _groups_checksum(matcher.groups), sampled, matcher=matcher)
 
 
 def _on_spark(
@@ -195,13 +201,14 @@ def _on_spark(
                         done.finish(name, [folder / table])
                 views.read(table)
 
+        thin = template_step(population.templates)
         broadcast = population.templates <= level1.LARGEST_BROADCAST
         names = views.names
         stage("templates", "templates", level1.groups_sql(names["template_rows"]))
         stage("match", "hits", level1.hits_sql(names["registration_rows"], names["templates"], broadcast=broadcast))
         stage("count", "counts", level1.counts_sql(names["hits"]))
         with timings.stage("count"):
-            outcome = session.run(spark, "sum", lambda: _spark_outcome(spark, names, step), progress=progress)
+            outcome = session.run(spark, "sum", lambda: _spark_outcome(spark, names, step, thin), progress=progress)
         return msgspec.structs.replace(outcome, resumed=done.told())
 
 
@@ -236,7 +243,7 @@ class _Views:
         rows.createOrReplaceTempView(self.names[name])
 
 
-def _spark_outcome(spark: SparkSession, names: dict[str, str], step: int) -> _Outcome:
+def _spark_outcome(spark: SparkSession, names: dict[str, str], step: int, thin: int) -> _Outcome:
     cells = [Cell(**row.asDict()) for row in spark.sql(level1.cells_sql(names["templates"], names["counts"])).collect()]
     [sums] = spark.sql(level1.checksum_sql(names["templates"], names["counts"])).collect()
     sample = spark.table(names["hits"]).where(f"rid % {step} = 0").select("rid", "gid").toArrow()
@@ -245,14 +252,23 @@ def _spark_outcome(spark: SparkSession, names: dict[str, str], step: int) -> _Ou
         sums["hits"] % (1 << 64),
         sums["groups"] % (1 << 64),
         set(zip(sample["rid"].to_pylist(), sample["gid"].to_pylist(), strict=True)),
+        _spark_members(spark, names["templates"], thin) if thin > 1 else (),
         spark=spark.version,
         java=session.java_version(spark),
     )
 
 
+def _spark_members(spark: SparkSession, templates: str, thin: int) -> tuple[tuple[int, int], ...]:
+    rows = spark.table(templates).selectExpr("gid", "explode(tids) AS tid").where(f"tid % {thin} = 0").toArrow()
+    return tuple(zip(rows["gid"].to_pylist(), rows["tid"].to_pylist(), strict=True))
+
+
 def _check(population: Population, outcome: _Outcome, step: int, progress: Progress | None) -> Check:
     """Compare the sample with the in-process matcher (when Spark ran), and pairs with the definition."""
     _tell(progress, "check", 0, 2)
+    thin = template_step(population.templates)
+    if outcome.matcher is None and thin > 1:
+        return _check_thinned(population, outcome, step, thin, progress)
     matcher = outcome.matcher or Matcher(population.template_rows())
     compared = 0
     if outcome.matcher is None:
@@ -270,14 +286,46 @@ def _check(population: Population, outcome: _Outcome, step: int, progress: Progr
     return Check(step, compared, len(outcome.sampled) if compared else 0, tried, matched)
 
 
+def _check_thinned(population: Population, outcome: _Outcome, step: int, thin: int, progress: Progress | None) -> Check:
+    """The same for every `thin`-th template alone: whose groups must be one exactly where the templates are equal, and
+    which must match the sampled registrations that the in-process matcher says."""
+    matcher = Matcher(population.template_rows(step=thin))
+    own = {tid: group.gid for group in matcher.groups for tid in group.tids}
+    _equal(
+        "the population", "sampled templates (0, template)", {(0, t) for _, t in outcome.members}, {(0, t) for t in own}
+    )
+    # The lowest sampled member of a group names it here, as the lowest of all does there: the two must go together.
+    named: dict[int, int] = {}
+    for gid, tid in outcome.members:
+        named[gid] = min(named.get(gid, tid), tid)
+    grouped = {(named[gid], tid) for gid, tid in outcome.members}
+    _equal("the in-process matcher", "groups (lowest, template)", grouped, {(gid, tid) for tid, gid in own.items()})
+    found = {(rid, named[gid]) for rid, gid in outcome.sampled if gid in named}
+    expected: set[tuple[int, int]] = set()
+    compared = 0
+    for rid, entry in population.registration_rows(step=step):
+        expected.update((rid, gid) for gid in matcher.match(entry))
+        compared += 1
+    _equal("the in-process matcher", "hits (registration, lowest template)", found, expected)
+    _tell(progress, "check", 1, 2)
+    tried, matched = _check_by_definition(population, found, matcher, step, thin)
+    _tell(progress, "check", 2, 2)
+    return Check(step, compared, len(found), tried, matched)
+
+
+def template_step(templates: int) -> int:
+    """Every how-manieth template the check looks at: all, up to MOST_INDEXED of them."""
+    return max(1, -(-templates // MOST_INDEXED))
+
+
 def _check_by_definition(
-    population: Population, sampled: set[tuple[int, int]], matcher: Matcher, step: int
+    population: Population, sampled: set[tuple[int, int]], matcher: Matcher, step: int, thin: int = 1
 ) -> tuple[int, int]:
     """Number of pairs tried with `entry.matches`, and of those that match. Raises StudyError on a difference."""
     spread = -(-population.registrations // _DEFINED_REGISTRATIONS)  # over the whole population, like the sample
     entries = list(population.registration_rows(step=max(step, -(-spread // step) * step)))
     thinned = max(1, -(-population.templates * len(entries) // _DEFINED_PAIRS))
-    asked = list(population.template_rows(step=thinned))
+    asked = list(population.template_rows(step=-(-thinned // thin) * thin))
     expected = match_by_definition(entries, asked)
     rids, tids = {rid for rid, _ in entries}, {tid for tid, _ in asked}
     members = {group.gid: tids.intersection(group.tids) for group in matcher.groups}

@@ -220,6 +220,38 @@ class TestOnSpark:
 
         assert manifest(tmp_path)["state"] == "running"
 
+    @pytest.mark.parametrize(
+        ("right", "wrong", "differ"),
+        [
+            ("", "", ""),
+            ("(set_bits & m.bits) = m.bits", "rid % 4 <> 0 AND (set_bits & m.bits) = m.bits", "hits"),
+            ("GROUP BY cls, shape, ", "GROUP BY cls, shape, tid % 3, ", "groups"),
+        ],
+    )
+    def test_of_many_templates_a_sample_is_checked_and_catches_the_same(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str, differ: str
+    ) -> None:
+        monkeypatch.setattr(match, "MOST_INDEXED", 250)
+        for name in ("hits_sql", "groups_sql"):
+            honest = getattr(level1, name)
+            if right and right in honest(
+                *("x", "y")[: 2 if name == "hits_sql" else 1], **({"broadcast": True} if name == "hits_sql" else {})
+            ):
+                monkeypatch.setattr(
+                    level1, name, lambda *given, honest=honest, **more: honest(*given, **more).replace(right, wrong)
+                )
+
+        def made() -> MatchReport:
+            return match_study(registrations=200, templates=500, seed=SEED, out=tmp_path, engine="spark")
+
+        if differ:
+            with pytest.raises(StudyError, match=f"{differ} .* differ from the in-process matcher"):
+                made()
+        else:
+            found = made()
+            assert (found.check.registrations, found.check.defined_matches > 0) == (100, True)
+            assert found.check.hits > 100
+
     def test_what_spark_gives_up_on_is_told_with_its_stage(self, spark: SparkSession) -> None:
         with pytest.raises(StudyError, match="stage 'divide'") as failed:
             session.run(spark, "divide", lambda: spark.sql("SELECT 1 / id FROM range(3)").collect())
