@@ -1,4 +1,5 @@
-"""Studies on other people's Spark: the same bytes as on this machine, and one clear line for what goes wrong there."""
+"""Studies on other people's Spark: the same bytes as on this machine, and one clear line for what goes wrong there
+(docs/spark-clusters.md)."""
 
 from __future__ import annotations
 

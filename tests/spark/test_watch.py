@@ -1,4 +1,5 @@
-"""Publications that arrive are counted once, in the window of their time, whatever happens to whoever counts."""
+"""Publications that arrive are counted once, in the window of their time, whatever happens to whoever counts
+(docs/spark-clusters.md)."""
 
 from __future__ import annotations
 
