@@ -16,7 +16,9 @@ from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.spark.javaenv import find_java
 
 PATIENCE: Final = 25.0
-"""Seconds to wait for a master's answer, and then for its first executor."""
+"""Seconds to wait for a master's answer, and then for its first executor, on a machine that is not overloaded."""
+_MOST_PATIENCE: Final = 8
+"""Times that, at most, on one that is: there it is Java that is slow to ask, not the master to answer."""
 STANDALONE: Final = "spark://"
 QUIET: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 """No page of Spark's own, nothing between the lines of a report."""
@@ -29,6 +31,12 @@ _CONNECT: Final = 5.0
 """Seconds to wait for each master to take a connection."""
 _LOOPBACK: Final = "127.0.0.1"
 """A local session listens to nobody else."""
+
+
+def patience() -> float:
+    """Seconds to wait now."""
+    waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
+    return PATIENCE * min(_MOST_PATIENCE, max(1.0, waiting))
 
 
 def check_master(master: str) -> None:

@@ -98,13 +98,13 @@ def _started(builder: Any, master: str) -> SparkSession:
     from pyspark.core.context import SparkContext
     from pyspark.errors import PySparkException
 
-    too_late, here = threading.Event(), threading.Event()
+    too_late, here, seconds = threading.Event(), threading.Event(), cluster.patience()
 
     def end() -> None:
         """Java's own start does not count: a busy machine takes long for it."""
         while SparkContext._gateway is None and not here.wait(_POLL):
             pass
-        if not here.wait(cluster.PATIENCE):
+        if not here.wait(seconds):
             too_late.set()
             process = getattr(SparkContext._gateway, "proc", None)
             if process is not None:
@@ -117,7 +117,7 @@ def _started(builder: Any, master: str) -> SparkSession:
     except (PySparkException, Py4JError, OSError) as error:
         _forget()
         if too_late.is_set():
-            raise cluster.unanswered(master, f"no answer of a Spark master within {cluster.PATIENCE:g} s") from error
+            raise cluster.unanswered(master, f"no answer of a Spark master within {seconds:.0f} s") from error
         raise StudyError(
             f"Spark did not start: {_first_line(error)}",
             hint="Try another Java by JAVA_HOME, or the settings of --conf without those of your own",
@@ -134,11 +134,12 @@ def _wait_for_executors(session: SparkSession, settings: Mapping[str, str]) -> N
         return
     if settings.get("spark.dynamicAllocation.enabled") == "true":  # then they come with the work
         return
-    until = time.monotonic() + cluster.PATIENCE
+    seconds = cluster.patience()
+    until = time.monotonic() + seconds
     while context._jsc.sc().getExecutorMemoryStatus().size() < 2:  # the driver is one
         if time.monotonic() > until:
             raise StudyError(
-                f"{context.master} gave no executor within {cluster.PATIENCE:g} s",
+                f"{context.master} gave no executor within {seconds:.0f} s",
                 hint="Look whether it has workers with free cores and memory; --conf spark.executor.memory=512m asks "
                 "for less",
             )

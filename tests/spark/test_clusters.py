@@ -267,7 +267,7 @@ def test_a_master_that_says_nothing_is_not_waited_for_long(made: Path, tmp_path:
         code, _, err = ended(started("fanout", str(made), "--out", str(tmp_path / "o"), "--master", master))
 
     assert code == 1
-    assert "no answer of a Spark master within 25 s" in err
+    assert "no answer of a Spark master within" in err
     assert "Traceback" not in err
 
 
