@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -93,7 +94,8 @@ def submit_command(arguments: Sequence[str], *, name: str, master: str, settings
     given = dict(settings)
     python = given.pop("spark.pyspark.python", sys.executable)
     archives = given.pop("spark.archives", "")
-    there = Path(sys.executable).with_name("spark-submit")
+    spec = find_spec("pyspark")
+    home = Path(spec.origin).parent if spec is not None and spec.origin else None
     logging = Path(__file__).with_name("log4j2.properties").as_uri()
     confs = {
         **QUIET,
@@ -105,7 +107,7 @@ def submit_command(arguments: Sequence[str], *, name: str, master: str, settings
     }
     words = [
         "env", f"JAVA_HOME={find_java(os.environ).path}",
-        str(there) if there.is_file() else "spark-submit",
+        *((f"SPARK_HOME={home}", str(home / "bin" / "spark-submit")) if home else ("spark-submit",)),
         "--master", master or "local[*]", "--name", name,
         *(("--archives", archives) if archives else ()),
         *(word for key, value in confs.items() for word in ("--conf", f"{key}={value}")),

@@ -128,7 +128,8 @@ def test_the_printed_command_has_all_that_was_asked(made: Path) -> None:
     at = words.index("study")
     assert words[at : at + 2] == ["study", "fanout"]
     assert sorted(words[at + 2 :]) == sorted([
-        str(made), "--delegates", "7", "--out", str(Path("a b").absolute()), "--max-rejects", "-1", "--json", "--engine", "spark",
+        str(made),
+        "--delegates", "7", "--out", str(Path("a b").absolute()), "--max-rejects", "-1", "--json", "--engine", "spark",
     ])  # fmt: skip
     assert words[words.index("--master") + 1] == "spark://h:7077"
     assert words[words.index("--archives") + 1] == "env.tar.gz#environment"
