@@ -16,6 +16,7 @@ from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import dataset, session
 from jbi_pubsub.spark.dataset import Contracts, Reject
 from jbi_pubsub.spark.judging import MANY, See, Sums, judged, pack
+from jbi_pubsub.spark.report import COMPRESSION
 from jbi_pubsub.spark.session import Progress
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _REJECT: Final = "reject"
 _SUMS: Final = "what string, key string, number bigint, size bigint, mixed bigint"
+_SUMMED: Final = ("sum(number)", "sum(size)", "bit_xor(mixed)")
+"""The last three columns, added up."""
 _ROWS: Final = 4_096
 """Sums in a batch that a worker sends."""
 
@@ -166,16 +169,23 @@ def _join(sums: Sums, part: Sums) -> None:
         found[2] ^= mixed
 
 
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    texts, numbers = ("what", "key"), ("number", "size", "mixed")
+    return pa.schema([*((name, pa.string()) for name in texts), *((name, pa.int64()) for name in numbers)])
+
+
 def _encoded(part: Sums, rejects: list[Reject]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     rows = [(what, key, *sums) for (what, key), sums in part.items()]
     rows += [(_REJECT, msgspec.json.encode(each).decode(), 0, 0, 0) for each in rejects]
-    kinds = [pa.string(), pa.string(), pa.int64(), pa.int64(), pa.int64()]
+    schema = _schema()
     for at in range(0, len(rows), _ROWS):
         columns = zip(*rows[at : at + _ROWS], strict=True)
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, ["what", "key", "number", "size", "mixed"])
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _decoded(batches: Iterable[pa.RecordBatch], spark: str, java: str) -> Passed:
@@ -185,8 +195,29 @@ def _decoded(batches: Iterable[pa.RecordBatch], spark: str, java: str) -> Passed
             if row["what"] == _REJECT:
                 rejects.append(_decode_reject(row["key"]))
             else:
-                sums[row["what"], row["key"]] = [row["sum(number)"], row["sum(size)"], row["bit_xor(mixed)"]]
+                sums[row["what"], row["key"]] = [row[name] for name in _SUMMED]
     return Passed(sums, _tidy(rejects), spark, java)
+
+
+def save(passed: Passed, path: Path) -> None:
+    """Write what a pass came to as Parquet: the same bytes for the same sums. Raises OSError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    batches = list(_encoded(dict(sorted(passed.sums.items())), passed.rejects))
+    pq.write_table(pa.Table.from_batches(batches, schema=_schema()), path, compression=COMPRESSION)
+
+
+def load(path: Path, *, spark: str, java: str) -> Passed:
+    """What `save` wrote. Raises StudyError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+        return _decoded(table.rename_columns(["what", "key", *_SUMMED]).to_batches(), spark, java)
+    except (pa.ArrowException, OSError, KeyError, msgspec.DecodeError) as error:
+        raise StudyError(f"{path} can't be read: {error}"[:400], hint="Run the study without --resume") from error
 
 
 _decode_reject: Final = msgspec.json.Decoder(Reject).decode

@@ -96,7 +96,7 @@ class MatchReport(msgspec.Struct, frozen=True, kw_only=True):
     `pairs` counts (registration, template) matches, `hits` the same with equal templates as one (`groups` of them).
     `checksum` is the XOR of xxhash64 over the rows of hits, then over those of groups: 32 hexadecimal digits, equal
     whatever the engine, the partitions and the order. `spark` and `java` are versions, "" for the engine local.
-    `timings` are (stage, seconds) of wall time.
+    `timings` are (stage, seconds) of wall time. `resumed` says what was taken from an earlier run.
     """
 
     registrations: int
@@ -116,6 +116,7 @@ class MatchReport(msgspec.Struct, frozen=True, kw_only=True):
     timings: tuple[tuple[str, float], ...]
     out: str
     files: tuple[OutputFile, ...]
+    resumed: str = ""
 
     def rows(self) -> list[tuple[str, str]]:
         """(what, value) lines to print."""
@@ -135,6 +136,7 @@ class MatchReport(msgspec.Struct, frozen=True, kw_only=True):
             ("check by sample", compared),
             ("check by definition", f"{check.defined_pairs:,} pairs tried, {check.defined_matches:,} match, all equal"),
             ("seconds", ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in self.timings)),
+            *([("resumed", self.resumed)] if self.resumed else []),
             ("result", self.out),
         ]
 

@@ -5,6 +5,7 @@ trust it.
     out/report.html      the same to look at: one file, no network
     out/tables/          NAME.parquet and NAME.csv
     out/plots/           NAME.svg and NAME.png
+    out/stages/          what stages have come to, for a run that goes on (stages.py)
     out/manifest.json    input, engine, versions, timings, files; `state` is "running" until all is there
 """
 
@@ -56,7 +57,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """How it was found. `spark` and `java` are versions, "" for the engine local; `timings` are (stage, seconds)."""
+    """How it was found. `spark` and `java` are versions, "" for the engine local; `timings` are (stage, seconds);
+    `resumed` says what was taken from an earlier run."""
 
     input: str
     engine: str
@@ -65,6 +67,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     timings: tuple[tuple[str, float], ...] = ()
     parameters: dict[str, Value] = msgspec.field(default_factory=dict)
     rejected: int = 0
+    resumed: str = ""
 
 
 def finish(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = ()) -> list[str]:

@@ -31,6 +31,12 @@ class Settings:
         self._file = file
         self._flags = dict(flags)
 
+    def words(self) -> list[str]:
+        """The command line that gives another `jbi` the same."""
+        texts = {k: ",".join(map(str, v)) if isinstance(v, list | tuple) else v for k, v in self._flags.items()}
+        given = [word for key, value in texts.items() for word in ("--set", f"{key}={_word(value)}")]
+        return [*(["--config", self._file] if self._file else []), *given]
+
     def load(self, **own: object) -> Config:
         """The configuration with `own` flags (section__key=value, None for not given) on top."""
         return self.explain(**own)[0]
@@ -40,6 +46,10 @@ class Settings:
         flags = self._flags | {k.replace("__", "."): v for k, v in own.items() if v is not None}
         file = Path(self._file) if self._file else default_file(os.environ, Path.cwd(), Path.home())
         return load(file=file, environment=os.environ, flags=flags)
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 pass_settings = click.make_pass_decorator(Settings)

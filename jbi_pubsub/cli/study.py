@@ -33,9 +33,11 @@ from jbi_pubsub.spark.studies import (
 )
 from jbi_pubsub.spark.studies.study import Options, Study, data_in, run
 
+from .cluster import on_clusters, place_option, resume_option, written_to
 from .near import NearNames
 from .settings import Settings, json_option, pass_settings, try_folder
 from .show import console, show_json, show_rows
+from .watch import watch
 
 Tell = Callable[[str, int, int], None]
 
@@ -80,6 +82,8 @@ def out_option(default: str) -> Callable[[Any], Any]:
 @click.option("--seed", type=int, default=1, show_default=True)
 @out_option("study-match")
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
+@resume_option
+@on_clusters
 @json_option
 @click.pass_context
 def match(
@@ -90,6 +94,9 @@ def match(
     seed: int,
     out: Path,
     engine: str,
+    master: str,
+    settings: Mapping[str, str],
+    resume: bool,
     as_json: bool,
 ) -> None:
     """Match the registrations of a data set with its templates; without DATA, those of a generated population.
@@ -100,14 +107,22 @@ def match(
     jbi study match --registrations 1000000 --templates 100000 --engine spark --out big
     """
     if data is not None:
-        for name in ("registrations", "templates", "seed", "engine"):
-            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        for name in ("registrations", "templates", "seed", "engine", "master", "conf", "resume"):
+            if context.get_parameter_source("confs" if name == "conf" else name) is ParameterSource.COMMANDLINE:
                 raise ConfigurationError(f"--{name} is for a generated population", hint="Leave it out, or DATA")
         _match_data(data, out, as_json)
         return
     with telling() as tell:
         found = match_study(
-            registrations=registrations, templates=templates, seed=seed, out=out, engine=engine, progress=tell
+            registrations=registrations,
+            templates=templates,
+            seed=seed,
+            out=out,
+            engine=engine,
+            master=master,
+            settings=settings,
+            resume=resume,
+            progress=tell,
         )
     if as_json:
         show_json(json.loads(msgspec.json.encode(found)))
@@ -313,19 +328,37 @@ OWN: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 def _command(name: str, asked: Study, sentence: str) -> click.Command:
     @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
-    @out_option(f"study-{name}")
+    @place_option(f"study-{name}")
     @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
-    @click.option("--master", default="", metavar="URL", help="Spark's master; without one, this machine.")
     @click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+    @resume_option
+    @on_clusters
     @json_option
     def command(
-        data: Path, out: Path, engine: str, master: str, max_rejects: int, as_json: bool, **parameters: Any
+        data: Path,
+        out: Path | str,
+        engine: str,
+        master: str,
+        settings: Mapping[str, str],
+        resume: bool,
+        max_rejects: int,
+        as_json: bool,
+        **parameters: Any,
     ) -> None:
-        with telling() as tell:
+        with (
+            telling() as tell,
+            written_to(out, name=f"jbi study {name}", master=master, settings=settings) as folder,
+        ):
             options = Options(
-                engine=engine, master=master, max_rejects=max_rejects, parameters=parameters, progress=tell
+                engine=engine,
+                master=master,
+                settings=settings,
+                resume=resume,
+                max_rejects=max_rejects,
+                parameters=parameters,
+                progress=tell,
             )
-            found, how = run(asked, data_in(data), out, options)
+            found, how = run(asked, data_in(data), folder, options)
         _show(found, how, out, as_json)
 
     command.__doc__ = f"{sentence}\n\n\b\njbi study {name} data\njbi study {name} data --engine spark --out {name}"
@@ -334,6 +367,7 @@ def _command(name: str, asked: Study, sentence: str) -> click.Command:
 
 for _name, (_asked, _sentence) in QUESTIONS.items():
     study.add_command(_command(_name, _asked, _sentence))
+study.add_command(watch)
 
 
 @study.command("capacity")
@@ -386,12 +420,14 @@ def compare(before: Path, after: Path, out: Path, as_json: bool) -> None:
     _show(found, how, out, as_json)
 
 
-def _show(found: Result, how: Run, out: Path, as_json: bool) -> None:
+def _show(found: Result, how: Run, out: Path | str, as_json: bool) -> None:
     if as_json:
         facts: Mapping[str, Any] = {"numbers": found.numbers, "facts": dict(found.facts)}
         show_json({"study": found.study, **facts, "run": msgspec.to_builtins(how), "out": str(out)})
     else:
         seconds = ", ".join(f"{stage} {spent:.1f}" for stage, spent in how.timings)
         engine = f"Spark {how.spark}, Java {how.java}" if how.spark else "this process"
-        rows = [*found.rows(), ("engine", engine), ("seconds", seconds or "-"), ("report", str(out / "report.html"))]
+        rows = [*found.rows(), ("engine", engine), ("seconds", seconds or "-")]
+        rows += [("resumed", how.resumed)] if how.resumed else []
+        rows += [("report", f"{out}/report.html")]
         show_rows(("", ""), rows, title=f"study: {found.study}")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import reduce
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial, reduce
 from operator import xor
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
-from jbi_pubsub.spark import level1, report, session
+from jbi_pubsub.spark import level1, report, session, stages
 from jbi_pubsub.spark.generators import CLASSES, SHAPES, WIDTH, Population, hash_long, xxhash64
 from jbi_pubsub.spark.reference import Group, Matcher, match_by_definition
 from jbi_pubsub.spark.report import Cell, Check, MatchReport
@@ -38,6 +38,10 @@ FEWEST_SAMPLED: Final = 100
 """... but at least so many, and"""
 MOST_SAMPLED: Final = 10_000
 """at most so many: a second or two in this process."""
+MOST_INDEXED: Final = 100_000
+"""Templates that the check makes and indexes in this process: about a second. Of more, every k-th. Each pair of a
+sampled registration and a sampled template is decided by both engines, so what is compared is exact; of a fault that
+hits a share p of pairs, n such pairs without a hit or miss (10,000 x 100,000) miss it with (1 - p)^n."""
 _DEFINED_REGISTRATIONS: Final = 100
 _DEFINED_PAIRS: Final = 200_000
 """Pairs tried by `entry.matches` itself, the definition: 0.1 s."""
@@ -48,15 +52,18 @@ _REPORT_EVERY: Final = 10_000
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """What an engine found: sums, the two checksums, and (rid, gid) of the sampled registrations."""
+    """What an engine found: sums, the two checksums, and (rid, gid) of the sampled registrations; of a large study
+    also (gid, tid) of the sampled templates."""
 
     cells: list[Cell]
     hits_checksum: int
     groups_checksum: int
     sampled: set[tuple[int, int]]
+    members: tuple[tuple[int, int], ...] = ()
     matcher: Matcher | None = None
     spark: str = ""
     java: str = ""
+    resumed: str = ""
 
 
 class _Timings:
@@ -79,11 +86,16 @@ def match_study(
     seed: int,
     out: Path,
     engine: str = "auto",
+    master: str = "",
+    settings: Mapping[str, str] | None = None,
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> MatchReport:
     """Match a population of `registrations` with `templates` and write the result to the folder `out`.
 
-    `engine` is "local" (this process), "spark", or "auto": local up to LARGEST_LOCAL rows. `progress` is called from
+    `engine` is "local" (this process), "spark", or "auto": local up to LARGEST_LOCAL rows. `master` and
+    `settings` are Spark's; a cluster's executors must see the same folder. With `resume`, stages that
+    an earlier run on Spark has finished in `out` for the same population are not done again. `progress` is called from
     this thread with (stage, done, total). Every run checks itself: on Spark a sample of 1 % of the registrations
     against the in-process matcher, and on both engines a sample of pairs against `entry.matches`.
 
@@ -91,13 +103,18 @@ def match_study(
     PyArrow missing or failing, or the check found a difference).
     """
     population = Population(registrations=registrations, templates=templates, seed=seed)
-    chosen = _choose(engine, population)
+    chosen = "spark" if engine == "auto" and (master or settings) else _choose(engine, population)
     report.parquet_present()
     folder = report.claim(out)
     step = sample_step(registrations)
     timings = _Timings()
-    run = _on_spark if chosen == "spark" else _in_process
-    outcome = run(population, folder, step, timings, progress)
+    if chosen == "spark":
+        made_from = stages.digest([f"match {registrations} {templates} {seed}".encode()])
+        done = stages.Stages(folder, made_from, resume=resume)
+        opened = partial(session.open_session, "jbi study match", extra=settings, master=master)
+        outcome = _on_spark(opened, done, population, folder, step, timings, progress)
+    else:
+        outcome = _in_process(population, folder, step, timings, progress)
     with timings.stage("check"):
         check = _check(population, outcome, step, progress)
     return report.finish(folder, _report(population, chosen, outcome, check, timings, folder))
@@ -152,16 +169,22 @@ def _in_process(
         for gid, registrations in counts.items():
             written.add(gid, registrations, level1.signed(checksums[gid]))
     cells = _cells(matcher.groups, counts)
-    return _Outcome(cells, _xor(checksums.values()), _groups_checksum(matcher.groups), sampled, matcher)
+    return _Outcome(cells, _xor(checksums.values()), _groups_checksum(matcher.groups), sampled, matcher=matcher)
 
 
 def _on_spark(
-    population: Population, folder: Path, step: int, timings: _Timings, progress: Progress | None
+    opened: Callable[[], AbstractContextManager[SparkSession]],
+    done: stages.Stages,
+    population: Population,
+    folder: Path,
+    step: int,
+    timings: _Timings,
+    progress: Progress | None,
 ) -> _Outcome:
     with ExitStack() as stack:
         with timings.stage("start"):
             _tell(progress, "start", 0, 0)
-            spark = stack.enter_context(session.open_session("jbi study match"))
+            spark = stack.enter_context(opened())
         views = _Views(spark, folder)
         stack.callback(views.drop)
         cores = spark.sparkContext.defaultParallelism
@@ -171,15 +194,22 @@ def _on_spark(
 
         def stage(name: str, table: str, query: str) -> None:
             with timings.stage(name):
-                session.run(spark, name, lambda: views.write(table, query), progress=progress)
+                if done.finished(name) is None:
+                    done.begin(name)
+                    session.run(spark, name, lambda: views.write(table, query), progress=progress)
+                    with report.writing(folder):
+                        done.finish(name, [folder / table])
+                views.read(table)
 
+        thin = template_step(population.templates)
         broadcast = population.templates <= level1.LARGEST_BROADCAST
         names = views.names
         stage("templates", "templates", level1.groups_sql(names["template_rows"]))
         stage("match", "hits", level1.hits_sql(names["registration_rows"], names["templates"], broadcast=broadcast))
         stage("count", "counts", level1.counts_sql(names["hits"]))
         with timings.stage("count"):
-            return session.run(spark, "sum", lambda: _spark_outcome(spark, names, step), progress=progress)
+            outcome = session.run(spark, "sum", lambda: _spark_outcome(spark, names, step, thin), progress=progress)
+        return msgspec.structs.replace(outcome, resumed=done.told())
 
 
 class _Views:
@@ -194,9 +224,13 @@ class _Views:
         self._name(name, self._spark.sql(query))
 
     def write(self, table: str, query: str) -> None:
-        """Write the query's rows as Parquet, and let the view `table` read them back."""
-        path = f"file://{self._folder / table}"
+        """Write the query's rows as Parquet."""
+        path = f"file://{self._folder / table}"  # its reading is another step: it may be there already
         self._spark.sql(query).write.mode("overwrite").option("compression", report.COMPRESSION).parquet(path)
+
+    def read(self, table: str) -> None:
+        """Let the view `table` read what was written."""
+        path = f"file://{self._folder / table}"
         # Reading takes a path as a pattern; a folder's own brackets and stars are meant literally.
         self._name(table, self._spark.read.parquet(re.sub(r"([\[\]{}*?\\])", r"\\\1", path)))
 
@@ -209,7 +243,7 @@ class _Views:
         rows.createOrReplaceTempView(self.names[name])
 
 
-def _spark_outcome(spark: SparkSession, names: dict[str, str], step: int) -> _Outcome:
+def _spark_outcome(spark: SparkSession, names: dict[str, str], step: int, thin: int) -> _Outcome:
     cells = [Cell(**row.asDict()) for row in spark.sql(level1.cells_sql(names["templates"], names["counts"])).collect()]
     [sums] = spark.sql(level1.checksum_sql(names["templates"], names["counts"])).collect()
     sample = spark.table(names["hits"]).where(f"rid % {step} = 0").select("rid", "gid").toArrow()
@@ -218,14 +252,23 @@ def _spark_outcome(spark: SparkSession, names: dict[str, str], step: int) -> _Ou
         sums["hits"] % (1 << 64),
         sums["groups"] % (1 << 64),
         set(zip(sample["rid"].to_pylist(), sample["gid"].to_pylist(), strict=True)),
+        _spark_members(spark, names["templates"], thin) if thin > 1 else (),
         spark=spark.version,
         java=session.java_version(spark),
     )
 
 
+def _spark_members(spark: SparkSession, templates: str, thin: int) -> tuple[tuple[int, int], ...]:
+    rows = spark.table(templates).selectExpr("gid", "explode(tids) AS tid").where(f"tid % {thin} = 0").toArrow()
+    return tuple(zip(rows["gid"].to_pylist(), rows["tid"].to_pylist(), strict=True))
+
+
 def _check(population: Population, outcome: _Outcome, step: int, progress: Progress | None) -> Check:
     """Compare the sample with the in-process matcher (when Spark ran), and pairs with the definition."""
     _tell(progress, "check", 0, 2)
+    thin = template_step(population.templates)
+    if outcome.matcher is None and thin > 1:
+        return _check_thinned(population, outcome, step, thin, progress)
     matcher = outcome.matcher or Matcher(population.template_rows())
     compared = 0
     if outcome.matcher is None:
@@ -243,14 +286,46 @@ def _check(population: Population, outcome: _Outcome, step: int, progress: Progr
     return Check(step, compared, len(outcome.sampled) if compared else 0, tried, matched)
 
 
+def _check_thinned(population: Population, outcome: _Outcome, step: int, thin: int, progress: Progress | None) -> Check:
+    """The same for every `thin`-th template alone: whose groups must be one exactly where the templates are equal, and
+    which must match the sampled registrations that the in-process matcher says."""
+    matcher = Matcher(population.template_rows(step=thin))
+    own = {tid: group.gid for group in matcher.groups for tid in group.tids}
+    _equal(
+        "the population", "sampled templates (0, template)", {(0, t) for _, t in outcome.members}, {(0, t) for t in own}
+    )
+    # The lowest sampled member of a group names it here, as the lowest of all does there: the two must go together.
+    named: dict[int, int] = {}
+    for gid, tid in outcome.members:
+        named[gid] = min(named.get(gid, tid), tid)
+    grouped = {(named[gid], tid) for gid, tid in outcome.members}
+    _equal("the in-process matcher", "groups (lowest, template)", grouped, {(gid, tid) for tid, gid in own.items()})
+    found = {(rid, named[gid]) for rid, gid in outcome.sampled if gid in named}
+    expected: set[tuple[int, int]] = set()
+    compared = 0
+    for rid, entry in population.registration_rows(step=step):
+        expected.update((rid, gid) for gid in matcher.match(entry))
+        compared += 1
+    _equal("the in-process matcher", "hits (registration, lowest template)", found, expected)
+    _tell(progress, "check", 1, 2)
+    tried, matched = _check_by_definition(population, found, matcher, step, thin)
+    _tell(progress, "check", 2, 2)
+    return Check(step, compared, len(found), tried, matched)
+
+
+def template_step(templates: int) -> int:
+    """Every how-manieth template the check looks at: all, up to MOST_INDEXED of them."""
+    return max(1, -(-templates // MOST_INDEXED))
+
+
 def _check_by_definition(
-    population: Population, sampled: set[tuple[int, int]], matcher: Matcher, step: int
+    population: Population, sampled: set[tuple[int, int]], matcher: Matcher, step: int, thin: int = 1
 ) -> tuple[int, int]:
     """Number of pairs tried with `entry.matches`, and of those that match. Raises StudyError on a difference."""
     spread = -(-population.registrations // _DEFINED_REGISTRATIONS)  # over the whole population, like the sample
     entries = list(population.registration_rows(step=max(step, -(-spread // step) * step)))
     thinned = max(1, -(-population.templates * len(entries) // _DEFINED_PAIRS))
-    asked = list(population.template_rows(step=thinned))
+    asked = list(population.template_rows(step=-(-thinned // thin) * thin))
     expected = match_by_definition(entries, asked)
     rids, tids = {rid for rid, _ in entries}, {tid for tid, _ in asked}
     members = {group.gid: tids.intersection(group.tids) for group in matcher.groups}
@@ -282,6 +357,7 @@ def _report(
         engine=engine,
         spark=outcome.spark,
         java=outcome.java,
+        resumed=outcome.resumed,
         groups=sum(cell.groups for cell in cells),
         hits=sum(cell.hits for cell in cells),
         pairs=sum(cell.pairs for cell in cells),

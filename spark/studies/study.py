@@ -11,9 +11,9 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
-from jbi_pubsub.spark import dataset, passes, plots, report, result, session
+from jbi_pubsub.spark import dataset, passes, plots, report, result, session, stages
 from jbi_pubsub.spark.dataset import Contracts, Reject
-from jbi_pubsub.spark.judging import Judge, See
+from jbi_pubsub.spark.judging import Judge, See, pack
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.result import Result, Run, Value
 from jbi_pubsub.spark.session import Progress
@@ -40,12 +40,15 @@ class Study(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How a study runs: `master` is Spark's, "" a local one; more than `max_rejects` rejects (-1: any number) fail it;
-    `parameters` are the study's own."""
+    """How a study runs: `master` and `settings` are Spark's, without them a local one; more than `max_rejects`
+    rejects (-1: any number) fail it; `resume` goes on from what an
+    earlier run with the same input has finished; `parameters` are the study's own."""
 
     engine: str = "auto"
     master: str = ""
+    settings: Mapping[str, str] = {}
     max_rejects: int = -1
+    resume: bool = False
     parameters: Mapping[str, Value] = {}
     progress: Progress | None = None
 
@@ -66,8 +69,9 @@ def run(study: Study, data: Data, out: Path, options: Options) -> tuple[Result, 
     plots.present()
     folder = report.claim(out)
     timings: dict[str, float] = {}
+    done = stages.Stages(folder, _made_from(study, data), resume=options.resume)
     with _timed(timings, "judge"):
-        passed = _pass(study, data, options)
+        passed = _judged(study, data, options, folder, done)
     judge = Judge(data.contracts)
     rejects = [*data.rejects, *judge.rejects, *passed.rejects]
     rejected = len(data.rejects) + len(judge.rejects) + passed.total("rejected")[0]
@@ -93,18 +97,46 @@ def run(study: Study, data: Data, out: Path, options: Options) -> tuple[Result, 
         timings=tuple((stage, round(seconds, 3)) for stage, seconds in timings.items()),
         parameters=dict(options.parameters),
         rejected=rejected,
+        resumed=done.told(),
     )
     result.finish(folder, told, how, rejects)
     return told, how
 
 
+def _judged(study: Study, data: Data, options: Options, folder: Path, done: stages.Stages) -> Passed:
+    """The one expensive stage: its sums are kept."""
+    sums = folder / stages.FOLDER / "judge.parquet"
+    facts = done.finished("judge")
+    if facts is not None:
+        return passes.load(sums, spark=str(facts.get("spark", "")), java=str(facts.get("java", "")))
+    passed = _pass(study, data, options)
+    with report.writing(folder):
+        done.begin("judge")
+        sums.parent.mkdir(exist_ok=True)
+        passes.save(passed, sums)
+        done.finish("judge", [sums], {"spark": passed.spark, "java": passed.java})
+    return passed
+
+
+def _made_from(study: Study, data: Data) -> str:
+    """Digest of all that the sums depend on: not the parameters, which `tell` alone knows; "" for what is elsewhere."""
+    if not _here(data):
+        return ""
+    where = Path(data.publications.removeprefix("file://"))
+    files = [path for path, _ in passes.parquet_files(where)]
+    return stages.digest([study.name.encode(), pack(data.contracts), *files])
+
+
+def _here(data: Data) -> bool:
+    return "://" not in data.publications or data.publications.startswith("file://")
+
+
 def _pass(study: Study, data: Data, options: Options) -> Passed:
-    where = data.publications
-    is_here = "://" not in where or where.startswith("file://")
+    where, is_here = data.publications, _here(data)
     path = Path(where.removeprefix("file://"))
     if _chosen(options, path if is_here else None) == "local":
         return passes.here(path, data.contracts, study.see, options.progress)
-    with session.open_session(f"jbi study {study.name}", master=options.master) as spark:
+    with session.open_session(f"jbi study {study.name}", extra=options.settings, master=options.master) as spark:
         url = path.resolve().as_uri() if is_here else where
         return passes.on_spark(spark, url, data.contracts, study.see, options.progress)
 
@@ -114,7 +146,7 @@ def _chosen(options: Options, path: Path | None) -> str:
         if options.engine == "local" and path is None:
             raise ConfigurationError("the engine local reads files of this machine alone", hint="Use --engine spark")
         return options.engine
-    if options.master or path is None:
+    if options.master or options.settings or path is None:
         return "spark"
     return "local" if sum(rows for _, rows in passes.parquet_files(path)) <= LARGEST_LOCAL else "spark"
 

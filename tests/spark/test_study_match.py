@@ -12,9 +12,10 @@ import pytest
 
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.lookup.entry import EntryRep
-from jbi_pubsub.spark import MatchReport, level1, match_study, session, studies
+from jbi_pubsub.spark import MatchReport, level1, match_study, session
 from jbi_pubsub.spark.generators import CLASSES, WIDTH, Population, xxhash64
 from jbi_pubsub.spark.reference import match_by_definition
+from jbi_pubsub.spark.studies import match
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +98,7 @@ class TestInThisProcess:
 
     def test_large_inputs_go_to_spark(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(session, "find_java", lambda _environ: (_ for _ in ()).throw(StudyError("no Java")))
-        monkeypatch.setattr(studies, "LARGEST_LOCAL", 10)
+        monkeypatch.setattr(match, "LARGEST_LOCAL", 10)
         pytest.importorskip("pyspark", reason="needs the spark extra")
         from pyspark.sql import SparkSession
 
@@ -218,6 +219,38 @@ class TestOnSpark:
             match_study(registrations=200, templates=100, seed=SEED, out=tmp_path, engine="spark")
 
         assert manifest(tmp_path)["state"] == "running"
+
+    @pytest.mark.parametrize(
+        ("right", "wrong", "differ"),
+        [
+            ("", "", ""),
+            ("(set_bits & m.bits) = m.bits", "rid % 4 <> 0 AND (set_bits & m.bits) = m.bits", "hits"),
+            ("GROUP BY cls, shape, ", "GROUP BY cls, shape, tid % 3, ", "groups"),
+        ],
+    )
+    def test_of_many_templates_a_sample_is_checked_and_catches_the_same(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str, differ: str
+    ) -> None:
+        monkeypatch.setattr(match, "MOST_INDEXED", 250)
+        for name in ("hits_sql", "groups_sql"):
+            honest = getattr(level1, name)
+            if right and right in honest(
+                *("x", "y")[: 2 if name == "hits_sql" else 1], **({"broadcast": True} if name == "hits_sql" else {})
+            ):
+                monkeypatch.setattr(
+                    level1, name, lambda *given, honest=honest, **more: honest(*given, **more).replace(right, wrong)
+                )
+
+        def made() -> MatchReport:
+            return match_study(registrations=200, templates=500, seed=SEED, out=tmp_path, engine="spark")
+
+        if differ:
+            with pytest.raises(StudyError, match=f"{differ} .* differ from the in-process matcher"):
+                made()
+        else:
+            found = made()
+            assert (found.check.registrations, found.check.defined_matches > 0) == (100, True)
+            assert found.check.hits > 100
 
     def test_what_spark_gives_up_on_is_told_with_its_stage(self, spark: SparkSession) -> None:
         with pytest.raises(StudyError, match="stage 'divide'") as failed:

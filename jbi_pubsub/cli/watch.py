@@ -1,0 +1,253 @@
+"""`jbi study watch`: a study of what is being published, window by window, of arriving files or a live tap."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Final
+
+import click
+import msgspec
+from rich.live import Live
+from rich.table import Table as Rich
+
+from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.spark import dataset, plots, report, session, watching
+from jbi_pubsub.spark.dataset import Contracts
+from jbi_pubsub.spark.result import Result, Run, finish
+from jbi_pubsub.spark.studies.study import contracts_in
+
+from .cluster import on_clusters
+from .settings import Settings, json_option, pass_settings, try_folder
+from .show import console, printable, show_json, show_rows
+
+TAP_SECONDS: Final = 30.0
+"""For the contracts of a federation to be there."""
+TAP_ENDS: Final = 20.0
+"""For a tap to write what it has, when it is to end."""
+TAP_FOR: Final = "315360000"
+"""Seconds: as long as we."""
+_TURN: Final = 0.1
+
+
+@click.command()
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
+@click.option("--live", is_flag=True, help="Tap the federation; --data is where it is kept.")
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), metavar="DATA", help="Data set of contracts.")
+@click.option("--publisher", default="", metavar="ID", help="Registration that all documents are of.")
+@click.option("--window", type=click.IntRange(1, 86_400), default=60, show_default=True, help="Seconds of a window.")
+@click.option(
+    "--delay", type=click.IntRange(0, 86_400), default=60, show_default=True, help="Seconds to wait for late."
+)
+@click.option("--every", type=click.FloatRange(0.1, 3600), default=2.0, show_default=True, help="Seconds of a batch.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="End after so long.")
+@click.option("--until-idle", type=click.FloatRange(0, min_open=True), help="End when nothing has come for so long.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("study-watch"), show_default=True,
+    callback=try_folder, help="Folder for state, page and result.",
+)  # fmt: skip
+@on_clusters
+@json_option
+@pass_settings
+def watch(
+    configured: Settings,
+    folder: Path | None,
+    live: bool,
+    data: Path | None,
+    publisher: str,
+    window: int,
+    delay: int,
+    every: float,
+    seconds: float | None,
+    until_idle: float | None,
+    out: Path,
+    master: str,
+    settings: Mapping[str, str],
+    as_json: bool,
+) -> int:
+    """Count who would get how much of what arrives, window by window, while it arrives.
+
+    FOLDER is a data set that grows, or a folder of Parquet files or XML documents (then --data has the contracts).
+    The same command goes on where it ended; Ctrl-C ends it (exit code 130).
+
+    \b
+    jbi study watch data
+    jbi study watch arriving --data data --window 10 --until-idle 60
+    jbi study watch --live --data tapped
+    """
+    if live == (folder is not None):
+        raise ConfigurationError("what is to be watched?", hint="Give a folder, or --live, and not both")
+    report.parquet_present()
+    plots.present()
+    if live:
+        data = data or out / "tapped"
+    code = 0
+    watched: watching.Watch | None = None
+    try:
+        with _tapping(configured, data) if live and data is not None else nullcontext(_nothing) as look:
+            where = (data if live else folder) or Path()
+            asked = _asked(where, data or where, publisher, window, delay)
+            watched = watching.Watch(out, asked, contracts_of(data or where))
+            _watched(watched, every, seconds, until_idle, master, settings, look, as_json=as_json)
+    except KeyboardInterrupt:
+        if watched is None:
+            raise
+        code = 130
+    found = watched.shown()
+    finish(watched.folder, found, Run(input=watched.state.settings.folder, engine="spark"))
+    rows = [*found.rows(), ("report", str(out / "report.html"))]
+    if as_json:
+        show_json({"study": "watch", "numbers": found.numbers, "out": str(out)})
+    else:
+        show_rows(("", ""), rows, title="watched")
+    return code
+
+
+def _asked(where: Path, data: Path, publisher: str, window: int, delay: int) -> watching.Settings:
+    files = where / "publications" if (where / "publications").is_dir() else where
+    if not files.is_dir():
+        raise ConfigurationError(f"{files} is no folder", hint="Make it, and let files arrive there by renaming")
+    if not all((data / name).is_dir() for name in dataset.CONTRACTS):
+        raise ConfigurationError(
+            f"{data} has no contracts to judge by", hint="--data DATA names a data set (jbi study export or generate)"
+        )
+    xml = any(files.glob("*.xml"))
+    if xml and any(files.glob("*.parquet")):
+        raise ConfigurationError(f"{files} has both Parquet and XML", hint="Watch two folders")
+    return watching.Settings(
+        folder=str(files.resolve()), xml=xml, publisher=publisher, window=window, delay=delay
+    )  # fmt: skip
+
+
+def contracts_of(data: Path) -> Callable[[], Contracts]:
+    """The contracts of a data set, read again when their files have changed."""
+    seen: list[tuple[object, Contracts]] = []
+
+    def read() -> Contracts:
+        paths = [path for name in dataset.CONTRACTS for path in sorted((data / name).glob("*.parquet"))]
+        stamp = [(path, path.stat().st_mtime_ns, path.stat().st_size) for path in paths]
+        if not seen or seen[0][0] != stamp:
+            seen[:] = [(stamp, contracts_in(data, []))]
+        return seen[0][1]
+
+    return read
+
+
+def _watched(
+    watched: watching.Watch,
+    every: float,
+    seconds: float | None,
+    until_idle: float | None,
+    master: str,
+    settings: Mapping[str, str],
+    look: Callable[[], None],
+    *,
+    as_json: bool,
+) -> None:
+    """Until its end. `look` raises when nothing can come any more."""
+    in_terminal = sys.stdout.isatty() and not as_json
+    end = time.monotonic() + seconds if seconds is not None else float("inf")
+    last = -1
+    with (
+        Live(console=console(), refresh_per_second=2) if in_terminal else nullcontext() as shown,
+        session.open_session("jbi study watch", master=master, extra=settings) as spark,
+    ):
+        begun = time.monotonic()
+
+        def turn() -> bool:
+            nonlocal last
+            if watched.batches != last:
+                last = watched.batches
+                if isinstance(shown, Live):
+                    shown.update(_table(watched.shown()))
+                elif last:
+                    _line(watched, as_json=as_json)
+            look()
+            now = time.monotonic()
+            return now < end and (until_idle is None or now < max(begun, watched.changed) + until_idle)
+
+        watched.run(spark, every, turn)
+
+
+def _line(watched: watching.Watch, *, as_json: bool) -> None:
+    found = watched.shown()
+    if as_json:
+        click.echo(msgspec.json.encode({"batch": watched.state.batch, **found.numbers}).decode())
+    else:
+        click.echo("  ".join(f"{name} {value:,.0f}" for name, value in found.numbers.items()))
+
+
+def _table(found: Result) -> Rich:
+    """The windows, for a terminal; subscriptions' names are others' text."""
+    whole = Rich.grid()
+    facts = Rich.grid(padding=(0, 2))
+    for what, value in found.facts:
+        facts.add_row(what, printable(value))
+    whole.add_row(facts)
+    for table in found.tables:
+        made = Rich(title=table.title, title_justify="left")
+        for name, kind in table.columns:
+            made.add_column(name, justify="left" if kind == "text" else "right")
+        for row in table.rows[:8]:
+            made.add_row(*(printable(v) if isinstance(v, str) else f"{v:,}" for v in row))
+        whole.add_row(made)
+    return whole
+
+
+def _nothing() -> None:
+    """Of a folder there is nothing to look after."""
+
+
+@contextmanager
+def _tapping(configured: Settings, data: Path) -> Iterator[Callable[[], None]]:
+    """A tap of its own process, as by `jbi study export`, that writes to a data set meanwhile."""
+    words = [*configured.words(), "study", "export", "--seconds", TAP_FOR, "--resume", "--out", str(data), "--json"]
+    with TemporaryFile("w+") as said:
+        tap = subprocess.Popen(  # noqa: S603  # ourselves
+            [sys.executable, "-m", "jbi_pubsub", *words], stdout=subprocess.DEVNULL, stderr=said
+        )
+
+        def look() -> None:
+            if tap.poll() is not None:
+                said.seek(0)
+                lines = [printable(line) for line in said.read().splitlines() if line.strip()]
+                raise StudyError(
+                    f"the tap has ended: {lines[-1] if lines else 'without a word'}"[:500],
+                    hint="See `jbi status`, and jbi study export --help",
+                )
+
+        interrupted = False
+        try:
+            until = time.monotonic() + TAP_SECONDS
+            while not all(any((data / name).glob("*.parquet")) for name in dataset.CONTRACTS):
+                look()
+                if time.monotonic() > until:
+                    raise StudyError(f"the tap has not begun within {TAP_SECONDS:g} s", hint="See `jbi status`")
+                time.sleep(_TURN)
+            (data / "publications").mkdir(exist_ok=True)
+            yield look
+        except KeyboardInterrupt:
+            interrupted = True
+            raise
+        finally:
+            _end(tap, told=interrupted)
+
+
+def _end(tap: subprocess.Popen[bytes], *, told: bool) -> None:
+    """Let it write what it has. A terminal's Ctrl-C has `told` it already, and a second one would end it at once."""
+    for signal_, patience in (
+        (0, TAP_ENDS / 4) if told else (signal.SIGINT, TAP_ENDS),
+        (signal.SIGINT, TAP_ENDS),
+        (signal.SIGKILL, TAP_ENDS),
+    ):
+        if tap.poll() is None:
+            if signal_:
+                tap.send_signal(signal_)
+            with suppress(subprocess.TimeoutExpired):
+                tap.wait(patience)

@@ -1,0 +1,373 @@
+"""Publications that arrive in a folder, judged as they come: rolling windows of who gets how much.
+
+Spark's Structured Streaming finds the files and remembers in its checkpoint which it has handed out as which batch;
+the product's own Judge decides beside the data (mapInArrow). What comes back are sums, added to a state that is
+written whole, with the number of its batch: a batch that comes again after a crash is known and not counted twice.
+
+Windows are of the publications' own time. The watermark is the latest time seen in earlier batches less `delay`
+(Akidau et al., The Dataflow Model, VLDB 2015); a window that it has passed is closed, and what comes for it is late:
+counted, and nowhere else. A time later than our clock and `delay` opens no window: one wrong clock
+would close them all.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.spark import dataset, page, report, session
+from jbi_pubsub.spark.dataset import Contracts, Publication, Reject
+from jbi_pubsub.spark.judging import Judge, Seen, Sums, Tally, judged, pack
+from jbi_pubsub.spark.result import Result, Run, Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+CLOSED_MOST: Final = 100
+"""Closed windows that are remembered one by one."""
+OPEN_MOST: Final = 1_000
+"""Windows that are open at once; what would open another counts as ahead of the clock."""
+FILES_A_BATCH: Final = 64
+"""So that a full folder does not come as one batch."""
+HOTTEST: Final = 20
+REFRESH_SECONDS: Final = 5
+"""Between two looks of a browser at the page."""
+_TURN: Final = 0.2
+_STATE: Final = "state.json"
+_CHECKPOINT: Final = "checkpoint"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is counted: a restart must ask the same. `folder` has the files, Parquet publications or (`xml`) a document
+    each, then of registration `publisher`; `window` and `delay` are seconds."""
+
+    folder: str
+    xml: bool = False
+    publisher: str = ""
+    window: int = 60
+    delay: int = 60
+
+
+class Window(msgspec.Struct):
+    """Sums of the publications of a window that begins at `start` (seconds since 1970)."""
+
+    start: int
+    publications: int = 0
+    rejected: int = 0
+    size: int = 0
+    deliveries: int = 0
+    undelivered: int = 0
+    most: int = 0
+    """Deliveries of the object that had most."""
+    matches: dict[str, int] = {}
+    """Deliveries of each subscription; of closed windows the HOTTEST alone."""
+
+
+class State(msgspec.Struct):
+    """All that is known after batch `batch`."""
+
+    settings: Settings
+    batch: int = -1
+    watermark: float = 0.0
+    latest: float = 0.0
+    publications: int = 0
+    deliveries: int = 0
+    rejected: int = 0
+    late: int = 0
+    ahead: int = 0
+    closed: int = 0
+    open: dict[str, Window] = {}
+    """By their start; JSON has no other keys."""
+    history: list[Window] = []
+    """Closed ones, the latest last."""
+
+
+def see(judge: Judge, seen: Seen, tally: Tally) -> None:
+    """Of an object its deliveries, by subscription."""
+    for number in seen.matched:
+        wanted = judge.wanted[number]
+        if wanted is not None:
+            tally.add("match", wanted.subscription.subscription, 1, seen.size)
+    tally.add("fanout", f"{len(seen.matched):09d}")
+
+
+def judged_by_window(
+    packed: bytes, settings: Settings, publications: Iterable[Publication]
+) -> Iterator[tuple[int, float, Sums]]:
+    """(start of the window, latest time in it, sums) of publications. A time that is none is 0."""
+    windows: dict[int, list[Publication]] = {}
+    latest: dict[int, float] = {}
+    for each in publications:
+        at = each.time if math.isfinite(each.time) and abs(each.time) < 1e11 else 0.0
+        start = int(at // settings.window) * settings.window
+        windows.setdefault(start, []).append(each)
+        latest[start] = max(latest.get(start, at), at)
+    rejects: list[Reject] = []
+    for start, those in windows.items():
+        yield start, latest[start], judged(packed, see, those, rejects)
+
+
+def count(state: State, batch: int, parts: Iterable[tuple[int, float, Sums]], now: float) -> bool:
+    """Add what a batch came to, once: whether it was new. `now` is our clock."""
+    if batch <= state.batch:
+        return False
+    settings, ahead_of = state.settings, now + state.settings.delay
+    latest = state.latest
+    for start, last, sums in parts:
+        number = sum(found[0] for (what, _), found in sums.items() if what in {"publications", "rejected"})
+        known = str(start) in state.open
+        if start + settings.window <= state.watermark:
+            state.late += number
+        elif start > ahead_of:
+            state.ahead += number
+        else:
+            latest = max(latest, min(last, ahead_of))
+            if not known and len(state.open) >= OPEN_MOST:
+                state.ahead += number
+                continue
+            _add(state, state.open.setdefault(str(start), Window(start)), sums)
+    state.latest = latest
+    state.watermark = max(state.watermark, latest - settings.delay)
+    for key in sorted(state.open, key=int):
+        window = state.open[key]
+        if window.start + settings.window <= state.watermark:
+            del state.open[key]
+            window.matches = dict(_hottest(window.matches))
+            state.history.append(window)
+            state.closed += 1
+    state.history = sorted(state.history, key=lambda window: window.start)[-CLOSED_MOST:]
+    state.batch = batch
+    return True
+
+
+def _add(state: State, window: Window, sums: Sums) -> None:
+    for (what, key), (number, size, _) in sums.items():
+        if what == "publications":
+            window.publications += number
+            window.size += size
+            state.publications += number
+        elif what == "rejected":
+            window.rejected += number
+            state.rejected += number
+        elif what == "match":
+            window.matches[key] = window.matches.get(key, 0) + number
+            window.deliveries += number
+            state.deliveries += number
+        elif what == "fanout":
+            window.undelivered += number if int(key) == 0 else 0
+            window.most = max(window.most, int(key))
+
+
+def _hottest(matches: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(matches.items(), key=lambda pair: (-pair[1], pair[0]))[:HOTTEST]
+
+
+def told(state: State) -> Result:
+    """What there is to show."""
+    windows = sorted([*state.history, *state.open.values()], key=lambda window: -window.start)
+    closed = {window.start for window in state.history}
+    total = state.publications
+
+    def when(start: float) -> str:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(start)) if start else "-"
+
+    rows = tuple(
+        (
+            when(w.start), "closed" if w.start in closed else "open", w.publications,
+            round(w.publications / state.settings.window, 2), w.deliveries,
+            round(w.deliveries / w.publications, 4) if w.publications else 0.0,
+            w.undelivered, w.most, w.size, w.rejected,
+        )
+        for w in windows
+    )  # fmt: skip
+    hot = tuple((when(w.start), name, n) for w in windows[:10] for name, n in _hottest(w.matches)[:5])
+    late = f"{state.late:,}, and {state.ahead:,} ahead of our clock"
+    return Result(
+        study="watch",
+        question="What arrives, and who would get how much of it, window by window?",
+        facts=(
+            ("publications", f"{total:,}, {state.rejected:,} more could not be read"),
+            ("deliveries", f"{state.deliveries:,}, {state.deliveries / total:.2f} an object" if total else "0"),
+            ("windows", f"{state.closed:,} closed, {len(state.open):,} open, of {state.settings.window} s"),
+            ("watermark", f"{when(state.watermark)} UTC"),
+            ("late", late),
+            ("batches", f"{state.batch + 1:,}"),
+        ),
+        numbers={
+            "publications": total, "deliveries": state.deliveries, "rejected": state.rejected, "late": state.late,
+            "ahead": state.ahead, "closed": state.closed,
+        },
+        tables=(
+            Table(
+                name="windows", title="Windows, the latest first", note="Times are UTC.",
+                columns=(
+                    ("window", "text"), ("state", "text"), ("publications", "integer"), ("a_second", "number"),
+                    ("deliveries", "integer"), ("fan_out", "number"), ("for_nobody", "integer"), ("most", "integer"),
+                    ("bytes", "integer"), ("unreadable", "integer"),
+                ),
+                rows=rows,
+            ),
+            Table(
+                name="hottest", title="Subscriptions that get most, of the last windows",
+                columns=(("window", "text"), ("subscription", "text"), ("deliveries", "integer")), rows=hot,
+            ),
+        ),
+    )  # fmt: skip
+
+
+class Watch:
+    """A stream over a folder, with its state in `out`. Goes on from what is there."""
+
+    def __init__(self, out: Path, settings: Settings, contracts: Callable[[], Contracts]) -> None:
+        """`contracts` is asked before each batch: they may change meanwhile. Raises ConfigurationError for a folder
+        with something else, or with a watch that counts otherwise."""
+        before = _read(out / _STATE)
+        if before is not None and before.settings != settings:
+            raise ConfigurationError(
+                f"{out} watches with other settings: {_differences(before.settings, settings)}",
+                hint="Give the same, or another --out",
+            )
+        self.folder = report.claim(out)
+        self.state = before or State(settings)
+        self.batches = 0
+        """Batches counted by this process."""
+        self.changed = time.monotonic()
+        """When a batch was counted last."""
+        self._contracts = contracts
+        self._lock = threading.Lock()
+
+    def run(self, spark: SparkSession, every: float, turn: Callable[[], bool]) -> None:
+        """Until `turn`, which is called often, is false. Raises StudyError when Spark gives up."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped,import-not-found,unused-ignore]  # no types
+        from pyspark.errors import PySparkException
+
+        session.ship(spark)
+        query = (
+            self._stream(spark)
+            .writeStream.queryName("jbi study watch")
+            .option("checkpointLocation", (self.folder / _CHECKPOINT).as_uri())
+            .trigger(processingTime=f"{every:g} seconds")
+            .foreachBatch(self._batch)
+            .start()
+        )
+        try:
+            while query.isActive and turn():
+                time.sleep(_TURN)
+            failed: Exception | None = query.exception()
+        except (Py4JError, PySparkException, ConnectionError) as error:
+            failed = error
+        finally:
+            with suppress(Py4JError, PySparkException, ConnectionError):
+                query.stop()
+        if failed is not None:
+            raise StudyError(
+                f"the stream ended: {_cause(str(failed))}",
+                hint="Move away a file that can't be read; the same command goes on, with what was counted until then",
+            ) from failed
+
+    def shown(self) -> Result:
+        """What there is to show now."""
+        with self._lock:
+            return told(self.state)
+
+    def _stream(self, spark: SparkSession) -> DataFrame:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        settings = self.state.settings
+        reader = spark.readStream.option("maxFilesPerTrigger", FILES_A_BATCH)
+        reader = reader.option("ignoreMissingFiles", "true")  # so that one which can't be read may be moved away
+        where = Path(settings.folder).as_uri()
+        if settings.xml:
+            columns = "path string, modificationTime timestamp, length bigint, content binary"
+            files = reader.schema(columns).format("binaryFile").option("pathGlobFilter", "*.xml").load(where)
+            return files.selectExpr(
+                "path AS object_id", "content AS metadata",
+                "CAST(unix_micros(modificationTime) AS DOUBLE) / 1e6 AS time",
+            )  # fmt: skip
+        schema = from_arrow_schema(dataset.columns("publications"))
+        return reader.schema(schema).option("pathGlobFilter", "*.parquet").parquet(where)
+
+    def _batch(self, frame: DataFrame, batch: int) -> None:
+        if batch <= self.state.batch:  # it was counted, and then we were interrupted before Spark knew
+            return
+        spark, settings = frame.sparkSession, self.state.settings
+        packed = spark.sparkContext.broadcast(pack(self._contracts()))
+
+        def partial(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for each in batches:
+                rows = dataset.publications_of(each)
+                if settings.publisher:
+                    rows = (msgspec.structs.replace(row, publisher=settings.publisher) for row in rows)
+                yield from _encoded(judged_by_window(packed.value, settings, rows))
+
+        columns = "start bigint, last double, what string, key string, number bigint, size bigint"
+        parts = frame.mapInArrow(partial, columns).groupBy("start", "what", "key")
+        table = parts.agg({"last": "max", "number": "sum", "size": "sum"}).toArrow()
+        packed.destroy()
+        with self._lock:
+            count(self.state, batch, _decoded(table.to_pylist()), time.time())
+            report.write(self.folder / _STATE, msgspec.json.encode(self.state))
+            found = told(self.state)
+            if table.num_rows:
+                self.batches += 1
+                self.changed = time.monotonic()
+        run = Run(input=settings.folder, engine="spark", spark=spark.version)
+        shown = page.of(found, run, found.tables, [], refresh=REFRESH_SECONDS)
+        report.write(self.folder / "report.html", shown.encode())
+
+
+def _encoded(parts: Iterable[tuple[int, float, Sums]]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    schema = pa.schema([
+        ("start", pa.int64()), ("last", pa.float64()), ("what", pa.string()), ("key", pa.string()),
+        ("number", pa.int64()), ("size", pa.int64()),
+    ])  # fmt: skip
+    for start, last, sums in parts:
+        rows = [(start, last, what, key, number, size) for (what, key), (number, size, _) in sums.items()]
+        if rows:
+            arrays = [
+                pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _decoded(rows: Iterable[dict[str, Any]]) -> list[tuple[int, float, Sums]]:
+    found: dict[int, tuple[float, Sums]] = {}
+    for row in rows:
+        last, sums = found.get(row["start"], (row["max(last)"], {}))
+        sums[row["what"], row["key"]] = [row["sum(number)"], row["sum(size)"], 0]
+        found[row["start"]] = (max(last, row["max(last)"]), sums)
+    return [(start, *found[start]) for start in sorted(found)]
+
+
+def _read(path: Path) -> State | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=State)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError) as error:
+        raise StudyError(
+            f"the state of an earlier watch, {path}, can't be read: {error}", hint="Give another --out"
+        ) from error
+
+
+def _differences(before: Settings, now: Settings) -> str:
+    names = [name for name in now.__struct_fields__ if getattr(before, name) != getattr(now, name)]
+    return ", ".join(f"{name} {getattr(before, name)!r}, not {getattr(now, name)!r}" for name in names)
+
+
+def _cause(text: str) -> str:
+    """The line of a stream's failure that says why."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    causes = [line for line in lines if line.startswith("Caused by:") or ("Exception: " in line and "[" in line)]
+    return (causes or lines or ["no reason given"])[0].removeprefix("Caused by: ")[:400]

@@ -1,0 +1,272 @@
+"""Publications that arrive are counted once, in the window of their time, whatever happens to whoever counts
+(docs/spark-clusters.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jbi_pubsub.cli.app import run as command_line
+from jbi_pubsub.cli.watch import contracts_of
+from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.spark import dataset, watching
+from jbi_pubsub.spark.dataset import Contracts, Publication, Subscription
+from jbi_pubsub.spark.judging import pack
+from jbi_pubsub.spark.watching import Settings, State, Watch, count, judged_by_window, told
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytest.importorskip("pyarrow", reason="needs the spark extra")
+pytest.importorskip("matplotlib", reason="needs the spark extra")
+
+CONTRACTS = Contracts((), (Subscription(subscription="all"), Subscription(subscription="odd", predicate="/t[n = 1]")))
+NOW = 100_000.0
+
+
+def at(when: float, n: int = 0, *, broken: bool = False) -> Publication:
+    return Publication(f"o{when}-{n}", "t", "1.0", when, "r", b"<t>" if broken else f"<t><n>{n}</n></t>".encode(), 0)
+
+
+def asked(**more: Any) -> Settings:
+    return Settings(folder="/x", window=10, delay=20, **more)
+
+
+def fed(state: State, batch: int, *publications: Publication) -> bool:
+    return count(state, batch, judged_by_window(pack(CONTRACTS), state.settings, publications), NOW)
+
+
+def test_windows_are_of_the_publications_time_and_close_when_the_watermark_has_passed() -> None:
+    state = State(asked())
+
+    fed(state, 0, at(1000, 1), at(1009), at(1010), at(1015, broken=True))
+    assert sorted(state.open) == ["1000", "1010"]
+    fed(state, 1, at(1031))
+
+    [closed] = state.history
+    assert (closed.start, closed.publications, closed.deliveries, closed.most) == (1000, 2, 3, 2)
+    assert closed.matches == {"all": 2, "odd": 1}
+    assert (state.publications, state.deliveries, state.rejected, state.late) == (4, 5, 1, 0)
+    assert state.watermark == 1011
+
+
+def test_what_comes_for_a_closed_window_is_late_and_counted_nowhere_else() -> None:
+    state = State(asked())
+    fed(state, 0, at(1031))
+    before = (state.publications, state.deliveries)
+
+    fed(state, 1, at(1000), at(1001))  # 1000-1010 ends before the watermark, 1011
+    fed(state, 2, at(1010))  # its window does not
+
+    assert state.late == 2
+    assert (state.publications, state.deliveries) == (before[0] + 1, before[1] + 1)
+
+
+@pytest.mark.parametrize("when", [NOW + 21, 1e10, float("inf"), float("nan"), -1e300])
+def test_a_wrong_clock_closes_nobody_else_s_window(when: float) -> None:
+    state = State(asked())
+    fed(state, 0, at(NOW - 5))
+
+    fed(state, 1, at(when))
+    fed(state, 2, at(NOW - 5, 1))
+
+    assert state.publications == 2
+    assert state.late + state.ahead == 1
+
+
+def test_a_batch_that_comes_again_is_not_counted_twice() -> None:
+    state = State(asked())
+    assert fed(state, 0, at(1000))
+
+    assert not fed(state, 0, at(1000))
+
+    assert state.publications == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    times=st.lists(st.integers(1000, 1200), min_size=1, max_size=40),
+    cuts=st.lists(st.integers(0, 40), max_size=4),
+)
+def test_every_publication_is_counted_once_however_batches_are_cut(times: list[int], cuts: list[int]) -> None:
+    state = State(asked())
+    bounds = [0, *sorted(cuts), len(times)]
+    for batch, (a, b) in enumerate(pairwise(bounds)):
+        fed(state, batch, *(at(when, n) for n, when in enumerate(times[a:b])))
+
+    assert state.publications + state.late == len(times)
+    known = [*state.history, *state.open.values()]
+    assert sum(window.publications for window in known) == state.publications
+    assert state.watermark == max(0, max(times) - 20)
+
+
+def test_what_is_remembered_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "CLOSED_MOST", 3)
+    monkeypatch.setattr(watching, "OPEN_MOST", 2)
+    state = State(asked())
+
+    for batch in range(10):
+        fed(state, batch, *(at(1000 + 100 * batch + 10 * n) for n in range(3)))
+
+    assert len(state.history) == 3
+    assert len(state.open) <= 2
+    assert state.ahead > 0
+    assert state.publications + state.late + state.ahead == 30
+
+
+def test_a_page_and_a_table_take_names_as_text() -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    state = State(asked())
+    contracts = Contracts((), (Subscription(subscription=hostile),))
+    count(state, 0, judged_by_window(pack(contracts), state.settings, [at(1000)]), NOW)
+    found = told(state)
+
+    shown = watching.page.of(found, watching.Run(input="x", engine="spark"), found.tables, [], refresh=5)
+
+    assert "<img" not in shown
+    assert '<meta http-equiv="refresh" content="5">' in shown
+
+
+def put(folder: Path, part: str, publications: Sequence[Publication]) -> None:
+    """A part that arrives: whole or not at all, as dataset.table does."""
+    with dataset.table(folder.parent, folder.name, part) as rows:
+        for each in publications:
+            rows.add({name: getattr(each, name) for name in Publication.__struct_fields__})
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    dataset.write(tmp_path / "data", CONTRACTS, [at(1000, 1), at(1001)], source="test")
+    return tmp_path / "data"
+
+
+def watched(data: Path, out: Path, spark: SparkSession, batches: int) -> Watch:
+    """Until so many batches have been counted."""
+    files = data / "publications" if (data / "publications").is_dir() else data
+    xml = any(files.glob("*.xml"))
+    given = Settings(folder=str(files), xml=xml, publisher="r" if xml else "", window=10, delay=20)
+    watch = Watch(out, given, lambda: CONTRACTS)
+    until = time.monotonic() + 100
+    watch.run(spark, 0.1, lambda: watch.batches < batches and time.monotonic() < until)
+    assert watch.batches == batches
+    return watch
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_a_watch_that_was_killed_goes_on_and_counts_nothing_twice(
+    data: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    out = tmp_path / "out"
+    first = watched(data, out, spark, 1)
+    assert (first.state.publications, first.state.deliveries) == (2, 3)
+
+    # When Spark does not know that the batch was done: killed after the state was written, before its commit
+    for commit in (out / "checkpoint" / "commits").iterdir():
+        commit.unlink()
+    put(data / "publications", "part-00001", [at(1031), at(1032, broken=True)])
+    second = watched(data, out, spark, 1)
+
+    # Expect what is new, and nothing again; what comes for a closed window is late
+    assert (second.state.publications, second.state.deliveries, second.state.rejected) == (3, 4, 1)
+    put(data / "publications", "part-00002", [at(1003), at(1035)])
+    third = watched(data, out, spark, 1)
+    assert (third.state.publications, third.state.late) == (4, 1)
+    page = (out / "report.html").read_text()
+    assert 'http-equiv="refresh"' in page
+    assert "http" not in page.replace('http-equiv="refresh"', "")
+    with pytest.raises(ConfigurationError, match="watches with other settings: window 10, not 11"):
+        Watch(out, Settings(folder=str(data / "publications"), window=11, delay=20), lambda: CONTRACTS)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_documents_are_judged_as_they_are_renamed_into_the_folder(tmp_path: Path, spark: SparkSession) -> None:
+    folder = tmp_path / "arriving"
+    folder.mkdir()
+    for n, text in enumerate(("<t><n>1</n></t>", "<t><n>2</n></t>", "<t><n>")):
+        (folder / f"{n}.part").write_text(text)
+        (folder / f"{n}.part").rename(folder / f"{n}.xml")
+        os.utime(folder / f"{n}.xml", (1000 + n, 1000 + n))
+    (folder / "other.txt").write_text("no document")
+
+    watch = watched(folder, tmp_path / "out", spark, 1)
+
+    assert (watch.state.publications, watch.state.deliveries, watch.state.rejected) == (2, 3, 1)
+    [window] = watch.state.open.values()
+    assert (window.start, Counter(window.matches)) == (1000, Counter(all=2, odd=1))
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_a_file_that_is_no_parquet_ends_the_stream_with_a_line(data: Path, tmp_path: Path, spark: SparkSession) -> None:
+    bad = data / "publications" / "part-00009.parquet"
+    bad.write_bytes(b"nothing")
+
+    with pytest.raises(StudyError, match=r"the stream ended: .*part-00009"):
+        watched(data, tmp_path / "out", spark, 1)
+
+    bad.unlink()
+    assert watched(data, tmp_path / "out", spark, 1).state.publications == 2
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+@pytest.mark.timeout(240)
+def test_from_the_command_line_it_ends_when_nothing_comes(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+
+    code = command_line(
+        ["study", "watch", str(data), "--every", "0.1", "--until-idle", "8", "--out", str(out), "--json"]
+    )
+
+    lines = capsys.readouterr().out.strip().splitlines()
+    assert code == 0
+    assert json.loads(lines[0])["publications"] == 2
+    assert json.loads((out / "manifest.json").read_text())["state"] == "complete"
+    assert (out / "tables" / "windows.csv").read_text().count("\n") == 2
+
+
+def test_what_cannot_be_watched_is_told(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "both").mkdir()
+    for name in ("a.xml", "b.parquet"):
+        (tmp_path / "both" / name).write_text("x")
+    out = ["--out", str(tmp_path / "out")]
+
+    codes = [
+        command_line(["study", "watch", *words, *out])
+        for words in (
+            [], [str(data), "--live"], [str(tmp_path / "none")], [str(tmp_path / "empty")],
+            [str(tmp_path / "both"), "--data", str(data)],
+        )
+    ]  # fmt: skip
+
+    said = capsys.readouterr().err
+    assert codes == [2] * 5
+    for part in ("what is to be watched?", "is no folder", "has no contracts to judge by", "has both Parquet and XML"):
+        assert part in said
+
+
+def test_contracts_that_change_are_read_again(data: Path) -> None:
+    read = contracts_of(data)
+    first = read()
+    assert read() is first
+
+    shutil.rmtree(data)
+    dataset.write(data, Contracts((), CONTRACTS.subscriptions[:1]), [], source="test")
+
+    assert len(read().subscriptions) == 1
