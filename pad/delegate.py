@@ -1010,6 +1010,7 @@ class Delegate:
             "leases": len(self._landlord),
             "queued": sum(s.queued for s in sessions),
             "in_flight": sum(s.in_flight for s in sessions),
+            "delay_ms": max((s.delay_ms for s in sessions), default=0.0),
             "queued_bytes": self._budget.used,
             "kept": {"objects": len(self._shelves), "bytes": self._shelves.size},
             "catching_up": self._newcomers.count,

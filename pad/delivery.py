@@ -27,7 +27,7 @@ from jbi_pubsub.core.wire.deflate import Compression, described
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
-from jbi_pubsub.pad.outlet import Arrears, Budget, Flight, Outlet, Waiting
+from jbi_pubsub.pad.outlet import Arrears, Budget, Delay, Flight, Outlet, Waiting
 from jbi_pubsub.pad.subscription import Subscription, shown
 
 ITEM: Final = struct.Struct("!BI")
@@ -84,6 +84,7 @@ class SubscriberSession:
         self._changed = threading.Condition()
         self._outlets: dict[int, Outlet] = {}
         self._ready: deque[Outlet] = deque()
+        self._delay = Delay()
         self._flying: deque[Flight] = deque()
         """Whose delivery the items under way complete."""
         self._closed = False
@@ -371,6 +372,12 @@ class SubscriberSession:
         with self._changed:
             return self._under_way() + sum(o.cutting is not None for o in self._outlets.values())
 
+    @property
+    def delay_ms(self) -> float:
+        """Milliseconds from an object's leaving its queue to its acknowledgement, lately."""
+        with self._changed:
+            return round(1000 * self._delay.seconds(self._clock()), 1)
+
     def status(self) -> dict[str, object]:
         """Plain data: connection, queue lengths."""
         with self._changed:
@@ -380,6 +387,7 @@ class SubscriberSession:
                 "connected": self.connected,
                 **described(self._sender.compression),
                 "in_flight": self.in_flight,
+                "delay_ms": self.delay_ms,
                 "queued": self.waiting(),
             }
 
@@ -402,6 +410,7 @@ class SubscriberSession:
         return sum(flight.count * len(flight.subscriptions) for flight in self._flying)
 
     def _fly(self, subscriptions: tuple[Subscription, ...], count: int) -> None:
+        self._delay.sent(count, self._clock)
         if self._flying and self._flying[-1].subscriptions == subscriptions:
             self._flying[-1].count += count
         else:
@@ -517,6 +526,7 @@ class SubscriberSession:
         except msgspec.DecodeError as exc:
             raise ProtocolError(f"bad acknowledgement: {exc}") from exc
         with self._changed:
+            self._delay.landed(count, self._clock)
             while count and self._flying:
                 flight = self._flying[0]
                 arrived = min(count, flight.count)

@@ -10,9 +10,10 @@ Rules:
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -43,6 +44,42 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
             self.outlets.append(outlet)
         else:
             self.outlets = [*self.outlets, outlet]
+
+
+DELAY_SECONDS: Final = 10.0
+"""A delay that was seen so long ago says nothing of now."""
+
+
+class Delay:
+    """How long what is sent takes until it is acknowledged: of one item at a time, so that it costs nothing to know."""
+
+    __slots__ = ("_landed", "_last", "_probe", "_sent")
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._landed = 0
+        self._probe: tuple[int, float] | None = None
+        """The number of the item that is looked at, and when it was sent."""
+        self._last = 0.0, -math.inf
+
+    def sent(self, count: int, clock: Callable[[], float]) -> None:
+        """So many items more go out."""
+        self._sent += count
+        if self._probe is None:
+            self._probe = self._sent, clock()
+
+    def landed(self, count: int, clock: Callable[[], float]) -> None:
+        """So many more are acknowledged."""
+        self._landed += count
+        if self._probe is not None and self._landed >= self._probe[0]:
+            now = clock()
+            self._last, self._probe = (now - self._probe[1], now), None
+
+    def seconds(self, now: float) -> float:
+        """The last one seen, or how long one lasts by now that is not over; 0 when nothing was sent lately."""
+        delay, at = self._last
+        seen = delay if now - at <= DELAY_SECONDS else 0.0
+        return max(seen, now - self._probe[1]) if self._probe is not None else seen
 
 
 class Flight:

@@ -39,6 +39,8 @@ def samples_of(status: Mapping[str, Any], refused: Mapping[str, int]) -> Iterato
         yield Sample(name, "counter", meaning, status[name])
     yield from expiries(status["tls"])
     yield Sample("in_flight", "gauge", "Objects sent and not acknowledged", status["in_flight"])
+    meaning = "From leaving the queue to the acknowledgement, of the slowest subscriber process lately"
+    yield Sample("delay_seconds", "gauge", meaning, status["delay_ms"] / 1000)
     mail, subscriptions = status["mail"], status["subscriptions"]
     yield Sample("mails_waiting", "gauge", "Mails waiting", mail["queued"])
     yield Sample("mails_waiting_bytes", "gauge", "Bytes of the mails waiting", mail["bytes"])

@@ -279,7 +279,9 @@ def publishing(request: pytest.FixtureRequest, federation: Federation) -> Publis
 
 CHILD: Final = """
 import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests in the background has it ignored
+# who runs the tests in the background has these ignored
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.clear()
 os.environ.update(environment)
 for number, stream in enumerate(streams):

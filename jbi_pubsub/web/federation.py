@@ -70,6 +70,8 @@ COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
 """Counters of which rates are kept, by kind of server; `lost` is the sum over causes."""
 MEASURED: Final = ("queued", "in_flight", "mail_waiting")
 """What goes up and down."""
+DELAY: Final = "delay_ms"
+"""The same, but of several servers the largest counts, not the sum."""
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**15)]
@@ -179,6 +181,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     leases: Count = 0
     queued: Count = 0
     in_flight: Count = 0
+    delay_ms: Annotated[float, msgspec.Meta(ge=0, le=10**12)] = 0.0
     queued_bytes: Count = 0
     catching_up: Count = 0
     kept: dict[str, Count] = {}
@@ -494,7 +497,7 @@ class Observer:
             watched.edges.setdefault(edge, Counter(most=32)).add(now, count)
         values: dict[str, float | None] = {name: c.rate(now) for name, c in watched.counters.items()}
         if watched.kind != "lookup":
-            values |= {name: facts.count(name) for name in MEASURED}
+            values |= {name: facts.count(name) for name in MEASURED} | {DELAY: facts.delay_ms}
         _keep(watched.history, values, now)
 
     def _seen(self, now: float, *, unseen: int, problem: str) -> Snapshot:
@@ -514,6 +517,7 @@ class Observer:
             if w.kind != "lookup":
                 for name in MEASURED:
                     totals[name] = totals.get(name, 0.0) + w.facts.count(name)
+                totals[DELAY] = max(totals.get(DELAY, 0.0), w.facts.delay_ms)
         _keep(self._totals, totals, now)
         order = ("lookup", "delegate", "peer", "unknown")
         servers.sort(key=lambda s: (order.index(s.kind), s.title, s.id))

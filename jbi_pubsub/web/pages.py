@@ -306,6 +306,7 @@ def _plots(console: Console) -> None:
     plots = (
         ("Objects per second", ("published", "delivered", "matched", "mailed")),
         ("Waiting", ("queued", "in_flight", "mail_waiting")),
+        ("Delay in ms: from the queue to the slowest subscriber's acknowledgement", ("delay_ms",)),
         ("Lost per second, by cause", tuple(f"lost.{cause}" for cause in Cause)),
         ("Lookup services: per second", ("lookups", "changes", "events")),
     )
@@ -320,7 +321,7 @@ def _plots(console: Console) -> None:
                     made.props(f'role=img aria-label="Plot: {title}, the last five minutes"')
                     note = words("p", "", "jbi-note")
                 charts.append((made, names, note))
-        words("p", "Latency is not in a server's status; the age of objects on arrival is on the page Objects.",
+        words("p", "What waits in a queue is not in the delay; the age of objects on arrival is on the page Objects.",
               "jbi-note")  # fmt: skip
 
         def look() -> None:

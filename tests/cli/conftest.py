@@ -72,6 +72,7 @@ if pid == 0:
     os.tcsetpgrp(0, os.getpgrp())
     signal.signal(signal.SIGTTOU, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     sys.argv = ["jbi", *sys.argv[2:]]
     from jbi_pubsub.cli import main
     main()

@@ -235,3 +235,14 @@ def test_an_answer_that_was_taken_long_after_it_was_given_makes_no_peak(
     assert watched.client is not None
     watched.client.close()
     observer._pool.shutdown()
+
+
+def test_the_delay_of_all_servers_is_that_of_the_slowest(federation: Any, observing: Any, eventually: Any) -> None:
+    for name, delay in (("alpha", 5.0), ("bravo", 9.0)):
+        pad = federation.pad(name)
+        said = pad.overview()
+        pad.overview = lambda said=said, delay=delay: {**said, "delay_ms": delay}
+    observer = observing(federation.config)
+    eventually(lambda: [p.value for p in observer.history("delay_ms")][-1:] == [9.0])
+    ids = {s.title: s.id for s in observer.snapshot().servers}
+    assert observer.history("delay_ms", ids["alpha, rome"])[-1].value == 5.0
