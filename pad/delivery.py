@@ -282,6 +282,7 @@ class SubscriberSession:
                 self._parting = False
                 self._fly((), 1)
                 items.append((ITEM.pack(END, 0),))
+            self._delay.sent(len(items), self._clock)
             self._charge(-self._freed)
             self._changed.notify_all()  # room for those who wait under `block`
         return items
@@ -410,7 +411,6 @@ class SubscriberSession:
         return sum(flight.count * len(flight.subscriptions) for flight in self._flying)
 
     def _fly(self, subscriptions: tuple[Subscription, ...], count: int) -> None:
-        self._delay.sent(count, self._clock)
         if self._flying and self._flying[-1].subscriptions == subscriptions:
             self._flying[-1].count += count
         else:

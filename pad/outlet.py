@@ -63,9 +63,9 @@ class Delay:
         self._last = 0.0, -math.inf
 
     def sent(self, count: int, clock: Callable[[], float]) -> None:
-        """So many items more go out."""
+        """So many items more go out, in one batch."""
         self._sent += count
-        if self._probe is None:
+        if count and self._probe is None:
             self._probe = self._sent, clock()
 
     def landed(self, count: int, clock: Callable[[], float]) -> None:
