@@ -231,7 +231,7 @@ class TestOnSpark:
     def test_of_many_templates_a_sample_is_checked_and_catches_the_same(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: str, wrong: str, differ: str
     ) -> None:
-        monkeypatch.setattr(match, "MOST_INDEXED", 250)
+        monkeypatch.setattr(match, "MOST_INDEXED", 2_000)
         for name in ("hits_sql", "groups_sql"):
             honest = getattr(level1, name)
             if right and right in honest(
@@ -242,7 +242,7 @@ class TestOnSpark:
                 )
 
         def made() -> MatchReport:
-            return match_study(registrations=200, templates=500, seed=SEED, out=tmp_path, engine="spark")
+            return match_study(registrations=200, templates=4_000, seed=SEED, out=tmp_path, engine="spark")
 
         if differ:
             with pytest.raises(StudyError, match=f"{differ} .* differ from the in-process matcher"):
