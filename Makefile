@@ -36,7 +36,7 @@ $(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark,trust,web,plot,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark,trust,web,plot,qos,docs]'
 	touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
 
 $(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python

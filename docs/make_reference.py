@@ -62,6 +62,10 @@ CURES: Final = {
         "A call after `close`, in a forked child, or a second SubscriberAdapter in a process that has one.",
         "One SubscriberAdapter a process, with as many subscriptions as you like; make adapters after a fork.",
     ),
+    "qos_denied": (
+        "A wish with `require` for a deadline, rate or importance that no policy grants.",
+        "The facts name the field and the policy; `jbi policy explain` says the rest. Require less, or ask the operator.",
+    ),
     "access_denied": (
         "The other side's access policy does not let you do that, or an item in a lookup service is somebody else's.",
         "Ask whoever runs that server; its log and its `status` say who was refused what.",
@@ -193,6 +197,9 @@ REMEDIES: Final = {
     "sequence_gap": "Look for a publisher or relay that drops objects.",
     "late": "Nothing; it happens when a publisher has changed its delegate while the old one was cut off.",
     "missed": "A larger `[pad] keep_seconds` and `keep_bytes`.",
+    "deadline": "A longer deadline, more importance, or fewer objects: a narrower predicate, a smaller shape.",
+    "replaced": "Nothing; newest per key was asked for. Leave `replace` out to get each.",
+    "rate": "A higher `max_rate`, or a narrower predicate.",
     "oversize": "Cut the payload with a filter, or have it delivered to a queue instead of by mail.",
     "mail_refused": "Read the server's answer in `jbi subscriptions`; correct the address.",
     "mail_unreachable": "Look at `[mail]` host and port; more `retries` outlast longer outages.",

@@ -8,6 +8,7 @@ from typing import Final
 
 from jbi_pubsub.core.errors import MetadataError
 from jbi_pubsub.core.info_object import Head, TypeName, numbered, prefix_of
+from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
@@ -64,6 +65,8 @@ class Registration:
     judgement: Judgement
     signing: SigningKey | None = field(default=None, repr=False)
     """What its objects are signed with."""
+    contract: Contract | None = field(default=None, repr=False)
+    """What policies have decided for it, with QoS."""
     sequence: int = 0
     published: int = 0
     refused: int = 0

@@ -15,6 +15,7 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.signing import Signer, Verifier
 from jbi_pubsub.core.wire.tls import TlsIdentity
+from jbi_pubsub.pad.quality import Quality
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.shelf import Shelves
 from jbi_pubsub.pad.signed import SignatureCheck
@@ -30,13 +31,14 @@ PEER: Final = "peer"
 class Stages:
     """`room`: asked in turn before an object is admitted, each may make its publisher wait, or raise BackPressureError;
     `shelves`: where newcomers catch up; `access`: who may do what, asked when contracts open; `signatures`: whether
-    objects hold; `signer`: of what is said of payloads that were cut."""
+    objects hold; `signer`: of what is said of payloads that were cut; `quality`: who is served first, and how."""
 
     shelves: Shelves
     room: tuple[Callable[[Registration, Parcel], None], ...] = ()
     access: AccessPolicy = field(default_factory=AllowAll)
     signatures: SignatureCheck | None = None
     signer: Signer | None = None
+    quality: Quality | None = None
 
 
 def stages_of(config: Config, component: str = PEER, access: AccessPolicy | None = None) -> Stages:
@@ -49,11 +51,17 @@ def stages_of(config: Config, component: str = PEER, access: AccessPolicy | None
         from jbi_pubsub.policy.manager import access_of  # here: what is off is not imported
 
         access = access_of(config, component)
+    quality: Quality | None = None
+    if config.qos.mode == "on":
+        from jbi_pubsub.qos.enforcement import Enforcement  # here, for the same reason
+
+        quality = Enforcement(config, component)
     return Stages(
         Shelves(config.pad.keep_seconds, config.pad.keep_bytes),
         access=access or AllowAll(),
         signatures=SignatureCheck(verifier, require=config.tls.verify == "require") if verifier is not None else None,
         signer=signer,
+        quality=quality,
     )
 
 

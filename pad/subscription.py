@@ -21,6 +21,7 @@ import msgspec
 from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, EntryError, OversizeError
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
@@ -269,6 +270,8 @@ class Subscription:
     """Position at which it was in all match tables: what came up to then, it gets from the shelf, if at all."""
     rights: Rights | None = field(default=None, repr=False)
     """Of its caller, where access is restricted."""
+    contract: Contract | None = field(default=None, repr=False)
+    """What policies have decided for it, with QoS."""
     narrowed_by: str = ""
     """The rules that let through a part of some type alone."""
     replayed: int = 0

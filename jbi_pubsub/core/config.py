@@ -219,6 +219,37 @@ class PolicySection(_Section, frozen=True):
     """File in which refusals are written down; "" keeps none but the log's."""
     audit_all: bool = False
     """Write down what is allowed as well."""
+    state: str = ""
+    """File that keeps the last policies that a manager has sent, for a start without it; "" keeps none."""
+    trust_claims: bool = True
+    """Whether the name that a client without a certificate gives itself counts where policies rank contracts; rights
+    never follow from it."""
+
+
+class QosSection(_Section, frozen=True):
+    """QoS-managed dissemination: what policies say of importance, deadlines, rates and shapes is enforced."""
+
+    mode: Literal["off", "on"] = "off"
+    """"off": nothing of it exists."""
+    bins: Annotated[int, msgspec.Meta(ge=1, le=50)] = 15
+    """Classes of importance and cost in which objects wait to be judged; 1 is first come, first served."""
+    credit: Limit = 256
+    """Objects of one registration between admission and done."""
+    credit_bytes: Limit = 16 << 20
+    """Their bytes."""
+    monitor_window: Term = 10.0
+    """Seconds of the series that are kept."""
+    publish_measurements: bool = False
+    """Whether delegates publish their series as information objects `jbi.Measurement`."""
+
+
+class ClientSection(_Section, frozen=True):
+    """What an application says of itself."""
+
+    user: str = ""
+    """Who uses it: a claim, which a certificate's name overrides."""
+    role: str = ""
+    """His present duty."""
 
 
 class WebSection(_Section, frozen=True):
@@ -293,6 +324,8 @@ class Config(_Section, frozen=True):
     metrics: MetricsSection = MetricsSection()
     tls: TlsSection = TlsSection()
     policy: PolicySection = PolicySection()
+    qos: QosSection = QosSection()
+    client: ClientSection = ClientSection()
     web: WebSection = WebSection()
 
     def type_cache(self) -> Path | None:

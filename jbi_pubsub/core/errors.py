@@ -92,6 +92,12 @@ class AccessDeniedError(JbiError, PermissionError):
     code = "access_denied"
 
 
+class QosDeniedError(JbiError):
+    """A quality that a subscription or publication requires is not granted; facts `field`, `policy`."""
+
+    code = "qos_denied"
+
+
 class PortInUseError(JbiError, OSError):
     """The address to listen on is taken or can't be bound."""
 

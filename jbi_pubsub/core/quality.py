@@ -1,0 +1,145 @@
+"""Quality of service as data: what policies decide for a contract, what applications wish, what they get. Pure.
+
+Importance and preferences are those of QED, section II (settings S = (v, i, P)). `policy/` resolves them, `qos/`
+enforces them; here, because every room between the two ends of a contract speaks of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from jbi_pubsub.core.info_object import Parcel
+
+Importance = Annotated[int, msgspec.Meta(ge=1, le=5)]
+"""1 is the least, 5 the most important."""
+LEVELS: Final = 5
+DEFAULT_IMPORTANCE: Final = 3
+
+StrategyName = Literal["weighted_fair", "strict"]
+WEIGHTS: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Of importance 1 to 5 under weighted_fair, unless a policy file says otherwise."""
+
+
+class Strategy(msgspec.Struct, frozen=True):
+    """How levels share what is short: `strict` serves the highest first, `weighted_fair` by weights. `cpu` and `link`:
+    weights of importance 1 to 5, more than 0."""
+
+    name: StrategyName = "weighted_fair"
+    cpu: tuple[float, ...] = WEIGHTS
+    link: tuple[float, ...] = WEIGHTS
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """A transformation of payloads by name, for example ("scale", (0.5,)); what there is: SHAPES."""
+
+    name: str
+    arguments: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        return " ".join([self.name, *(f"{argument:g}" for argument in self.arguments)])
+
+
+class ShapeRule(msgspec.Struct, frozen=True):
+    """The arguments of a shape: names, least and most of each; whole numbers where `whole`."""
+
+    arguments: tuple[tuple[str, float, float], ...] = ()
+    whole: bool = True
+
+
+SHAPES: Final = {
+    "scale": ShapeRule((("factor", 0.01, 1.0),), whole=False),
+    "quality": ShapeRule((("percent", 1, 95),)),
+    "thumbnail": ShapeRule((("width", 1, 10_000), ("height", 1, 10_000))),
+    "grey": ShapeRule(),
+    "drop_payload": ShapeRule(),
+    "truncate": ShapeRule((("bytes", 0, 1 << 30),)),
+}
+"""What shapers there are (qos/shaping.py does them), for those who check policies."""
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """So many bytes, or objects, a second."""
+
+    amount: float
+    unit: Literal["bytes", "objects"] = "bytes"
+
+
+QueuePolicy = Literal["drop_least", "drop_oldest", "drop_newest", "block"]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in force for a contract.
+
+    `deadline`: seconds after publication; `max_size` in bytes of metadata and payload, and what becomes of larger
+    objects; `replace`: "" nothing, "registration", "type", or an XPath to a text: a newer object of the same key takes
+    an older one's place; `queue`: what happens when the subscription's queue is full, None: what its subscriber said;
+    `version` of the policies that it comes from.
+    """
+
+    importance: Importance = DEFAULT_IMPORTANCE
+    deadline: float | None = None
+    shapes: tuple[Shape, ...] = ()
+    max_rate: Rate | None = None
+    max_size: int | None = None
+    oversize: Literal["shape", "drop"] = "drop"
+    replace: str = ""
+    queue: QueuePolicy | None = None
+    version: int = 0
+
+
+DEFAULT: Final = Settings()
+"""Where no policy says anything."""
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an application asks of its contract, as Settings; None: nothing. Shapes are written "scale 0.5", rates are
+    bytes a second. `require`: names of fields without which it does not want the contract. `attributes` say of the
+    contract what policies may be about."""
+
+    importance: Importance | None = None
+    deadline: float | None = None
+    shape: tuple[str, ...] | None = None
+    max_rate: float | None = None
+    max_size: int | None = None
+    replace: str | None = None
+    require: tuple[str, ...] = ()
+    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Reduced(msgspec.Struct, frozen=True):
+    """A field of a wish that is not granted as it was: by which policy, "" by the rule that is always there."""
+
+    field: str
+    policy: str = ""
+
+
+class GrantedQos(msgspec.Struct, frozen=True):
+    """What a contract has got."""
+
+    settings: Settings = DEFAULT
+    reduced: tuple[Reduced, ...] = ()
+
+
+class Contract:
+    """A registration, a subscription or a query, with what policies have decided for it: `settings` are replaced as a
+    whole when anything changes, so readers take no lock. `by_object` decides where policies ask for an object's size or
+    metadata; None for nearly all."""
+
+    __slots__ = ("by_object", "settings")
+
+    def __init__(self, settings: Settings = DEFAULT, by_object: Callable[[Parcel], Settings] | None = None) -> None:
+        self.settings = settings
+        self.by_object = by_object
+
+    def of(self, parcel: Parcel) -> Settings:
+        """The settings for one object."""
+        return self.settings if self.by_object is None else self.by_object(parcel)
+
+    @property
+    def level(self) -> int:
+        """Its importance from 0 (least) to 4, as arrays are indexed."""
+        return self.settings.importance - 1
