@@ -229,6 +229,8 @@ class Delegate:
             self.pipeline.mail_out,
             name=f"catch-up-{delegate_id[:8]}",
             seal=self._seals.seal if self._seals is not None else None,
+            shaper=stages.quality.shaper if stages.quality is not None else None,
+            refuse=self.pipeline.refuse,
         )
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)

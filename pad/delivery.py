@@ -261,6 +261,16 @@ class SubscriberSession:
         self._sender.ready()
         return outlet is not None
 
+    def refuse(self, subscription: Subscription, cause: Cause) -> bool:
+        """An object that it matches is lost before it is queued. False: the subscription is gone."""
+        with self._changed:
+            outlet = self._outlets.get(subscription.number)
+            if outlet is not None:
+                subscription.matched += 1
+                self._lose(outlet, cause)
+        self._sender.ready()
+        return outlet is not None
+
     def _take(self, max_items: int, max_bytes: int) -> list[Parts]:
         """What goes out next: ready subscriptions take turns. On the hub's thread."""
         items: list[Parts] = []

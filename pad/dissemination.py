@@ -9,15 +9,18 @@ Rules:
   section 2.3.2).
 - A payload that is not well-formed XML, or beyond the bounds of core/xml.py, passes every filter unchanged (paper
   section 2.4(5)).
+- With QoS, what the filter has left is shaped as the contract says, once for each filter and shape. Lengths as
+  published stay in the head: a receiver sees that something was taken away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.documents import ANY, ANY_TEXT, Grammar, Invariants, Particle, Texts, Traced, known_documents
 from jbi_pubsub.core.info_object import Parcel, SchemaBundle, TypeName
+from jbi_pubsub.core.quality import Settings, Shape
 from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import (
     MAX_COST_OF_REGISTRATION,
@@ -28,6 +31,7 @@ from jbi_pubsub.core.xpath import (
     select,
 )
 from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.pad.quality import Shaping
 from jbi_pubsub.pad.subscription import Subscription
 
 
@@ -162,14 +166,21 @@ class Selected(NamedTuple):
 
 
 class Disseminated(NamedTuple):
-    """What becomes of an object: deliveries, and those whose filter selected nothing and who asked for silence."""
+    """What becomes of an object: deliveries, those whose filter selected nothing and who asked for silence, and those
+    whose contract it is too large for."""
 
     selected: Sequence[Selected]
     suppressed: Sequence[Subscription] = ()
+    oversize: Sequence[Subscription] = ()
 
 
-Seal = Callable[[Parcel, PayloadFilter, bytes], bytes]
-"""What is said of a payload that was cut: of which object, by which filter, to what (see signed.py)."""
+class Seal(Protocol):
+    """What is said of a payload that was cut or shaped (see signed.py)."""
+
+    def __call__(self, parcel: Parcel, wanted: PayloadFilter | None, cut: bytes, *, is_shaped: bool = False) -> bytes:
+        """Of which object, by which filter, to what."""
+        ...
+
 
 REMEMBERED_BYTES: Final = 16 << 10
 """Larger metadata are judged each time: with 10,000 registrations the answers kept hold 160 MB of metadata at most."""
@@ -303,8 +314,10 @@ class Judgement:
         return self._conformity.read(metadata)
 
 
-def disseminate(parcel: Parcel, matched: list[Subscription], seal: Seal | None = None) -> Disseminated:
-    """Filter the object for those it matched."""
+def disseminate(
+    parcel: Parcel, matched: list[Subscription], seal: Seal | None = None, shaper: Shaping | None = None
+) -> Disseminated:
+    """Filter the object for those it matched, and shape what is left as their contracts say."""
     cuts = _cuts(parcel, {s.payload_filter for s in matched if s.payload_filter is not None}, seal)
     selected: list[Selected] = []
     suppressed: list[Subscription] = []
@@ -318,7 +331,78 @@ def disseminate(parcel: Parcel, matched: list[Subscription], seal: Seal | None =
             suppressed.append(subscription)
         else:
             selected.append(Selected(subscription, rest))
-    return Disseminated(selected, suppressed)
+    if shaper is None:
+        return Disseminated(selected, suppressed)
+    return _shaped(parcel, selected, suppressed, seal, shaper)
+
+
+def is_shaped(subscription: Subscription) -> bool:
+    """Whether its contract may have payloads shaped, or large objects dropped."""
+    contract = subscription.contract
+    if contract is None:
+        return False
+    settings = contract.settings
+    return bool(settings.shapes) or settings.max_size is not None or contract.by_object is not None
+
+
+def _shaped(
+    published: Parcel,
+    selected: Sequence[Selected],
+    suppressed: Sequence[Subscription],
+    seal: Seal | None,
+    shaper: Shaping,
+) -> Disseminated:
+    """The selected ones in the shapes of their contracts, but for those that are still too large for theirs."""
+    made: dict[tuple[int, tuple[Shape, ...]], Parcel | None] = {}
+    shaped: list[Selected] = []
+    oversize: list[Subscription] = []
+    for each in selected:
+        subscription, parcel = each.subscription, each.parcel
+        settings = subscription.contract.of(published) if subscription.contract is not None else None
+        if settings is None:
+            shaped.append(each)
+            continue
+        if shaper.is_on and _is_to_shape(parcel, settings):
+            key = id(parcel), settings.shapes
+            if key not in made:
+                made[key] = _shape(published, each, settings.shapes, seal, shaper)
+            smaller = made[key]
+            subscription.unshaped += smaller is None
+            if smaller is not None:
+                subscription.saved += parcel.size - smaller.size
+                parcel = smaller
+        if settings.oversize == "drop" and settings.max_size is not None and _length(parcel) > settings.max_size:
+            oversize.append(subscription)
+        else:
+            shaped.append(each if parcel is each.parcel else each._replace(parcel=parcel))
+    return Disseminated(shaped, suppressed, oversize)
+
+
+def _is_to_shape(parcel: Parcel, settings: Settings) -> bool:
+    """With `oversize` = "shape" that is what becomes of larger ones; else of all."""
+    if not settings.shapes or not len(parcel.payload):
+        return False
+    return settings.oversize == "drop" or settings.max_size is None or _length(parcel) > settings.max_size
+
+
+def _length(parcel: Parcel) -> int:
+    """Metadata and payload."""
+    return len(parcel.head.metadata) + len(parcel.payload)
+
+
+def _shape(
+    published: Parcel, each: Selected, shapes: tuple[Shape, ...], seal: Seal | None, shaper: Shaping
+) -> Parcel | None:
+    """What is delivered instead of what the filter has left; None: that stays."""
+    wanted = each.subscription.payload_filter if each.filtered else None
+    payload = each.parcel.payload
+    shaped = shaper.shape(published.head, wanted, payload, shapes)
+    if shaped is None:
+        return None
+    if len(shaped) == len(payload):  # small enough already
+        return each.parcel
+    sealed = seal(published, wanted, shaped, is_shaped=True) if seal is not None else b""
+    return published.with_payload(shaped, sealed)
 
 
 def _cuts(

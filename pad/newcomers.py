@@ -26,6 +26,7 @@ from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.dissemination import MatchTable, Seal, disseminate
 from jbi_pubsub.pad.outlet import Arrears, Budget, Waiting
+from jbi_pubsub.pad.quality import Shaping
 from jbi_pubsub.pad.registration import Topic
 from jbi_pubsub.pad.shelf import OVERHEAD, Kept, Shelves
 from jbi_pubsub.pad.subscription import Subscription
@@ -104,11 +105,16 @@ class Newcomers:
         *,
         name: str,
         seal: Seal | None = None,
+        shaper: Shaping | None = None,
+        refuse: Callable[[Subscription, Cause], None] = lambda subscription, cause: None,  # noqa: ARG005
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`mail_out(subscription, parcel, published)` sends an object by mail; `seal` says what was cut."""
+        """`mail_out(subscription, parcel, published)` sends an object by mail; `seal` says what was cut, `shaper`
+        shapes it; `refuse(subscription, cause)` loses an object that is not for it."""
         self._shelves = shelves
         self._seal = seal
+        self._shaper = shaper
+        self._refuse = refuse
         self._budget = budget
         self._mail_out = mail_out
         self._clock = clock
@@ -303,7 +309,9 @@ class Newcomers:
         if not matched:
             return
         self._shelves.found(kept)
-        result = disseminate(kept.parcel, matched, self._seal)
+        result = disseminate(kept.parcel, matched, self._seal, self._shaper)
+        for subscription in result.oversize:
+            self._refuse(subscription, Cause.OVERSIZE)
         for subscription in result.suppressed:
             subscription.matched += 1
             subscription.suppressed += 1

@@ -29,7 +29,7 @@ from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, Platfor
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
-from jbi_pubsub.pad.dissemination import Disseminated, disseminate
+from jbi_pubsub.pad.dissemination import Disseminated, disseminate, is_shaped
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.registration import Registration
@@ -72,6 +72,7 @@ class Pipeline:
         self._room = stages.room
         self._signatures = stages.signatures
         self._seal = seals.seal if seals is not None else None
+        self._shaper = stages.quality.shaper if stages.quality is not None else None
         self._budget = budget
         self._sessions = sessions
         self._mail = mail
@@ -169,9 +170,11 @@ class Pipeline:
         self._mail.sync()
 
     def hand_out(self, parcel: Parcel, matched: list[Subscription], deliveries: Deliveries, *, filters: bool) -> None:
-        """An object for those whom it matched, through their filters, if any has one."""
-        if filters and any(s.payload_filter is not None for s in matched):
-            self._deliver_filtered(disseminate(parcel, matched, self._seal), parcel, deliveries)
+        """An object for those whom it matched, through their filters and into their shapes, if any has one."""
+        if (filters and any(s.payload_filter is not None for s in matched)) or (
+            self._shaper is not None and any(map(is_shaped, matched))
+        ):
+            self._deliver_filtered(disseminate(parcel, matched, self._seal, self._shaper), parcel, deliveries)
         else:
             for subscription in matched:
                 self._deliver(subscription, parcel, parcel, deliveries)
@@ -210,6 +213,17 @@ class Pipeline:
         for selected in result.selected:
             selected.subscription.unfiltered += not selected.filtered
             self._deliver(selected.subscription, selected.parcel, published, deliveries)
+        for subscription in result.oversize:
+            self.refuse(subscription, Cause.OVERSIZE)
+
+    def refuse(self, subscription: Subscription, cause: Cause) -> None:
+        """An object that it matches is not for it."""
+        request = subscription.request
+        session = self._sessions.get(subscription.owner) if request.direct else None
+        if request.direct and (session is None or not session.refuse(subscription, cause)):
+            self._came_to_nothing((subscription,))
+        if request.recipients and not self._mail.refuse(subscription, cause):
+            self._mail_came_to_nothing(subscription)
 
     def _deliver(self, subscription: Subscription, parcel: Parcel, published: Parcel, deliveries: Deliveries) -> None:
         """`parcel` is what the subscription's filter has left of `published`."""
@@ -225,15 +239,17 @@ class Pipeline:
 
     def mail_out(self, subscription: Subscription, parcel: Parcel, published: Parcel) -> None:
         """An object for the subscription's recipients; `parcel` is what its filter has left of `published`."""
-        request = subscription.request
         head, obj = self._unpacked
         if head is not published.head:  # mails of one object share what is made of it
             obj = published.unpacked()
             self._unpacked = published.head, obj
         payload = obj.payload if parcel is published else bytes(parcel.payload)
         if not self._mail.offer(subscription, obj, payload):  # cancelled since the match
-            lost = {str(subscription.ended): len(request.recipients)}
-            self._account.add(matched=int(not request.direct), lost=lost)
+            self._mail_came_to_nothing(subscription)
+
+    def _mail_came_to_nothing(self, subscription: Subscription) -> None:
+        lost = {str(subscription.ended): len(subscription.request.recipients)}
+        self._account.add(matched=int(not subscription.request.direct), lost=lost)
 
     def _came_to_nothing(self, gone: Sequence[Subscription]) -> None:
         for subscription in gone:

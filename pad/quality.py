@@ -7,12 +7,33 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from jbi_pubsub.core.quality import Contract, GrantedQos, Wish
+from jbi_pubsub.core.info_object import Head, Part
+from jbi_pubsub.core.quality import Contract, GrantedQos, Shape, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.xpath import PayloadFilter
+
+
+class Shaping(Protocol):
+    """Makes payloads smaller. Any thread."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether anything is shaped at all."""
+        ...
+
+    def shape(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> bytes | None:
+        """What shapes make of what the filter `wanted` has left of the object with that head; None: it can't be shaped
+        so, or gets no smaller."""
+        ...
 
 
 class Quality(Protocol):
     """Makes contracts and enforces them. Safe from several threads. Whoever is given one closes it."""
+
+    @property
+    def shaper(self) -> Shaping:
+        """Of all contracts here."""
+        ...
 
     def opened(
         self, caller: Caller, action: str, type_name: str, version: str, delivery: str, wish: Wish

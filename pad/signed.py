@@ -10,7 +10,16 @@ from typing import Final
 
 from jbi_pubsub.core.errors import SignatureError
 from jbi_pubsub.core.info_object import Head, Parcel
-from jbi_pubsub.core.signing import Signer, SigningKey, Verifier, cut_bytes, digest, filter_digest, head_bytes
+from jbi_pubsub.core.signing import (
+    Signer,
+    SigningKey,
+    Verifier,
+    cut_bytes,
+    digest,
+    filter_digest,
+    head_bytes,
+    shaped_bytes,
+)
 from jbi_pubsub.core.xpath import PayloadFilter
 from jbi_pubsub.pad.registration import Registration
 
@@ -79,8 +88,9 @@ class Seals:
             generation, key = self._bound = self._signer.generation, self._signer.bound(self._holder)
         return key
 
-    def seal(self, parcel: Parcel, wanted: PayloadFilter, cut: bytes) -> bytes:
-        """The statement that `wanted` has left `cut` of a signed object's payload; b"" of one that is not signed."""
+    def seal(self, parcel: Parcel, wanted: PayloadFilter | None, cut: bytes, *, is_shaped: bool = False) -> bytes:
+        """The statement that `wanted` has left `cut` of a signed object's payload, or that it was shaped to that behind
+        the filter, if there is one; b"" of one that is not signed."""
         head = parcel.head
         if not head.signature:
             return b""
@@ -89,7 +99,8 @@ class Seals:
             original = digest(parcel.payload)
             self._original = head, original
         try:
-            said = cut_bytes(head.object_id, self._digest_of(wanted), original, digest(cut))
+            by = self._digest_of(wanted) if wanted is not None else b""
+            said = (shaped_bytes if is_shaped else cut_bytes)(head.object_id, by, original, digest(cut))
             return original + self._signer.sign(said)
         except SignatureError as exc:
             if not self._is_told:

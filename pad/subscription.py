@@ -258,6 +258,10 @@ class Subscription:
     suppressed: int = 0
     unfiltered: int = 0
     """Payloads passed on unchanged because they are not XML, although there is a filter."""
+    unshaped: int = 0
+    """Payloads passed on unchanged although its contract has a shape."""
+    saved: int = 0
+    """Bytes less that were queued for it, by its shape."""
     mailed: int = 0
     """Objects times recipients that the mail server has taken."""
     digest_seconds: float = 0.0
@@ -323,6 +327,8 @@ class Subscription:
             "mail_digest_seconds": self.digest_seconds,
             "suppressed": self.suppressed,
             "unfiltered": self.unfiltered,
+            "unshaped": self.unshaped,
+            "saved": self.saved,
             "failed": sum(each.errors for each in evaluated),
             "last_failure": next((each.last_error for each in evaluated if each.last_error), ""),
             "replayed": self.replayed,

@@ -44,17 +44,19 @@ class Shape(msgspec.Struct, frozen=True):
 
 
 class ShapeRule(msgspec.Struct, frozen=True):
-    """The arguments of a shape: names, least and most of each; whole numbers where `whole`."""
+    """The arguments of a shape: names, least and most of each; whole numbers where `whole`. `picture`: it is for
+    pictures, and needs Pillow."""
 
     arguments: tuple[tuple[str, float, float], ...] = ()
     whole: bool = True
+    picture: bool = False
 
 
 SHAPES: Final = {
-    "scale": ShapeRule((("factor", 0.01, 1.0),), whole=False),
-    "quality": ShapeRule((("percent", 1, 95),)),
-    "thumbnail": ShapeRule((("width", 1, 10_000), ("height", 1, 10_000))),
-    "grey": ShapeRule(),
+    "scale": ShapeRule((("factor", 0.01, 1.0),), whole=False, picture=True),
+    "quality": ShapeRule((("percent", 1, 95),), picture=True),
+    "thumbnail": ShapeRule((("width", 1, 10_000), ("height", 1, 10_000)), picture=True),
+    "grey": ShapeRule(picture=True),
     "drop_payload": ShapeRule(),
     "truncate": ShapeRule((("bytes", 0, 1 << 30),)),
 }

@@ -133,6 +133,12 @@ def cut_bytes(object_id: str, wanted: bytes, original: bytes, cut: bytes) -> byt
     return b"jbi-pubsub cut 1\0" + _framed(object_id) + wanted + original + cut
 
 
+def shaped_bytes(object_id: str, wanted: bytes, original: bytes, shaped: bytes) -> bytes:
+    """The same of a payload that it has shaped, as its policies say, behind the filter; `wanted` is 32 zero bytes where
+    there is none."""
+    return b"jbi-pubsub shape 1\0" + _framed(object_id) + (wanted or bytes(32)) + original + shaped
+
+
 def filter_digest(expression: str, namespaces: Iterable[tuple[str, str]]) -> bytes:
     """Of a payload filter: its text, then prefix and namespace of each prefix, sorted."""
     pairs = sorted(dict(namespaces).items())

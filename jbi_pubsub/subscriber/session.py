@@ -686,7 +686,9 @@ class DelegateSession:
         else:
             self._signatures.begin()
             for standing, objects in arrived.items():
-                self._hand_on_signed(standing, self._signatures.look(objects, standing.subscription.filter_digest))
+                of = standing.subscription
+                looked = self._signatures.look(objects, of.filter_digest, takes_shapes=of.takes_shapes)
+                self._hand_on_signed(standing, looked)
         arrived.clear()
 
     def _hand_on_signed(self, standing: _Standing, looked: Looked) -> None:

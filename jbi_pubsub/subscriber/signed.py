@@ -18,7 +18,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import EntryError, JbiError, SignatureError
 from jbi_pubsub.core.info_object import InfoObject
-from jbi_pubsub.core.signing import SigningKey, Verifier, cut_bytes, digest, object_bytes
+from jbi_pubsub.core.signing import SigningKey, Verifier, cut_bytes, digest, object_bytes, shaped_bytes
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.proxy import SubscriptionsProxy
@@ -94,16 +94,16 @@ class SessionSignatures:
         """Other objects than before."""
         self._seen.clear()
 
-    def look(self, objects: Sequence[InfoObject], wanted: bytes) -> Looked:
+    def look(self, objects: Sequence[InfoObject], wanted: bytes, *, takes_shapes: bool = False) -> Looked:
         """Objects for one subscription, each with the name of who signed it. `wanted`: digest of its payload filter,
-        b"" if it has none."""
+        b"" if it has none; `takes_shapes`: it has asked for payloads to be shaped."""
         good: list[InfoObject] = []
         bad, why = 0, ""
         for obj in objects:
             try:
                 name = self._signer_of(obj)
                 if obj.platform.seal:
-                    self._check_cut(obj, wanted)
+                    self._check_cut(obj, wanted, takes_shapes=takes_shapes)
             except SignatureError as exc:
                 bad, why = bad + 1, why or f"object {obj.object_id}: {exc.message}"
                 if not self._check.require:
@@ -134,14 +134,23 @@ class SessionSignatures:
         message = object_bytes(obj, payload)
         return self._verifier.check(platform.registration, message, platform.signature, self._keys)
 
-    def _check_cut(self, obj: InfoObject, wanted: bytes) -> None:
+    def _check_cut(self, obj: InfoObject, wanted: bytes, *, takes_shapes: bool) -> None:
         """Raises SignatureError unless the delegate that we are connected with says that it has cut the payload by the
-        filter of the subscription."""
-        if not wanted:
-            raise SignatureError("its payload was cut, and nobody has asked for that")
-        seal = obj.platform.seal
-        said = cut_bytes(obj.object_id, wanted, seal[:ORIGINAL], digest(obj.payload))
-        self._verifier.check(self._ref.service_id, said, seal[ORIGINAL:], self._keys, self._ref.certificate)
+        filter of the subscription, or shaped it for one that has asked for that."""
+        original, signature = obj.platform.seal[:ORIGINAL], obj.platform.seal[ORIGINAL:]
+        left = digest(obj.payload)
+        said = [cut_bytes(obj.object_id, wanted, original, left)] if wanted else []
+        if takes_shapes:  # a filter leaves a payload as it is that is no XML
+            said += [shaped_bytes(obj.object_id, by, original, left) for by in dict.fromkeys((wanted, b""))]
+        why = SignatureError("its payload was cut or shaped, and nobody has asked for that")
+        for message in said:
+            try:
+                self._verifier.check(self._ref.service_id, message, signature, self._keys, self._ref.certificate)
+            except SignatureError as exc:
+                why = exc
+            else:
+                return
+        raise why
 
     def _keys(self, holder: str) -> Iterator[SigningKey]:
         """What is said to be its key: by the lookup services, then by who has delivered. Not by others who deliver:

@@ -12,6 +12,7 @@ from typing import Final, NewType, Protocol, runtime_checkable
 
 from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
+from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.signing import filter_digest
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 
@@ -104,6 +105,9 @@ class LocalSubscription:
         self.filter_digest = (
             filter_digest(request.payload_filter, request.namespaces) if request.payload_filter else b""
         )
+        wish: Wish | None = getattr(request, "qos", None)
+        self.takes_shapes = bool(wish is not None and wish.shape)
+        """Whether a delegate's word is taken for payloads that it has shaped (docs/signatures.md)."""
         self._listener = listener
         self._changed = threading.Condition()
         self._waiting: deque[tuple[InfoObject, Consumer]] = deque()

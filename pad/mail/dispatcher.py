@@ -171,6 +171,16 @@ class MailDispatcher:
         self._tell(losses)
         return True
 
+    def refuse(self, subscription: Subscription, cause: Cause) -> bool:
+        """An object that it matches is no mail to it. False: the subscription is gone."""
+        with self._changed:
+            if not self._queue.stands(subscription):
+                return False
+            losses = self._queue.refuse(subscription, cause)
+            self._changed.notify_all()
+        self._tell(losses)
+        return True
+
     def cancel(self, subscription: Subscription) -> int:
         """Forget what waits for the subscription; how many objects times recipients that were.
 
