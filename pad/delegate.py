@@ -212,7 +212,14 @@ class Delegate:
         """Of the policy that all standing contracts have been asked about."""
         self._expelled: dict[str, float] = {}
         """Sessions that may not be here any more, and when they end: once they have been told."""
-        self._mail = MailDispatcher(config.mail, name=delegate_id[:8], lost=self._mail_lost, store=mails)
+        quality = stages.quality
+        self._mail = MailDispatcher(
+            config.mail,
+            name=delegate_id[:8],
+            lost=self._mail_lost,
+            store=mails,
+            link_rate=(lambda: quality.mail_rate) if quality is not None else None,
+        )
         self.pipeline = Pipeline(
             config=config,
             stages=stages,
@@ -229,7 +236,7 @@ class Delegate:
             self.pipeline.mail_out,
             name=f"catch-up-{delegate_id[:8]}",
             seal=self._seals.seal if self._seals is not None else None,
-            shaper=stages.quality.shaper if stages.quality is not None else None,
+            shaper=quality.shaper if quality is not None else None,
             refuse=self.pipeline.refuse,
         )
         for kept in store.load(wall()) if store is not None else ():

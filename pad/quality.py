@@ -35,6 +35,11 @@ class Quality(Protocol):
         """Of all contracts here."""
         ...
 
+    @property
+    def mail_rate(self) -> float:
+        """Bytes a second that the link to the mail server takes by now; 0: any number."""
+        ...
+
     def opened(
         self, caller: Caller, action: str, type_name: str, version: str, delivery: str, wish: Wish
     ) -> tuple[Contract, GrantedQos]:

@@ -18,6 +18,7 @@ class Enforcement:
         self.component = component
         self._config = config
         self.shaper = Shaper()
+        self.mail_rate = 0.0
 
     def opened(
         self, caller: Caller, action: str, type_name: str, version: str, delivery: str, wish: Wish

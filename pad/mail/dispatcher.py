@@ -85,22 +85,24 @@ class MailDispatcher:
         name: str,
         lost: Callable[[Subscription, Cause, int, str], None],
         store: MailStore | None = None,
+        link_rate: Callable[[], float] | None = None,
     ) -> None:
         """`lost(subscription, cause, count, why)` is called, on any thread, for objects times recipients that are given
-        up. What `store` holds waits for its subscriptions to be opened. Raises AddressError for a bad `sender`, and
-        StorageError."""
+        up. What `store` holds waits for its subscriptions to be opened. `link_rate()`: bytes a second that the link to
+        the mail server takes, 0 for any number. Raises AddressError for a bad `sender`, and StorageError."""
         (self._sender,) = check_recipients((settings.sender,))
         self._domain = self._sender.rpartition("@")[2]
         self._base = check_base(settings.unsubscribe)
         self._settings = settings
         self._lost = lost
+        self._link_rate = link_rate
         self._store = store
         self._offset = time.time() - time.monotonic()
         self._before = store.load(self._offset) if store is not None else KeptMail({}, {}, 1)
         self._queue = MailQueue(settings, first=self._before.first)
         self._reminders = Reminders(settings)
         self._numbers = itertools.count(self._before.first)  # of contents; next() is atomic
-        self._composed: tuple[InfoObject | None, dict[int, Content]] = (None, {})
+        self._composed: tuple[InfoObject | None, dict[int, tuple[bytes, Content]]] = (None, {})
         self._connections = _Connections(settings, self._sender)
         self._changed = threading.Condition()
         self._stopping = self._closing = self._written = False
@@ -151,9 +153,9 @@ class MailDispatcher:
             if durable:
                 self._queue.restore(subscription, self._before.letters.pop(uid, []), time.monotonic())
 
-    def offer(self, subscription: Subscription, obj: InfoObject, payload: bytes) -> bool:
-        """Queue an object's mail; `payload` is what the filter left. False: the subscription is gone, and does not
-        account for the object any more. Never waits."""
+    def offer(self, subscription: Subscription, obj: InfoObject, payload: bytes, deadline: float | None = None) -> bool:
+        """Queue an object's mail; `payload` is what filter and shape have left, `deadline` of a contract that decides
+        by the object. False: the subscription is gone, and does not account for the object any more. Never waits."""
         size = estimate(obj, payload)
         with self._changed:
             if not self._queue.stands(subscription):
@@ -165,7 +167,7 @@ class MailDispatcher:
             with self._changed:
                 if not self._queue.stands(subscription):
                     return False
-                losses = self._queue.offer(subscription, content, time.monotonic())
+                losses = self._queue.offer(subscription, content, time.monotonic(), deadline)
                 self._offered += self._queue.urgent
                 self._poke()
         self._tell(losses)
@@ -287,10 +289,11 @@ class MailDispatcher:
         if known is not obj:
             contents = {}
             self._composed = (obj, contents)
-        content = contents.get(id(payload))  # the same bytes for all with the same filter, as long as obj is in hand
-        if content is None:
-            content = contents[id(payload)] = compose(obj, payload, number=next(self._numbers), sender=self._sender)
-        return content
+        made = contents.get(id(payload))  # the same bytes for all with the same filter and shape
+        if made is None:  # with the payload, so that no other one gets its id meanwhile
+            content = compose(obj, payload, number=next(self._numbers), sender=self._sender)
+            made = contents[id(payload)] = payload, content
+        return made[1]
 
     def _withdraw(self, subscription: Subscription) -> None:
         """Under the lock."""
@@ -386,7 +389,7 @@ class MailDispatcher:
         with self._changed:
             self._loop = asyncio.get_running_loop()
         while True:
-            due = time.monotonic() + FAULT_SECONDS
+            due, late = time.monotonic() + FAULT_SECONDS, list[Loss]()
             with guarded("mail dispatcher"):
                 now = time.monotonic()
                 with self._changed:
@@ -394,8 +397,14 @@ class MailDispatcher:
                     if self._stopping:
                         self._loop = None
                         break
-                    due = self._begin_due(now)
+                    if self._link_rate is not None:
+                        self._queue.pace(self._link_rate(), now)
+                    again = self._queue.sweep(now)
+                    due = min(self._begin_due(now), again)
+                    late = self._queue.late()
                 due = min(due, self._connections.close_idle(now))
+            with guarded("losses of the mail dispatcher"):
+                self._tell(late)
             await self._sleep(due - time.monotonic())
         for task in list(self._tasks.values()):
             task.cancel()
@@ -579,10 +588,19 @@ class MailDispatcher:
     def _message(self, attempt: Attempt, recipient: str = "") -> bytes:
         uid, contents = attempt.subscription.uid, [x.content for x in attempt.letters]
         leave = link(self._base, "unsubscribe", attempt.subscription.request, recipient)
-        if not attempt.subscription.digest_seconds:
-            return single(contents[0], uid, self._domain, leave)
-        published = attempt.letters[-1].queued + self._offset
-        return digest(contents, uid, sender=self._sender, domain=self._domain, published=published, unsubscribe=leave)
+        contract = attempt.subscription.contract
+        importance = contract.settings.importance if contract is not None else None
+        if not attempt.is_digest:
+            return single(contents[0], uid, self._domain, leave, importance)
+        return digest(
+            contents,
+            uid,
+            sender=self._sender,
+            domain=self._domain,
+            published=attempt.letters[-1].queued + self._offset,
+            unsubscribe=leave,
+            importance=importance,
+        )
 
     def _reminder(self, wanted: Reminder, recipient: str) -> bytes:
         request = wanted.subscription.request

@@ -5,7 +5,7 @@ Rules:
   and a recipient's List-Unsubscribe are a subscription's own and go before it (order of header fields is free, RFC 5322
   3.6).
 - The same object for the same subscription is the same mail, byte for byte, whenever it is sent: whoever gets it twice
-  sees the same Message-ID.
+  sees the same Message-ID. But for its importance, which policies may change meanwhile.
 - Everything is 7-bit with short lines, so it passes every server (RFC 5321 4.5.3.1.6), also inside a digest. Text is
   quoted-printable and data base64, where "=_" can't occur: a boundary beginning with it is unique (RFC 2045 6.7).
 """
@@ -82,20 +82,31 @@ def compose(obj: InfoObject, payload: bytes, *, number: int, sender: str) -> Con
     return Content(number, obj.object_id, obj.type.name, subject, data)
 
 
-def single(content: Content, subscription: str, domain: str, unsubscribe: str = "") -> bytes:
+def single(
+    content: Content, subscription: str, domain: str, unsubscribe: str = "", importance: int | None = None
+) -> bytes:
     """The mail of one object for a subscription; Message-ID from both, List-Id by RFC 2919, `unsubscribe` is the URL
-    for its recipient (RFC 2369 and 8058)."""
+    for its recipient (RFC 2369 and 8058), `importance` 1 to 5 of its contract (RFC 2156, registered for mail by RFC
+    4021; X-Priority, 1 the highest, is in no RFC, and what most mail programs look at)."""
     mark = hashlib.sha256(content.object_id.encode() + subscription.encode()).hexdigest()[:16]
-    return _own(f"{_header(content.object_id)}.{mark}", subscription, domain, unsubscribe) + content.data
+    own = _own(f"{_header(content.object_id)}.{mark}", subscription, domain, unsubscribe)
+    return own + _importance(importance) + content.data
 
 
 def digest(
-    contents: Sequence[Content], subscription: str, *, sender: str, domain: str, published: float, unsubscribe: str = ""
+    contents: Sequence[Content],
+    subscription: str,
+    *,
+    sender: str,
+    domain: str,
+    published: float,
+    unsubscribe: str = "",
+    importance: int | None = None,
 ) -> bytes:
     """One mail of many objects: a list to read, and each object's whole mail (multipart/digest, RFC 2046 5.1.5).
 
-    `published` is the date in seconds since the epoch. The Message-ID comes from the object ids: the same objects are
-    the same mail.
+    `published` is the date in seconds since the epoch, `importance` as of `single`. The Message-ID comes from the
+    object ids: the same objects are the same mail.
     """
     ids = "\n".join(c.object_id for c in contents)
     mark = hashlib.sha256(f"{subscription}\n{ids}".encode()).hexdigest()[:32]
@@ -110,7 +121,7 @@ def digest(
     listed = "".join(f"{n:4}. {c.subject}  {c.object_id}\n" for n, c in enumerate(contents, 1))
     objects = f'Content-Type: multipart/digest; boundary="{inner}"\r\n\r\n'.encode("ascii")
     objects += _multipart(inner, [b"\r\n" + c.data for c in contents])  # no header: message/rfc822 is the default there
-    own = _own(f"digest.{mark}", subscription, domain, unsubscribe)
+    own = _own(f"digest.{mark}", subscription, domain, unsubscribe) + _importance(importance)
     return own + "\r\n".join(head).encode("ascii") + _multipart(outer, [_text(listed), objects])
 
 
@@ -160,6 +171,13 @@ def _own(left: str, subscription: str, domain: str, unsubscribe: str) -> bytes:
     if unsubscribe.startswith("https:"):  # RFC 8058, section 3.1: one click is for HTTPS alone
         lines += "List-Unsubscribe-Post: List-Unsubscribe=One-Click\r\n"
     return lines.encode("ascii", "replace")
+
+
+def _importance(importance: int | None) -> bytes:
+    if importance is None:
+        return b""
+    word = ("low", "low", "normal", "high", "high")[importance - 1]
+    return f"Importance: {word}\r\nX-Priority: {6 - importance}\r\n".encode("ascii")
 
 
 def _common(sender: str, subject: str, date: float) -> tuple[str, ...]:

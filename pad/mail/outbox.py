@@ -3,7 +3,9 @@ thread, clock or disk.
 
 Rules:
 - One outbox a subscription, one mail of it under way at a time: its order is kept, also over retries. Outboxes that
-  are ready take turns.
+  are ready take turns; with QoS those of the most important contracts first.
+- With QoS a letter that has not been handed over when its contract's deadline is reached is lost (deadline); a try that
+  is under way by then is not aborted. What waits follows a policy that changes.
 - The unit of account is one object for one recipient. For each subscription, at any time and over restarts:
   offered objects x recipients = mailed + lost (each under one cause) + waiting.
 - SMTP 4xx and an unreachable server: tried again with growing pauses, a bounded number of times. 5xx: lost at once.
@@ -30,6 +32,8 @@ import msgspec
 
 from jbi_pubsub.core.config import MailSection
 from jbi_pubsub.core.info_object import Cause
+from jbi_pubsub.core.pacing import TokenBucket
+from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, LEVELS
 from jbi_pubsub.pad.mail.message import Content
 from jbi_pubsub.pad.subscription import Subscription
 
@@ -41,6 +45,15 @@ SHARE: Final = 4
 
 FINAL: Final = 500
 """SMTP answers from here on are final (RFC 5321 4.2.1)."""
+
+NO_DIGEST: Final = 4
+"""From this importance on nothing is gathered for a digest."""
+
+SWEEP_SECONDS: Final = 0.25
+"""So often it is looked, with QoS, what is too late and which outboxes are of another importance than they were."""
+
+BURST_SECONDS: Final = 0.1
+"""What a pause of the mail server's link lets go at once, of its rate; a mail is in one piece, however large."""
 
 UNSUBSCRIBED: Final = "unsubscribed by the recipient"
 """Where the answer stands that was the reason to suspend a recipient; those of servers begin with a number."""
@@ -78,6 +91,8 @@ class Letter:
     queued: float
     tries: int = 0
     durable: bool = False
+    deadline: float | None = None
+    """Seconds from `queued` on, of a contract that decides by the object."""
 
 
 @dataclass(eq=False, slots=True)
@@ -102,13 +117,35 @@ class Outbox:
     def __len__(self) -> int:
         return len(self.letters) + len(self.pending)
 
+    @property
+    def level(self) -> int:
+        """Of its contract, 0 to 4."""
+        contract = self.subscription.contract
+        return contract.level if contract is not None else DEFAULT_IMPORTANCE - 1
+
+    @property
+    def digest_seconds(self) -> float:
+        """How long it gathers for a mail; 0: not at all."""
+        contract = self.subscription.contract
+        is_urgent = contract is not None and contract.settings.importance >= NO_DIGEST
+        return 0.0 if is_urgent else self.subscription.digest_seconds
+
+    def is_late(self, letter: Letter, now: float) -> bool:
+        """Whether its deadline is over."""
+        contract = self.subscription.contract
+        if contract is None:
+            return False
+        deadline = contract.settings.deadline if contract.by_object is None else letter.deadline
+        return deadline is not None and now - letter.queued > deadline
+
 
 class Attempt(NamedTuple):
-    """A try to send the first letters of an outbox in one mail (several: a digest), to `recipients`."""
+    """A try to send the first letters of an outbox in one mail, to `recipients`; in a digest, even if it is one."""
 
     outbox: Outbox
     letters: tuple[Letter, ...]
     recipients: tuple[str, ...]
+    is_digest: bool = False
 
     @property
     def subscription(self) -> Subscription:
@@ -139,6 +176,14 @@ class MailQueue:
         self._outboxes: dict[Subscription, Outbox] = {}
         self._durable: dict[str, Outbox] = {}
         self._heap: list[tuple[float, int, Outbox]] = []
+        self._ready: tuple[deque[tuple[float, Outbox]], ...] = tuple(deque() for _ in range(LEVELS))
+        """Those that are due, each level in turn; of those that are due at another time by now until they come up."""
+        self._bucket: TokenBucket | None = None
+        """Of bytes, where the mail server's link has a rate."""
+        self._late: list[Loss] = []
+        self._is_managed = False
+        """There are contracts."""
+        self._next_sweep = math.inf
         self._flushing = False
         self._contents: Counter[int] = Counter()
         self._inserted: dict[int, Letter] = {}
@@ -147,8 +192,10 @@ class MailQueue:
         self._dropped: list[int] = []
         self._forgotten: list[str] = []
         self._ledgers: set[Outbox] = set()
-        self.slot = 0.0
+        self._slot = 0.0
         """When the rate lets the next mail go."""
+        self._paid = 0.0
+        """When the link does."""
         self.waiting = 0
         """Letters that wait or are under way."""
         self.size = 0
@@ -179,6 +226,7 @@ class MailQueue:
             self._count(outbox, letter)
             self._contents[letter.content.number] += 1
         self._sweep(outbox)  # whose recipients were suspended before it was on disk, or all of it was
+        self._manage(subscription, now)
         self._schedule(outbox, now)
         self._show(outbox)
 
@@ -256,8 +304,10 @@ class MailQueue:
         self._offered(outbox)
         return [self._lose(outbox, cause, len(subscription.request.recipients))]
 
-    def offer(self, subscription: Subscription, content: Content, now: float) -> list[Loss]:
-        """Take an object's mail, or lose it."""
+    def offer(
+        self, subscription: Subscription, content: Content, now: float, deadline: float | None = None
+    ) -> list[Loss]:
+        """Take an object's mail, or lose it. `deadline`: of a contract that decides by the object."""
         cause = self.refusal(subscription, len(content.data))
         if cause is not None:
             return self.refuse(subscription, cause)
@@ -266,6 +316,8 @@ class MailQueue:
         everybody, suspended = subscription.request.recipients, outbox.ledger.suspended
         recipients = tuple(a for a in everybody if a not in suspended)
         letter = Letter(next(self._numbers), subscription.uid, content, recipients, now, durable=outbox.durable)
+        letter.deadline = deadline
+        self._manage(subscription, now)
         self._count(outbox, letter)
         if outbox.durable:
             self._contents[content.number] += 1
@@ -287,26 +339,104 @@ class MailQueue:
             return None
         while self._heap and self._heap[0][0] <= now:
             due, _, outbox = heapq.heappop(self._heap)
-            if due != outbox.due:
-                continue  # scheduled anew since
-            outbox.due, outbox.busy = math.inf, True
-            self.under_way += 1
-            letters = self._first(outbox)
-            outbox.trying = len(letters)
-            self.use_slot(len(letters[0].recipients) if self._settings.unsubscribe else 1, now)  # one each with links
-            return Attempt(outbox, letters, letters[0].recipients)
+            if due == outbox.due:  # else it was scheduled anew since
+                self._ready[outbox.level].append((due, outbox))
+        for ring in reversed(self._ready):
+            while ring:
+                due, outbox = ring.popleft()
+                if due == outbox.due and self._is_in_time(outbox, now) and due == outbox.due:
+                    return self._begin(outbox, now)
         return None
 
-    def use_slot(self, mails: int, now: float) -> None:
-        """So many mails go out now: the next one as much later as the rate asks for."""
+    def _begin(self, outbox: Outbox, now: float) -> Attempt:
+        outbox.due, outbox.busy = math.inf, True
+        self.under_way += 1
+        letters, recipients = self._first(outbox), outbox.letters[0].recipients
+        outbox.trying = len(letters)
+        mails = len(recipients) if self._settings.unsubscribe else 1  # with links one each
+        self.use_slot(mails, now, mails * sum(len(letter.content.data) for letter in letters))
+        return Attempt(outbox, letters, recipients, outbox.digest_seconds > 0)
+
+    def use_slot(self, mails: int, now: float, size: int = 0) -> None:
+        """So many mails go out now, of `size` bytes: the next one as much later as the rates ask for."""
         if self._settings.rate:
-            self.slot = max(self.slot, now) + mails / self._settings.rate
+            self._slot = max(self._slot, now) + mails / self._settings.rate
+        if self._bucket is not None:
+            self._bucket.take(size, now)
+            self._paid = now + self._bucket.ready_in(now)
+
+    def pace(self, rate: float, now: float) -> None:
+        """The link to the mail server takes so many bytes a second from now on; 0: any number."""
+        burst = max(1.0, rate * BURST_SECONDS)
+        if not rate:
+            self._bucket, self._paid = None, 0.0
+        elif self._bucket is None:
+            self._bucket = TokenBucket(rate, burst, now)
+        elif self._bucket.rate != rate:
+            self._bucket.set(rate, burst, now)
+            self._paid = now + self._bucket.ready_in(now)
+
+    @property
+    def slot(self) -> float:
+        """When the next mail may go."""
+        return max(self._slot, self._paid)
 
     def next_due(self) -> float:
         """When something is due, infinity for never."""
         while self._heap and self._heap[0][0] != self._heap[0][2].due:
             heapq.heappop(self._heap)
-        return max(self._heap[0][0], self.slot) if self._heap else math.inf
+        due = self._heap[0][0] if self._heap else math.inf
+        for ring in self._ready:
+            while ring and ring[0][0] != ring[0][1].due:
+                ring.popleft()
+            if ring:
+                due = min(due, ring[0][0])
+        return max(due, self.slot) if due < math.inf else math.inf
+
+    # -- contracts ----------------------------------------------------------------------------------------------
+
+    def _manage(self, subscription: Subscription, now: float) -> None:
+        """Its contract, if it has one, is looked after."""
+        if not self._is_managed and subscription.contract is not None:
+            self._is_managed, self._next_sweep = True, now
+
+    def sweep(self, now: float) -> float:
+        """Let go what is too late, and follow contracts that have changed; when to come again, infinity for never.
+        Nothing without QoS."""
+        if now < self._next_sweep:
+            return self._next_sweep
+        self._next_sweep = now + SWEEP_SECONDS if self.waiting else math.inf
+        self._is_managed = self.waiting > 0
+        ready = [(level, *entry) for level, ring in enumerate(self._ready) for entry in ring]
+        for ring in self._ready:
+            ring.clear()
+        for _, due, outbox in ready:
+            self._ready[outbox.level].append((due, outbox))
+        for due, outbox in [*((due, outbox) for _, due, outbox in ready), *((e[0], e[2]) for e in self._heap)]:
+            if due == outbox.due and self._is_in_time(outbox, now):
+                self._schedule(outbox, now)  # it may gather no more
+        return self._next_sweep
+
+    def late(self) -> list[Loss]:
+        """What was too late since the last call."""
+        late, self._late = self._late, []
+        return late
+
+    def _is_in_time(self, outbox: Outbox, now: float) -> bool:
+        """Lose what is too late, and not under way; whether something is left to be sent."""
+        if outbox.subscription.contract is None:
+            return True
+        late = [x for x in itertools.islice(outbox.letters, outbox.trying, None) if outbox.is_late(x, now)]
+        if not late:
+            return True
+        gone = set(map(id, late))
+        outbox.letters = deque(x for x in outbox.letters if id(x) not in gone)
+        for letter in late:
+            self._discard(outbox, letter)
+        self._late.append(self._lose(outbox, Cause.DEADLINE, sum(len(x.recipients) for x in late)))
+        self._schedule(outbox, now)
+        self._show(outbox)
+        return bool(outbox.letters)
 
     def flush(self, now: float) -> None:
         """Send what would not survive: digests need not wait for their time."""
@@ -320,7 +450,7 @@ class MailQueue:
         if self._flushing:
             return 0
         boxes = (o for o in self._outboxes.values() if o.letters and not o.durable and not o.busy)
-        return sum(len(o.letters) for o in boxes if o.subscription.digest_seconds and not o.letters[0].tries)
+        return sum(len(o.letters) for o in boxes if o.digest_seconds and not o.letters[0].tries)
 
     def settle(
         self, attempt: Attempt, refused: Mapping[str, tuple[int, str]], now: float, *, blamed: bool = True
@@ -469,7 +599,7 @@ class MailQueue:
     def _first(self, outbox: Outbox) -> tuple[Letter, ...]:
         """The letters of the next mail. A digest that was put off stays as it is: the same mail again."""
         head, settings = outbox.letters[0], self._settings
-        if not outbox.subscription.digest_seconds:
+        if not outbox.digest_seconds:
             return (head,)
         chosen: list[Letter] = []
         size = 0
@@ -487,7 +617,7 @@ class MailQueue:
             outbox.due = math.inf
             return
         due = outbox.not_before
-        head, seconds = outbox.letters[0], outbox.subscription.digest_seconds
+        head, seconds = outbox.letters[0], outbox.digest_seconds
         waits = outbox.durable or not self._flushing
         if seconds and waits and not head.tries and len(outbox.letters) < self._settings.digest_objects:
             due = max(due, head.queued + seconds)
