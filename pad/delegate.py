@@ -102,6 +102,12 @@ PART_SECONDS: Final = 1.0
 """For all subscribers to acknowledge that nothing comes any more: round trips, not queues."""
 
 
+SOURCES_MOST: Final = 3
+"""Names of publishers told of one type."""
+TYPES_MOST: Final = 200
+"""Types told with them."""
+
+
 class TypeRepository(Protocol):
     """The type repository as a delegate sees it: nobody else opens a schema."""
 
@@ -212,7 +218,7 @@ class Delegate:
         """Of the policy that all standing contracts have been asked about."""
         self._expelled: dict[str, float] = {}
         """Sessions that may not be here any more, and when they end: once they have been told."""
-        quality = stages.quality
+        quality = self._quality = stages.quality
         self._mail = MailDispatcher(
             config.mail,
             name=delegate_id[:8],
@@ -925,6 +931,8 @@ class Delegate:
         self._hub.stop()
         self._mail.stop()
         self.access.close()
+        if self._quality is not None:
+            self._quality.close()
         if self._store is not None:
             self._remind()  # what was sent at the end
             self._store.close()
@@ -959,6 +967,7 @@ class Delegate:
                 "sessions": [s.status() for s in sessions],
                 "subscriptions": [s.status() for s in subscriptions],
                 **self._totals(registrations, subscriptions, sessions),
+                **self._qos(registrations, with_series=True),
             }
 
     def overview(self) -> dict[str, object]:
@@ -970,6 +979,7 @@ class Delegate:
             subscriptions = list(self._subscriptions.values())
             sessions = list(self._sessions.values())
             totals = self._totals(registrations, subscriptions, sessions)
+            qos = self._qos(registrations)
             now = self._clock()
             leases = [
                 *(("publisher", c.name, self._landlord.left(c.lease_id, now)) for c in connections if c.lease_id),
@@ -990,6 +1000,25 @@ class Delegate:
                 "subscriptions": len(subscriptions),
             },
             **totals,
+            **qos,
+        }
+
+    def _qos(self, registrations: Iterable[Registration], *, with_series: bool = False) -> dict[str, object]:
+        """Under the lock: what quality of service says of itself, nothing without it; types with who publishes them."""
+        if self._quality is None:
+            return {}
+        told = self._quality.status()
+        names: dict[str, set[str]] = {}
+        for registration in registrations:
+            connection = self._connections.get(registration.connection)
+            of = names.setdefault(registration.gate.type.name, set())
+            if connection is not None and len(of) < SOURCES_MOST:
+                of.add(connection.name[:200])
+        known = {each["name"]: each for each in told.get("types", ())}
+        types = [{**each, "sources": sorted(names.get(each["name"], ()))} for each in known.values()]
+        types += [{"name": name[:200], "sources": sorted(of)} for name, of in names.items() if name[:200] not in known]
+        return {
+            "qos": {**told, "types": types[:TYPES_MOST], **({"series": self._quality.series()} if with_series else {})}
         }
 
     def page(self, search: str, order: str, start: int, count: int) -> dict[str, object]:

@@ -196,6 +196,7 @@ class SubscriberSession:
                         gone.append(whose)
                         continue
                     if not has_room:
+                        whose.meter_lost(parcel.head.type_name)
                         continue
                 whose.matched += 1
                 if waiting is None or waiting.parcel is not parcel:

@@ -311,6 +311,7 @@ class Newcomers:
         self._shelves.found(kept)
         result = disseminate(kept.parcel, matched, self._seal, self._shaper)
         for subscription in result.oversize:
+            subscription.meter_lost(kept.parcel.head.type_name)
             self._refuse(subscription, Cause.OVERSIZE)
         for subscription in result.suppressed:
             subscription.matched += 1

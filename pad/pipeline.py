@@ -214,6 +214,7 @@ class Pipeline:
             selected.subscription.unfiltered += not selected.filtered
             self._deliver(selected.subscription, selected.parcel, published, deliveries)
         for subscription in result.oversize:
+            subscription.meter_lost(published.head.type_name)
             self.refuse(subscription, Cause.OVERSIZE)
 
     def refuse(self, subscription: Subscription, cause: Cause) -> None:

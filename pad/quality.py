@@ -55,6 +55,11 @@ class Quality(Protocol):
         """Plain data."""
         ...
 
+    def series(self) -> dict[str, Any]:
+        """The last seconds of every number in the status, by name: `at`, `last`, `mean`, `deviation`, `trend`,
+        `per_second`, `points`."""
+        ...
+
     def close(self) -> None:
         """End its threads."""
         ...

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.metrics import Sample, expiries
+
+Kind = Literal["counter", "gauge"]
 
 TOTALS: Final = (
     ("published", "Objects taken from publishers"),
@@ -24,6 +26,24 @@ TOTALS: Final = (
 """The counters of a status that hold all there ever was, whoever has gone since, and what they mean."""
 
 ACCESS_REFUSED: Final = "Refused by the access policy, by action"
+
+
+_QOS_TYPES: Final[tuple[tuple[str, Kind, str], ...]] = (
+    ("received", "counter", "Objects that went to their link or mail server, by type"),
+    ("dropped", "counter", "Objects of the type that were lost"),
+)
+_QOS_LINKS: Final[tuple[tuple[str, str, Kind, str], ...]] = (
+    ("used", "link_bytes", "counter", "Bytes that went over the link"),
+    ("limit", "link_limit", "gauge", "Bytes a second that the link may take"),
+    ("estimate", "link_estimate", "gauge", "Bytes a second that the link was measured to take"),
+)
+_QOS_SHAPING: Final = (
+    ("shaped", "shaped", "Payloads that were shaped"),
+    ("unshaped", "unshaped", "Payloads that could not be shaped as their contract says"),
+    ("saved", "shaping_saved_bytes", "Bytes that shapes have saved"),
+    ("seconds", "shaping_seconds", "Processor time of shaping"),
+)
+_QUANTILES: Final = (("p50", "0.5"), ("p95", "0.95"), ("p99", "0.99"))
 
 
 def samples_of(status: Mapping[str, Any], refused: Mapping[str, int]) -> Iterator[Sample]:
@@ -55,6 +75,8 @@ def samples_of(status: Mapping[str, Any], refused: Mapping[str, int]) -> Iterato
     for cause in Cause:
         value = status["lost"].get(cause, 0)
         yield Sample("lost", "counter", "Objects lost, by cause", value, (("cause", cause.value),))
+    if "qos" in status:
+        yield from _qos_samples(status["qos"], status["lost"])
     for registration in status["registrations"]:
         labels = (("registration", registration["uid"]), ("type", registration["type"]))
         for name in ("published", "refused", "unmatched"):
@@ -63,3 +85,35 @@ def samples_of(status: Mapping[str, Any], refused: Mapping[str, int]) -> Iterato
         queued = sum(session["queued"].values())
         labels = (("session", session["session"]), ("subscriber", session["name"]))  # anybody may have the name
         yield Sample("queued", "gauge", "Objects waiting", queued, labels)
+
+
+def _qos_samples(qos: Mapping[str, Any], lost: Mapping[str, int]) -> Iterator[Sample]:
+    """Of the status of quality of service, as far as its managers tell."""
+    if policy := qos.get("policy"):
+        yield Sample("qos_policy_version", "gauge", "Version of the policies in force", policy.get("version", 0))
+        meaning = "Whether the policy file is wrong, and an older one in force"
+        yield Sample("qos_policy_fault", "gauge", meaning, int(bool(policy.get("fault"))))
+    for each in qos.get("bins", ()):
+        labels = (("level", str(each["level"])), ("class", str(each["class"])))
+        yield Sample("qos_bin_depth", "gauge", "Tasks that wait, by importance and cost", each["depth"], labels)
+        meaning = "Processor time that tasks of the bin have taken"
+        yield Sample("qos_bin_cpu_seconds", "counter", meaning, each.get("cpu") or 0.0, labels)
+    for link in qos.get("links", ()):
+        label = ("link", str(link["name"]))
+        for name, shown, kind, meaning in _QOS_LINKS:
+            yield Sample(f"qos_{shown}", kind, meaning, link.get(name) or 0.0, (label,))
+        for level, waiting in enumerate(link.get("backlog", ()), 1):
+            meaning = "What waits for the link, by importance"
+            yield Sample("qos_backlog", "gauge", meaning, waiting, (label, ("level", str(level))))
+    for each in qos.get("types", ()):
+        label = ("type", str(each["name"]))
+        for name, kind, meaning in _QOS_TYPES:
+            yield Sample(f"qos_{name}", kind, meaning, each.get(name, 0), (label,))
+        for name, quantile in _QUANTILES:
+            if name in each:
+                meaning = "From the delegate's having an object until it goes to its link, of the last seconds"
+                yield Sample("qos_delay_seconds", "gauge", meaning, each[name], (label, ("quantile", quantile)))
+    for name, shown, meaning in _QOS_SHAPING:
+        yield Sample(f"qos_{shown}", "counter", meaning, qos["shaping"][name])
+    for cause, shown in ((Cause.DEADLINE, "expired"), (Cause.REPLACED, "replaced")):
+        yield Sample(f"qos_{shown}", "counter", f"Objects lost by cause {cause.value}", lost.get(cause, 0))

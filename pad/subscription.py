@@ -9,6 +9,7 @@ import hmac
 import math
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -289,6 +290,11 @@ class Subscription:
         """The subscriber's id for it."""
         return self.request.uid
 
+    def meter_lost(self, type_name: str) -> None:
+        """An object is lost that was in no queue."""
+        if self.contract is not None and self.contract.meter is not None:
+            self.contract.meter.lost(type_name)
+
     @property
     def charges(self) -> tuple[Charge, ...]:
         """What is evaluated for it: a predicate that the index does not take as a whole, a payload filter."""
@@ -333,7 +339,23 @@ class Subscription:
             "last_failure": next((each.last_error for each in evaluated if each.last_error), ""),
             "replayed": self.replayed,
             "lost": dict(self.lost),
+            **({"qos": _qos(self.contract)} if self.contract is not None else {}),
         }
+
+
+def _qos(contract: Contract) -> dict[str, object]:
+    """Plain data: what is in force, and what came of it."""
+    settings = contract.settings
+    return {
+        "importance": settings.importance,
+        "deadline": settings.deadline,
+        "shapes": [str(shape) for shape in settings.shapes],
+        "max_size": settings.max_size,
+        "max_rate": settings.max_rate.amount if settings.max_rate is not None else None,
+        "replace": settings.replace,
+        "version": settings.version,
+        **(contract.meter.status(time.monotonic()) if contract.meter is not None else {}),
+    }
 
 
 def shown(uid: str) -> str:

@@ -13,6 +13,8 @@ from jbi_pubsub.core.quality import LEVELS, Strategy
 
 WINDOW: Final = 10.0
 """Seconds for which the shortest round trip counts."""
+PAID: Final = 1e-6
+"""A debt of so little is none: what sums of floating point numbers leave."""
 
 
 class TokenBucket:
@@ -49,7 +51,8 @@ class TokenBucket:
 
     def ready_in(self, now: float) -> float:
         """Seconds until the debt is paid; 0: something may go."""
-        return max(0.0, -self.fill(now) / self.rate)
+        debt = -self.fill(now)
+        return debt / self.rate if debt > PAID else 0.0
 
 
 class RoundTrip:
@@ -84,10 +87,10 @@ class RoundTrip:
 
 
 class Shares:
-    """Which of the levels that wait is served next: under `strict` the highest, under `weighted_fair` by start-time fair
-    queueing (Goyal, Vin and Cheng 1996): each level has a time of its own, which goes on by what it is charged, divided
-    by its weight, and the one whose time is least is next. One that was idle begins at the present time: idleness is
-    not saved up."""
+    """Which of the levels that wait is served next: under `strict` the highest, under `weighted_fair` by start-time
+    fair queueing (Goyal, Vin and Cheng 1996): each level has a time of its own, which goes on by what it is charged,
+    divided by its weight, and the one whose time is least is next. One that was idle begins at the present time:
+    idleness is not saved up."""
 
     __slots__ = ("_active", "_present", "_strict", "_times", "_weights")
 

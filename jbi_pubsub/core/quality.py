@@ -7,7 +7,7 @@ enforces them; here, because every room between the two ends of a contract speak
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
 import msgspec
 
@@ -126,16 +126,38 @@ class GrantedQos(msgspec.Struct, frozen=True):
     reduced: tuple[Reduced, ...] = ()
 
 
+class Metering(Protocol):
+    """Is told what a contract gets (qos/meter.py). Any thread."""
+
+    def took(self, type_name: str, size: int, waited: float) -> None:
+        """An object goes out, of so many bytes, after so many seconds."""
+        ...
+
+    def lost(self, type_name: str, count: int = 1) -> None:
+        """Objects are lost."""
+        ...
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Plain data. `now`: of the monotonic clock."""
+        ...
+
+
 class Contract:
     """A registration, a subscription or a query, with what policies have decided for it: `settings` are replaced as a
     whole when anything changes, so readers take no lock. `by_object` decides where policies ask for an object's size or
-    metadata; None for nearly all."""
+    metadata; None for nearly all. `meter` is told what it gets."""
 
-    __slots__ = ("by_object", "settings")
+    __slots__ = ("by_object", "meter", "settings")
 
-    def __init__(self, settings: Settings = DEFAULT, by_object: Callable[[Parcel], Settings] | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings = DEFAULT,
+        by_object: Callable[[Parcel], Settings] | None = None,
+        meter: Metering | None = None,
+    ) -> None:
         self.settings = settings
         self.by_object = by_object
+        self.meter = meter
 
     def of(self, parcel: Parcel) -> Settings:
         """The settings for one object."""

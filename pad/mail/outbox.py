@@ -433,6 +433,7 @@ class MailQueue:
         outbox.letters = deque(x for x in outbox.letters if id(x) not in gone)
         for letter in late:
             self._discard(outbox, letter)
+            outbox.subscription.meter_lost(letter.content.type_name)
         self._late.append(self._lose(outbox, Cause.DEADLINE, sum(len(x.recipients) for x in late)))
         self._schedule(outbox, now)
         self._show(outbox)
@@ -466,6 +467,8 @@ class MailQueue:
         outbox.ledger.mailed += len(letters) * sum(a not in refused for a in attempt.recipients)
         self._touch(outbox, letters)
         losses = []
+        if len(refused) < len(attempt.recipients):
+            self._meter(attempt, now)
         if final:
             why = "; ".join(f"{a}: {answer}" for a, answer in final.items())[:500]
             count = len(letters) * sum(a in final for a in attempt.recipients)  # who is named twice counts twice
@@ -483,6 +486,13 @@ class MailQueue:
         self._schedule(outbox, now)
         self._show(outbox)
         return losses
+
+    def _meter(self, attempt: Attempt, now: float) -> None:
+        """Tell the contract's meter, if it has one, what was sent."""
+        contract = attempt.subscription.contract
+        if contract is not None and contract.meter is not None:
+            for letter in attempt.letters:
+                contract.meter.took(letter.content.type_name, len(letter.content.data), now - letter.queued)
 
     def put_off(self, attempt: Attempt, why: str, now: float) -> list[Loss]:
         """The server could not be reached, or did not answer: tried again later, or lost."""
