@@ -33,7 +33,7 @@ _QOS_TYPES: Final[tuple[tuple[str, Kind, str], ...]] = (
     ("dropped", "counter", "Objects of the type that were lost"),
 )
 _QOS_LINKS: Final[tuple[tuple[str, str, Kind, str], ...]] = (
-    ("used", "link_bytes", "counter", "Bytes that went over the link"),
+    ("sent", "link_bytes", "counter", "Bytes that went over the link"),
     ("limit", "link_limit", "gauge", "Bytes a second that the link may take"),
     ("estimate", "link_estimate", "gauge", "Bytes a second that the link was measured to take"),
 )
@@ -93,18 +93,20 @@ def _qos_samples(qos: Mapping[str, Any], lost: Mapping[str, int]) -> Iterator[Sa
         yield Sample("qos_policy_version", "gauge", "Version of the policies in force", policy.get("version", 0))
         meaning = "Whether the policy file is wrong, and an older one in force"
         yield Sample("qos_policy_fault", "gauge", meaning, int(bool(policy.get("fault"))))
-    for each in qos.get("bins", ()):
-        labels = (("level", str(each["level"])), ("class", str(each["class"])))
+    for each in qos.get("tasks", {}).get("bins", ()):
+        labels = (("importance", str(each["importance"])), ("bin", str(each["bin"])))
         yield Sample("qos_bin_depth", "gauge", "Tasks that wait, by importance and cost", each["depth"], labels)
         meaning = "Processor time that tasks of the bin have taken"
-        yield Sample("qos_bin_cpu_seconds", "counter", meaning, each.get("cpu") or 0.0, labels)
+        yield Sample("qos_bin_cpu_seconds", "counter", meaning, each["cpu"], labels)
     for link in qos.get("links", ()):
         label = ("link", str(link["name"]))
         for name, shown, kind, meaning in _QOS_LINKS:
             yield Sample(f"qos_{shown}", kind, meaning, link.get(name) or 0.0, (label,))
-        for level, waiting in enumerate(link.get("backlog", ()), 1):
-            meaning = "What waits for the link, by importance"
-            yield Sample("qos_backlog", "gauge", meaning, waiting, (label, ("level", str(level))))
+        meaning = "Destinations with something to send over the link, by importance"
+        for importance, waiting in enumerate(link.get("waiting_by_level", ()), 1):
+            labels = (label, ("importance", str(importance)))
+            yield Sample("qos_waiting", "gauge", meaning, waiting, labels)
+        yield Sample("qos_backlog", "gauge", "Objects that wait for the link", link.get("backlog", 0), (label,))
     for each in qos.get("types", ()):
         label = ("type", str(each["name"]))
         for name, kind, meaning in _QOS_TYPES:

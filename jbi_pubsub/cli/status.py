@@ -23,6 +23,7 @@ from jbi_pubsub.pad.proxy import STATUS
 from jbi_pubsub.pad.subscription import PAD_TYPE, PUBLISHER_TYPE
 
 from .screen import Screen, is_screen
+from .series import SERIES, show_series
 from .settings import Settings, json_option, looking, pass_settings
 from .show import (
     Column,
@@ -98,6 +99,7 @@ _TOLD: Final = frozenset({
     "kind", "name", "location", "address", "groups", "uptime", "counts", "leases", "mail", "mailed", "kept", "items",
     "event_registrations", "lookups", "changes", "events", "events_lost", "store", "published", "unmatched", "matched",
     "suppressed", "delivered", "queued", "in_flight", "lost", "faults", "rates", "subscriptions", "tls",
+    "qos",
 })  # fmt: skip
 """What the tables show of a status."""
 _USUAL: Final = frozenset({
@@ -121,6 +123,8 @@ _COUNTERS: Final = ("published", "delivered", "mailed", "lookups", "changes", "e
 @click.option("--every", type=click.FloatRange(0.1, 3600.0), metavar="SECONDS", help="With --watch: how often.")
 @click.option("--count", type=click.IntRange(1), help="With --watch: end after so many times.")
 @click.option("--subscriptions", is_flag=True, help="Also the subscriptions, those with most in their queues first.")
+@click.option("--series", metavar="NAME", default="", help="The last seconds of a number of [qos]; * and ? fit more.")
+@click.option("--csv", "as_csv", is_flag=True, help="With --series: its points, for table calculations.")
 @view_options
 @json_option
 @pass_settings
@@ -131,6 +135,8 @@ def status(
     every: float | None,
     count: int | None,
     subscriptions: bool,
+    series: str,
+    as_csv: bool,
     wide: bool,
     columns: str,
     as_json: bool,
@@ -144,13 +150,17 @@ def status(
     jbi status --subscriptions 127.0.0.1:40123  # queues and losses of each subscription
     jbi status --columns published,lost,in/s    # these alone; --wide for all there are
     jbi status --watch --json --every 10        # a line every ten seconds, for scripts
+    jbi status --series 'links.*.used' --csv    # what quality of service measures, second by second
     """
+    _check_series(series, watch=watch, as_csv=as_csv, as_json=as_json)
     if not watch and (count or every):
         raise ConfigurationError(f"{'--count' if count else '--every'} is for --watch", hint="Add --watch")
-    view = view_of(wide, columns, _ALL, as_json=as_json)
+    view = view_of(wide, columns, (*_ALL, SERIES), as_json=as_json)
     servers = Servers(settings.load(), addresses)
     try:
-        if watch and as_json:
+        if series:
+            show_series(servers.ask(), series, view, as_csv=as_csv, as_json=as_json)
+        elif watch and as_json:
             _watch_json(servers, every or EVERY_SECONDS, count)
         elif watch:
             _watch(servers, every or EVERY_SECONDS, count, view, subscriptions=subscriptions)
@@ -160,6 +170,16 @@ def status(
             show_tables(tables(servers.ask(), subscriptions=subscriptions, whole=view.wide), view)
     finally:
         servers.close()
+
+
+def _check_series(series: str, *, watch: bool, as_csv: bool, as_json: bool) -> None:
+    """Raises ConfigurationError."""
+    if as_csv and not series:
+        raise ConfigurationError("--csv is for --series", hint="For example --series 'links.*.used'")
+    if series and watch:
+        raise ConfigurationError("--series is one look", hint="Leave --watch out")
+    if as_csv and as_json:
+        raise ConfigurationError("--csv or --json?", hint="Give one of them")
 
 
 class Servers:

@@ -19,9 +19,10 @@ import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, LookupNotFoundError
 from jbi_pubsub.core.guard import note
+from jbi_pubsub.core.quality import LEVELS
 from jbi_pubsub.core.series import WINDOW, Counter
 from jbi_pubsub.core.values import converted
-from jbi_pubsub.web.federation import Facts, Observer, Server, Snapshot
+from jbi_pubsub.web.federation import ContractQuality, Facts, LinkQuality, Observer, Quality, Server, Snapshot
 
 from .near import begins_so, told
 from .screen import Screen, is_screen
@@ -35,6 +36,8 @@ KEY_SECONDS: Final = 0.25
 LOOKS: Final = 3
 """For rates of a single look: those of the time between the first of these and the last."""
 MORE: Final = "a wider terminal"
+BARS_MOST: Final = 10
+"""Rates of a type that are drawn."""
 BARS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -76,6 +79,7 @@ class Row(msgspec.Struct, frozen=True):
     mailed: int = 0
     waiting: int = 0
     lost: dict[str, int] = {}
+    qos: ContractQuality | None = None
 
 
 class Subscriptions:
@@ -212,7 +216,7 @@ def subscriptions(seen: Seen) -> list[Table]:
         (
             row.uid, row.name, Told(rate or 0.0, rated(rate) if rate is not None else "-"),
             _count(row.delivered + row.mailed), _count(row.waiting), _count(sum(row.lost.values())),
-            titles.get(row.server, row.server), row.predicate,
+            *_contract(row.qos), titles.get(row.server, row.server), row.predicate,
         )
         for row, rate in sorted(known.rows, key=lambda each: (-(each[1] or 0.0), -each[0].delivered))
     ]  # fmt: skip
@@ -224,8 +228,18 @@ def subscriptions(seen: Seen) -> list[Table]:
 _SUBSCRIPTIONS: Final = (
     Column("subscription", brief=True), Column("subscriber", long=True, spare=2), Column("per s", right=True),
     Column("delivered", right=True), Column("waiting", right=True), Column("lost", right=True),
+    Column("imp", right=True, spare=4), Column("deadline", right=True, spare=4),
+    Column("p95 delay", right=True, spare=4), Column("jitter", right=True, spare=5),
     Column("at", long=True, name=True, spare=1), Column("predicate", long=True, spare=3),
 )  # fmt: skip
+
+
+def _contract(contract: ContractQuality | None) -> tuple[Told, ...]:
+    """Importance, deadline, delay and jitter, where quality of service is managed."""
+    if contract is None:
+        return (Told(0, "-"),) * 4
+    times = (contract.deadline, contract.p95, contract.jitter)
+    return _count(contract.importance), *(_time(each) for each in times)
 
 
 def mail(seen: Seen) -> list[Table]:
@@ -285,12 +299,125 @@ _PARTIES: Final = (
 )  # fmt: skip
 
 
+def links(seen: Seen) -> list[Table]:
+    """Where policies are enforced: links and bins, how much waits for them, and what is in force."""
+    managed = _managed(seen)
+    if not managed:
+        return [_UNMANAGED]
+    made = [
+        Table(_LINKS, [_link_row(s, link) for s, q in managed for link in q.links]),
+        Table(_BINS, [row for s, q in managed for row in _bin_rows(s, q)]),
+        Table(_IN_FORCE, [_in_force(s, q) for s, q in managed]),
+    ]
+    return [table for table in made if table.rows]
+
+
+def _link_row(server: Server, link: LinkQuality) -> tuple[object, ...]:
+    limit, estimate = (Told(rate or 0.0, f"{sized(rate)}/s" if rate else "-") for rate in (link.limit, link.estimate))
+    waiting = " ".join(f"{count:,}" for count in link.waiting_by_level[:LEVELS]) or "-"
+    return (
+        link.name, limit, estimate, Told(link.used, f"{sized(link.used)}/s"), Told(link.busy, f"{link.busy:.0%}"),
+        _count(link.backlog), waiting, Told(link.rtt_ms, f"{link.rtt_ms:,.0f} ms"), _count(link.retransmits),
+        Told(link.pending, sized(link.pending)), server.title,
+    )  # fmt: skip
+
+
+_LINKS: Final = (
+    Column("link", long=True, name=True), Column("limit", right=True), Column("measured", right=True, spare=1),
+    Column("used", right=True), Column("busy", right=True, spare=2), Column("waiting", right=True),
+    Column("ready 1-5", right=True, spare=3), Column("rtt", right=True, spare=2),
+    Column("again", right=True, spare=5), Column("under way", right=True, spare=4),
+    Column("at", long=True, name=True, spare=1),
+)  # fmt: skip
+
+
+def _bin_rows(server: Server, quality: Quality) -> list[tuple[object, ...]]:
+    """The most important first, of these the cheapest."""
+    bins = sorted(quality.tasks.bins, key=lambda each: (each.importance, each.bin), reverse=True)
+    whole = sum(each.cpu for each in bins)
+    return [
+        (
+            _count(each.importance), _count(each.bin), _count(each.depth), _count(each.served),
+            Told(each.cpu, f"{each.cpu:,.1f} s"), Told(each.cpu, f"{each.cpu / whole:.1%}" if whole else "-"),
+            server.title,
+        )
+        for each in bins
+    ]  # fmt: skip
+
+
+_BINS: Final = (
+    Column("importance", right=True), Column("bin", right=True), Column("waiting", right=True),
+    Column("done", right=True), Column("cpu", right=True, spare=1), Column("share", right=True),
+    Column("at", long=True, name=True),
+)  # fmt: skip
+
+
+def _in_force(server: Server, quality: Quality) -> tuple[object, ...]:
+    policy, shaping = quality.policy, quality.shaping
+    contracts = " ".join(f"{quality.contracts.get(str(level), 0):,}" for level in range(1, LEVELS + 1))
+    shaped = f"{shaping.shaped:,}, {sized(shaping.saved)} saved" if shaping.on else "off"
+    return (
+        server.title, policy.name or "-", _count(policy.version), quality.tasks.strategy or "-",
+        contracts if quality.contracts else "-", shaped, policy.following or policy.source or "-",
+        policy.fault or quality.tasks.fault,
+    )  # fmt: skip
+
+
+_IN_FORCE: Final = (
+    Column("in force at", long=True, name=True), Column("policies", long=True, name=True, spare=1),
+    Column("version", right=True), Column("strategy"), Column("contracts 1-5", right=True, spare=2),
+    Column("shaped", spare=2), Column("from", long=True, spare=3), Column("what is wrong", long=True),
+)  # fmt: skip
+
+
+def types(seen: Seen) -> list[Table]:
+    """Each type as its subscribers get it (figure 7 of the QED paper)."""
+    rows = [
+        (
+            each.name or "others", ", ".join(each.sources) or "-", _count(each.received), _count(each.dropped),
+            Told(each.last or 0.0, time.strftime("%H:%M:%S", time.localtime(each.last)) if each.last else "-"),
+            Told(each.rate or 0.0, rated(each.rate) if each.rate is not None else "-"), spark(each.rates[-BARS_MOST:]),
+            _time(each.p50), _time(each.p95), s.title,
+        )
+        for s, quality in _managed(seen)
+        for each in quality.types
+    ]  # fmt: skip
+    return [Table(_TYPES, rows) if _managed(seen) else _UNMANAGED]
+
+
+_TYPES: Final = (
+    Column("type", long=True, name=True, dotted=True), Column("source", long=True, spare=2),
+    Column("received", right=True), Column("dropped", right=True), Column("last", right=True, spare=1),
+    Column("per s", right=True), Column("10 s", spare=2), Column("delay", right=True),
+    Column("p95", right=True, spare=3), Column("at", long=True, name=True, spare=4),
+)  # fmt: skip
+
+
+_UNMANAGED: Final = Table(
+    (Column("quality of service", long=True),), [("no server that answers manages it: [qos] mode is off",)]
+)
+
+
+def _managed(seen: Seen) -> list[tuple[Server, Quality]]:
+    """Servers that manage quality of service, and what they say of it."""
+    return [(s, s.facts.qos) for s in _knots(seen.shot) if s.facts is not None and s.facts.qos is not None]
+
+
+def _time(seconds: float | None) -> Told:
+    """A short time; "-" for none."""
+    if seconds is None:
+        return Told(0.0, "-")
+    return Told(seconds, f"{seconds:,.1f} s" if seconds >= 1 else f"{seconds * 1000:,.0f} ms")
+
+
 PAGES: Final[dict[str, Page]] = {
     "overview": Page("servers with rates, losses by cause", overview),
     "subscriptions": Page("subscriptions by rate", subscriptions),
     "mail": Page("mail that waits, and why", mail),
     "leases": Page("leases about to end", leases),
     "parties": Page("who publishes and subscribes", parties),
+    "links": Page("links and bins, and the policies in force", links),
+    "types": Page("types as their subscribers get them", types),
 }
 """By name, in the order of their keys."""
 
@@ -424,15 +551,17 @@ def lines_of(seen: Seen, look: Look, width: int, height: int, clock: str) -> lis
 def top(
     settings: Settings, page: str, addresses: tuple[str, ...], every: float, sort: str, once: bool, as_json: bool
 ) -> None:
-    """Show what all servers are doing now, in pages: overview, subscriptions, mail, leases, parties.
+    """Show what all servers are doing now, in pages: overview, subscriptions, mail, leases, parties, links
+    and bins, types.
 
-    Keys: 1 to 5, arrows and Tab turn pages, s sorts, ? tells all, q ends. Piped, or with --once, it is one look as
+    Keys: 1 to 7, arrows and Tab turn pages, s sorts, ? tells all, q ends. Piped, or with --once, it is one look as
     lines, after two seconds. Rates are those of the last 10 s.
 
     \b
     jbi top
     jbi top subscriptions --sort waiting
     jbi top mail --once
+    jbi top types                       # what each type's subscribers get, with [qos] mode = "on"
     jbi top --json                      # all of one look, for programs
     """
     if page not in PAGES:

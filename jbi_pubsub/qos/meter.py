@@ -40,8 +40,8 @@ _BETWEEN: Final = [LEAST * (LONGEST / LEAST) ** (n / (BUCKETS - 1)) for n in ran
 _log: Final = math.log
 
 COUNTERS: Final = frozenset({
-    "served", "cpu", "shaped", "unshaped", "saved", "seconds", "retransmits", "received", "dropped", "bytes",
-    "expired", "replaced",
+    "served", "cpu", "shaped", "unshaped", "saved", "seconds", "retransmits", "received", "dropped", "bytes", "sent",
+    "at_once",
 })  # fmt: skip
 """Last parts of names of what only grows: their series are what they grow by in a second."""
 
@@ -319,8 +319,8 @@ class Monitor:
 
 
 def numbers_in(told: object, name: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers of plain data by dotted names; what is in a list is called by its `name`, or level and class, or
-    number."""
+    """All numbers of plain data by dotted names; what is in a list is called by its `name`, or importance and
+    bin, or number."""
     if isinstance(told, bool):
         return
     if isinstance(told, (int, float)):
@@ -328,7 +328,7 @@ def numbers_in(told: object, name: str = "") -> Iterator[tuple[str, float]]:
             yield name, float(told)
     elif isinstance(told, Mapping):
         for key, value in told.items():
-            if key not in ("name", "level", "class", "rates"):
+            if key not in ("name", "importance", "bin", "rates"):
                 yield from numbers_in(value, f"{name}.{key}" if name else str(key))
     elif isinstance(told, (list, tuple)):
         for number, each in enumerate(told, 1):
@@ -339,8 +339,8 @@ def _called(each: object, number: int) -> str:
     if isinstance(each, Mapping):
         if isinstance(each.get("name"), str):
             return str(each["name"])[:200]
-        if "level" in each:
-            return f"{each['level']}.{each.get('class', 0)}"
+        if "importance" in each:
+            return f"{each['importance']}.{each.get('bin', 0)}"
     return str(number)
 
 

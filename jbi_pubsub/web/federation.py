@@ -138,6 +138,105 @@ class Store(msgspec.Struct, frozen=True):
     fault: str = ""
 
 
+Measure = Annotated[float, msgspec.Meta(ge=0, le=10**15)]
+"""Of which nothing negative, and no number that is none, is believed."""
+
+
+Moment = Annotated[float, msgspec.Meta(ge=0, le=10**11)]
+"""Seconds since the epoch that a calendar knows."""
+
+
+class TypeQuality(msgspec.Struct, frozen=True):
+    """What came of one type at a server that manages quality of service: `rates` of the last seconds, `last` in seconds
+    since the epoch, delays in seconds."""
+
+    name: str = ""
+    sources: list[str] = []
+    received: Count = 0
+    dropped: Count = 0
+    bytes: Count = 0
+    last: Moment | None = None
+    rate: Measure | None = None
+    rates: list[Measure] = []
+    p50: Measure | None = None
+    p95: Measure | None = None
+
+
+class BinQuality(msgspec.Struct, frozen=True):
+    """Tasks of one importance and cost: how many wait, how many were done, their seconds."""
+
+    importance: Count
+    bin: Count
+    depth: Count = 0
+    served: Count = 0
+    cpu: Measure = 0.0
+
+
+class TaskQuality(msgspec.Struct, frozen=True):
+    """The processor's part."""
+
+    strategy: str = ""
+    bins: list[BinQuality] = []
+    fault: str = ""
+
+
+class LinkQuality(msgspec.Struct, frozen=True):
+    """A link: rates in bytes a second, times in ms."""
+
+    name: str
+    limit: Measure | None = None
+    estimate: Measure | None = None
+    used: Measure = 0.0
+    busy: Measure = 0.0
+    backlog: Count = 0
+    waiting_by_level: list[Count] = []
+    rtt_ms: Measure = 0.0
+    rtt_min_ms: Measure = 0.0
+    retransmits: Count = 0
+    pending: Count = 0
+
+
+class PolicyQuality(msgspec.Struct, frozen=True):
+    """The policies in force."""
+
+    name: str = ""
+    version: Count = 0
+    source: str = ""
+    following: str = ""
+    fault: str = ""
+
+
+class ShapingQuality(msgspec.Struct, frozen=True):
+    """Payloads shaped, bytes saved, processor time."""
+
+    on: bool = True
+    shaped: Count = 0
+    unshaped: Count = 0
+    saved: Count = 0
+    seconds: Measure = 0.0
+
+
+class Quality(msgspec.Struct, frozen=True):
+    """What a server with [qos] mode "on" says of that."""
+
+    component: str = ""
+    policy: PolicyQuality = PolicyQuality()
+    tasks: TaskQuality = TaskQuality()
+    links: list[LinkQuality] = []
+    shaping: ShapingQuality = ShapingQuality()
+    contracts: dict[str, Count] = {}
+    types: list[TypeQuality] = []
+
+
+class ContractQuality(msgspec.Struct, frozen=True):
+    """What is in force for a subscription, and what came of it; times in seconds."""
+
+    importance: Count = 0
+    deadline: Measure | None = None
+    p95: Measure | None = None
+    jitter: Measure | None = None
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of itself, as far as it is shown. What a kind of server does not tell has its default."""
 
@@ -186,6 +285,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     catching_up: Count = 0
     kept: dict[str, Count] = {}
     mail: Mail = Mail()
+    qos: Quality | None = None
+    """None: it does not manage quality of service."""
 
     def count(self, name: str) -> int:
         """One of COUNTED or MEASURED."""
@@ -539,6 +640,7 @@ class _Listed(msgspec.Struct, frozen=True):
     mailed: Count = 0
     waiting: Count = 0
     lost: dict[str, Count] = {}
+    qos: ContractQuality | None = None
 
 
 class _Page(msgspec.Struct, frozen=True):

@@ -189,7 +189,7 @@ def test_a_series_has_the_statistics_of_its_window() -> None:
 def test_what_only_grows_is_told_by_what_it_grows_by() -> None:
     monitor = Monitor()
     for second in range(5):
-        monitor.sample({"bins": [{"level": 5, "class": 2, "depth": second, "served": 10 * second}]}, second, second)
+        monitor.sample({"bins": [{"importance": 5, "bin": 2, "depth": second, "served": 10 * second}]}, second, second)
     told = monitor.status(4.0)
     assert {name: each["per_second"] for name, each in told.items()} == {
         "bins.5.2.depth": False,
@@ -286,21 +286,30 @@ def test_what_bins_and_links_tell_is_shown_by_the_metrics(managed: Any) -> None:
     tell = quality.status
     quality.status = lambda: {
         **tell(),
-        "bins": [{"level": 5, "class": 1, "depth": 7, "served": 3, "cpu": 0.5}],
+        "tasks": {"bins": [{"importance": 5, "bin": 1, "depth": 7, "served": 3, "cpu": 0.5}]},
         "links": [
-            {"name": "satcom", "limit": 100_000.0, "estimate": 90_000.0, "used": 1_000, "backlog": [4, 3, 2, 1, 0]}
+            {
+                "name": "satcom",
+                "limit": 100_000.0,
+                "estimate": None,
+                "sent": 1_000,
+                "backlog": 12,
+                "waiting_by_level": [4, 3, 2, 1, 0],
+            }
         ],
         "policy": {"version": 12, "fault": "policies.toml:3: what"},
     }
     samples = {(s.name, s.labels): s.value for s in server.samples()}
     assert samples["qos_policy_version", ()] == 12
     assert samples["qos_policy_fault", ()] == 1
-    assert samples["qos_bin_depth", (("level", "5"), ("class", "1"))] == 7
-    assert samples["qos_bin_cpu_seconds", (("level", "5"), ("class", "1"))] == 0.5
+    assert samples["qos_bin_depth", (("importance", "5"), ("bin", "1"))] == 7
+    assert samples["qos_bin_cpu_seconds", (("importance", "5"), ("bin", "1"))] == 0.5
     assert samples["qos_link_limit", (("link", "satcom"),)] == 100_000.0
     assert samples["qos_link_bytes", (("link", "satcom"),)] == 1_000
-    assert samples["qos_link_estimate", (("link", "satcom"),)] == 90_000.0
-    assert [samples["qos_backlog", (("link", "satcom"), ("level", str(n)))] for n in range(1, 6)] == [4, 3, 2, 1, 0]
+    assert samples["qos_link_estimate", (("link", "satcom"),)] == 0
+    assert samples["qos_backlog", (("link", "satcom"),)] == 12
+    levels = [(("link", "satcom"), ("importance", str(n))) for n in range(1, 6)]
+    assert [samples["qos_waiting", level] for level in levels] == [4, 3, 2, 1, 0]
 
 
 def test_the_monitor_ends_with_its_delegate_and_without_qos_there_is_none(federation: Any, figures: Any) -> None:
