@@ -53,6 +53,10 @@ class InformationTypeGate(Grammar, Protocol):
         """The schema as its publisher gave it."""
         ...
 
+    def entries(self, root: Element) -> tuple[EntryRep, ...]:
+        """The entries of invariant metadata. Raises MetadataError."""
+        ...
+
     def validate(self, root: Element) -> None:
         """Raises MetadataError with the path of the element."""
         ...

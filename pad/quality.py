@@ -5,9 +5,10 @@ Absent (None) with `[qos] mode = "off"`: then nothing here is asked.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
-from jbi_pubsub.core.info_object import Head, Part
+from jbi_pubsub.core.info_object import Head, Part, SchemaBundle
 from jbi_pubsub.core.quality import Contract, GrantedQos, Shape, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import PayloadFilter
@@ -58,6 +59,14 @@ class Quality(Protocol):
     def series(self) -> dict[str, Any]:
         """The last seconds of every number in the status, by name: `at`, `last`, `mean`, `deviation`, `trend`,
         `per_second`, `points`."""
+        ...
+
+    def measurement_type(self) -> tuple[SchemaBundle, bytes]:
+        """The schema of the type that series are published as, and the invariant metadata of ours."""
+        ...
+
+    def measurements(self) -> Iterable[bytes]:
+        """Metadata of such objects: each series as it stands."""
         ...
 
     def close(self) -> None:

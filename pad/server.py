@@ -70,6 +70,7 @@ from jbi_pubsub.pad.calls import (
 from jbi_pubsub.pad.delegate import Delegate, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.mail.store import MailStore
+from jbi_pubsub.pad.measurements import Measurements
 from jbi_pubsub.pad.pipeline import Refused
 from jbi_pubsub.pad.proxy import (
     CHUNK,
@@ -150,6 +151,8 @@ class DisseminationServer:
         self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
         with ExitStack() as undo:  # what fails leaves no port, thread or file open
             undo.callback(self._access.close)
+            if self._stages.quality is not None:
+                undo.callback(self._stages.quality.close)
             self._open(config, types, undo)
             undo.pop_all()
 
@@ -190,6 +193,10 @@ class DisseminationServer:
         )
         files.pop_all()  # they are the delegate's now
         undo.callback(self.delegate.close)
+        stages = self._stages
+        self._measurements: Measurements | None = None
+        if stages.quality is not None and config.qos.publish_measurements:
+            self._measurements = Measurements(self.delegate, stages.quality, stages.signer, self.name)
         metrics = config.metrics
         self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
 
@@ -221,6 +228,8 @@ class DisseminationServer:
             self._sockets.start()
         self._reaper.start()
         self._show()
+        if self._measurements is not None:
+            self._measurements.start()
 
     def _show(self) -> None:
         """A delegate registers with the lookup services."""
@@ -249,6 +258,8 @@ class DisseminationServer:
         """Stop in order; how many objects could not be delivered within `drain` seconds."""
         if self.metrics is not None:
             self.metrics.stop()
+        if self._measurements is not None:
+            self._measurements.stop()
         self.delegate.wait_for_newcomers()
         self.community.close()
         self._stopping.set()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.quality import Contract, GrantedQos, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.qos import measurement
 from jbi_pubsub.qos.meter import Meter, Meters, Monitor
 from jbi_pubsub.qos.shaping import Shaper
 
@@ -57,6 +60,14 @@ class Enforcement:
         """Of every number in the status, its last seconds (see `Monitor.status`)."""
         with self._watching:
             return self._monitor.status(time.monotonic())
+
+    def measurement_type(self) -> tuple[SchemaBundle, bytes]:
+        """Schema and invariant metadata of our jbi.Measurement."""
+        return measurement.schema(), measurement.invariants(self.component)
+
+    def measurements(self) -> Iterator[bytes]:
+        """Metadata of a measurement of each series."""
+        return measurement.documents(self.component, self.series())
 
     def close(self) -> None:
         """End the threads."""

@@ -1,0 +1,127 @@
+"""Series as information objects: whoever subscribes to jbi.Measurement gets them, by XPath those that he wants."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from certificates import Authority
+from hypothesis import given
+from hypothesis import strategies as st
+from lxml import etree
+
+from jbi_pubsub.core.config import QosSection
+from jbi_pubsub.core.quality import Contract, Settings
+from jbi_pubsub.pad import measurements
+from jbi_pubsub.qos import measurement
+
+MANAGED = QosSection(mode="on", publish_measurements=True)
+
+
+@pytest.fixture
+def managed(fixtures: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A federation whose servers publish what they measure, often."""
+    monkeypatch.setattr(measurements, "EVERY_SECONDS", 0.2)
+    with ExitStack() as stack:
+        config = msgspec.structs.replace(fixtures.test_config(), qos=MANAGED)
+        federation = fixtures.Federation(config, stack)
+        federation.lookup()
+        yield federation
+
+
+SHAPED = "/Measurement[component='alpha@rome'][series='shaping.shaped']"
+
+
+@given(st.text(max_size=50), st.text(max_size=50), st.floats(allow_nan=False, allow_infinity=False))
+def test_each_series_is_a_document_of_the_schema(component: str, name: str, value: float) -> None:
+    told = {"at": 1_790_000_000.25, "last": value, "mean": value, "deviation": 0.0, "trend": -value}
+    [document] = measurement.documents(component, {name: told})
+    [(_, data)] = measurement.schema().documents
+    root = etree.fromstring(document)
+    etree.XMLSchema(etree.fromstring(data)).assertValid(root)
+    assert float(root.findtext("value")) == pytest.approx(value, rel=1e-8)
+    if (component + name).isprintable():
+        assert (root.findtext("component"), root.findtext("series")) == (component, name)
+
+
+@pytest.mark.parametrize("kind", ["delegate", "peer"])
+def test_whoever_subscribes_to_a_series_by_xpath_gets_it_from_a_delegate_or_peer(kind: str, managed: Any) -> None:
+    # Given somebody who wants one number of one server, and one who wants what is above a bound
+    subscriber = managed.subscriber()
+    who = "alpha@rome" if kind == "delegate" else "peer"
+    uid = subscriber.register_subscriber(
+        type_name="jbi.Measurement", predicate=SHAPED.replace("alpha@rome", who) + "[value < 5]"
+    )
+    above = subscriber.register_subscriber(type_name="jbi.Measurement", predicate="/Measurement[value > 1e15]")
+    # When the server measures; Expect it, again and again, as it stands, and nothing else
+    managed.pad() if kind == "delegate" else managed.peer()
+    first, second = (etree.fromstring(subscriber.receive(uid).metadata) for _ in range(2))
+    for each in (first, second):
+        assert (each.findtext("component"), each.findtext("series")) == (who, "shaping.shaped")
+        assert float(each.findtext("value")) == 0.0
+    assert float(second.findtext("at")) >= float(first.findtext("at"))
+    assert subscriber.queue_size(above) == 0
+    assert subscriber.losses(uid) == {}
+
+
+def test_measuring_is_of_the_least_importance_and_nothing_is_made_for_nobody(managed: Any, eventually: Any) -> None:
+    # Given a server that nobody has asked for anything
+    server = managed.pad()
+    [registration] = eventually(lambda: server.delegate._registrations.values())
+    made: list[object] = []
+    quality = server.delegate._quality
+    tell = quality.measurements
+    quality.measurements = lambda: made.append(1) or tell()
+    eventually(lambda: registration.contract)
+    assert isinstance(registration.contract, Contract)
+    assert registration.contract.settings == Settings(importance=1)
+    assert server.status()["published"] == 0
+    # When somebody comes and leaves; Expect measurements to be made meanwhile alone
+    assert made == []
+    with managed.subscriber() as subscriber:
+        uid = subscriber.register_subscriber(type_name="jbi.Measurement")
+        assert subscriber.receive(uid).type.name == "jbi.Measurement"
+        assert made
+    eventually(lambda: not len(registration.topic.table))
+    count = server.status()["published"]
+    # Expect the thread to end with its server
+    server.stop(0.0)
+    assert server.status()["published"] >= count
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("measure-")]
+
+
+def test_without_the_setting_nothing_is_published(managed: Any) -> None:
+    config = msgspec.structs.replace(managed.config, qos=QosSection(mode="on"))
+    server = managed.pad(config=config)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("measure-")]
+    assert server.status()["registrations"] == []
+
+
+@pytest.mark.parametrize("sign", [True, False])
+def test_where_objects_have_to_be_signed_measurements_are_or_it_is_said(
+    sign: bool, tmp_path: Path, fixtures: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(measurements, "EVERY_SECONDS", 0.2)
+    with ExitStack() as stack:
+        # Given a delegate that takes signed objects alone, and signs itself, or does not
+        authority = Authority(tmp_path)
+        tls = msgspec.structs.replace(authority.issue("server.example"), sign=sign, verify="require")
+        federation = fixtures.Federation(msgspec.structs.replace(fixtures.test_config(), tls=tls, qos=MANAGED), stack)
+        federation.lookup()
+        federation.pad()
+        own = msgspec.structs.replace(authority.issue("subscriber.example", number=1), verify="require")
+        if not sign:
+            # Expect the log to say once why nothing is published
+            eventually(lambda: "measurements are not published" in caplog.text)
+            assert "does not sign" in caplog.text
+            return
+        # Expect whoever wants them signed to see whose they are
+        subscriber = federation.subscriber(msgspec.structs.replace(federation.config, tls=own))
+        uid = subscriber.register_subscriber(type_name="jbi.Measurement", predicate=SHAPED)
+        assert subscriber.receive(uid).platform.verified == "server.example"
