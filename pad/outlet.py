@@ -34,6 +34,8 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
     """In how many outlets it waits: its bytes count once, however many there are."""
     outlets: Sequence[Outlet] = ()
     """Who might take it together with the first that does."""
+    arrived: float = 0.0
+    """When it was published, by our own clock, where a deadline counts; else 0."""
 
     def put_into(self, outlet: Outlet) -> None:
         """It waits there as well."""
