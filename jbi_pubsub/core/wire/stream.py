@@ -52,6 +52,8 @@ MAX_BATCH_BYTES: Final = 256 << 10
 """A batch of this size takes 0.3 s at 7 Mbit/s; larger ones would delay what comes behind."""
 WINDOW_BATCHES: Final = 8
 """Unacknowledged batches; 4 to 8 kept the sockets busy on loopback without filling memory."""
+PACED_BATCHES: Final = 256
+"""Unacknowledged batches where something else bounds the bytes under way: small ones, over a long way."""
 PARTIAL_BATCHES: Final = 2
 """Unacknowledged batches beside which one that is not full may go: a peer that is busy with two gains nothing from a
 third one, and the third gains by waiting (RFC 896 says the same of segments)."""
@@ -360,9 +362,9 @@ class Window:
         """Items sent or about to be, not yet acknowledged."""
         return self.sequence - self.position
 
-    def may_add(self) -> bool:
-        """Whether one more batch may be under way."""
-        return not self._batches or (len(self._batches) < WINDOW_BATCHES and self._bytes < WINDOW_BYTES)
+    def may_add(self, most: int = WINDOW_BATCHES) -> bool:
+        """Whether one more batch may be under way, of `most` in all."""
+        return not self._batches or (len(self._batches) < most and self._bytes < WINDOW_BYTES)
 
     def may_add_partial(self) -> bool:
         """Whether one that is not full may be."""
