@@ -68,6 +68,47 @@ class Rate(msgspec.Struct, frozen=True):
     unit: Literal["bytes", "objects"] = "bytes"
 
 
+class LinkTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """A bottleneck that several destinations share. Rates are bytes a second.
+
+    `rate`: None is measured; `min_share`: parts of the rate that importance 1 to 5 are guaranteed, also under strict, 1
+    in sum at most; `each`: the most for one destination; `overhead`: bytes that the network adds to each 1,448 (52: the
+    headers of a TCP segment); `reserve`: part of the rate that is left to control calls.
+    """
+
+    name: str
+    rate: float | None = None
+    min_share: tuple[float, ...] = (0.0,) * LEVELS
+    each: float | None = None
+    overhead: int = 0
+    reserve: float = 0.03
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True):
+    """What policies say of an information space as a whole; `shaping` False: no payload is shaped."""
+
+    strategy: Strategy = Strategy()
+    shaping: bool = True
+    links: tuple[LinkTerms, ...] = ()
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """What conditions may ask of a link and this process; None: not known, and then no condition about it holds.
+
+    `bandwidth` (limit or estimate of the link) in bytes a second, `backlog` bytes that wait for it, `queue` objects and
+    `queue_bytes` bytes that wait in all, `memory` bytes of this process, `cpu` its share of one core, `loss` the part
+    of objects that was lost lately.
+    """
+
+    bandwidth: float | None = None
+    backlog: float | None = None
+    queue: float | None = None
+    queue_bytes: float | None = None
+    memory: float | None = None
+    cpu: float | None = None
+    loss: float | None = None
+
+
 QueuePolicy = Literal["drop_least", "drop_oldest", "drop_newest", "block"]
 
 
@@ -77,7 +118,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `deadline`: seconds after publication; `max_size` in bytes of metadata and payload, and what becomes of larger
     objects; `replace`: "" nothing, "registration", "type", or an XPath to a text: a newer object of the same key takes
     an older one's place; `queue`: what happens when the subscription's queue is full, None: what its subscriber said;
-    `version` of the policies that it comes from.
+    `link`: name of the LinkTerms that its destination is behind, "" for none; `version` of the policies that it comes
+    from.
     """
 
     importance: Importance = DEFAULT_IMPORTANCE
@@ -88,6 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     oversize: Literal["shape", "drop"] = "drop"
     replace: str = ""
     queue: QueuePolicy | None = None
+    link: str = ""
     version: int = 0
 
 
