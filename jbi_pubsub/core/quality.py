@@ -6,6 +6,7 @@ enforces them; here, because every room between the two ends of a contract speak
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -59,6 +60,28 @@ SHAPES: Final = {
     "truncate": ShapeRule((("bytes", 0, 1 << 30),)),
 }
 """What shapers there are (qos/shaping.py does them), for those who check policies."""
+
+
+def shape_of(said: object) -> Shape:
+    """A shape as people write it, "scale 0.5". Raises ValueError, which says what there is."""
+    words = said.split() if isinstance(said, str) else []
+    rule = SHAPES.get(words[0]) if words else None
+    if rule is None:
+        raise ValueError(f"{str(said)[:50]!r} is no shape: there is {', '.join(SHAPES)}")
+    if len(words) - 1 != len(rule.arguments):
+        usage = " ".join([words[0], *(name.upper() for name, _, _ in rule.arguments)])
+        raise ValueError(f"{str(said)[:50]!r} is written {usage!r}")
+    arguments = []
+    for word, (name, least, most) in zip(words[1:], rule.arguments, strict=True):
+        try:
+            value = float(int(word) if rule.whole else float(word))
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            kind = "whole number" if rule.whole else "number"
+            raise ValueError(f"{name} of {words[0]} is a {kind} from {least:g} to {most:g}, not {word[:50]!r}")
+        arguments.append(value)
+    return Shape(words[0], tuple(arguments))
 
 
 class Rate(msgspec.Struct, frozen=True):
