@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar, get_args
 
 from jbi_pubsub.core.access import Action
+from jbi_pubsub.core.wire.endpoint import Caller
 
 from .file import Document, Where, nearest, texts
 
@@ -245,6 +246,35 @@ class Facts:
     def attribute_of(self, name: str) -> str:
         """ "" for one that it has not."""
         return next((value for key, value in self.attribute if key == name), "")
+
+
+def facts_of(
+    caller: Caller,
+    action: str,
+    type_name: str,
+    version: str,
+    *,
+    delivery: str = "queue",
+    component: str = "",
+    attributes: Mapping[str, str] | None = None,
+    claims: bool = True,
+) -> Facts:
+    """Of a contract that `caller` opens at a component. What he only says of himself counts if `claims` do: it may
+    decide who is served first, never who may do what. Groups are not known yet."""
+    is_known = claims or not caller.claimed
+    return Facts(
+        (caller.user if is_known else "",),
+        (),
+        (caller.role,) if caller.role and claims else (),
+        (caller.client,),
+        (component,),
+        (host_of(caller.address),),
+        type=(type_name,),
+        version=(version,),
+        action=(action,),
+        delivery=(delivery,),
+        attribute=tuple(sorted((attributes or {}).items())),
+    )
 
 
 class People:

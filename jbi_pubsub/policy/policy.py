@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -457,11 +457,6 @@ def when_shown(effectivity: Effectivity) -> dict[str, Any]:
     if effectivity.days is not None:
         told["days"] = [DAYS[day] for day in sorted(effectivity.days)]
     return told
-
-
-def ranked(rules: Iterable[Rule]) -> list[Rule]:
-    """First those that win."""
-    return sorted(rules, key=lambda rule: rule.rank)
 
 
 NOTHING: Final = PolicySet((), People({}, {}, {}))
