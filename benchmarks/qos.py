@@ -2,7 +2,8 @@
 
     python benchmarks/qos.py [--only policies] [--json]
 
-policies: 1,000 are read and checked; a contract is resolved among them; 200,000 contracts follow another file; CPU time.
+policies: 1,000 are read and checked; a contract is resolved among them; 200,000 contracts follow another
+file; CPU time.
 
 Exit code 1 if a part misses its goal.
 """
