@@ -33,7 +33,7 @@ _NUMERATOR: Final = USUAL_COST * (1 - 1e-9)
 
 
 Ticket = int
-"""Of what was taken: what `charge` has to know (its level)."""
+"""Of what was taken: what `charge` has to know. Level and bin are `ticket // bins` and `ticket % bins`."""
 
 
 class Bins(Generic[T]):
@@ -41,6 +41,7 @@ class Bins(Generic[T]):
 
     def __init__(self, strategy: Strategy, *, bins: int = 15) -> None:
         """`bins`: 1 to 50."""
+        self.bins = bins
         self._width = bins / LEVELS
         self._are_shared = bins % LEVELS != 0
         """Some bins hold tasks of two levels or more."""
@@ -73,7 +74,7 @@ class Bins(Generic[T]):
     def put(self, task: T, importance: int, cost: float) -> int:
         """Add a task of that importance (1 to 5), which will cost about so many seconds; its bin."""
         level = importance - 1
-        at = int(self._width * (level + _NUMERATOR / (USUAL_COST + cost)))
+        at = int(self._width * (level + _NUMERATOR / (USUAL_COST + cost)))  # as `ticket`; a call would double its cost
         line = self._lines[level][at]
         if not line:
             if not self._masks[level]:
@@ -84,6 +85,11 @@ class Bins(Generic[T]):
         self._waiting += 1
         line.append((self._arrived, task))
         return at
+
+    def ticket(self, importance: int, cost: float) -> Ticket:
+        """What `take` would give with such a task."""
+        level = importance - 1
+        return level * self.bins + int(self._width * (level + _NUMERATOR / (USUAL_COST + cost)))
 
     def take(self) -> tuple[T, Ticket]:
         """Remove the next one. Raises IndexError when nothing waits."""
@@ -113,12 +119,25 @@ class Bins(Generic[T]):
             if not mask:
                 self._active &= ~(1 << level)
                 self._left[level], times[level] = now, IDLE
-        return task, level
+        return task, level * self.bins + at
 
     def charge(self, ticket: Ticket, spent: float) -> None:
         """What was taken has cost so many seconds."""
-        times = self._times if self._masks[ticket] else self._left
-        times[ticket] += spent / self._weights[ticket]
+        level = ticket // self.bins
+        times = self._times if self._masks[level] else self._left
+        times[level] += spent / self._weights[level]
+
+    def clear(self) -> list[T]:
+        """Remove all tasks; as they came. In proportion to their number, unlike all else."""
+        lines = [line for lines in self._lines for line in lines]
+        waiting = sorted((each for line in lines for each in line), key=lambda each: each[0])
+        for line in lines:
+            line.clear()
+        self._left = [left if time == IDLE else time for time, left in zip(self._times, self._left, strict=True)]
+        self._times = [IDLE] * LEVELS
+        self._masks = [0] * LEVELS
+        self._active = self._waiting = 0
+        return [task for _, task in waiting]
 
     def depths(self) -> list[list[int]]:
         """How many tasks wait, by level and bin."""

@@ -35,8 +35,8 @@ class Naive:
     arrived: int = 0
 
     def put(self, number: int, importance: int, cost: float) -> int:
-        s = min(USUAL_COST / (USUAL_COST + cost), 1 - 1e-9)
-        found = math.floor((importance - 1 + s) / 5 * self.bins)
+        s = USUAL_COST * (1 - 1e-9) / (USUAL_COST + cost)  # less than 1: of its own level, though it cost nothing
+        found = math.floor(self.bins / 5 * (importance - 1 + s))
         if all(each[1] != importance for each in self.waiting):
             self.times[importance] = max(self.times[importance], self.now)
         self.arrived += 1
