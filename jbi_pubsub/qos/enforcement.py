@@ -7,6 +7,7 @@ from typing import Any
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.quality import Contract, GrantedQos, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.qos.tasks import TaskManager
 
 
 class Enforcement:
@@ -16,6 +17,7 @@ class Enforcement:
         """`component`: "name@location", or "peer". Raises PolicyError."""
         self.component = component
         self._config = config
+        self.tasks = TaskManager(component, bins=config.qos.bins)
 
     def opened(
         self, caller: Caller, action: str, type_name: str, version: str, delivery: str, wish: Wish
@@ -29,7 +31,8 @@ class Enforcement:
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
-        return {"component": self.component}
+        return {"component": self.component, "tasks": self.tasks.status()}
 
     def close(self) -> None:
         """End the threads."""
+        self.tasks.close()

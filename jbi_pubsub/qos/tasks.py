@@ -120,6 +120,11 @@ class TaskManager:
         self._at_once = 0
         self._failing: dict[Task, str] = {}
 
+    @property
+    def is_strict(self) -> bool:
+        """Whether nothing is done while something more important waits."""
+        return self._bins.strategy.name == "strict"
+
     def task(self, kind: str, work: Work) -> Task:
         """A task, to be submitted whenever there is something to do for it."""
         return Task(kind, work)
