@@ -11,6 +11,7 @@ from jbi_pubsub.core.quality import Contract, GrantedQos, Resources, Space, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.policy.manager import AccessManager
 from jbi_pubsub.qos.local import LocalManager
+from jbi_pubsub.qos.tasks import TaskManager
 
 
 class Enforcement:
@@ -21,13 +22,18 @@ class Enforcement:
         Raises PolicyError."""
         self.component = component
         self._config = config
+        self.tasks = TaskManager(component, bins=config.qos.bins)
         self._own: AccessManager | None = None
         if source is None and config.policy.file:
             source = self._own = AccessManager(Path(config.policy.file), component=component, policies=True)
         self._source = source
         self.space = Space()
         self.local = LocalManager(
-            component, installed=self._installed, measured=self._measured, claims=config.policy.trust_claims
+            component,
+            installed=self._installed,
+            applied=self._applied,
+            measured=self._measured,
+            claims=config.policy.trust_claims,
         )
         if source is not None:
             source.follow(self.local.install)
@@ -35,6 +41,11 @@ class Enforcement:
     def _installed(self, space: Space) -> None:
         """What holds for the space from now on."""
         self.space = space
+        self.tasks.changed(space.strategy)
+
+    def _applied(self) -> None:
+        """Contracts have other settings than they had: what waits goes by those."""
+        self.tasks.changed()
 
     def _measured(self, link: str) -> Resources:
         """What is known of a link, and of this process."""
@@ -61,10 +72,15 @@ class Enforcement:
     def status(self) -> dict[str, Any]:
         """Plain data."""
         fault = self._source.fault if self._source is not None else ""
-        return {"component": self.component, "policy": {**self.local.status(), "fault": fault}}
+        return {
+            "component": self.component,
+            "policy": {**self.local.status(), "fault": fault},
+            "tasks": self.tasks.status(),
+        }
 
     def close(self) -> None:
         """End the threads."""
         self.local.stop()
         if self._own is not None:
             self._own.close()
+        self.tasks.close()

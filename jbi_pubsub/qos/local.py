@@ -264,16 +264,18 @@ class LocalManager:
         component: str,
         *,
         installed: Callable[[Space], None] = lambda _space: None,
+        applied: Callable[[], None] = lambda: None,
         measured: Callable[[str], Resources] = lambda _link: Resources(),  # nothing is known
         claims: bool = True,
         wall: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`component`: "name@location", or "peer"; `installed` is told what holds for the space, before contracts
-        follow it; `measured`: what is known of a link, asked under our lock; `claims`: whether what somebody says of
+        follow it, `applied` when some of them have got something else; `measured`: what is known of a link, asked under our lock; `claims`: whether what somebody says of
         himself counts."""
         self.component = component
         self._installed = installed
+        self._applied = applied
         self._measured = measured
         self._claims = claims
         self._wall = wall
@@ -354,6 +356,7 @@ class LocalManager:
             with self._lock:
                 told = self._apply(kind) if self._refresh(kind, now) else self._put(kind)
             _tell(told)
+        self._applied()
         with self._lock:
             self._news.notify_all()
 
@@ -410,6 +413,8 @@ class LocalManager:
             for kind in touched if flipped else []:
                 told += self._apply(kind) if kind.settle(self._decide, self._seen, self._wall()) else self._put(kind)
         _tell(told)
+        if flipped:
+            self._applied()
 
     def _run(self) -> None:
         while not self._stopping:
