@@ -42,6 +42,7 @@ from jbi_pubsub.pad.proxy import (
     SUBSCRIBE_AT_ONCE,
     Answers,
     Opened,
+    Registered,
     Subscribed,
 )
 from jbi_pubsub.pad.subscription import (
@@ -91,16 +92,21 @@ class PublisherCalls:
         self._server.forget_publications(connection_id)
 
     @exported
-    def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
+    def register(
+        self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int
+    ) -> Registered:
         self._server.refuse_when_stopping()
         with self._server.deciding():
-            self._register(caller, connection_id, request, uid, number)
+            granted = self._register(caller, connection_id, request, uid, number)
         try:
             self._server.wait_announced(uid, LOOKUP_SECONDS)
         except LookupNotFoundError as exc:
             log.warning("registration %s is announced when a lookup service is back: %s", uid, exc)
+        return granted
 
-    def _register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
+    def _register(
+        self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int
+    ) -> Registered:
         caller = _named(caller, self._server.delegate.connection(connection_id).name)
         self._server.allow(caller, "connect")
         self._server.allow(caller, "publish", Subject(some=True))  # before it costs anything
@@ -110,7 +116,8 @@ class PublisherCalls:
         except JbiError:
             self._server.delegate.forget_type(opened)
             raise
-        self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
+        registration = self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
+        return self._server.granted(registration)
 
     @exported
     def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right

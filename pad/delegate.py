@@ -27,6 +27,7 @@ from jbi_pubsub.core.access import Action, AllowAll, Subject, demand
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
+    BackPressureError,
     ConfigurationError,
     IncompatibleEntryError,
     JbiError,
@@ -37,6 +38,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.info_object import Cause, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
+from jbi_pubsub.core.quality import Contract, Wish
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Caller, Place
@@ -201,6 +203,7 @@ class Delegate:
         """Gone, and not yet in the totals of what has ended."""
         self._account = Account()
         stages = stages or stages_of(config, PEER if peer else delegate_id)
+        self._quality = stages.quality
         self._shelves = stages.shelves
         self._topics = Topics(stages.shelves)
         self._signatures = stages.signatures
@@ -276,6 +279,11 @@ class Delegate:
             )
         return found
 
+    @property
+    def registrations(self) -> int:
+        """How many there are."""
+        return len(self._registrations)
+
     def open_type(self, bundle: SchemaBundle, caller: str) -> InformationTypeGate:
         """The type a schema stands for, for whom it is opened. Raises SchemaError or TypeConflictError."""
         return self._types.open(bundle, caller=caller)
@@ -341,6 +349,10 @@ class Delegate:
             topic = self._topic_for(entries, gate.type)
             judgement = Judgement(gate, request.entries, topic.table, validate=request.validate)
             registration = Registration(uid, number, connection_id, gate, topic, judgement, signing=request.signing)
+            if self._quality is not None:
+                caller = connection.caller or Caller("")
+                contract, _ = self._quality.opened(caller, "publish", name, gate.type.version, "queue", Wish())
+                registration.contract = contract
             topic.unannounced.add(uid)
             topic.shelf.young_until = math.inf
             connection.registrations[registration.number] = registration
@@ -358,12 +370,19 @@ class Delegate:
         self._drop_registrations([registration])
 
     def publish(self, registration: Registration, run: Sequence[Parcel], deliveries: Deliveries) -> Refused:
-        """Admit and judge consecutive objects (see pipeline.py); those that were refused."""
+        """Admit and judge consecutive objects (see pipeline.py), with quality of service when it is their turn; those
+        that were refused."""
         refused: Refused = []
         admitted = self.pipeline.admit(registration, run, refused)
         try:
-            self.pipeline.judge(registration, admitted, deliveries, refused)
-        except UnknownUidError as exc:
+            if self._quality is None:
+                self.pipeline.judge(registration, admitted, deliveries, refused)
+            else:
+                self._quality.tasks.run(
+                    registration.contract or Contract(),
+                    lambda: self.pipeline.judge(registration, admitted, deliveries, refused),
+                )
+        except (UnknownUidError, BackPressureError) as exc:
             refused += [(parcel, exc) for parcel in admitted]
         return refused
 

@@ -167,10 +167,18 @@ class SubscriberSession:
             self._is_to_ask, self.was_refused = self.was_refused, False
         self._sender.ready()
 
-    def offer(self, deliveries: Sequence[Delivery], *, at_once: bool = False) -> list[Subscription]:
+    def offer(
+        self,
+        deliveries: Sequence[Delivery],
+        *,
+        at_once: bool = False,
+        blocked: list[Delivery] | None = None,
+        waited: float = 0.0,
+    ) -> list[Subscription]:
         """Queue objects, each by its subscription's policy, and have them go out; may wait up to `block_seconds` for
         those under `block`. For each that came to nothing its subscription, which is gone, and does not account for it
-        any more.
+        any more. With `blocked` it does not wait: those that would have to are put there, in order, to be offered
+        again; `waited`: how long they did.
 
         A batch of publications becomes a batch of deliveries here, not a wake-up and a lock each. `at_once`: this
         thread sends them, if it can (see `HubSender.send`).
@@ -185,12 +193,20 @@ class SubscriberSession:
             for whose, parcel in deliveries:
                 if whose is not subscription:  # of a run, consecutive objects for one, the outlet is looked up once
                     subscription, outlet = whose, self._outlets.get(whose.number)
+                    if blocked and any(before is whose for before, _ in blocked):
+                        subscription = None
+                        blocked.append((whose, parcel))  # behind the one before
+                        continue
                 if outlet is None:
                     gone.append(whose)  # cancelled since the match: after the cancel returned nothing may come
                     continue
                 size = parcel.size
                 if outlet.waiting >= outlet.bound or outlet.waiting_bytes >= share or self._bytes >= most:
-                    has_room, stands = self._make_room(outlet, size)
+                    if blocked is not None and self._would_wait(outlet, waited):
+                        subscription = None
+                        blocked.append((whose, parcel))
+                        continue
+                    has_room, stands = self._make_room(outlet, size, waits=blocked is None)
                     subscription = None  # others may be cancelled meanwhile as well
                     if not stands:
                         gone.append(whose)
@@ -213,14 +229,20 @@ class SubscriberSession:
             self._sender.ready()
         return gone
 
-    def _make_room(self, outlet: Outlet, size: int) -> tuple[bool, bool]:
+    def _would_wait(self, outlet: Outlet, waited: float) -> bool:
+        request = outlet.subscription.request
+        return (
+            request.policy == "block" and not outlet.held and waited < request.block_seconds and self._is_full(outlet)
+        )
+
+    def _make_room(self, outlet: Outlet, size: int, *, waits: bool = True) -> tuple[bool, bool]:
         """The queue, or the session's share, is full: act by the policy, for an object of `size` bytes. (whether there
         is room, whether the subscription still stands)"""
         request = outlet.subscription.request
         cause = Cause.QUEUE_OVERFLOW
         if request.policy == "block" and not outlet.held:  # nobody waits for who is still catching up
             self._sender.ready()  # what was offered before goes out meanwhile
-            has_room = self._wait_for_room(outlet, request.block_seconds)
+            has_room = self._wait_for_room(outlet, request.block_seconds if waits else 0.0)
             if self._outlets.get(outlet.subscription.number) is not outlet:
                 return False, False  # cancelled while we waited: its queue is empty, but nobody takes from it
             if has_room:
@@ -570,8 +592,18 @@ class Deliveries:
         waiting.append((subscription, parcel))
         self.size += parcel.size
 
-    def offer(self) -> list[Subscription]:
-        """Hand all to their sessions; what came to nothing, see `SubscriberSession.offer`."""
+    def offer(self, waited: float | None = None) -> tuple[list[Subscription], Deliveries | None]:
+        """Hand all to their sessions; what came to nothing, see `SubscriberSession.offer`. With `waited` it does not
+        wait, and what would have to is the second, None if there is nothing."""
         gathered, self._by_session, self.size = self._by_session, {}, 0
         alone = len(gathered) == 1  # several sessions cost one wake-up of the hub, and it fills their batches meanwhile
-        return [gone for session, deliveries in gathered.items() for gone in session.offer(deliveries, at_once=alone)]
+        if waited is None:
+            gone = [each for session, own in gathered.items() for each in session.offer(own, at_once=alone)]
+            return gone, None
+        gone, left = [], Deliveries()
+        for session, own in gathered.items():
+            blocked: list[Delivery] = []
+            gone += session.offer(own, at_once=alone, blocked=blocked, waited=waited)
+            for subscription, parcel in blocked:
+                left.add(session, subscription, parcel)
+        return gone, left if left.size else None

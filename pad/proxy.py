@@ -16,6 +16,7 @@ from jbi_pubsub.core.access import ADMIN
 from jbi_pubsub.core.errors import ErrorReport, ProtocolError
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, Importance
 from jbi_pubsub.core.renewal import RENEW_AT
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
@@ -62,7 +63,30 @@ STANDING_SECONDS: Final = 0.2
 longer asks again."""
 
 Refusals = tuple[tuple[str, ErrorReport], ...]
-"""Note of a delegate's acknowledgements: (object id, why it was refused)."""
+"""(object id, why it was refused)."""
+
+
+class Registered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to a registration.
+
+    `credit`: how many of its objects, and `credit_bytes` of them, the delegate may have that are not done; 0: any
+    number, and what is acknowledged is done. A larger object goes when none is under way. `importance` and the
+    `version` of the policies that it comes from; `strict`: the most important goes first, else levels have shares.
+    """
+
+    credit: int = 0
+    importance: Importance = DEFAULT_IMPORTANCE
+    version: int = 0
+    credit_bytes: int = 0
+    strict: bool = False
+
+
+class Taken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Note of a delegate's acknowledgements: what it refused, and for registrations with credit up to which number of
+    theirs all objects are done, where that has changed."""
+
+    refusals: Refusals = ()
+    done: dict[int, int] = msgspec.field(default_factory=dict)
 
 
 class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,9 +146,9 @@ class DelegateProxy(_LeasedProxy):
         """Leave, with all registrations."""
         self._client.call("disconnect", None, connection_id)
 
-    def register(self, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
+    def register(self, connection_id: str, request: PublisherRequest, uid: str, number: int) -> Registered:
         """Register what will be published, under an id and a number of the publisher's choice."""
-        self._client.call("register", None, connection_id, request, uid, number)
+        return self._client.call("register", Registered, connection_id, request, uid, number)
 
     def unregister(self, connection_id: str, uid: str) -> None:
         """Take a registration back."""

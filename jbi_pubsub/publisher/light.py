@@ -249,8 +249,13 @@ class PublisherAdapterLight:
                 "name": self._name,
                 "delegates": {uid: c.status() for uid, c in self._connections.items()},
                 "registrations": {
-                    uid: {"type": str(p.info_type.type), "published": p.sequence, "signs": p.signs}
-                    for uid, (p, _) in self._publications.items()
+                    uid: {
+                        "type": str(p.info_type.type),
+                        "published": p.sequence,
+                        "unfinished": c.unfinished(p),
+                        "signs": p.signs,
+                    }
+                    for uid, (p, c) in self._publications.items()
                 },
             }
 

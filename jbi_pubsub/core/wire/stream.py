@@ -190,6 +190,15 @@ class Line:
         except (OSError, ValueError) as exc:
             raise WireError(f"connection lost: {explained(exc)}") from exc
 
+    def takes_more(self) -> bool:
+        """Whether the system takes a small frame at once; True for a line that is over, which `send` tells."""
+        try:
+            poller = select.poll()
+            poller.register(self._sock, select.POLLOUT)
+            return bool(poller.poll(0))
+        except (OSError, ValueError):
+            return True
+
     def shut(self) -> None:
         """Wake and end whoever reads or writes; the owner of the socket closes it."""
         with contextlib.suppress(OSError):  # already disconnected
@@ -486,7 +495,7 @@ class Sender:
     def push(self) -> None:
         """There is something to take. Raises nothing."""
         try:
-            if self._is_sending or not self._may_send():
+            if self._is_sending or self._source.is_empty() or not self._may_send():
                 return  # the thread looks again when it has done; and so does who opens the window
         except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as the rest
             note("sender", exc)
@@ -626,15 +635,23 @@ class Receiver:
     """
 
     def __init__(
-        self, sink: Callable[[list[memoryview]], None], note: Callable[[], bytes], *, ack_after: int = 1
+        self,
+        sink: Callable[[list[memoryview]], None],
+        note: Callable[[], bytes],
+        *,
+        ack_after: int = 1,
+        opened: Callable[[], None] = lambda: None,
     ) -> None:
         """`sink` takes the items of a batch and may block; `note()` is what the next ACK carries. `ack_after`: far
-        fewer than the sender may have under way, so that it never waits for us."""
+        fewer than the sender may have under way, so that it never waits for us. `opened`: each line begins with that;
+        what the line before was told may not have come."""
         self._sink = sink
         self._note = note
         self._ack_after = ack_after
+        self._opened = opened
         self._line: Line | None = None
         self._running = threading.Lock()  # held while a line is served: one after the other, never two
+        self._reporting = threading.Lock()  # positions go out in their order
         self.position = 0
 
     @property
@@ -670,6 +687,7 @@ class Receiver:
             self._running.release()
 
     def _read_batches(self, line: Line) -> None:
+        self._opened()
         self.report()  # what the last line may have swallowed
         reported = 0.0
         count = size = 0  # of batches that are not acknowledged yet
@@ -690,6 +708,23 @@ class Receiver:
 
     def report(self) -> None:
         """Send an ACK now. On a dead line nothing is sent: the reconnect carries the position."""
+        with self._reporting:
+            self._report()
+
+    def report_unless_full(self) -> bool:
+        """The same for a thread that may not wait for this peer: False when the socket takes nothing now."""
+        line = self._line
+        if line is None:
+            return True
+        if not line.takes_more() or not self._reporting.acquire(blocking=False):
+            return False
+        try:
+            self._report()
+        finally:
+            self._reporting.release()
+        return True
+
+    def _report(self) -> None:
         line = self._line
         if line is not None:
             try:
