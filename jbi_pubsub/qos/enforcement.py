@@ -65,6 +65,10 @@ class Enforcement:
         """A contract with its settings."""
         return self.local.contract(caller, action, type_name, version, delivery, wish, changed)
 
+    def granted(self, contract: Contract) -> GrantedQos:
+        """What it has got by now."""
+        return self.local.granted(contract)
+
     def ended(self, contract: Contract) -> None:
         """Forget it."""
         self.local.close(contract)

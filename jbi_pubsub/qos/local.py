@@ -271,8 +271,8 @@ class LocalManager:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`component`: "name@location", or "peer"; `installed` is told what holds for the space, before contracts
-        follow it, `applied` when some of them have got something else; `measured`: what is known of a link, asked under our lock; `claims`: whether what somebody says of
-        himself counts."""
+        follow it, `applied` when some of them have got something else; `measured`: what is known of a link, asked under
+        our lock; `claims`: whether what somebody says of himself counts."""
         self.component = component
         self._installed = installed
         self._applied = applied
@@ -326,6 +326,10 @@ class LocalManager:
             contract = _Held(kind, changed)
             kind.contracts[contract] = None
         return contract, given
+
+    def granted(self, contract: Contract) -> GrantedQos:
+        """What a contract has got by now."""
+        return contract.kind.granted if isinstance(contract, _Held) else GrantedQos()
 
     def close(self, contract: Contract) -> None:
         """It is over. Safe to repeat."""
