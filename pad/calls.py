@@ -24,6 +24,7 @@ from jbi_pubsub.core.errors import (
     LookupNotFoundError,
     OversizeError,
     ProtocolError,
+    QosDeniedError,
     UnknownUidError,
     report,
 )
@@ -38,10 +39,13 @@ from jbi_pubsub.pad.explanation import recall
 from jbi_pubsub.pad.mail.links import LinkAction
 from jbi_pubsub.pad.overview import Terms
 from jbi_pubsub.pad.proxy import (
+    NO_CLAIMS,
     STANDING_SECONDS,
     SUBSCRIBE_AT_ONCE,
     Answers,
+    Claims,
     Opened,
+    Registered,
     Subscribed,
 )
 from jbi_pubsub.pad.subscription import (
@@ -72,8 +76,8 @@ class PublisherCalls:
 
     @exported
     @leasing
-    def connect(self, caller: Caller, name: str, duration: float) -> Opened:
-        caller = _named(caller, name)
+    def connect(self, caller: Caller, name: str, duration: float, claims: Claims) -> Opened:
+        caller = _named(caller, name, claims)
         with self._server.deciding():
             self._server.allow(caller, "connect")
             self._server.refuse_when_draining()
@@ -91,17 +95,23 @@ class PublisherCalls:
         self._server.forget_publications(connection_id)
 
     @exported
-    def register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
+    def register(
+        self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int
+    ) -> Registered:
         self._server.refuse_when_stopping()
         with self._server.deciding():
-            self._register(caller, connection_id, request, uid, number)
+            granted = self._register(caller, connection_id, request, uid, number)
         try:
             self._server.wait_announced(uid, LOOKUP_SECONDS)
         except LookupNotFoundError as exc:
             log.warning("registration %s is announced when a lookup service is back: %s", uid, exc)
+        return granted
 
-    def _register(self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
-        caller = _named(caller, self._server.delegate.connection(connection_id).name)
+    def _register(
+        self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int
+    ) -> Registered:
+        connection = self._server.delegate.connection(connection_id)
+        caller = _named(caller, connection.name, NO_CLAIMS)
         self._server.allow(caller, "connect")
         self._server.allow(caller, "publish", Subject(some=True))  # before it costs anything
         opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
@@ -110,7 +120,8 @@ class PublisherCalls:
         except JbiError:
             self._server.delegate.forget_type(opened)
             raise
-        self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
+        registration = self._server.delegate.register_publisher(connection_id, request, uid=uid, number=number)
+        return self._server.granted(registration)
 
     @exported
     def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
@@ -136,8 +147,8 @@ class SubscriberCalls:
 
     @exported
     @leasing
-    def open(self, caller: Caller, name: str, duration: float) -> Opened:
-        caller = _named(caller, name)
+    def open(self, caller: Caller, name: str, duration: float, claims: Claims) -> Opened:
+        caller = _named(caller, name, claims)
         with self._server.deciding():
             self._server.allow(caller, "connect")
             self._server.refuse_when_stopping()
@@ -162,6 +173,7 @@ class SubscriberCalls:
         duration: float,
         ages: tuple[float, ...],
         elapsed: float,
+        claims: Claims,
     ) -> Answers:
         """Each request is read by itself: one that makes no sense is refused, and none of the others."""
         self._server.refuse_when_stopping()
@@ -169,8 +181,8 @@ class SubscriberCalls:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
         if len(ages) != len(requests):
             raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
-        if session_id:
-            caller = _named(caller, self._server.delegate.session(session_id).name)
+        name = self._server.delegate.session(session_id).name if session_id else ""
+        caller = _named(caller, name, claims)
         with self._server.deciding():
             given = tuple(
                 self._subscribe(caller, session_id, request, duration, age, elapsed)
@@ -190,7 +202,7 @@ class SubscriberCalls:
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:
-            if session_id and isinstance(exc, AccessDeniedError):
+            if session_id and isinstance(exc, AccessDeniedError | QosDeniedError):
                 delegate.session(session_id).was_refused = True
             return Subscribed(error=report(exc))
 
@@ -354,6 +366,7 @@ def _request(said: msgspec.Raw) -> SubscriptionRequest:
         raise ProtocolError(f"bad subscription request: {exc}") from exc
 
 
-def _named(caller: Caller, client: str) -> Caller:
-    """With the name that the application has given itself."""
-    return dataclasses.replace(caller, client=client[:200])
+def _named(caller: Caller, client: str, claims: Claims) -> Caller:
+    """With the name that the application has given itself, and what it says of its user, who is nobody for rights."""
+    user, role = claims.user[:200], claims.role[:200]
+    return dataclasses.replace(caller, client=client[:200], user=user, claimed=bool(user), role=role)

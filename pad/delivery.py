@@ -22,6 +22,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
+from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.deflate import Compression, described
 from jbi_pubsub.core.wire.endpoint import Caller
@@ -32,12 +33,13 @@ from jbi_pubsub.pad.subscription import Subscription, shown
 
 ITEM: Final = struct.Struct("!BI")
 OBJECT, LOSS, CHUNK, LAST_CHUNK, SHARED, END = 1, 2, 3, 4, 5, 6
+QUALITY: Final = 9
 """Kinds of items on a delivery connection, each with a subscription number. A large object comes as CHUNK ...
 LAST_CHUNK; between them come items of other subscriptions, none of its own. SHARED has, instead of a number, how many
 subscriptions the object is for, then their numbers (32 bits each), then the object: it goes over the link once. END
 with number 0 is the last one: who delivers stops in order, and has told what was lost; with another number that
 subscription has ended here, against the will of its subscriber, who has been told its losses; with ASK_AGAIN what was
-refused may be allowed now."""
+refused may be allowed now. QUALITY: what a subscription that wishes has got instead of what it had."""
 
 ASK_AGAIN: Final = 0xFFFF_FFFF
 """No subscription's number."""
@@ -92,6 +94,8 @@ class SubscriberSession:
         """Access to something that it wants."""
         self._is_to_ask = False
         """ASK_AGAIN is to go out."""
+        self._granted: dict[int, GrantedQos] = {}
+        """What is to be told of what subscriptions have got, by number."""
         self._expelled: deque[Subscription] = deque()
         """Whose end is to be told."""
         self._parting = False
@@ -167,10 +171,25 @@ class SubscriberSession:
             self._is_to_ask, self.was_refused = self.was_refused, False
         self._sender.ready()
 
-    def offer(self, deliveries: Sequence[Delivery], *, at_once: bool = False) -> list[Subscription]:
+    def tell_quality(self, subscription: Subscription, given: GrantedQos) -> None:
+        """Tell its subscriber what it has got, instead of what it had; the last one counts."""
+        with self._changed:
+            if subscription.number in self._outlets:
+                self._granted[subscription.number] = given
+        self._sender.ready()
+
+    def offer(
+        self,
+        deliveries: Sequence[Delivery],
+        *,
+        at_once: bool = False,
+        blocked: list[Delivery] | None = None,
+        waited: float = 0.0,
+    ) -> list[Subscription]:
         """Queue objects, each by its subscription's policy, and have them go out; may wait up to `block_seconds` for
         those under `block`. For each that came to nothing its subscription, which is gone, and does not account for it
-        any more.
+        any more. With `blocked` it does not wait: those that would have to are put there, in order, to be offered
+        again; `waited`: how long they did.
 
         A batch of publications becomes a batch of deliveries here, not a wake-up and a lock each. `at_once`: this
         thread sends them, if it can (see `HubSender.send`).
@@ -185,12 +204,20 @@ class SubscriberSession:
             for whose, parcel in deliveries:
                 if whose is not subscription:  # of a run, consecutive objects for one, the outlet is looked up once
                     subscription, outlet = whose, self._outlets.get(whose.number)
+                    if blocked and any(before is whose for before, _ in blocked):
+                        subscription = None
+                        blocked.append((whose, parcel))  # behind the one before
+                        continue
                 if outlet is None:
                     gone.append(whose)  # cancelled since the match: after the cancel returned nothing may come
                     continue
                 size = parcel.size
                 if outlet.waiting >= outlet.bound or outlet.waiting_bytes >= share or self._bytes >= most:
-                    has_room, stands = self._make_room(outlet, size)
+                    if blocked is not None and self._would_wait(outlet, waited):
+                        subscription = None
+                        blocked.append((whose, parcel))
+                        continue
+                    has_room, stands = self._make_room(outlet, size, waits=blocked is None)
                     subscription = None  # others may be cancelled meanwhile as well
                     if not stands:
                         gone.append(whose)
@@ -214,14 +241,20 @@ class SubscriberSession:
             self._sender.ready()
         return gone
 
-    def _make_room(self, outlet: Outlet, size: int) -> tuple[bool, bool]:
+    def _would_wait(self, outlet: Outlet, waited: float) -> bool:
+        request = outlet.subscription.request
+        return (
+            request.policy == "block" and not outlet.held and waited < request.block_seconds and self._is_full(outlet)
+        )
+
+    def _make_room(self, outlet: Outlet, size: int, *, waits: bool = True) -> tuple[bool, bool]:
         """The queue, or the session's share, is full: act by the policy, for an object of `size` bytes. (whether there
         is room, whether the subscription still stands)"""
         request = outlet.subscription.request
         cause = Cause.QUEUE_OVERFLOW
         if request.policy == "block" and not outlet.held:  # nobody waits for who is still catching up
             self._sender.ready()  # what was offered before goes out meanwhile
-            has_room = self._wait_for_room(outlet, request.block_seconds)
+            has_room = self._wait_for_room(outlet, request.block_seconds if waits else 0.0)
             if self._outlets.get(outlet.subscription.number) is not outlet:
                 return False, False  # cancelled while we waited: its queue is empty, but nobody takes from it
             if has_room:
@@ -283,6 +316,10 @@ class SubscriberSession:
                 outlet.ready = False
                 size += self._next(outlet, items, max_items, max_bytes - size)
                 self._make_ready(outlet)
+            while self._granted and len(items) < max_items:
+                number, given = self._granted.popitem()
+                self._fly((), 1)
+                items.append((ITEM.pack(QUALITY, number), msgspec.msgpack.encode(given)))
             while self._expelled and len(items) < max_items - 1:
                 items += self._end_of(self._expelled.popleft())
             if self._is_to_ask and len(items) < max_items:
@@ -581,8 +618,18 @@ class Deliveries:
         waiting.append((subscription, parcel))
         self.size += parcel.size
 
-    def offer(self) -> list[Subscription]:
-        """Hand all to their sessions; what came to nothing, see `SubscriberSession.offer`."""
+    def offer(self, waited: float | None = None) -> tuple[list[Subscription], Deliveries | None]:
+        """Hand all to their sessions; what came to nothing, see `SubscriberSession.offer`. With `waited` it does not
+        wait, and what would have to is the second, None if there is nothing."""
         gathered, self._by_session, self.size = self._by_session, {}, 0
         alone = len(gathered) == 1  # several sessions cost one wake-up of the hub, and it fills their batches meanwhile
-        return [gone for session, deliveries in gathered.items() for gone in session.offer(deliveries, at_once=alone)]
+        if waited is None:
+            gone = [each for session, own in gathered.items() for each in session.offer(own, at_once=alone)]
+            return gone, None
+        gone, left = [], Deliveries()
+        for session, own in gathered.items():
+            blocked: list[Delivery] = []
+            gone += session.offer(own, at_once=alone, blocked=blocked, waited=waited)
+            for subscription, parcel in blocked:
+                left.add(session, subscription, parcel)
+        return gone, left if left.size else None

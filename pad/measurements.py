@@ -14,7 +14,7 @@ import msgspec
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Head, Parcel, numbered, pack, prefix_of
-from jbi_pubsub.core.quality import Contract, Settings
+from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.signing import Signer, anchor_of, digest, head_bytes, signed_uid
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.pad.delegate import Delegate
@@ -27,7 +27,7 @@ log = logging.getLogger("jbi_pubsub.pad")
 
 EVERY_SECONDS: Final = 2.0
 """Between two measurements of a series."""
-IMPORTANCE: Final = 1
+WISH: Final = Wish(importance=1)
 """The least: to measure is to disturb nobody."""
 
 
@@ -80,15 +80,13 @@ class Measurements:
         schema, invariants = self._quality.measurement_type()
         try:
             entries = self._delegate.open_type(schema, "").entries(parse_metadata(invariants))
-            request = PublisherRequest(schema, entries, secret=self._secret, signing=signing)
-            registration = self._delegate.register_publisher(connection, request, uid=self._uid, number=1)
+            request = PublisherRequest(schema, entries, secret=self._secret, signing=signing, qos=WISH)
+            return self._delegate.register_publisher(connection, request, uid=self._uid, number=1)
         except JbiError as exc:
             if str(exc) != self._fault:
                 self._fault = str(exc)
                 log.error("measurements are not published: %s", exc)
             return None
-        registration.contract = Contract(Settings(importance=IMPORTANCE))
-        return registration
 
     def _publish(self, connection: str, registration: Registration) -> None:
         if self._signer is not None and self._generation != self._signer.generation:

@@ -39,6 +39,11 @@ from jbi_pubsub.pad.subscription import Subscription
 
 log = logging.getLogger("jbi_pubsub.pad")
 
+RUN_MOST: Final = 50
+"""Objects after which what they come to is delivered: about half a millisecond's work."""
+RUN_BYTES: Final = 1 << 20
+"""The same for large objects: what is gathered counts in no queue's bound yet."""
+
 GAP_MOST: Final = 1_000_000
 """Objects that a publisher may claim to have lost between two: 20 s of the fastest. A number beyond is no gap but a
 lie, and whoever tells it once could tell all subscribers of 2^53 lost objects."""
@@ -81,17 +86,19 @@ class Pipeline:
         self._unpacked: tuple[Head | None, InfoObject] = (None, NO_OBJECT)
         self.stopping = Event()
 
-    def admit(self, registration: Registration, run: Sequence[Parcel], refused: Refused) -> list[Parcel]:
+    def admit(
+        self, registration: Registration, run: Sequence[Parcel], refused: Refused, *, waits: bool = True
+    ) -> list[Parcel]:
         """Take consecutive objects of a registration in, each as soon as there is room; those that were not seen
         before. To `refused` with BackPressureError what found no room in time, with MetadataError what is not the
-        registration's."""
+        registration's. Without `waits` who judges looks for room (`settling`, `has_room`)."""
         admitted: list[Parcel] = []
         for parcel in run:
             gap = parcel.head.sequence - registration.sequence - 1
             if gap < 0:
                 continue
             try:
-                self._admit(registration, parcel, gap)
+                self._admit(registration, parcel, gap, waits=waits)
             except (BackPressureError, MetadataError) as exc:
                 registration.refused += 1
                 refused.append((parcel, exc))
@@ -100,11 +107,12 @@ class Pipeline:
                 admitted.append(parcel)
         return admitted
 
-    def _admit(self, registration: Registration, parcel: Parcel, gap: int) -> None:
-        if self._budget.used >= self._budget.limit:
-            self._wait_for_budget()
-        if not registration.has_settled and not self._shelves.has_room(parcel.size):
-            self._let_newcomers_come(registration, parcel)
+    def _admit(self, registration: Registration, parcel: Parcel, gap: int, *, waits: bool) -> None:
+        if waits:
+            if self._budget.used >= self._budget.limit:
+                self._wait_for_budget()
+            if pause := self.settling(registration, parcel):
+                self.stopping.wait(pause)
         for wait in self._room:
             wait(registration, parcel)
         registration.check_head(parcel.head)
@@ -136,7 +144,7 @@ class Pipeline:
                     matches += len(matched)
                     self.hand_out(parcel, matched, deliveries, filters=judgement.table.filters > 0)
             except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as a match
-                refused.append((parcel, _fault(exc)))
+                refused.append((parcel, fault_of(exc)))
         return matches
 
     def _check(
@@ -156,14 +164,17 @@ class Pipeline:
                 registration.refused += 1
                 refused.append((parcel, exc))
             except Exception as exc:  # noqa: BLE001  # noted
-                refused.append((parcel, _fault(exc)))
+                refused.append((parcel, fault_of(exc)))
         return good
 
-    def deliver(self, deliveries: Deliveries) -> None:
-        """What `judge` has gathered goes to the subscribers' queues, and out."""
-        gone = deliveries.offer()
+    def deliver(self, deliveries: Deliveries, waited: float | None = None) -> Deliveries | None:
+        """What `judge` has gathered goes to the subscribers' queues, and out. With `waited`, the seconds since it was
+        tried first, it does not wait for subscribers under policy `block`: what they have no room for, to be tried
+        again; None: nothing."""
+        gone, blocked = deliveries.offer(waited)
         if gone:  # cancelled, or their session over, since the match: those have accounted for what they held
             self._came_to_nothing(gone)
+        return blocked
 
     def sync(self) -> None:
         """Return when the mail of all objects published before is on disk, where it is kept."""
@@ -179,20 +190,45 @@ class Pipeline:
             for subscription in matched:
                 self._deliver(subscription, parcel, parcel, deliveries)
 
-    def _wait_for_budget(self) -> None:
-        if not self._budget.wait_for_room(self._config.queue.block_seconds):
-            raise BackPressureError(
-                f"the delegate's queues hold {self._budget.used} bytes, the limit is {self._budget.limit}",
-                hint="Subscribers are too slow; see `jbi status`, or raise [pad] max_queued_bytes",
-            )
+    @property
+    def patience(self) -> float:
+        """Seconds that an object waits for memory."""
+        return self._config.queue.block_seconds
 
-    def _let_newcomers_come(self, registration: Registration, parcel: Parcel) -> None:
-        """A publisher that fills the shelves within moments waits once: who was told of it and is on the way here gets
-        its first objects, too."""
+    def has_room(self, importance: int) -> bool:
+        """Whether an object of that importance (1 to 5) may take memory: the more important, the more of it."""
+        return self._budget.used < self._budget.limit * (50 + 10 * importance) / 100
+
+    def no_room(self) -> BackPressureError:
+        """What an object is refused with that has waited for memory in vain."""
+        return BackPressureError(
+            f"the delegate's queues hold {self._budget.used} bytes, the limit is {self._budget.limit}",
+            hint="Subscribers are too slow; see `jbi status`, or raise [pad] max_queued_bytes",
+        )
+
+    def _wait_for_budget(self) -> None:
+        if not self._budget.wait_for_room(self.patience):
+            raise self.no_room()
+
+    def settling(self, registration: Registration, parcel: Parcel) -> float:
+        """Seconds to wait before that object is judged. A publisher that fills the shelves within moments waits once:
+        who was told of it and is on the way here gets its first objects, too."""
+        if registration.has_settled or self._shelves.has_room(parcel.size):
+            return 0.0
         settle, topic = self._config.pad.settle_seconds, registration.topic
         if topic.is_awaited and self._shelves.is_crowded(topic.shelf, parcel.size, self._clock(), settle):
             registration.has_settled = True
-            self.stopping.wait(settle)
+            return settle
+        return 0.0
+
+    @property
+    def mails(self) -> int:
+        """Number of the last mail that is to be on disk; see `is_synced`."""
+        return self._mail.offered
+
+    def is_synced(self, mail: int) -> bool:
+        """Whether the mail up to that number is on disk, or lost."""
+        return self._mail.is_durable(mail)
 
     def _tell_of_gap(self, registration: Registration, count: int) -> None:
         if count > GAP_MOST:
@@ -260,7 +296,7 @@ class Pipeline:
             self._account.add(matched=1, lost={str(subscription.ended): 1})
 
 
-def _fault(exc: Exception) -> JbiError:
+def fault_of(exc: Exception) -> JbiError:
     """What a publisher is told of a fault of ours, which is noted here."""
     note("judging an object", exc)
     return JbiError("the delegate failed on this object", hint="Its log says how")

@@ -16,6 +16,7 @@ from jbi_pubsub.core.access import ADMIN
 from jbi_pubsub.core.errors import ErrorReport, ProtocolError
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, Importance
 from jbi_pubsub.core.renewal import RENEW_AT
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
@@ -62,7 +63,40 @@ STANDING_SECONDS: Final = 0.2
 longer asks again."""
 
 Refusals = tuple[tuple[str, ErrorReport], ...]
-"""Note of a delegate's acknowledgements: (object id, why it was refused)."""
+"""(object id, why it was refused)."""
+
+
+class Registered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer to a registration.
+
+    `credit`: how many of its objects, and `credit_bytes` of them, the delegate may have that are not done; 0: any
+    number, and what is acknowledged is done. A larger object goes when none is under way. `importance` and the
+    `version` of the policies that it comes from; `strict`: the most important goes first, else levels have shares.
+    """
+
+    credit: int = 0
+    importance: Importance = DEFAULT_IMPORTANCE
+    version: int = 0
+    credit_bytes: int = 0
+    strict: bool = False
+
+
+class Taken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Note of a delegate's acknowledgements: what it refused, and for registrations with credit up to which number of
+    theirs all objects are done, where that has changed."""
+
+    refusals: Refusals = ()
+    done: dict[int, int] = msgspec.field(default_factory=dict)
+
+
+class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an application says of whoever uses it ([client] user, role): where there is a certificate that counts."""
+
+    user: str = ""
+    role: str = ""
+
+
+NO_CLAIMS: Final = Claims()
 
 
 class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,9 +146,9 @@ class _LeasedProxy:
 class DelegateProxy(_LeasedProxy):
     """Calls of a publishing application. Each raises the delegate's errors, WireError or WireTimeoutError."""
 
-    def connect(self, name: str, duration: float) -> Opened:
+    def connect(self, name: str, duration: float, claims: Claims = NO_CLAIMS) -> Opened:
         """Connect under a lease (paper section 2.4(1))."""
-        opened: Opened = self._client.call("connect", Opened, name, duration)
+        opened: Opened = self._client.call("connect", Opened, name, duration, claims)
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
 
@@ -122,9 +156,9 @@ class DelegateProxy(_LeasedProxy):
         """Leave, with all registrations."""
         self._client.call("disconnect", None, connection_id)
 
-    def register(self, connection_id: str, request: PublisherRequest, uid: str, number: int) -> None:
+    def register(self, connection_id: str, request: PublisherRequest, uid: str, number: int) -> Registered:
         """Register what will be published, under an id and a number of the publisher's choice."""
-        self._client.call("register", None, connection_id, request, uid, number)
+        return self._client.call("register", Registered, connection_id, request, uid, number)
 
     def unregister(self, connection_id: str, uid: str) -> None:
         """Take a registration back."""
@@ -147,9 +181,9 @@ class SubscriptionsProxy(_LeasedProxy):
     """When the session was opened, by our clock (monotonic seconds), or later by the way of an answer at most: of the
     fastest one. Ties the delegate's clock to ours."""
 
-    def open(self, name: str, duration: float) -> Opened:
+    def open(self, name: str, duration: float, claims: Claims = NO_CLAIMS) -> Opened:
         """Open a session for this process under a lease."""
-        opened: Opened = self._client.call("open", Opened, name, duration)
+        opened: Opened = self._client.call("open", Opened, name, duration, claims)
         self.opened_at = time.monotonic()
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
@@ -159,12 +193,17 @@ class SubscriptionsProxy(_LeasedProxy):
         self._client.call("close", None, session_id)
 
     def subscribe(
-        self, session_id: str, requests: Sequence[SubscriptionRequest], duration: float, ages: Sequence[float]
+        self,
+        session_id: str,
+        requests: Sequence[SubscriptionRequest],
+        duration: float,
+        ages: Sequence[float],
+        claims: Claims = NO_CLAIMS,
     ) -> tuple[Subscribed, ...]:
         """Register subscriptions, an answer for each; `duration` is for the leases of e-mail-only ones; `ages`: since
         when each stands (see Delegate.subscribe)."""
         elapsed = time.monotonic() - self.opened_at if session_id else 0.0
-        asked = (session_id, tuple(requests), duration, tuple(ages), elapsed)
+        asked = (session_id, tuple(requests), duration, tuple(ages), elapsed, claims)
         given: Answers = self._client.call("subscribe", Answers, *asked)
         if given.open_for > 0:
             self.opened_at = min(self.opened_at, time.monotonic() - given.open_for)

@@ -5,8 +5,8 @@ Absent (None) with `[qos] mode = "off"`: then nothing here is asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 from jbi_pubsub.core.info_object import Head, Part, SchemaBundle
 from jbi_pubsub.core.quality import Contract, GrantedQos, Shape, Wish
@@ -28,6 +28,52 @@ class Shaping(Protocol):
         ...
 
 
+R = TypeVar("R")
+
+
+class Work(Protocol):
+    """What is done in steps, when it is its turn. `importance` and `size` may not wait."""
+
+    def importance(self) -> int:
+        """Of the next step, 1 to 5."""
+        ...
+
+    def size(self) -> int:
+        """Bytes of what is next, at least 1; 0: there is nothing to do."""
+        ...
+
+    def step(self, most: int) -> tuple[int, int, float]:
+        """Do some of it, about `most` bytes, at least one piece, without waiting: how many pieces it was, their bytes,
+        and in how many seconds there may be a next step (0.0: at once)."""
+        ...
+
+
+class Turns(Protocol):
+    """Who works next: one at a time, the most important one."""
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether nothing is done while something more important waits."""
+        ...
+
+    def task(self, kind: str, work: Work) -> Any:
+        """Work of a kind ("judge"), to be submitted."""
+        ...
+
+    def submit(self, task: Any) -> None:
+        """There is something to do for it. Never waits; may do it at once, on this thread."""
+        ...
+
+    def run(self, contract: Contract, work: Callable[[], R]) -> R:
+        """Do work when it is its turn, on this thread. Raises what it raises, and BackPressureError when its turn does
+        not come."""
+        ...
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing is left to do; whether that was within `timeout` seconds."""
+        ...
+
+
 class Quality(Protocol):
     """Makes contracts and enforces them. Safe from several threads. Whoever is given one closes it."""
 
@@ -41,11 +87,28 @@ class Quality(Protocol):
         """Bytes a second that the link to the mail server takes by now; 0: any number."""
         ...
 
+    @property
+    def tasks(self) -> Turns:
+        """Who is judged next."""
+        ...
+
     def opened(
-        self, caller: Caller, action: str, type_name: str, version: str, delivery: str, wish: Wish
+        self,
+        caller: Caller,
+        action: str,
+        type_name: str,
+        version: str,
+        delivery: str,
+        wish: Wish,
+        changed: Callable[[GrantedQos], None] | None = None,
     ) -> tuple[Contract, GrantedQos]:
         """A contract opens: for `action` publish, subscribe or query; `delivery` is queue, mail or peer. Its settings
-        follow the policies until `ended`. Raises QosDeniedError."""
+        follow the policies until `ended`; `changed` is told when it gets something else. Raises ConfigurationError for
+        a wish that makes no sense, QosDeniedError."""
+        ...
+
+    def granted(self, contract: Contract) -> GrantedQos:
+        """What it has got by now."""
         ...
 
     def ended(self, contract: Contract) -> None:

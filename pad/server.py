@@ -39,12 +39,12 @@ from jbi_pubsub.core.errors import (
     TypeConflictError,
     UnknownUidError,
     WireError,
-    report,
 )
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Parcel, Part, TypeName
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.process import version
+from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlServer
 from jbi_pubsub.core.wire.deflate import Allowance
@@ -67,11 +67,12 @@ from jbi_pubsub.pad.calls import (
     SubscriberCalls,
     TypeCalls,
 )
-from jbi_pubsub.pad.delegate import Delegate, TypeRepository
+from jbi_pubsub.pad.delegate import PART_SECONDS, Delegate, TypeRepository
 from jbi_pubsub.pad.delivery import Deliveries
+from jbi_pubsub.pad.intake import Intake, Reports, reported
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.measurements import Measurements
-from jbi_pubsub.pad.pipeline import Refused
+from jbi_pubsub.pad.pipeline import RUN_BYTES, RUN_MOST, Refused
 from jbi_pubsub.pad.proxy import (
     CHUNK,
     DELEGATE,
@@ -85,6 +86,8 @@ from jbi_pubsub.pad.proxy import (
     SUBSCRIPTIONS,
     SUBSCRIPTIONS_METHODS,
     TYPES,
+    Registered,
+    Taken,
 )
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.samples import samples_of
@@ -100,10 +103,10 @@ from jbi_pubsub.pad.subscription import (
 
 log = logging.getLogger("jbi_pubsub.pad")
 
-RUN_MOST: Final = 50
-"""Publications of a batch after which what they come to is delivered: about half a millisecond's work."""
-RUN_BYTES: Final = 1 << 20
-"""The same for large objects: what is gathered counts in no queue's bound yet."""
+CREDIT_SHARE: Final = 4
+"""All registrations together are granted about a quarter of the memory for waiting objects, in bytes."""
+CREDIT_LEAST: Final = 1 << 16
+"""Each has so many at least."""
 
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
@@ -127,6 +130,9 @@ class DisseminationServer:
         self.name = "-".join(("pad", *characteristics)) if characteristics else "peer"
         self._stages = stages_of(config, "@".join(characteristics) if characteristics else "peer", access)
         self._access = self._stages.access
+        self._config = config
+        self._tasks = self._stages.quality.tasks if self._stages.quality is not None else None
+        self._reports = Reports(self.name) if self._tasks is not None else None
         self._started = clock()
         self._clock = clock
         self._tokens = Tokens(lambda: uuid4().hex)
@@ -263,13 +269,20 @@ class DisseminationServer:
         self.delegate.wait_for_newcomers()
         self.community.close()
         self._stopping.set()
+        if self._tasks is not None and self._reports is not None:
+            self._tasks.drain(drain)  # what is admitted is done, and told; what is not, publishers send to another one
+            self._reports.flush(PART_SECONDS)
         for receiver in list(self._publications.values()):
             receiver.stop()
+        if self._reports is not None:
+            self._reports.stop()
         left = self.delegate.drain(drain, closing=True)
         self.delegate.close()
         if self._sockets is not None:
             self._sockets.stop()
         self._endpoint.stop()
+        if self._stages.quality is not None:
+            self._stages.quality.close()
         self._reaper.join(5.0)
         return left
 
@@ -381,6 +394,7 @@ class DisseminationServer:
             "faults": faults(),
             "draining": self._draining.is_set(),
             "access": self._access.status(),
+            **({"qos": self._stages.quality.status()} if self._stages.quality is not None else {}),
         }
 
     def samples(self) -> Iterator[Sample]:
@@ -426,6 +440,13 @@ class DisseminationServer:
     def _receiver(self, connection_id: str) -> Receiver:
         """Of a publisher's data connections, one after the other."""
         coming: dict[int, bytearray] = {}
+        if self._tasks is not None and self._reports is not None:
+            qos = self._config.qos
+            intake = Intake(self._tasks, self.delegate.pipeline, self._reports, qos.credit, qos.credit_bytes)
+            intake.receiver = Receiver(
+                lambda items: self._admit(connection_id, items, coming, intake), intake.note, opened=intake.tell_again
+            )
+            return intake.receiver
         refused: list[tuple[str, ErrorReport]] = []
         return Receiver(
             lambda items: self._publish(connection_id, items, coming, refused), lambda: _encode_refusals(refused)
@@ -451,10 +472,39 @@ class DisseminationServer:
             self.refuse_when_stopping()
             try:
                 refusals = self._judge(registrations, number, run, deliveries)
-                refused += [_reported(parcel, why) for parcel, why in refusals]
+                refused += [reported(parcel, why) for parcel, why in refusals]
             finally:  # what was taken is delivered, also when something behind it ends the connection
                 self.delegate.pipeline.deliver(deliveries)
         self.delegate.pipeline.sync()  # before the batch is acknowledged: then the publisher forgets it
+
+    def _admit(self, connection_id: str, items: list[memoryview], coming: dict[int, bytearray], intake: Intake) -> None:
+        """The same with quality of service: it is acknowledged when it is admitted, and judged by turns."""
+        try:
+            registrations = self.delegate.connection(connection_id).registrations
+        except UnknownUidError as exc:
+            raise WireError(str(exc)) from exc
+        intake.begin()
+        try:
+            for number, run in _runs(items, coming):
+                self.refuse_when_stopping()
+                intake.take(registrations, number, run)
+        finally:
+            intake.end()
+
+    def granted(self, registration: Registration) -> Registered:
+        """What the publisher of a registration is told."""
+        if self._tasks is None:
+            return Registered()
+        settings = (registration.contract or Contract()).settings
+        qos, pad = self._config.qos, self._config.pad
+        share = pad.max_queued_bytes // CREDIT_SHARE // max(1, self.delegate.registrations)
+        return Registered(
+            qos.credit,
+            settings.importance,
+            settings.version,
+            min(qos.credit_bytes, max(CREDIT_LEAST, share)),
+            self._tasks.is_strict,
+        )
 
     def _judge(
         self, registrations: Mapping[int, Registration], number: int, run: Sequence[Parcel], deliveries: Deliveries
@@ -529,15 +579,8 @@ def _whole(item: memoryview, coming: dict[int, bytearray]) -> tuple[int, Part | 
     return number, coming.pop(number) if kind == LAST_CHUNK else None
 
 
-def _reported(parcel: Parcel, why: JbiError) -> tuple[str, ErrorReport]:
-    """What its publisher is told of an object that was refused."""
-    object_id = parcel.head.object_id
-    log.info("refused object %s: %s", object_id, why, extra={"object": object_id})
-    return object_id, report(why)
-
-
 def _encode_refusals(refusals: list[tuple[str, ErrorReport]]) -> bytes:
     if not refusals:
         return b""
     told, refusals[:] = tuple(refusals), []
-    return msgspec.msgpack.encode(told)
+    return msgspec.msgpack.encode(Taken(told))

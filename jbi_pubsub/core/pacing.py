@@ -32,8 +32,10 @@ class TokenBucket:
         self._at = now
 
     def set(self, rate: float, burst: float, now: float) -> None:
-        """Another rate from now on; a debt stays, and is paid at the new rate."""
+        """Another rate from now on. A debt is paid by when it would have been: it was made under the other rate."""
         self.fill(now)
+        if self.tokens < 0:
+            self.tokens *= rate / self.rate
         self.rate, self.burst = rate, burst
         self.tokens = min(self.tokens, burst)
 

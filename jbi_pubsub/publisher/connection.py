@@ -1,6 +1,7 @@
 """One publishing application at one delegate: lease, registrations, and the queue of what is on its way there.
 
-Theory of operation: `publish` queues; a Sender takes from the queue and keeps what is not acknowledged. One thread
+Theory of operation: `publish` queues; a Sender takes from the queue and keeps what is not acknowledged (with quality of
+service: what is not done, see lanes.py). One thread
 owns the data connection and mends it: cut, it is opened again and goes on where the delegate has got to; if the
 delegate has forgotten us (restart, lease run out), it is found again, everything is registered again under the same
 ids, and what was not acknowledged is sent again. Subscribers drop what they have seen, by sequence number.
@@ -45,7 +46,7 @@ from jbi_pubsub.core.wire.stream import (
     greet,
 )
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.proxy import DelegateProxy, Opened, Refusals
+from jbi_pubsub.pad.proxy import Claims, DelegateProxy, Opened, Refusals, Registered, Taken
 
 from .lanes import Lanes
 from .publication import Publication
@@ -60,6 +61,7 @@ AWAY_SECONDS: Final = 2.0
 """Until it is said that no delegate answers: a restart in order takes less."""
 TRIED_MOST: Final = 100
 """Delegates that are remembered for not answering."""
+NOTHING: Final = Taken()
 ABANDONED_SECONDS: Final = 10.0
 """Until a registration that was not answered to is taken back: longer than a delegate needs for one."""
 
@@ -94,6 +96,8 @@ class DelegateConnection:
         as long as we are connected nothing else would end them."""
         self._refusals: dict[str, JbiError] = {}
         """Registrations that the delegate refused when we came back, until it takes them."""
+        self._granted: dict[int, Registered] = {}
+        """What it answered to the others then."""
         self._next_number = 0
         self._queue = Lanes(chunk=config.link.chunk)
         self._sender = Sender(self._queue, name=f"publish-{name}", acked=self._acked, batch_bytes=config.link.chunk)
@@ -134,10 +138,11 @@ class DelegateConnection:
             proxy, opened = self._attached()
             publication.number = self._next_number = self._next_number + 1  # never again: the answer may be lost
             try:
-                proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+                granted = proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
             except WireError:
                 self._abandoned[publication.uid] = time.monotonic()
                 raise
+            self._queue.grant(publication.number, granted)
             self._publications[publication.uid] = publication
 
     def unregister(self, publication: Publication) -> None:
@@ -147,6 +152,7 @@ class DelegateConnection:
             with contextlib.suppress(UnknownUidError):  # gone already: that answer was lost; or we are unknown
                 proxy.unregister(opened.uid, publication.uid)
             self._publications.pop(publication.uid, None)
+            self._queue.forget(publication.number)
             if self._refusals.pop(publication.uid, None) is not None and (lost := self._queue.drop(publication.number)):
                 log.warning("%s: %d objects of %s are lost: it was refused", self._name, lost, publication.uid)
 
@@ -181,6 +187,10 @@ class DelegateConnection:
                 hint="Publish more slowly, or give a longer timeout",
                 published=queued,
             )
+
+    def unfinished(self, publication: Publication) -> int:
+        """Objects of a registration that the delegate has not done yet."""
+        return self._queue.unfinished(publication.number)
 
     def flush(self, timeout: float, publication: Publication | None = None) -> None:
         """Wait until what was published by now, of one registration or of all, is acknowledged. Raises
@@ -229,7 +239,8 @@ class DelegateConnection:
     def _connect(self, item: ServiceItem) -> None:
         proxy = DelegateProxy(item.proxy, self._security, timeout=self._config.lookup.timeout)
         try:
-            opened = proxy.connect(self._name, self._config.lease.publisher)
+            client = self._config.client
+            opened = proxy.connect(self._name, self._config.lease.publisher, Claims(client.user, client.role))
         except JbiError:
             proxy.close()
             raise
@@ -251,11 +262,13 @@ class DelegateConnection:
     def _register_all(self, proxy: DelegateProxy, opened: Opened) -> None:
         """Those that the delegate refuses, for reasons of their own, are asked for again later; unless it is all."""
         refusals: dict[str, JbiError] = {}
+        granted: dict[int, Registered] = {}
         for publication in self._publications.values():
             if self._stopping.is_set():
                 raise WireError("left in the middle of a come-back")
             try:
-                proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+                answer = proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+                granted[publication.number] = answer
             except (WireError, UnknownUidError):
                 raise
             except JbiError as exc:
@@ -263,7 +276,7 @@ class DelegateConnection:
                 refusals[publication.uid] = exc
         if refusals and len(refusals) == len(self._publications):
             raise next(iter(refusals.values()))
-        self._refusals = refusals
+        self._refusals, self._granted = refusals, granted
 
     def _disconnect(self, proxy: DelegateProxy, opened: Opened) -> None:
         try:
@@ -286,7 +299,8 @@ class DelegateConnection:
                 if self._proxy is not proxy or publication.uid not in self._publications:
                     return
                 try:
-                    proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+                    granted = proxy.register(opened.uid, publication.request(), publication.uid, publication.number)
+                    self._queue.grant(publication.number, granted)
                 except JbiError as exc:
                     publication.renew_again()
                     log.warning("%s: the new certificate of %s is told later: %s", self._name, publication.uid, exc)
@@ -300,7 +314,7 @@ class DelegateConnection:
                 if publication is None or uid not in self._refusals or self._proxy is not proxy:
                     continue
                 try:
-                    proxy.register(opened.uid, publication.request(), uid, publication.number)
+                    granted = proxy.register(opened.uid, publication.request(), uid, publication.number)
                 except WireError as exc:
                     log.debug("%s: registration %s is asked for again later: %s", self._name, uid, exc)
                     return
@@ -308,6 +322,7 @@ class DelegateConnection:
                     log.debug("%s: registration %s is refused still: %s", self._name, uid, exc)
                     continue
                 log.warning("%s: the delegate takes registration %s again", self._name, uid)
+                self._queue.grant(publication.number, granted)
                 self._queue.release(publication.number)
                 del self._refusals[uid]
                 self._sender.push()
@@ -429,7 +444,7 @@ class DelegateConnection:
                 raise
             self._tried.clear()
             self._sender.forget_all()
-            self._queue.restart({self._publications[uid].number for uid in self._refusals})
+            self._queue.restart({self._publications[uid].number for uid in self._refusals}, self._granted)
         self._gone = False
         if self._stopping.is_set():
             self._leave()
@@ -438,14 +453,18 @@ class DelegateConnection:
 
     def _acked(self, count: int, note: memoryview) -> None:
         self._taken += count
+        taken = NOTHING
         try:
             if note:
-                self._tell_refusals(note)
+                taken = _decoded(note)
+                self._tell_refusals(taken.refusals)
         finally:
             self._queue.acknowledged(count)  # behind that: who has flushed has been told
+            if taken.done:
+                self._queue.done(taken.done)
 
-    def _tell_refusals(self, note: memoryview) -> None:
-        for object_id, error in _decoded(note):
+    def _tell_refusals(self, refusals: Refusals) -> None:
+        for object_id, error in refusals:
             self.refusals += 1
             rebuilt = rebuild(error)
             facts = {"object": object_id}
@@ -461,8 +480,8 @@ class DelegateConnection:
             log.exception("%s: the callback for refused objects failed", self._name)
 
 
-def _decoded(note: memoryview) -> Refusals:
+def _decoded(note: memoryview) -> Taken:
     try:
-        return decoder_of(Refusals).decode(note)
+        return decoder_of(Taken).decode(note)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ProtocolError(f"bad acknowledgement: {exc}") from exc

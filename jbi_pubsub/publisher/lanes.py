@@ -1,16 +1,23 @@
-"""What waits for a delegate: a lane for each registration, whose objects go in order; the lanes take turns."""
+"""What waits for a delegate: a lane for each registration, whose objects go in order; the lanes take turns.
+
+With quality of service a registration has a *credit*: objects that the delegate may have and has not done. They stay
+here until they are done, since a delegate that is killed loses what it has acknowledged and not done. A lane whose
+credit is used up holds up no other, not at the bound of what may wait either. Important lanes have more turns.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from jbi_pubsub.core.info_object import Parcel, Part
+from jbi_pubsub.core.quality import LEVELS, WEIGHTS
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, MAX_BATCH_ITEMS, chunks
-from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE
+from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, Registered
 
 QUEUE_ITEMS: Final = 10_000
 QUEUE_BYTES: Final = 64 << 20
@@ -19,13 +26,88 @@ RUN_ITEMS: Final = 50
 """Objects of one registration that go at a turn, as long as they are no more than a chunk."""
 
 
+LANE_LEAST: Final = 64
+"""Objects that each registration with credit may have waiting, however many there are."""
+BATCHES_OF_CREDIT: Final = 4
+"""A credit goes in so many batches at least: the delegate works on one while others are on their way."""
+
+
 class _Account:
-    """How many objects of a registration were queued, and how many of them the delegate has, since none waited."""
+    """How many objects of a registration were queued, and how many of them the delegate has (with credit: has done),
+    since none waited."""
 
     __slots__ = ("acknowledged", "queued")
 
     def __init__(self) -> None:
         self.queued = self.acknowledged = 0
+
+
+class _Credit:
+    """What a registration may have at the delegate, and has: `unfinished`, in order, until it is done."""
+
+    __slots__ = ("bytes_waiting", "granted", "size", "unfinished", "waiting")
+
+    def __init__(self, granted: Registered) -> None:
+        self.granted = granted
+        self.unfinished: deque[Parcel] = deque()
+        self.size = 0
+        """Of the unfinished ones, in bytes."""
+        self.waiting = self.bytes_waiting = 0
+
+    def allows(self, size: int) -> bool:
+        """Whether one more object of so many bytes may go."""
+        if not self.unfinished:
+            return True
+        return len(self.unfinished) < self.granted.credit and self.size + size <= self.granted.credit_bytes
+
+    def went(self, parcel: Parcel) -> None:
+        """One more is under way."""
+        self.unfinished.append(parcel)
+        self.size += parcel.size
+
+    def waits(self, parcel: Parcel, count: int) -> None:
+        """One more (1) or fewer (-1) waits."""
+        self.waiting += count
+        self.bytes_waiting += count * parcel.size
+
+
+class _Turns:
+    """Whose turn it is, where registrations have levels: that of the level with the least virtual time, which grows by
+    bytes sent by its weight; under strict of the highest one. In a level in turn."""
+
+    def __init__(self) -> None:
+        self._lines: list[deque[int]] = [deque() for _ in range(LEVELS)]
+        self._times = [0.0] * LEVELS
+        self._now = 0.0
+        self.levels: dict[int, int] = {}
+        """Of registrations; 0 is the least important."""
+        self._length = 0
+        self.is_strict = False
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, number: int) -> None:
+        """Behind the others of its level."""
+        level = self.levels.get(number, 0)
+        line = self._lines[level]
+        if not line:
+            self._times[level] = max(self._times[level], self._now)
+        line.append(number)
+        self._length += 1
+
+    def popleft(self) -> int:
+        """The next one."""
+        active = [level for level in range(LEVELS - 1, -1, -1) if self._lines[level]]
+        level = active[0] if self.is_strict else min(active, key=self._times.__getitem__)
+        self._now = self._times[level]
+        self._length -= 1
+        return self._lines[level].popleft()
+
+    def charge(self, number: int, size: int) -> None:
+        """It has sent so many bytes."""
+        level = self.levels.get(number, 0)
+        self._times[level] += size / WEIGHTS[level]
 
 
 class Lanes:
@@ -38,7 +120,12 @@ class Lanes:
         self._lock = threading.Lock()  # entered by itself: within Condition.__enter__ a signal's handler may leave it
         self._changed = threading.Condition(self._lock)
         self._lanes: dict[int, deque[Parcel]] = {}
-        self._turns: deque[int] = deque()
+        self._turns: deque[int] | _Turns = deque()
+        self._credits: dict[int, _Credit] = {}
+        """Of registrations that have one."""
+        self._stalled: set[int] = set()
+        """Registrations that have objects waiting and no credit for the next one."""
+        self._batch_most = MAX_BATCH_ITEMS
         self._cutting: dict[int, deque[memoryview]] = {}
         self._taken: deque[tuple[int, Parcel, bool]] = deque()
         """For each item under way its registration, its whole object, and whether it is the last of that, until it is
@@ -61,7 +148,11 @@ class Lanes:
         deadline = 0.0
         with self._lock:
             for at, parcel in enumerate(run):
-                while self._count and (self._count >= QUEUE_ITEMS or self._bytes + parcel.size > QUEUE_BYTES):
+                while (
+                    not self._has_room(number, parcel.size)
+                    if self._credits
+                    else self._count and (self._count >= QUEUE_ITEMS or self._bytes + parcel.size > QUEUE_BYTES)
+                ):
                     now = time.monotonic()
                     deadline = deadline or now + timeout
                     if now >= deadline:
@@ -69,6 +160,14 @@ class Lanes:
                     self._wait_for_room(deadline - now)
                 self._append(number, parcel)
         return len(run)
+
+    def _has_room(self, number: int, size: int) -> bool:
+        credit = self._credits.get(number)
+        if credit is None:
+            return not self._count or (self._count < QUEUE_ITEMS and self._bytes + size <= QUEUE_BYTES)
+        most, most_bytes = QUEUE_ITEMS // len(self._credits), QUEUE_BYTES // len(self._credits)
+        has_room = credit.waiting < max(LANE_LEAST, most) and credit.bytes_waiting + size <= most_bytes
+        return has_room or not credit.waiting
 
     def _wait_for_room(self, seconds: float) -> None:
         self._blocked += 1
@@ -86,10 +185,20 @@ class Lanes:
         if lane is None:
             lane = self._lanes[number] = deque()
         lane.append(parcel)
+        if self._credits and (credit := self._credits.get(number)) is not None:
+            credit.waits(parcel, 1)
         if len(lane) == 1 and number not in self._cutting and number not in self._held_back:
-            self._turns.append(number)
+            self._make_ready(number)
         self._count += 1
         self._bytes += parcel.size
+
+    def _make_ready(self, number: int) -> None:
+        """It has something to send: it gets a turn, or waits for credit."""
+        credit = self._credits.get(number) if self._credits else None
+        if credit is None or number in self._cutting or credit.allows(self._lanes[number][0].size):
+            self._turns.append(number)
+        else:
+            self._stalled.add(number)
 
     @property
     def waiting(self) -> int:
@@ -102,22 +211,26 @@ class Lanes:
 
     def is_full(self) -> bool:
         """Whether a full batch waits (Source)."""
-        return self._count >= MAX_BATCH_ITEMS or self._bytes >= self._chunk
+        return self._count >= self._batch_most or self._bytes >= self._chunk
 
     def take(self, max_items: int, max_bytes: int) -> list[tuple[Part, ...]]:
         """What goes next (Source)."""
         items: list[tuple[Part, ...]] = []
+        max_items = min(max_items, self._batch_most)
         with self._lock:
             while self._turns and len(items) < max_items and max_bytes > 0:
                 number = self._turn()
                 lane = self._lanes[number]
                 if number in self._cutting or lane[0].size > self._chunk:
                     items.append(self._next_chunk(number, lane))
-                    max_bytes -= sum(map(len, items[-1]))
+                    size = sum(map(len, items[-1]))
                 else:
-                    max_bytes -= self._take_run(number, lane, min(RUN_ITEMS, max_items - len(items)), max_bytes, items)
+                    size = self._take_run(number, lane, min(RUN_ITEMS, max_items - len(items)), max_bytes, items)
+                max_bytes -= size
+                if isinstance(self._turns, _Turns):
+                    self._turns.charge(number, size)
                 if lane or number in self._cutting:
-                    self._turns.append(number)
+                    self._make_ready(number)
                 else:
                     del self._lanes[number]
             if self._blocked:
@@ -127,11 +240,15 @@ class Lanes:
     def _turn(self) -> int:
         """Whose turn it is. A large object begins only when fewer are under way than a delegate takes at once; those
         under way have turns, so there is always one."""
+        passed_over = []
         while True:
             number = self._turns.popleft()
             if number in self._cutting or len(self._cutting) < MAX_COMING or self._lanes[number][0].size <= self._chunk:
-                return number
-            self._turns.append(number)
+                break
+            passed_over.append(number)  # not at once: it would be the first of its level again
+        for each in passed_over:
+            self._turns.append(each)
+        return number
 
     def _take_run(
         self, number: int, lane: deque[Parcel], most: int, most_bytes: int, items: list[tuple[Part, ...]]
@@ -139,8 +256,14 @@ class Lanes:
         """The next objects of a registration, no more than a chunk together unless the first one is; their bytes."""
         head = PUBLICATION.pack(WHOLE, number)
         most_bytes = min(most_bytes, self._chunk)
+        credit = self._credits.get(number) if self._credits else None
         taken = size = 0
         while lane and taken < most and size < most_bytes and lane[0].size <= self._chunk:
+            if credit is not None:
+                if not credit.allows(lane[0].size):
+                    break
+                credit.waits(lane[0], -1)
+                credit.went(lane[0])
             parcel = lane.popleft()
             items.append((head, *parcel.parts))
             self._taken.append((number, parcel, True))
@@ -157,6 +280,9 @@ class Lanes:
             cutting = self._cutting[number] = deque(chunks(parcel.parts, self._chunk))
             self._count -= 1
             self._bytes -= parcel.size
+            if (credit := self._credits.get(number)) is not None:
+                credit.waits(parcel, -1)
+                credit.went(parcel)
         chunk = cutting.popleft()
         self._taken.append((number, self._whole[number], not cutting))
         if cutting:
@@ -169,25 +295,105 @@ class Lanes:
         with self._lock:
             for _ in range(min(count, len(self._taken))):
                 number, _, last = self._taken.popleft()
-                if last:
-                    account = self._accounts[number]
+                if not last or (self._credits and number in self._credits):
+                    continue  # with credit it is kept until it is done
+                account = self._accounts.get(number)
+                if account is not None:
                     account.acknowledged += 1
                     if account.acknowledged == account.queued:
                         del self._accounts[number]
             if self._awaiting:
                 self._changed.notify_all()
 
-    def restart(self, held_back: Collection[int] = ()) -> None:
-        """The delegate has forgotten us: whatever it has not acknowledged whole goes again, before the rest; but what
-        is of the registrations `held_back` stays."""
+    def _settle(self, number: int, count: int) -> None:
+        account = self._accounts.get(number)
+        if account is not None:
+            account.acknowledged += count
+            if account.acknowledged >= account.queued:
+                del self._accounts[number]
+
+    def grant(self, number: int, granted: Registered) -> None:
+        """What the delegate has answered to a registration, before its objects go there."""
+        with self._lock:
+            self._grant(number, granted)
+
+    def _grant(self, number: int, granted: Registered) -> None:
+        if not granted.credit:
+            self._forget_credit(number)
+            return
+        if not isinstance(self._turns, _Turns):
+            before, self._turns = self._turns, _Turns()
+            for each in before:
+                self._turns.append(each)
+        self._turns.levels[number] = granted.importance - 1
+        self._turns.is_strict = granted.strict
+        credit = self._credits.get(number)
+        if credit is None:
+            credit = self._credits[number] = _Credit(granted)
+            for parcel in self._lanes.get(number, ()):
+                credit.waits(parcel, 1)
+        credit.granted = granted
+        self._batch_most = max(1, min(MAX_BATCH_ITEMS, granted.credit // BATCHES_OF_CREDIT))
+
+    def _forget_credit(self, number: int) -> None:
+        """What is under way there is done when it is acknowledged, if it is."""
+        credit = self._credits.pop(number, None)
+        if credit is not None:
+            self._settle(number, len(credit.unfinished))
+            if number in self._stalled:
+                self._stalled.discard(number)
+                self._turns.append(number)
+            if not self._credits:
+                self._batch_most = MAX_BATCH_ITEMS
+
+    def done(self, upto: Mapping[int, int]) -> None:
+        """The delegate has done all objects of these registrations up to those of their numbers."""
+        with self._lock:
+            for number, sequence in upto.items():
+                credit = self._credits.get(number)
+                if credit is None:
+                    continue
+                before = len(credit.unfinished)
+                while credit.unfinished and credit.unfinished[0].head.sequence <= sequence:
+                    credit.size -= credit.unfinished.popleft().size
+                self._settle(number, before - len(credit.unfinished))
+                if number in self._stalled and credit.allows(self._lanes[number][0].size):
+                    self._stalled.discard(number)
+                    self._turns.append(number)
+            if self._awaiting:
+                self._changed.notify_all()
+
+    def unfinished(self, number: int) -> int:
+        """Objects of a registration that were published, and that the delegate has not done (without quality of
+        service: has not acknowledged)."""
+        with self._lock:
+            account = self._accounts.get(number)
+            return account.queued - account.acknowledged if account is not None else 0
+
+    def restart(
+        self, held_back: Collection[int] = (), granted: Mapping[int, Registered] = MappingProxyType({})
+    ) -> None:
+        """The delegate has forgotten us: whatever it has not acknowledged whole, or with credit has not done, goes
+        again, before the rest; but what is of the registrations `held_back` stays. `granted`: what the delegate says
+        now of the others."""
         with self._lock:
             self._held_back = set(held_back)
             again: dict[int, list[Parcel]] = {}
+            for number, credit in self._credits.items():
+                again[number] = list(credit.unfinished)
+                credit.unfinished.clear()
+                credit.size = 0
+                for parcel in again[number]:
+                    credit.waits(parcel, 1)
             for number, parcel, _ in self._taken:
+                if number in self._credits:
+                    continue
                 lane = again.setdefault(number, [])
                 if not lane or lane[-1] is not parcel:
                     lane.append(parcel)
             for number in self._cutting:
+                if number in self._credits:
+                    continue
                 lane = again.setdefault(number, [])
                 if not lane or lane[-1] is not self._whole[number]:
                     lane.append(self._whole[number])
@@ -198,7 +404,14 @@ class Lanes:
             self._taken.clear()
             self._cutting.clear()
             self._whole.clear()
-            self._turns = deque(n for n, waiting in self._lanes.items() if waiting and n not in self._held_back)
+            self._stalled.clear()
+            while self._turns:
+                self._turns.popleft()
+            for number, answer in granted.items():
+                self._grant(number, answer)
+            for number, waiting in self._lanes.items():
+                if waiting and number not in self._held_back:
+                    self._make_ready(number)
 
     def release(self, number: int) -> None:
         """The delegate takes the registration now."""
@@ -206,7 +419,13 @@ class Lanes:
             if number in self._held_back:
                 self._held_back.discard(number)
                 if self._lanes.get(number):
-                    self._turns.append(number)
+                    self._make_ready(number)
+
+    def forget(self, number: int) -> None:
+        """A registration has ended, and nothing of it is waited for: what the delegate has not done by now it never
+        says."""
+        with self._lock:
+            self._forget_credit(number)
 
     def drop(self, number: int) -> int:
         """A registration that is held back has ended; how many objects are lost with it."""
@@ -218,6 +437,8 @@ class Lanes:
             account = self._accounts.pop(number, None)
             if account is not None:
                 account.acknowledged = account.queued  # nobody has to wait for them any more
+            self._stalled.discard(number)
+            self._forget_credit(number)
             self._changed.notify_all()
             return len(lane)
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import SchemaBundle
-from jbi_pubsub.core.quality import Contract, GrantedQos, Wish
+from jbi_pubsub.core.quality import Contract, GrantedQos, Resources, Space, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.policy.context import facts_of
+from jbi_pubsub.policy.manager import AccessManager
 from jbi_pubsub.qos import measurement
+from jbi_pubsub.qos.local import LocalManager
 from jbi_pubsub.qos.meter import Meter, Meters, Monitor
 from jbi_pubsub.qos.shaping import Shaper
+from jbi_pubsub.qos.tasks import TaskManager
 
 LOOK_SECONDS: Final = 1.0
 """Between two samples of all series."""
@@ -23,35 +28,82 @@ LOOK_SECONDS: Final = 1.0
 class Enforcement:
     """See pad's Quality."""
 
-    def __init__(self, config: Config, component: str) -> None:
-        """`component`: "name@location", or "peer". Raises PolicyError."""
+    def __init__(self, config: Config, component: str, source: AccessManager | None = None) -> None:
+        """`component`: "name@location", or "peer"; `source`: who watches the policy file, if somebody does already.
+        Raises PolicyError."""
         self.component = component
         self._config = config
+        self.tasks = TaskManager(component, bins=config.qos.bins)
         self.shaper = Shaper()
         self.mail_rate = 0.0
         self.meters = Meters(config.qos.monitor_window)
+        self._own: AccessManager | None = None
+        if source is None and config.policy.file:
+            source = self._own = AccessManager(Path(config.policy.file), component=component, policies=True)
+        self._source = source
+        self.space = Space()
+        self.local = LocalManager(
+            component,
+            installed=self._installed,
+            applied=self._applied,
+            measured=self._measured,
+            claims=config.policy.trust_claims,
+        )
+        if source is not None:
+            source.follow(self.local.install)
         self._monitor = Monitor(config.qos.monitor_window)
         self._watching = threading.Lock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"quality-{component}", daemon=True)
         self._thread.start()
 
+    def _installed(self, space: Space) -> None:
+        """What holds for the space from now on."""
+        self.space = space
+        self.shaper.is_on = space.shaping
+        self.tasks.changed(space.strategy)
+
+    def _applied(self) -> None:
+        """Contracts have other settings than they had: what waits goes by those."""
+        self.tasks.changed()
+
+    def _measured(self, link: str) -> Resources:
+        """What is known of a link, and of this process."""
+        del link
+        return Resources()
+
     def opened(
-        self, caller: Caller, action: str, type_name: str, version: str, delivery: str, wish: Wish
+        self,
+        caller: Caller,
+        action: str,
+        type_name: str,
+        version: str,
+        delivery: str,
+        wish: Wish,
+        changed: Callable[[GrantedQos], None] | None = None,
     ) -> tuple[Contract, GrantedQos]:
         """A contract with its settings."""
-        del caller, action, type_name, version, delivery, wish  # no policies yet: what everybody has
-        return Contract(meter=self.meters.meter()), GrantedQos()
+        contract, granted = self.local.contract(caller, action, type_name, version, delivery, wish, changed)
+        contract.meter = self.meters.meter()
+        return contract, granted
+
+    def granted(self, contract: Contract) -> GrantedQos:
+        """What it has got by now."""
+        return self.local.granted(contract)
 
     def ended(self, contract: Contract) -> None:
         """Forget it."""
+        self.local.close(contract)
         if isinstance(contract.meter, Meter):
             self.meters.ended(contract.meter)
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
+        fault = self._source.fault if self._source is not None else ""
         return {
             "component": self.component,
+            "policy": {**self.local.status(), "fault": fault},
+            "tasks": self.tasks.status(),
             "shaping": self.shaper.status(),
             "types": self.meters.types(time.monotonic()),
         }
@@ -73,14 +125,31 @@ class Enforcement:
         """End the threads."""
         self._stopping.set()
         self._thread.join(5.0)
+        self.local.stop()
+        if self._own is not None:
+            self._own.close()
+        self.tasks.close()
 
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_SECONDS):
             with guarded(f"quality of {self.component}"):
                 self._look()
 
+    def _rate_of_mail(self, wall: float) -> float:
+        """Of the link that mail is behind, if it is mail's own; 0: it has none, or no rate."""
+        policies = self.local.policies
+        mail, other = (
+            policies.resolve(
+                facts_of(Caller(""), "subscribe", "", "", delivery=delivery, component=self.component), now=wall
+            ).link
+            for delivery in ("mail", "queue")
+        )
+        rate = next((each.rate for each in self.space.links if each.name == mail), None)
+        return rate if rate is not None and mail != other else 0.0
+
     def _look(self) -> None:
         now, wall = time.monotonic(), time.time()
+        self.mail_rate = self._rate_of_mail(wall)
         self.meters.fold(now, wall)
         told = self.status()
         with self._watching:

@@ -16,8 +16,7 @@ import io
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,15 +40,8 @@ JPEG: Final = b"\xff\xd8\xff"
 PNG: Final = b"\x89PNG\r\n\x1a\n"
 START_OF_SCAN: Final = b"\xff\xda"
 """In a JPEG it can't stand inside of a scan (ITU-T T.81, B.1.1.5): 0xFF is followed by 0x00 or a restart there."""
-HINT: Final = "Install it: pip install 'jbi-pubsub[qos]'"
 
 _PICTURES: Final = frozenset(name for name, rule in SHAPES.items() if rule.picture)
-
-
-def missing(shapes: Iterable[Shape]) -> str:
-    """What has to be installed for these, "" if nothing has. For whoever checks policies."""
-    wanted = next((shape for shape in shapes if shape.name in _PICTURES), None)
-    return f"shape {str(wanted)!r} needs the library Pillow. {HINT}" if wanted and find_spec("PIL") is None else ""
 
 
 class Shaper:
@@ -127,7 +119,7 @@ def _pillow() -> tuple[ModuleType, ModuleType] | None:
     try:
         from PIL import Image, ImageOps  # an extra, and takes 30 ms
     except ImportError as exc:
-        log.error("pictures are not shaped: %s. %s", exc, HINT)
+        log.error("pictures are not shaped: %s. Install Pillow: pip install 'jbi-pubsub[qos]'", exc)
         return None
     return Image, ImageOps
 

@@ -231,6 +231,15 @@ class MailDispatcher:
             if not self._changed.wait_for(lambda: self._durable >= wanted or self._written, SYNC_SECONDS):
                 log.error("the disk of the mail queue has not answered for %g s", SYNC_SECONDS)
 
+    @property
+    def offered(self) -> int:
+        """How many mails that are to be on disk were offered."""
+        return self._offered
+
+    def is_durable(self, number: int) -> bool:
+        """Whether so many of them are, or were lost for the disk's fault: as `sync`, without waiting."""
+        return self._durable >= number or self._written
+
     def drain(self, timeout: float, *, closing: bool = False) -> int:
         """Wait until all has gone out that could go now or is tried again; how many mails that would not survive are
         left after `timeout` seconds. What is gathered for a digest does not count; `closing` sends it before its time

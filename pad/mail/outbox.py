@@ -366,15 +366,11 @@ class MailQueue:
             self._paid = now + self._bucket.ready_in(now)
 
     def pace(self, rate: float, now: float) -> None:
-        """The link to the mail server takes so many bytes a second from now on; 0: any number."""
-        burst = max(1.0, rate * BURST_SECONDS)
-        if not rate:
-            self._bucket, self._paid = None, 0.0
-        elif self._bucket is None:
-            self._bucket = TokenBucket(rate, burst, now)
-        elif self._bucket.rate != rate:
-            self._bucket.set(rate, burst, now)
-            self._paid = now + self._bucket.ready_in(now)
+        """The link to the mail server takes so many bytes a second from now on; 0: any number. What is owed by the rate
+        before is forgotten: on a link that was slow one mail may owe hours."""
+        if rate != (self._bucket.rate if self._bucket is not None else 0.0):
+            self._bucket = TokenBucket(rate, max(1.0, rate * BURST_SECONDS), now) if rate else None
+            self._paid = 0.0
 
     @property
     def slot(self) -> float:

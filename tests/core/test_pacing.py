@@ -35,12 +35,16 @@ def test_a_pause_saves_up_no_more_than_the_burst() -> None:
     assert bucket.fill(3_600.0) == 100
 
 
-def test_a_debt_is_paid_at_the_rate_that_holds_then() -> None:
+def test_another_rate_holds_at_once_and_a_debt_is_paid_by_when_it_was_to_be() -> None:
     bucket = TokenBucket(1_000, 100)
     bucket.take(1_100, 0.0)
     assert bucket.ready_in(0.0) == pytest.approx(1.0)
     bucket.set(10_000, 1_000, 0.5)
-    assert bucket.ready_in(0.5) == pytest.approx(0.05)
+    assert bucket.ready_in(0.5) == pytest.approx(0.5)
+    bucket.set(10, 1, 0.5)
+    assert bucket.ready_in(0.5) == pytest.approx(0.5)
+    bucket.take(10, 1.0)
+    assert bucket.ready_in(1.0) == pytest.approx(1.0)
 
 
 def test_a_clock_that_goes_back_gives_nothing_and_takes_nothing() -> None:

@@ -26,7 +26,16 @@ from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, MAX_BATCH_ITEMS
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, DelegateProxy, fetch_status
+from jbi_pubsub.pad.proxy import (
+    CHUNK,
+    LAST_CHUNK,
+    MAX_COMING,
+    PUBLICATION,
+    WHOLE,
+    DelegateProxy,
+    Registered,
+    fetch_status,
+)
 from jbi_pubsub.publisher import connection as connection_module
 from jbi_pubsub.publisher import light
 from jbi_pubsub.publisher.connection import DelegateConnection
@@ -59,11 +68,11 @@ def test_a_publisher_whose_come_back_fails_once_comes_back(
     calls: list[str] = []
     register = DelegateProxy.register
 
-    def fails_once(proxy: DelegateProxy, connection: str, *rest: Any) -> None:
+    def fails_once(proxy: DelegateProxy, connection: str, *rest: Any) -> Registered:
         calls.append(connection)
         if len(calls) == 1:
             raise error
-        register(proxy, connection, *rest)
+        return register(proxy, connection, *rest)
 
     monkeypatch.setattr(DelegateProxy, "register", fails_once)
     _forget(pad)
@@ -102,9 +111,9 @@ def test_a_come_back_that_takes_longer_than_the_lease_does_not_lose_it(
             kept.set()
         return renew(proxy, lease_id, duration)
 
-    def registers(proxy: DelegateProxy, *rest: Any) -> None:
+    def registers(proxy: DelegateProxy, *rest: Any) -> Registered:
         assert kept.wait(10.0)
-        register(proxy, *rest)
+        return register(proxy, *rest)
 
     monkeypatch.setattr(DelegateProxy, "renew", renews)
     monkeypatch.setattr(DelegateProxy, "register", registers)
@@ -125,11 +134,12 @@ def test_a_come_back_that_fails_half_way_leaves_nothing_in_the_way_of_the_next(
     failures = iter([WireTimeoutError("no answer")])
     connects: list[str] = []
 
-    def fails_once(proxy: DelegateProxy, connection: str, request: Any, uid: str, number: int) -> None:
-        register(proxy, connection, request, uid, number)
+    def fails_once(proxy: DelegateProxy, connection: str, request: Any, uid: str, number: int) -> Registered:
+        granted = register(proxy, connection, request, uid, number)
         if uid == uids[1]:
             for failure in failures:
                 raise failure
+        return granted
 
     def counted(proxy: DelegateProxy, name: str, duration: float) -> Any:
         connects.append(name)
@@ -157,10 +167,10 @@ def test_a_registration_that_is_refused_in_a_come_back_holds_up_no_other(
     register, refuses = DelegateProxy.register, threading.Event()
     refuses.set()
 
-    def registers(proxy: DelegateProxy, connection: str, request: Any, uid: str, number: int) -> None:
+    def registers(proxy: DelegateProxy, connection: str, request: Any, uid: str, number: int) -> Registered:
         if uid == uids[0] and refuses.is_set():
             raise OversizeError("no room")
-        register(proxy, connection, request, uid, number)
+        return register(proxy, connection, request, uid, number)
 
     monkeypatch.setattr(DelegateProxy, "register", registers)
     coming, published = threading.Event(), threading.Event()
@@ -209,13 +219,13 @@ def test_a_publisher_that_leaves_in_the_middle_of_a_come_back_registers_nothing_
     leaving = threading.Thread(target=publisher.close)
     calls: list[str] = []
 
-    def leaves_meanwhile(proxy: DelegateProxy, *rest: Any) -> None:
+    def leaves_meanwhile(proxy: DelegateProxy, *rest: Any) -> Registered:
         # When it is closed while it comes back
         if not calls:
             leaving.start()
             assert connection._stopping.wait(10.0)
         calls.append("register")
-        register(proxy, *rest)
+        return register(proxy, *rest)
 
     monkeypatch.setattr(DelegateProxy, "register", leaves_meanwhile)
     _forget(pad)
@@ -279,11 +289,11 @@ def test_a_publisher_that_its_delegate_has_forgotten_registers_all_the_same(
     calls: list[str] = []
     register = DelegateProxy.register
 
-    def too_late(proxy: DelegateProxy, connection: str, *rest: Any) -> None:
+    def too_late(proxy: DelegateProxy, connection: str, *rest: Any) -> Registered:
         calls.append(connection)
         if len(calls) == 1:
             _forget(pad)
-        register(proxy, connection, *rest)
+        return register(proxy, connection, *rest)
 
     monkeypatch.setattr(DelegateProxy, "register", too_late)
     # When it registers, expect the registration to stand, in another connection

@@ -242,7 +242,7 @@ def test_a_link_that_becomes_faster_is_used_at_once() -> None:
     queue.settle(taken(queue, 0.0), {}, 0.0)
     assert queue.slot == pytest.approx(100.0)
     queue.pace(10_000.0, 1.0)
-    assert queue.slot == pytest.approx(1.099)
+    assert queue.slot <= 1.0
 
 
 @given(st.data())

@@ -15,6 +15,8 @@ thread with a selector writes for all and reads all acknowledgements. Theory of 
 - The window, what is sent again after a reconnect, and the frames are those of Sender (see `stream`).
 - A peer that takes nothing of what waits for SEND_SECONDS is disconnected, and may come back and resume.
 - The handshake is done by the connection's own thread, which then hands the socket over and ends.
+- A hub may have Turns, which say of *paced* streams whose batch goes next, when, and of which levels. The others have
+  turns as they come, as without.
 
 Whatever is called on the hub's thread (`take`, `acked`, `ended`) must not block.
 """
@@ -26,12 +28,13 @@ import logging
 import selectors
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.errors import JbiError, ProtocolError, WireError, WireTimeoutError
 from jbi_pubsub.core.guard import guarded, note
@@ -43,6 +46,7 @@ from .stream import (
     FRAME,
     MAX_BATCH_BYTES,
     MAX_BATCH_ITEMS,
+    PACED_BATCHES,
     SEND_SECONDS,
     Batch,
     Window,
@@ -66,18 +70,72 @@ LOOK_SECONDS: Final = 1.0
 FAULT_SECONDS: Final = 0.1
 """Pause after a fault of the selector: it may fail again at once."""
 
+TCP_INFO_BYTES: Final = 168
+"""Of struct tcp_info, up to its delivery rate (Linux 4.9)."""
+PACED_TURNS: Final = 32
+"""Of paced streams, before sockets are looked at again."""
+UNSENT_BYTES: Final = 16 << 10
+"""Of a paced stream that its socket takes beyond what is under way (TCP_NOTSENT_LOWAT)."""
+
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _CLOSED: Final = "the hub has stopped"
+
+
+class Allowance(NamedTuple):
+    """What a paced stream may take at its turn: items, bytes (one item may exceed them), and of which levels (a bit
+    mask)."""
+
+    max_items: int
+    max_bytes: int
+    levels: int
+
+
+class Turns(Protocol):
+    """Who of the paced streams sends next. On the hub's thread but for `put`; none may block."""
+
+    def put(self, sender: HubSender) -> None:
+        """It has something to send, maybe at other levels than before. Any thread."""
+        ...
+
+    def next(self, now: float) -> tuple[HubSender, Allowance] | None:
+        """Whose turn it is."""
+        ...
+
+    def wait(self, now: float) -> float | None:
+        """Seconds until `next` may say somebody else; None: not before something is put or acknowledged."""
+        ...
+
+    def sent(self, sender: HubSender, level: int, size: int, now: float) -> None:
+        """It has sent so many bytes, its framing included, compressed if that was agreed on. 0: it could not, and is
+        put again when it can."""
+        ...
+
+    def acked(self, sender: HubSender, size: int, now: float) -> None:
+        """So many bytes of those are acknowledged."""
+        ...
+
+    def gone(self, sender: HubSender) -> None:
+        """Its connection is over."""
+        ...
 
 
 class SenderHub:
     """One thread that sends for any number of HubSenders."""
 
     def __init__(
-        self, *, name: str, send_seconds: float = SEND_SECONDS, clock: Callable[[], float] = time.monotonic
+        self,
+        *,
+        name: str,
+        send_seconds: float = SEND_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+        turns: Turns | None = None,
     ) -> None:
-        """`name` of the thread; `send_seconds`: how long a peer may take nothing of what waits for it."""
+        """`name` of the thread; `send_seconds`: how long a peer may take nothing of what waits for it; `turns` of paced
+        streams."""
         self._clock = clock
+        self._turns = turns
+        self._regular: tuple[float, Callable[[], None]] | None = None
+        self._regular_at = 0.0
         self._send_seconds = send_seconds
         self._selector: selectors.BaseSelector
         self._wake_read: socket.socket
@@ -126,6 +184,10 @@ class SenderHub:
         self.wake()
         return True
 
+    def every(self, seconds: float, step: Callable[[], None]) -> None:
+        """Have the hub's thread call `step` about so often, instead of what it was told before. It must not block."""
+        self._regular = seconds, step
+
     @property
     def is_idle(self) -> bool:
         """Whether the thread waits. It may be about to work again."""
@@ -133,7 +195,10 @@ class SenderHub:
 
     def enqueue(self, sender: HubSender) -> None:
         """Give the sender a turn soon. Any thread."""
-        self._ready.append(sender)
+        if sender.paced and self._turns is not None:
+            self._turns.put(sender)
+        else:
+            self._ready.append(sender)
         self.wake()
 
     def wake(self) -> None:
@@ -169,13 +234,31 @@ class SenderHub:
         for _ in range(len(self._ready)):  # who gets ready meanwhile has his turn in the next round
             sender = self._ready.popleft()
             sender._do(sender._turn)
+        if self._turns is not None:
+            self._pace(self._turns)
+        if self._regular is not None and self._clock() >= self._regular_at:
+            seconds, step = self._regular
+            self._regular_at = self._clock() + seconds
+            with guarded("a regular step of the hub"):
+                step()
         if self._unsent and self._clock() >= self._look_at:
             self._drop_stalled()
+
+    def _pace(self, turns: Turns) -> None:
+        for _ in range(PACED_TURNS):
+            found = turns.next(self._clock())
+            if found is None:
+                return
+            sender, allowance = found
+            sender._do(sender._paced_turn, turns, allowance)
 
     def _wait(self) -> list[tuple[HubSender, int]]:
         self._asleep = True
         busy = self._ready or self._orders or self._stopping
-        happened = self._selector.select(0 if busy else LOOK_SECONDS if self._unsent else None)
+        seconds = 0 if busy else LOOK_SECONDS if self._unsent else None
+        if self._turns is not None and not busy:
+            seconds = self._shortened(seconds, self._turns)
+        happened = self._selector.select(seconds)
         self._asleep = False
         served = []
         for key, mask in happened:
@@ -184,6 +267,12 @@ class SenderHub:
             else:
                 served.append((key.data, mask))
         return served
+
+    def _shortened(self, seconds: float | None, turns: Turns) -> float | None:
+        now = self._clock()
+        waits = [seconds, turns.wait(now), self._regular_at - now if self._regular is not None else None]
+        known = [max(0.0, wait) for wait in waits if wait is not None]
+        return min(known) if known else None
 
     def _drop_stalled(self) -> None:
         now = self._clock()
@@ -220,16 +309,28 @@ class HubSender:
         self,
         hub: SenderHub,
         *,
-        take: Callable[[int, int], Sequence[Sequence[Part]]],
+        take: Callable[..., Sequence[Sequence[Part]]],
         acked: Callable[[int, bytes], None],
         batch_bytes: int = MAX_BATCH_BYTES,
+        levels: Callable[[], int] = lambda: 1,
+        backlog: Callable[[], int] = lambda: 0,
     ) -> None:
         """`take(max_items, max_bytes)`: what goes out next. Fewer items and fewer bytes than that (one item may exceed
-        them) means that there is no more until `ready` says so; [] that there is nothing.
+        them) means that there is no more until `ready` says so; [] that there is nothing. Of a stream that is paced
+        `take(max_items, max_bytes, levels)`, which says by `level` at which of them it was.
 
         `acked(count, note)`: so many items more were acknowledged, with the receiver's note. Neither may block.
-        `batch_bytes`: what a batch is filled up to.
+        `batch_bytes`: what a batch is filled up to. For Turns: `levels()`, a bit mask of what there is something for
+        now, and `backlog()`, its bytes.
         """
+        self.paced = False
+        """Its turns are given by the hub's Turns, who say so."""
+        self.level = 0
+        """What the last batch counts as, where it is paced."""
+        self.levels = levels
+        self.backlog = backlog
+        self._under_way: deque[tuple[int, int]] = deque()
+        """Of a paced stream: the last number of a batch, and its bytes as they went."""
         self._hub = hub
         self._batch_bytes = batch_bytes
         self._take = take
@@ -267,7 +368,13 @@ class HubSender:
 
         `take` is called here, so not to be used under a lock that others need for long.
         """
-        if in_main_thread() or self._queued or not self._hub.is_idle or not self._turning.acquire(blocking=False):
+        if (
+            self.paced
+            or in_main_thread()
+            or self._queued
+            or not self._hub.is_idle
+            or not self._turning.acquire(blocking=False)
+        ):
             self.ready()
             return
         try:
@@ -282,6 +389,15 @@ class HubSender:
         """Of the connection that is attached, None in clear."""
         connection = self._connection
         return connection.compression if connection is not None else None
+
+    def transport(self) -> Transport | None:
+        """What the system knows of the way, None where it does not say, or nothing is attached."""
+        connection = self._connection
+        return Transport.of(connection.sock) if connection is not None else None
+
+    def heard(self) -> None:
+        """Turns have it among those who wait: `ready` puts it again from now on."""
+        self._queued = False
 
     def attach(
         self, sock: socket.socket, position: int, *, ended: Callable[[], None], compression: Compression | None = None
@@ -327,6 +443,8 @@ class HubSender:
             self._acked(count, b"")
         for batch in self._window.beyond(position):
             connection.put(batch.frame)
+            if self.paced:
+                self._count_sent(batch)
         self._wanting = True
         self._serve(_READ | _WRITE)  # a TLS socket may hold what the selector does not see
 
@@ -361,11 +479,16 @@ class HubSender:
 
     def _take_ack(self, kind: int, body: bytes) -> None:
         count = self._window.acknowledge(acknowledged(kind, body))
+        if self._under_way:
+            self._count_acked()
         self._acked(count, body[8:])
 
     def _turn(self) -> None:
         """Send one batch, if there is one, and the window and the socket have room."""
         self._queued = False
+        if self.paced:  # since it was put
+            self.ready()
+            return
         connection = self._connection
         if connection is not None:
             if connection.failed:
@@ -378,6 +501,45 @@ class HubSender:
             self._flush(connection)
             if self._is_full(batch):
                 self.ready()  # there is more; the others come first
+
+    def _paced_turn(self, turns: Turns, allowance: Allowance) -> None:
+        """The same, as Turns allow it."""
+        sent = 0
+        try:
+            connection = self._connection
+            if connection is not None and connection.failed:
+                raise WireError(connection.failed)
+            self._wanting = connection is None or connection.unsent > 0 or not self._window.may_add(PACED_BATCHES)
+            if connection is None or self._wanting:
+                return
+            if not connection.is_paced:
+                connection.pace()
+            items = self._take(*allowance)
+            if items:
+                batch = self._window.add(items)
+                connection.framed = sum(map(len, batch.frame))
+                connection.put(batch.frame)
+                self._flush(connection)
+                sent = connection.framed
+                self._under_way.append((batch.last, sent))
+        finally:
+            turns.sent(self, self.level, sent, self._hub._clock())
+
+    def _count_sent(self, batch: Batch) -> None:
+        """What was under way when a connection broke goes again: over the same link, before all else."""
+        turns = self._hub._turns
+        if turns is not None:
+            size = sum(map(len, batch.frame))
+            self._under_way.append((batch.last, size))
+            turns.sent(self, self.level, size, self._hub._clock())
+
+    def _count_acked(self) -> None:
+        size, position = 0, self._window.position
+        while self._under_way and self._under_way[0][0] <= position:
+            size += self._under_way.popleft()[1]
+        turns = self._hub._turns
+        if size and turns is not None:
+            turns.acked(self, size, self._hub._clock())
 
     def _send_here(self) -> bool:
         """The same on any thread; whether something is left for the hub's. Under `_turning`."""
@@ -430,6 +592,9 @@ class HubSender:
     def _end(self, why: str) -> None:
         with self._turning:
             connection, self._connection = self._connection, None
+        self._under_way.clear()
+        if self.paced and self._hub._turns is not None:
+            self._hub._turns.gone(self)
         if connection is not None:
             self.has_ended = True
             log.debug("connection ended: %s", why)
@@ -458,6 +623,28 @@ def _tell(ended: Callable[[], None]) -> None:
         ended()
 
 
+class Transport(NamedTuple):
+    """What Linux says of a TCP connection (tcp(7), TCP_INFO): times in ms, bytes; the rate in bytes a second."""
+
+    rtt_ms: float
+    retransmits: int
+    unsent: int
+    rate: int
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> Transport | None:
+        """None for what is no TCP connection, not open any more, or of a system that says less."""
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        except (OSError, AttributeError):
+            return None
+        if len(info) < TCP_INFO_BYTES:
+            return None
+        (rtt,), (retransmits,) = struct.unpack_from("I", info, 68), struct.unpack_from("I", info, 100)
+        (unsent,), (rate,) = struct.unpack_from("I", info, 144), struct.unpack_from("Q", info, 160)
+        return cls(rtt / 1000, retransmits, unsent, rate)
+
+
 class _Connection:
     """A non-blocking socket, what it has not taken yet, and what has come of a frame."""
 
@@ -476,6 +663,9 @@ class _Connection:
         """Why it is to end, if that was found on another thread than the hub's."""
         self.answers = False
         """TLS has to write before it can read on (keys are renewed), and the socket is full."""
+        self.framed = 0
+        """Bytes of the last frame, compressed if it was; where it is paced."""
+        self.is_paced = False
         self._out: deque[memoryview] = deque()
         self._came = bytearray()
 
@@ -483,6 +673,14 @@ class _Connection:
     def unsent(self) -> int:
         """Parts that wait."""
         return len(self._out) + len(self._plain)
+
+    def pace(self) -> None:
+        """What waits does so here, and not in the system, as far as that lets us."""
+        self.is_paced = True
+        option = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+        if option is not None and self.sock.family != socket.AF_UNIX:
+            with contextlib.suppress(OSError):  # an old system: bytes under way are bounded all the same
+                self.sock.setsockopt(socket.IPPROTO_TCP, option, UNSENT_BYTES)
 
     def put(self, frame: Sequence[Part]) -> None:
         """To be written behind what waits."""
@@ -496,7 +694,10 @@ class _Connection:
         out, took = self._out, 0
         self.wants_room = False
         if self.compression is not None and self._plain and not out:
-            out.extend(map(memoryview, deflated(self._plain.popleft(), self.compression)))
+            frame = deflated(self._plain.popleft(), self.compression)
+            if self.is_paced:
+                self.framed = sum(map(len, frame))
+            out.extend(map(memoryview, frame))
         try:
             while out and took < TURN_BYTES:
                 took += self._write_tls() if self.tls else self._write_plain()

@@ -52,6 +52,8 @@ MAX_BATCH_BYTES: Final = 256 << 10
 """A batch of this size takes 0.3 s at 7 Mbit/s; larger ones would delay what comes behind."""
 WINDOW_BATCHES: Final = 8
 """Unacknowledged batches; 4 to 8 kept the sockets busy on loopback without filling memory."""
+PACED_BATCHES: Final = 256
+"""Unacknowledged batches where something else bounds the bytes under way: small ones, over a long way."""
 PARTIAL_BATCHES: Final = 2
 """Unacknowledged batches beside which one that is not full may go: a peer that is busy with two gains nothing from a
 third one, and the third gains by waiting (RFC 896 says the same of segments)."""
@@ -187,6 +189,15 @@ class Line:
             return bool(self._coming.poll(timeout * 1000))
         except (OSError, ValueError) as exc:
             raise WireError(f"connection lost: {explained(exc)}") from exc
+
+    def takes_more(self) -> bool:
+        """Whether the system takes a small frame at once; True for a line that is over, which `send` tells."""
+        try:
+            poller = select.poll()
+            poller.register(self._sock, select.POLLOUT)
+            return bool(poller.poll(0))
+        except (OSError, ValueError):
+            return True
 
     def shut(self) -> None:
         """Wake and end whoever reads or writes; the owner of the socket closes it."""
@@ -360,9 +371,9 @@ class Window:
         """Items sent or about to be, not yet acknowledged."""
         return self.sequence - self.position
 
-    def may_add(self) -> bool:
-        """Whether one more batch may be under way."""
-        return not self._batches or (len(self._batches) < WINDOW_BATCHES and self._bytes < WINDOW_BYTES)
+    def may_add(self, most: int = WINDOW_BATCHES) -> bool:
+        """Whether one more batch may be under way, of `most` in all."""
+        return not self._batches or (len(self._batches) < most and self._bytes < WINDOW_BYTES)
 
     def may_add_partial(self) -> bool:
         """Whether one that is not full may be."""
@@ -484,7 +495,7 @@ class Sender:
     def push(self) -> None:
         """There is something to take. Raises nothing."""
         try:
-            if self._is_sending or not self._may_send():
+            if self._is_sending or self._source.is_empty() or not self._may_send():
                 return  # the thread looks again when it has done; and so does who opens the window
         except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as the rest
             note("sender", exc)
@@ -624,15 +635,23 @@ class Receiver:
     """
 
     def __init__(
-        self, sink: Callable[[list[memoryview]], None], note: Callable[[], bytes], *, ack_after: int = 1
+        self,
+        sink: Callable[[list[memoryview]], None],
+        note: Callable[[], bytes],
+        *,
+        ack_after: int = 1,
+        opened: Callable[[], None] = lambda: None,
     ) -> None:
         """`sink` takes the items of a batch and may block; `note()` is what the next ACK carries. `ack_after`: far
-        fewer than the sender may have under way, so that it never waits for us."""
+        fewer than the sender may have under way, so that it never waits for us. `opened`: each line begins with that;
+        what the line before was told may not have come."""
         self._sink = sink
         self._note = note
         self._ack_after = ack_after
+        self._opened = opened
         self._line: Line | None = None
         self._running = threading.Lock()  # held while a line is served: one after the other, never two
+        self._reporting = threading.Lock()  # positions go out in their order
         self.position = 0
 
     @property
@@ -668,6 +687,7 @@ class Receiver:
             self._running.release()
 
     def _read_batches(self, line: Line) -> None:
+        self._opened()
         self.report()  # what the last line may have swallowed
         reported = 0.0
         count = size = 0  # of batches that are not acknowledged yet
@@ -688,6 +708,23 @@ class Receiver:
 
     def report(self) -> None:
         """Send an ACK now. On a dead line nothing is sent: the reconnect carries the position."""
+        with self._reporting:
+            self._report()
+
+    def report_unless_full(self) -> bool:
+        """The same for a thread that may not wait for this peer: False when the socket takes nothing now."""
+        line = self._line
+        if line is None:
+            return True
+        if not line.takes_more() or not self._reporting.acquire(blocking=False):
+            return False
+        try:
+            self._report()
+        finally:
+            self._reporting.release()
+        return True
+
+    def _report(self) -> None:
         line = self._line
         if line is not None:
             try:

@@ -1,0 +1,389 @@
+"""What waits for one subscription under policies: by level, in order per registration, newest per key, until its
+deadline. Pure: `now` (monotonic seconds) is an argument; the owner's lock covers it.
+
+Rules:
+- A lane a registration, first in first out. A lane stands at the level of the most important that waits in it: an
+  important object pulls its predecessors along, and the order of a registration holds. Lanes of a level take turns.
+- What a newer object of its key replaces is taken out, and the newer one stands at the end of its lane: in the older
+  one's place it would come before objects of lower numbers, which their subscriber takes for seen already.
+- What expired is looked at when its turn comes, and when the owner sweeps.
+- Whoever is taken out without being taken is told to `lost`, once, with its cause.
+- Put and take take the same time however many wait. What is taken out within a lane leaves a mark there, and at most
+  half of a lane is marks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final, Protocol
+
+import msgspec
+
+from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.guard import note
+from jbi_pubsub.core.info_object import Cause, Parcel
+from jbi_pubsub.core.pacing import TokenBucket
+from jbi_pubsub.core.quality import LEVELS, Contract
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xpath import compile_predicate
+from jbi_pubsub.core.xpath.predicate import compiled_xpath
+
+MARKS: Final = 16
+"""Marks of a lane, or of the list of a level, beside which it is not made anew."""
+LANES_KEPT: Final = 64
+"""Empty lanes: their registrations may be gone."""
+RATE_SECONDS: Final = 1.0
+"""A subscription that has a rate in bytes may get so many seconds of it at once after a pause."""
+AT_ONCE: Final = 1e-6
+"""Objects at once under a rate in objects: one, then none for 1/rate."""
+EXPRESSIONS: Final = 1_000
+"""Expressions of keys that are kept compiled."""
+
+Key = tuple[str, str]
+
+
+class Waiting(Protocol):
+    """An object that waits, as pad has it."""
+
+    parcel: Parcel
+    arrived: float
+    """When it was published, by our clock; 0: now."""
+
+
+class _Entry(msgspec.Struct, eq=False, gc=False):
+    waiting: Waiting | None
+    """None: a mark."""
+    level: int
+    expires: float
+    key: Key | None = None
+
+
+class _Lane:
+    __slots__ = ("counts", "entries", "level", "marks", "rings")
+
+    def __init__(self) -> None:
+        self.entries: deque[_Entry] = deque()
+        """The first one is no mark."""
+        self.counts = [0] * LEVELS
+        self.level = -1
+        """The highest that waits; -1: nothing does."""
+        self.rings = 0
+        """Bit mask of the rings that it stands in: those of other levels than its own drop it when they come to it."""
+        self.marks = 0
+
+
+class LevelQueue:
+    """See the module's rules."""
+
+    def __init__(self, contract: Contract, lost: Callable[[Waiting, Cause], None]) -> None:
+        """`lost(waiting, cause)`: it is not here any more, or was not let in."""
+        self._contract = contract
+        self._lost = lost
+        self._settings = contract.settings
+        self._bucket: TokenBucket | None = None
+        self._lanes: dict[str, _Lane] = {}
+        self._by_key: dict[Key, _Entry] = {}
+        self._selected: _Lane | None = None
+        self._is_mixed = False
+        """Deadlines of a lane may come in any order."""
+        self._count = 0
+        self.levels = 0
+        """Bit mask of the levels that something waits at."""
+        self.next_expiry = math.inf
+        """Nothing expires before."""
+        self._forget_places()
+        self._set_rate(-math.inf)
+
+    def __len__(self) -> int:
+        return self._count
+
+    # -- in and out ---------------------------------------------------------------------------------------------
+
+    def put(self, waiting: Waiting, now: float) -> None:
+        """Add it, if its rate allows; what it replaces goes."""
+        contract, parcel = self._contract, waiting.parcel
+        if contract.settings is not self._settings:
+            self.refresh(now)
+        settings = self._settings
+        if contract.by_object is not None:
+            settings = contract.by_object(parcel)
+            self._is_mixed = True
+        if self._bucket is not None and not self._passes(parcel.size, now):
+            self._lost(waiting, Cause.RATE)
+            return
+        expires = math.inf
+        if settings.deadline is not None:
+            expires = (waiting.arrived or now) + settings.deadline
+            if expires < self.next_expiry:
+                self.next_expiry = expires
+        entry = _Entry(waiting, settings.importance - 1, expires)
+        registration = parcel.head.registration
+        if settings.replace and (key := key_of(settings.replace, parcel)) is not None:
+            self._replace(entry, key)
+        self._count += 1
+        self._stand(entry, self._lanes.get(registration) or self._new_lane(registration))
+
+    def select(self, level: int, now: float) -> Waiting | None:
+        """What `take` would remove, of those at that level; None when all of them had expired."""
+        ring, bit = self._rings[level], 1 << level
+        while self.levels & bit:
+            lane = ring[0]
+            if lane.level != level:
+                ring.popleft()
+                lane.rings &= ~bit
+                continue
+            entry = lane.entries[0]
+            if entry.expires <= now:
+                self._lose(entry, lane, Cause.DEADLINE)
+                continue
+            self._selected = lane
+            return entry.waiting
+        return None
+
+    def is_front(self, waiting: Waiting, now: float) -> bool:
+        """Whether nothing of its registration comes before it, and it has not expired; then `take` removes it."""
+        lane = self._lanes.get(waiting.parcel.head.registration)
+        if lane is None or lane.level < 0:
+            return False
+        entry = lane.entries[0]
+        if entry.waiting is not waiting or entry.expires <= now:
+            return False
+        self._selected = lane
+        return True
+
+    def take(self) -> Waiting:
+        """Remove what was selected last. Its lane has had its turn."""
+        lane = self._selected
+        assert lane is not None
+        entry, level = lane.entries[0], lane.level
+        waiting = self._remove(entry, lane)
+        ring = self._rings[level]
+        if ring[0] is lane:
+            ring.rotate(-1)
+        return waiting
+
+    # -- room ---------------------------------------------------------------------------------------------------
+
+    def has_room_for(self, parcel: Parcel, now: float) -> bool:
+        """Whether it would take another one's place, by its key, or not come in, by its rate: nobody else has to go for
+        it."""
+        if self._bucket is not None and self._bucket.ready_in(now):
+            return True
+        settings = self._contract.of(parcel)
+        return bool(settings.replace and self._by_key and key_of(settings.replace, parcel) in self._by_key)
+
+    def is_least(self, parcel: Parcel) -> bool:
+        """Whether everything that waits is more important."""
+        waiting = self._live
+        return not any(waiting[: self._contract.of(parcel).importance])
+
+    def drop_least(self) -> Waiting:
+        """Remove the oldest of the least important."""
+        return self._drop(next(order for order in self._orders if order))
+
+    def drop_oldest(self) -> Waiting:
+        """Remove what has waited longest."""
+        return self._drop(min((order for order in self._orders if order), key=lambda order: _arrival(order[0])))
+
+    # -- time ---------------------------------------------------------------------------------------------------
+
+    def expire(self, now: float) -> None:
+        """Lose all whose deadline is over."""
+        if now < self.next_expiry:
+            return
+        self.next_expiry = math.inf
+        for lane in list(self._lanes.values()):
+            if self._is_mixed:
+                for entry in [entry for entry in lane.entries if entry.waiting is not None and entry.expires <= now]:
+                    self._lose(entry, lane, Cause.DEADLINE)
+            while lane.level >= 0 and lane.entries[0].expires <= now:
+                self._lose(lane.entries[0], lane, Cause.DEADLINE)
+            for entry in lane.entries:
+                self.next_expiry = min(self.next_expiry, entry.expires if entry.waiting is not None else math.inf)
+                if not self._is_mixed:
+                    break  # the later ones expire later
+
+    def refresh(self, now: float) -> bool:
+        """Follow the contract: what waits already has the levels and deadlines of its settings of now. Whether they
+        have changed. Its keys stay those that it came with."""
+        if self._contract.settings is self._settings:
+            return False
+        self._settings = self._contract.settings
+        self._set_rate(now)
+        self._forget_places()
+        self._is_mixed = True  # between the old ones and the new ones
+        for lane in self._lanes.values():
+            entries = [entry for entry in lane.entries if entry.waiting is not None]
+            lane.entries, lane.counts, lane.level, lane.rings, lane.marks = deque(), [0] * LEVELS, -1, 0, 0
+            for entry in entries:
+                assert entry.waiting is not None
+                settings = self._contract.of(entry.waiting.parcel)
+                entry.level = settings.importance - 1
+                wait = math.inf if settings.deadline is None else settings.deadline
+                entry.expires = (entry.waiting.arrived or now) + wait
+                self.next_expiry = min(self.next_expiry, entry.expires)
+                self._stand(entry, lane)
+        return True
+
+    # -- within -------------------------------------------------------------------------------------------------
+
+    def _forget_places(self) -> None:
+        self._rings: list[deque[_Lane]] = [deque() for _ in range(LEVELS)]
+        """Of lanes, by level."""
+        self._standing = [0] * LEVELS
+        """Lanes at each level."""
+        self._orders: list[deque[_Entry]] = [deque() for _ in range(LEVELS)]
+        """Entries of each level as they came; the first is no mark."""
+        self._live = [0] * LEVELS
+        """Entries of each level that are no marks."""
+        self.levels = 0
+        self.next_expiry = math.inf
+
+    def _set_rate(self, now: float) -> None:
+        rate = self._settings.max_rate
+        if rate is None:
+            self._bucket = None
+            return
+        burst = rate.amount * RATE_SECONDS if rate.unit == "bytes" else AT_ONCE
+        if self._bucket is None:
+            self._bucket = TokenBucket(rate.amount, burst, now)
+        else:
+            self._bucket.set(rate.amount, burst, now)
+
+    def _passes(self, size: int, now: float) -> bool:
+        bucket, rate = self._bucket, self._settings.max_rate
+        assert bucket is not None
+        assert rate is not None
+        if bucket.ready_in(now):
+            return False
+        bucket.take(size if rate.unit == "bytes" else 1, now)
+        return True
+
+    def _new_lane(self, registration: str) -> _Lane:
+        if len(self._lanes) > 2 * sum(self._standing) + LANES_KEPT:
+            self._lanes = {name: lane for name, lane in self._lanes.items() if lane.level >= 0}
+            for ring in self._rings:  # what stands there is one of them, or comes again as another one
+                kept = [lane for lane in ring if lane.level >= 0]
+                ring.clear()
+                ring.extend(kept)
+        lane = self._lanes[registration] = _Lane()
+        return lane
+
+    def _stand(self, entry: _Entry, lane: _Lane) -> None:
+        """At the end of its lane."""
+        level = entry.level
+        lane.entries.append(entry)
+        lane.counts[level] += 1
+        self._live[level] += 1
+        self._orders[level].append(entry)
+        if level > lane.level:
+            self._move(lane, level)
+
+    def _move(self, lane: _Lane, level: int) -> None:
+        """The lane stands at that level from now on; -1 for none."""
+        if lane.level >= 0:
+            self._standing[lane.level] -= 1
+            if not self._standing[lane.level]:
+                self.levels &= ~(1 << lane.level)
+        lane.level = level
+        if level >= 0:
+            self._standing[level] += 1
+            self.levels |= 1 << level
+            if not lane.rings >> level & 1:
+                lane.rings |= 1 << level
+                self._rings[level].append(lane)
+
+    def _replace(self, entry: _Entry, key: Key) -> None:
+        older = self._by_key.get(key)
+        if older is not None and older.waiting is not None:
+            self._lose(older, self._lanes[older.waiting.parcel.head.registration], Cause.REPLACED)
+        entry.key = key
+        self._by_key[key] = entry
+
+    def _lose(self, entry: _Entry, lane: _Lane, cause: Cause) -> None:
+        self._lost(self._remove(entry, lane), cause)
+
+    def _drop(self, order: deque[_Entry]) -> Waiting:
+        entry = order[0]
+        assert entry.waiting is not None
+        return self._remove(entry, self._lanes[entry.waiting.parcel.head.registration])
+
+    def _remove(self, entry: _Entry, lane: _Lane) -> Waiting:
+        waiting, entry.waiting = entry.waiting, None
+        assert waiting is not None
+        level, entries, counts = entry.level, lane.entries, lane.counts
+        self._count -= 1
+        self._live[level] -= 1
+        key = entry.key
+        if key is not None and self._by_key.get(key) is entry:
+            del self._by_key[key]
+        if entries[0] is entry:
+            entries.popleft()
+            while lane.marks and entries[0].waiting is None:
+                entries.popleft()
+                lane.marks -= 1
+        else:
+            lane.marks += 1
+            if lane.marks > MARKS and 2 * lane.marks > len(entries):
+                lane.entries, lane.marks = deque(each for each in entries if each.waiting is not None), 0
+        counts[level] -= 1
+        if level == lane.level and not counts[level]:
+            self._move(lane, next((each for each in range(level - 1, -1, -1) if counts[each]), -1))
+        order = self._orders[level]
+        while order and order[0].waiting is None:
+            order.popleft()
+        if len(order) - MARKS > 2 * self._live[level]:
+            self._orders[level] = deque(each for each in order if each.waiting is not None)
+        return waiting
+
+
+def _arrival(entry: _Entry) -> float:
+    assert entry.waiting is not None
+    return entry.waiting.arrived
+
+
+# -- keys -----------------------------------------------------------------------------------------------------------
+
+
+class _KeyAt:
+    """The text at an XPath, of metadata; of the last object it is known, which is asked for each of its
+    subscriptions."""
+
+    def __init__(self, expression: str) -> None:
+        compile_predicate(f"boolean({expression})", argument="replace")  # its cost is bounded as that of predicates
+        self._find = compiled_xpath(f"string({expression})", {})
+        self._last: tuple[Parcel | None, Key | None] = (None, None)
+
+    def __call__(self, parcel: Parcel) -> Key | None:
+        last, key = self._last
+        if last is not parcel:
+            text = str(self._find(parse_metadata(bytes(parcel.head.metadata))))
+            key = (parcel.head.type_name, text) if text else None
+            self._last = parcel, key
+        return key
+
+
+@lru_cache(EXPRESSIONS)
+def _key_at(expression: str) -> Callable[[Parcel], Key | None]:
+    try:
+        return _KeyAt(expression)
+    except JbiError as exc:
+        note(f"replacement by {expression[:100]!r}", exc)  # once: nothing is replaced by what can't be found
+        return lambda _parcel: None
+
+
+def key_of(replace: str, parcel: Parcel) -> Key | None:
+    """What Settings.replace says of an object; None: it replaces nothing."""
+    head = parcel.head
+    if replace == "registration":
+        return "", head.registration
+    if replace == "type":
+        return head.type_name, ""
+    try:
+        return _key_at(replace)(parcel)
+    except Exception as exc:  # noqa: BLE001  # noted; XPath errors are of several kinds
+        note(f"replacement by {replace[:100]!r}", exc)
+        return None

@@ -1,0 +1,394 @@
+"""Who may work now: one step of work at a time in a process, always the most important one.
+
+XPath evaluation and parsing keep the interpreter or fight for it: two threads judge no faster than one. So the right to
+work is a baton. Whoever submits work when nothing waits and the baton is free takes it, and works on his own thread,
+without a hand-over; otherwise the work waits in bins, and the thread `judge-<name>` does one step after the other. Who
+publishes in this process (`run`) works on his own thread, too, when his turn comes.
+
+Nobody with the baton waits, for a contract, a disk or a socket: a task whose step can't go on says when to try again,
+and is parked meanwhile. Of one task there is one step at a time, which keeps the order of what it does. What a step
+costs is measured (CPU time of its thread) and charged to its level; what the next one will cost is estimated from that.
+
+Steps of another kind than judging (`kind`: "archive", "query", "shape", "mail") share the same bins.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
+
+from jbi_pubsub.core.errors import BackPressureError
+from jbi_pubsub.core.guard import guarded, note
+from jbi_pubsub.core.quality import LEVELS, Contract, Strategy
+from jbi_pubsub.qos.bins import Bins, Cost, Ticket
+
+R = TypeVar("R")
+
+STEP_SECONDS: Final = 0.002
+"""Estimated cost of a step that has more than one piece: how long an important task waits for it at most."""
+STEP_MOST: Final = 1 << 30
+"""Bytes of a step when nothing is known of their cost: its work knows what it does at most."""
+FAULT_SECONDS: Final = 1.0
+"""Until what has failed in a way that nobody foresaw is tried again."""
+TURN_SECONDS: Final = 30.0
+"""How long `run` waits for its turn at most."""
+IDLE_SECONDS: Final = 60.0
+"""How long the judging thread sleeps at most."""
+
+
+class Work(Protocol):
+    """What a task does, in steps. `importance` and `size` are asked under the manager's lock: they must not wait."""
+
+    def importance(self) -> int:
+        """Of the next step, 1 to 5."""
+        ...
+
+    def size(self) -> int:
+        """Bytes of what is next, at least 1; 0: there is nothing to do."""
+        ...
+
+    def step(self, most: int) -> tuple[int, int, float]:
+        """Do some of it, about `most` bytes, at least one piece: how many pieces it was, their bytes, and in how many
+        seconds there may be a next step (0.0: at once). The lock is free; steps of one task follow each other."""
+        ...
+
+
+class Task:
+    """Work that is done when its turn comes, as often as it is submitted. TaskManager.task makes it."""
+
+    __slots__ = ("cost", "is_queued", "kind", "work")
+
+    def __init__(self, kind: str, work: Work) -> None:
+        self.kind = kind
+        self.work = work
+        self.cost = Cost()
+        self.is_queued = False
+        """It waits, is parked, or its step is being done."""
+
+    def most(self) -> int:
+        """Bytes of one step."""
+        second = self.cost.of(1)
+        return int(STEP_SECONDS / second) if second * STEP_MOST > STEP_SECONDS else STEP_MOST
+
+
+class _Waiter:
+    """Who waits in `run` for his turn."""
+
+    __slots__ = ("contract", "has_left", "ticket", "turn")
+
+    def __init__(self, contract: Contract) -> None:
+        self.contract = contract
+        self.turn = threading.Event()
+        self.ticket: Ticket = 0
+        self.has_left = False
+
+
+class TaskManager:
+    """The Task Management LQM (QED, section III.A). `_lock` covers all state; steps are done without it."""
+
+    def __init__(
+        self,
+        name: str,
+        strategy: Strategy = Strategy(),  # noqa: B008  # immutable
+        *,
+        bins: int = 15,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`name` of the delegate; `bins`: see [qos] bins."""
+        self._name = f"judge-{name}"
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        """For the judging thread, and who waits until nothing is left."""
+        self._bins: Bins[Task | _Waiter] = Bins(strategy, bins=bins)
+        self._is_busy = False
+        """Somebody has the baton."""
+        self._handed: tuple[Task, Ticket] | None = None
+        """What the judging thread is to do with the baton, which is its own then."""
+        self._parked: list[tuple[float, int, Task]] = []
+        self._number = 0
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+        self._run_costs = [Cost() for _ in range(LEVELS)]
+        self._served = [0] * (LEVELS * bins)
+        self._spent = [0.0] * (LEVELS * bins)
+        self._kinds: dict[str, list[float]] = {}
+        """Of each kind how many pieces were done, and their seconds."""
+        self._at_once = 0
+        self._failing: dict[Task, str] = {}
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether nothing is done while something more important waits."""
+        return self._bins.strategy.name == "strict"
+
+    def task(self, kind: str, work: Work) -> Task:
+        """A task, to be submitted whenever there is something to do for it."""
+        return Task(kind, work)
+
+    def submit(self, task: Task) -> None:
+        """There is something to do. Never waits, but does it at once, on this thread, when nothing else is to be done.
+        One whose step is being done is looked at again behind that."""
+        with self._lock:
+            if task.is_queued or not (size := task.work.size()):
+                return
+            task.is_queued = True
+            if self._is_busy or len(self._bins) or self._is_stopping:
+                self._put(task, size)
+                if not self._is_busy:
+                    self._pass_on()
+                return
+            self._is_busy = True
+            self._at_once += 1
+            ticket = self._bins.ticket(task.work.importance(), task.cost.of(size))
+        while self._step(task, ticket, alone=True):
+            pass  # nobody else wants it
+
+    def run(self, contract: Contract, work: Callable[[], R]) -> R:
+        """Do work on this thread when it is its turn: among all that waits by the contract's importance. Raises what it
+        raises, and BackPressureError when its turn has not come within TURN_SECONDS."""
+        importance = contract.settings.importance
+        ticket = self._turn(contract)
+        began = time.thread_time()
+        try:
+            return work()
+        finally:
+            spent = time.thread_time() - began
+            with self._lock:
+                self._run_costs[importance - 1].learn(spent, 1, 1)
+                self._account("publish", ticket, 1, spent)
+                self._pass_on()
+
+    def _turn(self, contract: Contract) -> Ticket:
+        """Wait for the baton."""
+        with self._lock:
+            if not self._is_busy and not len(self._bins):
+                self._is_busy = True
+                self._at_once += 1
+                importance = contract.settings.importance
+                return self._bins.ticket(importance, self._run_costs[importance - 1].of(1))
+            waiter = _Waiter(contract)
+            self._sort_in(waiter)
+            if not self._is_busy:
+                self._pass_on()
+        has_turn = False
+        try:
+            has_turn = waiter.turn.wait(TURN_SECONDS)
+        finally:  # an application may be interrupted here
+            if not has_turn:
+                self._leave(waiter)
+        if not has_turn:
+            raise BackPressureError(
+                f"what is more important has kept this object waiting for {TURN_SECONDS:g} s",
+                hint="Publish less, or have a policy that gives it more importance",
+            )
+        return waiter.ticket
+
+    def _leave(self, waiter: _Waiter) -> None:
+        """Whose time is over, or who was interrupted, gives away what he may have got at that moment."""
+        with self._lock:
+            waiter.has_left = True
+            if waiter.turn.is_set():
+                self._pass_on()
+
+    def changed(self, strategy: Strategy | None = None) -> None:
+        """Contracts have other settings, or levels another strategy: what waits already follows them."""
+        with self._lock:
+            if strategy is not None and strategy != self._bins.strategy:
+                self._bins.switch(strategy)
+            for each in self._bins.clear():
+                self._sort_in(each)
+
+    # -- the baton: all under the lock, but for `_step` -----------------------------------------------------------
+
+    def _put(self, task: Task, size: int) -> None:
+        self._bins.put(task, task.work.importance(), task.cost.of(size))
+
+    def _sort_in(self, each: Task | _Waiter) -> None:
+        if isinstance(each, Task):
+            self._put(each, each.work.size())
+        else:
+            importance = each.contract.settings.importance
+            self._bins.put(each, importance, self._run_costs[importance - 1].of(1))
+
+    def _pass_on(self) -> None:
+        """Whoever has the baton gives it to what is most important now, or lays it down."""
+        self._unpark()
+        while len(self._bins):
+            next_, ticket = self._bins.take()
+            if isinstance(next_, Task):
+                if self._is_stopping:
+                    continue
+                self._is_busy, self._handed = True, (next_, ticket)
+                self._wake()
+                return
+            if not next_.has_left:
+                self._is_busy = True
+                next_.ticket = ticket
+                next_.turn.set()
+                return
+        self._is_busy = False
+        if not self._parked:
+            self._changed.notify_all()  # who waits until nothing is left
+
+    def _unpark(self) -> None:
+        while self._is_due():
+            _, _, task = heapq.heappop(self._parked)
+            if size := task.work.size():
+                self._put(task, size)
+            else:
+                task.is_queued = False
+
+    def _is_due(self) -> bool:
+        return bool(self._parked) and self._parked[0][0] <= self._clock()
+
+    def _park(self, task: Task, seconds: float) -> None:
+        self._number += 1
+        heapq.heappush(self._parked, (self._clock() + seconds, self._number, task))
+        if self._parked[0][2] is task:
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._thread is None and not self._is_stopping:
+            self._thread = threading.Thread(target=self._judge, name=self._name, daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    def _step(self, task: Task, ticket: Ticket, *, alone: bool = False) -> bool:
+        """With the baton: one step, then it is passed on. `alone`: not, if there is a next one and nobody else wants
+        it; True then."""
+        count, size, pause = 1, 1, FAULT_SECONDS
+        fault: Exception | None = None
+        began = time.thread_time()
+        try:
+            count, size, pause = task.work.step(task.most())
+        except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as a match
+            note(f"{self._name}: {task.kind}", exc)
+            fault = exc
+        spent = time.thread_time() - began
+        goes_on = False
+        with self._lock:
+            try:
+                if count:
+                    task.cost.learn(spent, count, size)
+                self._account(task.kind, ticket, count, spent)
+                if fault is not None:
+                    self._failing[task] = f"{task.kind}: {type(fault).__name__}: {fault}"
+                elif self._failing:
+                    self._failing.pop(task, None)
+                goes_on = self._is_wanted_again(task, pause, alone=alone)
+            finally:
+                if not goes_on:
+                    self._pass_on()
+        return goes_on
+
+    def _is_wanted_again(self, task: Task, pause: float, *, alone: bool) -> bool:
+        """Behind a step: whether the next one follows at once; otherwise the task waits, is parked, or has nothing."""
+        size = task.work.size()
+        if pause:
+            self._park(task, pause)
+        elif not size:
+            task.is_queued = False
+        elif alone and not len(self._bins) and not self._is_due() and not self._is_stopping:
+            return True
+        else:
+            self._put(task, size)
+        return False
+
+    def _account(self, kind: str, ticket: Ticket, count: int, spent: float) -> None:
+        self._bins.charge(ticket, spent)
+        self._served[ticket] += count
+        self._spent[ticket] += spent
+        known = self._kinds.get(kind)
+        if known is None:
+            known = self._kinds[kind] = [0, 0.0]
+        known[0] += count
+        known[1] += spent
+
+    # -- the judging thread -------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        while not self._is_stopping:
+            with guarded(self._name):
+                self._work()
+                continue
+            with self._changed:
+                self._changed.wait(FAULT_SECONDS)
+
+    def _work(self) -> None:
+        """Do what was handed over; else wait for it, or for what is parked."""
+        with self._changed:
+            while self._handed is None:
+                if self._is_stopping:
+                    return
+                due = self._parked[0][0] - self._clock() if self._parked else IDLE_SECONDS
+                if due > 0:
+                    self._changed.wait(min(due, IDLE_SECONDS))
+                elif not self._is_busy:
+                    self._pass_on()
+                else:
+                    self._unpark()
+            (task, ticket), self._handed = self._handed, None
+        self._step(task, ticket)
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing is left to do; whether that was within `timeout` seconds."""
+        deadline = self._clock() + timeout
+        with self._changed:
+            while self._is_busy or len(self._bins) or self._parked:
+                left = deadline - self._clock()
+                if left <= 0:
+                    return False
+                self._changed.wait(min(left, 0.05))
+        return True
+
+    def close(self, timeout: float = 5.0) -> None:
+        """End the thread, behind its step. What waits is not done any more."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+        with self._lock:
+            if self._handed is not None:
+                self._handed = None
+                self._pass_on()
+
+    def status(self) -> dict[str, Any]:
+        """Plain data. Of each level (the least important first) and bin that had work: how much waits (`depth`), how
+        many pieces were done, and their seconds; of each kind of work the same, and the estimate for one; how much was
+        done without a hand-over (`at_once`); what waits for something else (`parked`); what fails."""
+        with self._lock:
+            bins = self._bins.bins
+            depths = self._bins.depths()
+            rows = [
+                {
+                    "importance": ticket // bins + 1,
+                    "bin": ticket % bins,
+                    "depth": depths[ticket // bins][ticket % bins],
+                    "served": self._served[ticket],
+                    "cpu": round(self._spent[ticket], 6),
+                }
+                for ticket in range(LEVELS * bins)
+                if self._served[ticket] or depths[ticket // bins][ticket % bins]
+            ]
+            strategy = self._bins.strategy
+            return {
+                "strategy": strategy.name,
+                "weights": list(strategy.cpu),
+                "bins": rows,
+                "waiting": len(self._bins),
+                "parked": len(self._parked),
+                "at_once": self._at_once,
+                "kinds": {
+                    kind: {"served": int(count), "cpu": round(seconds, 6), "each": round(seconds / max(1, count), 9)}
+                    for kind, (count, seconds) in self._kinds.items()
+                },
+                "fault": "; ".join(list(self._failing.values())[:3])[:500],
+            }

@@ -1,0 +1,320 @@
+"""The baton: one step of work at a time, the most important one first, and nobody with it waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+
+import pytest
+
+from jbi_pubsub.core.errors import BackPressureError
+from jbi_pubsub.core.guard import faults
+from jbi_pubsub.core.quality import Contract, Settings, Strategy
+from jbi_pubsub.qos import tasks
+from jbi_pubsub.qos.tasks import TaskManager
+from tests.conftest import eventually
+
+STRICT = Strategy(name="strict")
+
+
+class Pieces:
+    """Work of one contract: pieces, each of which says who did it; it stops at `gate` where there is one."""
+
+    def __init__(self, log: list[str], name: str, importance: int = 3) -> None:
+        self.contract = Contract(Settings(importance=importance))
+        self.waiting: deque[str] = deque()
+        self.threads: list[str] = []
+        self.gate: threading.Event | None = None
+        self.pauses: deque[float] = deque()
+        self.failures = 0
+        self._log = log
+        self._name = name
+
+    def importance(self) -> int:
+        return self.contract.settings.importance
+
+    def size(self) -> int:
+        return len(self.waiting) and 100
+
+    def step(self, most: int) -> tuple[int, int, float]:
+        assert most > 0
+        if self.gate is not None:
+            assert self.gate.wait(30)
+        if self.failures:
+            self.failures -= 1
+            raise ValueError("a fault of ours")
+        if self.pauses:
+            return 0, 0, self.pauses.popleft()
+        self.threads.append(threading.current_thread().name)
+        self._log.append(f"{self._name}{self.waiting.popleft()}")
+        return 1, 100, 0.0
+
+
+@pytest.fixture
+def manager() -> Iterator[TaskManager]:
+    manager = TaskManager("test", STRICT)
+    yield manager
+    manager.close()
+
+
+def busy(manager: TaskManager, log: list[str]) -> tuple[threading.Event, threading.Thread]:
+    """Another thread has the baton, until the event is set."""
+    holder = Pieces(log, "holder")
+    holder.gate = threading.Event()
+    holder.waiting.append("")
+    task = manager.task("judge", holder)
+    thread = threading.Thread(target=manager.submit, args=(task,), name="connection")
+    thread.start()
+    eventually(lambda: task.is_queued)
+    return holder.gate, thread
+
+
+def test_when_nothing_waits_the_thread_that_brings_it_does_it(manager: TaskManager) -> None:
+    # Given
+    log: list[str] = []
+    pieces = Pieces(log, "a")
+    task = manager.task("judge", pieces)
+    # When
+    pieces.waiting.extend("123")
+    manager.submit(task)
+    # Expect: done when submit returns, without a thread of the manager's
+    assert log == ["a1", "a2", "a3"]
+    assert pieces.threads == [threading.current_thread().name] * 3
+    assert not [each for each in threading.enumerate() if each.name == "judge-test"]
+    assert manager.status()["at_once"] == 1
+    assert manager.status()["kinds"]["judge"]["served"] == 3
+
+
+def test_otherwise_it_waits_and_the_most_important_goes_first_in_its_own_order(manager: TaskManager) -> None:
+    # Given: somebody else has the baton
+    log: list[str] = []
+    gate, thread = busy(manager, log)
+    works = [Pieces(log, name, importance) for name, importance in (("low", 1), ("high", 5), ("mid", 3))]
+    # When
+    for work in works:
+        work.waiting.extend("12")
+        manager.submit(manager.task("judge", work))  # returns at once
+    assert log == []
+    assert manager.status()["waiting"] == 3
+    gate.set()
+    assert manager.drain(30)
+    thread.join(30)
+    # Expect
+    assert log == ["holder", "high1", "high2", "mid1", "mid2", "low1", "low2"]
+    assert {name for work in works for name in work.threads} == {"judge-test"}
+
+
+def test_what_is_brought_by_the_way_is_seen_behind_the_step(manager: TaskManager) -> None:
+    # Given: a task whose step is being done
+    log: list[str] = []
+    pieces = Pieces(log, "a")
+    pieces.gate = threading.Event()
+    pieces.waiting.append("1")
+    task = manager.task("judge", pieces)
+    thread = threading.Thread(target=manager.submit, args=(task,))
+    thread.start()
+    eventually(lambda: task.is_queued)
+    # When
+    pieces.waiting.append("2")
+    manager.submit(task)
+    pieces.gate.set()
+    thread.join(30)
+    # Expect
+    assert log == ["a1", "a2"]
+
+
+def test_who_publishes_here_gets_the_baton_by_importance_and_works_on_his_own_thread(manager: TaskManager) -> None:
+    # Given
+    log: list[str] = []
+    gate, holder = busy(manager, log)
+    threads = []
+
+    def publish(importance: int) -> None:
+        contract = Contract(Settings(importance=importance))
+        assert manager.run(contract, lambda: log.append(threading.current_thread().name) or 42) == 42
+
+    for importance in (1, 4, 5, 2):
+        threads.append(threading.Thread(target=publish, args=(importance,), name=f"importance {importance}"))
+        threads[-1].start()
+        eventually(lambda: manager.status()["waiting"] == len(threads))
+    # When
+    gate.set()
+    for thread in (holder, *threads):
+        thread.join(30)
+    # Expect
+    assert log == ["holder", "importance 5", "importance 4", "importance 2", "importance 1"]
+
+
+def test_what_run_raises_is_its_callers_and_the_baton_goes_on(manager: TaskManager) -> None:
+    def fail() -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        manager.run(Contract(), fail)
+    assert manager.run(Contract(), lambda: "next") == "next"
+
+
+def test_whose_turn_does_not_come_is_told_and_leaves_nothing_behind(
+    manager: TaskManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given
+    monkeypatch.setattr(tasks, "TURN_SECONDS", 0.05)
+    gate, thread = busy(manager, [])
+    # When
+    with pytest.raises(BackPressureError, match="more important"):
+        manager.run(Contract(Settings(importance=1)), lambda: pytest.fail("his time is over"))
+    gate.set()
+    thread.join(30)
+    # Expect
+    assert manager.drain(30)
+    assert manager.run(Contract(), lambda: 1) == 1
+
+
+def test_a_parked_task_waits_by_itself_and_comes_back(manager: TaskManager) -> None:
+    # Given: something that can't go on for 0.2 s
+    log: list[str] = []
+    parked, other = Pieces(log, "parked", 5), Pieces(log, "other", 1)
+    parked.pauses.append(0.2)
+    parked.waiting.append("")
+    other.waiting.extend("12")
+    # When
+    manager.submit(manager.task("judge", parked))
+    assert manager.status()["parked"] == 1
+    manager.submit(manager.task("judge", other))
+    # Expect: others are served meanwhile, on their own thread; and it is done at last
+    assert log == ["other1", "other2"]
+    assert manager.drain(30)
+    assert log == ["other1", "other2", "parked"]
+
+
+def test_a_change_of_importance_moves_what_waits_already(manager: TaskManager) -> None:
+    # Given
+    log: list[str] = []
+    gate, thread = busy(manager, log)
+    low, high = Pieces(log, "low", 1), Pieces(log, "high", 5)
+    for work in (low, high):
+        work.waiting.extend("12")
+        manager.submit(manager.task("judge", work))
+    # When
+    low.contract.settings, high.contract.settings = Settings(importance=5), Settings(importance=2)
+    manager.changed()
+    gate.set()
+    assert manager.drain(30)
+    thread.join(30)
+    # Expect
+    assert log == ["holder", "low1", "low2", "high1", "high2"]
+
+
+def test_the_strategy_is_switched_while_tasks_wait() -> None:
+    # Given
+    log: list[str] = []
+    manager = TaskManager("test", Strategy(name="weighted_fair"))
+    gate, thread = busy(manager, log)
+    low, high = Pieces(log, "low", 1), Pieces(log, "high", 5)
+    for work in (low, high):
+        work.waiting.extend("1" * 40)
+        manager.submit(manager.task("judge", work))
+    # When
+    manager.changed(STRICT)
+    gate.set()
+    assert manager.drain(30)
+    thread.join(30)
+    manager.close()
+    # Expect
+    assert log == ["holder", *["high1"] * 40, *["low1"] * 40]
+    assert manager.status()["strategy"] == "strict"
+
+
+def test_a_fault_in_a_step_is_told_and_tried_again_and_others_go_on(
+    manager: TaskManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given
+    monkeypatch.setattr(tasks, "FAULT_SECONDS", 0.1)
+    log: list[str] = []
+    failing, good = Pieces(log, "failing"), Pieces(log, "good")
+    failing.failures = 2
+    failing.waiting.append("")
+    good.waiting.append("")
+    before = faults().get("judge-test: judge", 0)
+    # When
+    manager.submit(manager.task("judge", failing))
+    # Expect
+    assert manager.status()["fault"] == "judge: ValueError: a fault of ours"
+    manager.submit(manager.task("judge", good))
+    assert log == ["good"]
+    assert manager.drain(30)
+    assert log == ["good", "failing"]
+    assert manager.status()["fault"] == ""
+    assert faults()["judge-test: judge"] == before + 2
+
+
+def test_the_judging_thread_survives_what_nobody_foresaw(manager: TaskManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given: a task that does not even tell its size
+    monkeypatch.setattr(tasks, "FAULT_SECONDS", 0.1)
+    log: list[str] = []
+    gate, thread = busy(manager, log)
+
+    class Broken(Pieces):
+        def step(self, most: int) -> tuple[int, int, float]:
+            self.size = lambda: most // 0  # type: ignore[method-assign]
+            return 1, 1, 0.0
+
+    broken, good = Broken(log, "broken", 5), Pieces(log, "good", 1)
+    for work in (broken, good):
+        work.waiting.append("")
+        manager.submit(manager.task("judge", work))
+    # When
+    gate.set()
+    thread.join(30)
+    # Expect: the baton is not lost with it
+    eventually(lambda: log == ["holder", "good"], what=lambda: log)
+    assert faults()["judge-test"] >= 1
+    assert manager.run(Contract(), lambda: 1) == 1
+
+
+def test_closing_ends_the_thread_and_lets_nobody_wait(manager: TaskManager) -> None:
+    # Given: a thread of the manager's, something parked, something waiting
+    log: list[str] = []
+    parked = Pieces(log, "parked")
+    parked.pauses.append(60.0)
+    parked.waiting.append("")
+    manager.submit(manager.task("judge", parked))
+    gate, thread = busy(manager, log)
+    waiting = Pieces(log, "waiting")
+    waiting.waiting.append("")
+    manager.submit(manager.task("judge", waiting))
+    ran: list[int] = []
+    publisher = threading.Thread(target=lambda: ran.append(manager.run(Contract(), lambda: 1)))
+    publisher.start()
+    eventually(lambda: manager.status()["waiting"] == 2)
+    # When
+    began = time.monotonic()
+    manager.close()
+    gate.set()
+    # Expect
+    for each in (thread, publisher):
+        each.join(30)
+    assert ran == [1]
+    assert log == ["holder"]
+    assert time.monotonic() - began < 20
+    assert not [each for each in threading.enumerate() if each.name == "judge-test"]
+
+
+def test_the_status_tells_each_level_and_kind(manager: TaskManager) -> None:
+    # Given
+    for kind, importance, count in (("judge", 1, 1), ("query", 5, 4)):
+        work = Pieces([], "a", importance)
+        work.waiting.extend("1" * count)
+        manager.submit(manager.task(kind, work))
+    # When
+    told = manager.status()
+    # Expect
+    served = Counter[int]()
+    for row in told["bins"]:
+        served[row["importance"]] += row["served"]
+        assert 3 * (row["importance"] - 1) <= row["bin"] < 3 * row["importance"]
+    assert served == {1: 1, 5: 4}
+    assert {kind: facts["served"] for kind, facts in told["kinds"].items()} == {"judge": 1, "query": 4}
+    assert (told["waiting"], told["parked"], told["fault"]) == (0, 0, "")
