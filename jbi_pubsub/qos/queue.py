@@ -82,6 +82,9 @@ class LevelQueue:
         """`lost(waiting, cause)`: it is not here any more, or was not let in."""
         self._contract = contract
         self._lost = lost
+        self._meter = contract.meter
+        self._now = 0.0
+        """When something was selected last."""
         self._settings = contract.settings
         self._bucket: TokenBucket | None = None
         self._lanes: dict[str, _Lane] = {}
@@ -112,8 +115,11 @@ class LevelQueue:
             settings = contract.by_object(parcel)
             self._is_mixed = True
         if self._bucket is not None and not self._passes(parcel.size, now):
+            self._count_lost(waiting)
             self._lost(waiting, Cause.RATE)
             return
+        if self._meter is not None:
+            waiting.arrived = waiting.arrived or now
         expires = math.inf
         if settings.deadline is not None:
             expires = (waiting.arrived or now) + settings.deadline
@@ -128,6 +134,7 @@ class LevelQueue:
 
     def select(self, level: int, now: float) -> Waiting | None:
         """What `take` would remove, of those at that level; None when all of them had expired."""
+        self._now = now
         ring, bit = self._rings[level], 1 << level
         while self.levels & bit:
             lane = ring[0]
@@ -151,7 +158,7 @@ class LevelQueue:
         entry = lane.entries[0]
         if entry.waiting is not waiting or entry.expires <= now:
             return False
-        self._selected = lane
+        self._selected, self._now = lane, now
         return True
 
     def take(self) -> Waiting:
@@ -163,6 +170,9 @@ class LevelQueue:
         ring = self._rings[level]
         if ring[0] is lane:
             ring.rotate(-1)
+        if self._meter is not None:
+            parcel = waiting.parcel
+            self._meter.took(parcel.head.type_name, parcel.size, self._now - waiting.arrived)
         return waiting
 
     # -- room ---------------------------------------------------------------------------------------------------
@@ -304,12 +314,19 @@ class LevelQueue:
         self._by_key[key] = entry
 
     def _lose(self, entry: _Entry, lane: _Lane, cause: Cause) -> None:
-        self._lost(self._remove(entry, lane), cause)
+        waiting = self._remove(entry, lane)
+        self._count_lost(waiting)
+        self._lost(waiting, cause)
 
     def _drop(self, order: deque[_Entry]) -> Waiting:
         entry = order[0]
         assert entry.waiting is not None
+        self._count_lost(entry.waiting)
         return self._remove(entry, self._lanes[entry.waiting.parcel.head.registration])
+
+    def _count_lost(self, waiting: Waiting) -> None:
+        if self._meter is not None:
+            self._meter.lost(waiting.parcel.head.type_name)
 
     def _remove(self, entry: _Entry, lane: _Lane) -> Waiting:
         waiting, entry.waiting = entry.waiting, None

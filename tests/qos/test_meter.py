@@ -17,8 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jbi_pubsub.core.config import QosSection
+from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.quality import Contract, Settings
 from jbi_pubsub.pad import delegate as delegate_module
+from jbi_pubsub.pad.outlet import Waiting
 from jbi_pubsub.qos.meter import (
     BUCKETS,
     LONGEST,
@@ -30,6 +32,7 @@ from jbi_pubsub.qos.meter import (
     numbers_in,
     percentile,
 )
+from jbi_pubsub.qos.queue import LevelQueue
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -207,6 +210,32 @@ def test_series_are_bounded_and_take_numbers_alone() -> None:
     monitor = Monitor()
     monitor.sample({f"n{number}": number for number in range(SERIES_MOST + 100)}, 1.0, 1.0)
     assert len(monitor.status(1.0)) == SERIES_MOST
+
+
+def test_a_level_queue_tells_what_it_gave_and_what_it_lost() -> None:
+    # Given a queue whose contract has a meter: newest per type, a deadline
+    meters = Meters()
+    contract = Contract(Settings(deadline=5.0, replace="type"), meter=meters.meter())
+    queue = LevelQueue(contract, lambda _waiting, _cause: None)
+
+    def waiting(number: int, type_name: str) -> Waiting:
+        head = Head(f"{number:044x}", "registration-1", number, 1.0, type_name, "1.0", b"<m/>", 3)
+        return Waiting(pack(head, b"xyz"))
+
+    # When one is replaced, one is too late, one is dropped for room, and one is taken
+    for number, (type_name, now) in enumerate([("a", 0.0), ("a", 1.0), ("b", 8.0), ("c", 8.0)], 1):
+        queue.put(waiting(number, type_name), now)
+    assert queue.select(2, 8.5) is not None
+    taken = queue.take()
+    queue.drop_least()
+    # Expect each counted once, with how long it has waited
+    meters.fold(9.0, 9.0)
+    told = {each["name"]: each for each in meters.types(9.0)}
+    assert {name: (each["received"], each["dropped"]) for name, each in told.items()} == {
+        "a": (0, 2), "b": (1, 0), "c": (0, 1)
+    }  # fmt: skip
+    assert told["b"]["p50"] == pytest.approx(0.5, rel=0.25)
+    assert told["b"]["bytes"] == taken.parcel.size
 
 
 # -- through a delegate -------------------------------------------------------------------------------------------
