@@ -1,10 +1,12 @@
 """What quality of service costs and keeps, part by part.
 
-    python benchmarks/qos.py [--only policies|queue] [--json]
+    python benchmarks/qos.py [--only policies|queue|meter|shaping] [--json]
 
 policies: 1,000 are read and checked; a contract is resolved among them; 200,000 contracts follow another
 file; CPU time.
 queue: a put and a take of a level queue, with key and deadline, in us of CPU time, with 100 to 100,000 waiting.
+meter: an object that a contract's meter is told of, and a look at a thousand contracts, in CPU time.
+shaping: a picture of 62 KB (640 x 480), in ms of CPU time and bytes, and the longest that a picture may take.
 
 Exit code 1 if a part misses its goal.
 """
@@ -12,21 +14,26 @@ Exit code 1 if a part misses its goal.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import random
 import sys
 import time
 from collections.abc import Callable
 
+from PIL import Image
+
 from jbi_pubsub.core.info_object import Cause, Head, pack
-from jbi_pubsub.core.quality import Contract, Settings, Wish
+from jbi_pubsub.core.quality import Contract, Settings, Shape, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.outlet import Waiting
 from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.file import parse
 from jbi_pubsub.policy.policyfile import policies_of, review
 from jbi_pubsub.qos.local import LocalManager
+from jbi_pubsub.qos.meter import Meters
 from jbi_pubsub.qos.queue import LevelQueue
+from jbi_pubsub.qos.shaping import shape
 
 Part = tuple[dict[str, object], bool]
 """What was measured, and whether the goal is reached."""
@@ -138,7 +145,62 @@ def _put_and_take(waiting: int, settings: Settings | None = None) -> float:
     return spent / count * 1e6
 
 
-PARTS: dict[str, Callable[[], Part]] = {"policies": policies, "queue": queue}
+METER_GOAL = 0.5
+"""us, an object."""
+
+
+def meter() -> Part:
+    """Of qos/meter.py."""
+    count = 200_000
+    meters = Meters()
+    told = meters.meter()
+
+    def tell() -> float:
+        took, numbers = told.took, range(count)
+        began = time.thread_time()
+        for _ in numbers:
+            took("uav.imagery", 62_000, 0.012)
+        return (time.thread_time() - began) / count * 1e6
+
+    each = min(tell() for _ in range(ROUNDS))
+    contracts = [meters.meter() for _ in range(1_000)]
+    for number, contract in enumerate(contracts):
+        contract.took(f"type{number % 10}", 1_000, 0.01)
+    folding = cpu(lambda: meters.fold(1.0, 1.0))
+    return {
+        f"an object, us (goal {METER_GOAL})": round(each, 2),
+        "a look at 1,000 contracts with news, ms": round(1000 * folding, 1),
+    }, each <= METER_GOAL
+
+
+def shaping() -> Part:
+    """Of qos/shaping.py."""
+    noise = [Image.effect_noise((640, 480), 30) for _ in range(3)]
+    data = _jpeg(Image.merge("RGB", noise), quality=50)
+    figures: dict[str, object] = {"payload, bytes": len(data)}
+    shapes = (("scale", 0.5), ("scale", 0.7), ("quality", 30), ("thumbnail", 100, 100), ("grey",))
+    half = 0.0
+    for name, *arguments in shapes:
+        asked = (Shape(name, tuple(arguments)),)
+        spent = min(cpu(lambda asked=asked: shape(data, asked)) for _ in range(ROUNDS))
+        half = half or spent
+        left = shape(data, asked)
+        figures[str(asked[0])] = f"{1000 * spent:.1f} ms, {len(left) if left is not None else len(data):,} bytes"
+    longest = 0.0
+    for size, options in (((8_000, 5_000), {}), ((4_000, 3_000), {"progressive": True})):
+        large = _jpeg(Image.new("RGB", size, (10, 200, 30)), **options)
+        longest = max(longest, cpu(lambda large=large: shape(large, (Shape("scale", (0.9,)),))))
+    figures["40 megapixels, or 12 in ten passes, s (goal 2)"] = round(longest, 2)
+    return figures, half < 0.01 and longest < 2
+
+
+def _jpeg(picture: Image.Image, **options: object) -> bytes:
+    out = io.BytesIO()
+    picture.save(out, "JPEG", **options)
+    return out.getvalue()
+
+
+PARTS: dict[str, Callable[[], Part]] = {"policies": policies, "queue": queue, "meter": meter, "shaping": shaping}
 
 
 def main() -> None:

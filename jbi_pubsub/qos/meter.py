@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
+from operator import add
 from typing import Any, Final
 
 from jbi_pubsub.core.series import MOST, WINDOW, Counter, Gauge
@@ -86,7 +87,7 @@ class Tally:
 
     def merge(self, other: Tally) -> None:
         """All of another, which is newer."""
-        self.counts = [mine + its for mine, its in zip(self.counts, other.counts, strict=True)]
+        self.counts = list(map(add, self.counts, other.counts))
         self.dropped += other.dropped
         self.bytes += other.bytes
         self.jitter, self.transit = other.jitter, other.transit
@@ -230,20 +231,25 @@ class Meters:
             self._rated.pop(meter, None)
 
     def fold(self, now: float, wall: float) -> None:
-        """Add up what is new; once a second. `wall`: seconds since the epoch."""
+        """Add up what is new; once a second. `wall`: seconds since the epoch. Nobody waits for all of it: the lock is
+        held for one contract at a time."""
         with self.lock:
             active, self.active = self.active, []
-            new: dict[str, Tally] = {}
-            for meter in active:
-                for name, tally in meter.fold().items():
-                    new.setdefault(name, Tally()).merge(tally)
+        new: dict[str, Tally] = {}
+        for meter in active:
+            with self.lock:
+                fresh = meter.fold()
                 if meter.rate is None and len(self._rated) < RATED_MOST:
                     meter.rate = Counter(self._window)
                     meter.rate.add(now - 1.0, 0.0)
                     self._rated[meter] = None
-            for meter in self._rated:
+            for name, tally in fresh.items():
+                new.setdefault(name, Tally()).merge(tally)
+        for meter in list(self._rated):
+            with self.lock:
                 if meter.rate is not None:
                     meter.rate.add(now, meter.received)
+        with self.lock:
             for name, tally in new.items():
                 self._type(name, now).add(tally, now, wall)
             for each in self._types.values():
