@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from jbi_pubsub.core.config import QosSection
+from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.quality import SHAPES, Shape, Wish
 from jbi_pubsub.qos import shaping
@@ -401,6 +401,52 @@ def test_who_comes_late_gets_what_is_kept_in_his_shape(managed: Any, figures: An
     assert subscriber.receive(uid).payload == b"abc"
     eventually(lambda: subscriber.losses(uid) == {"oversize": 1})
     assert server.status()["lost"] == {"oversize": 1}
+
+
+POLICY = """
+[space]
+shaping = %s
+
+[[policy]]
+name = "imagery"
+type = "mil.*"
+action = "subscribe"
+shape = ["scale 0.5"]
+
+[[link]]
+name = "mail server"
+members = "delivery == 'mail'"
+rate = "80 kbps"
+"""
+
+
+def test_a_policy_file_decides_what_is_shaped_while_it_runs(
+    tmp_path: Path, managed: Any, figures: Any, eventually: Any
+) -> None:
+    # Given a policy that scales pictures, and a link of its own for mail
+    path = tmp_path / "policy.toml"
+    path.write_text(POLICY % "true")
+    managed.config = msgspec.structs.replace(managed.config, policy=PolicySection(file=str(path)))
+    subscriber, server, publisher = managed.subscriber(), managed.pad(), managed.light()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    registration = figures.register(publisher)
+    assert subscriber.wait_matched(uid) == 1
+    data = picture((640, 480))
+
+    def width() -> int:
+        publisher.publish(registration, figures.figure_1, data)
+        return sized(subscriber.receive(uid).payload)[0]
+
+    # Expect its contract to have it, and mail to have its rate in bytes
+    assert width() == 320
+    quality = server.delegate._quality
+    eventually(lambda: quality.mail_rate == 10_000.0)
+    # When shaping is switched off for the whole space; Expect the next pictures whole, nobody having subscribed anew
+    path.write_text(POLICY % "false")
+    eventually(lambda: not quality.shaper.is_on)
+    shaped = quality.shaper.status()["shaped"]
+    assert [width(), width()] == [640, 640]
+    assert quality.shaper.status()["shaped"] == shaped
 
 
 @pytest.mark.parametrize("wish", [Wish(), Wish(shape=("truncate 3",))], ids=["no wish", "a wish"])
