@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -59,6 +59,24 @@ Delivery = tuple[Subscription, Parcel]
 """An object for a subscription."""
 
 
+class Ready(Protocol):
+    """Outlets that can send something, in the order of their turns."""
+
+    def append(self, outlet: Outlet, /) -> None:
+        """Its turn comes behind the others."""
+        ...
+
+    def popleft(self) -> Outlet:
+        """Whose turn it is."""
+        ...
+
+    def clear(self) -> None:
+        """Nobody's."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
 class SubscriberSession:
     """Everything that goes to one subscriber process. Any thread may offer; `_changed` covers all state."""
 
@@ -85,7 +103,7 @@ class SubscriberSession:
         self.lease_id = ""
         self._changed = threading.Condition()
         self._outlets: dict[int, Outlet] = {}
-        self._ready: deque[Outlet] = deque()
+        self._ready: Ready = deque[Outlet]()
         self._delay = Delay()
         self._flying: deque[Flight] = deque()
         """Whose delivery the items under way complete."""
@@ -109,7 +127,10 @@ class SubscriberSession:
     def add(self, subscription: Subscription, *, held: bool = False) -> None:
         """Open the subscription's outlet; `held`: nothing goes out before `catch_up`."""
         with self._changed:
-            self._outlets[subscription.number] = Outlet(subscription, held=held)
+            self._outlets[subscription.number] = self._new_outlet(subscription, held=held)
+
+    def _new_outlet(self, subscription: Subscription, *, held: bool) -> Outlet:
+        return Outlet(subscription, held=held)
 
     def catch_up(self, newcomers: Iterable[tuple[Subscription, Arrears, int]]) -> None:
         """Let newcomers go: each gets its arrears, and is told first how many objects it has missed; then what has come
@@ -217,7 +238,7 @@ class SubscriberSession:
                         subscription = None
                         blocked.append((whose, parcel))
                         continue
-                    has_room, stands = self._make_room(outlet, size, waits=blocked is None)
+                    has_room, stands = self._make_room(outlet, parcel, waits=blocked is None)
                     subscription = None  # others may be cancelled meanwhile as well
                     if not stands:
                         gone.append(whose)
@@ -246,10 +267,10 @@ class SubscriberSession:
             request.policy == "block" and not outlet.held and waited < request.block_seconds and self._is_full(outlet)
         )
 
-    def _make_room(self, outlet: Outlet, size: int, *, waits: bool = True) -> tuple[bool, bool]:
-        """The queue, or the session's share, is full: act by the policy, for an object of `size` bytes. (whether there
-        is room, whether the subscription still stands)"""
-        request = outlet.subscription.request
+    def _make_room(self, outlet: Outlet, parcel: Parcel, *, waits: bool = True) -> tuple[bool, bool]:
+        """The queue, or the session's share, is full: act by the policy, for that object. (whether there is room,
+        whether the subscription still stands)"""
+        request, size = outlet.subscription.request, parcel.size
         cause = Cause.QUEUE_OVERFLOW
         if request.policy == "block" and not outlet.held:  # nobody waits for who is still catching up
             self._sender.ready()  # what was offered before goes out meanwhile
@@ -305,24 +326,28 @@ class SubscriberSession:
                 outlet.ready = False
                 size += self._next(outlet, items, max_items, max_bytes - size)
                 self._make_ready(outlet)
-            while self._granted and len(items) < max_items:
-                number, given = self._granted.popitem()
-                self._fly((), 1)
-                items.append((ITEM.pack(QUALITY, number), msgspec.msgpack.encode(given)))
-            while self._expelled and len(items) < max_items - 1:
-                items += self._end_of(self._expelled.popleft())
-            if self._is_to_ask and len(items) < max_items:
-                self._is_to_ask = False
-                self._fly((), 1)
-                items.append((ITEM.pack(END, ASK_AGAIN),))
-            if self._parting and not self._ready and len(items) < max_items:
-                self._parting = False
-                self._fly((), 1)
-                items.append((ITEM.pack(END, 0),))
-            self._delay.sent(len(items), self._clock)
-            self._charge(-self._freed)
-            self._changed.notify_all()  # room for those who wait under `block`
+            self._take_rest(items, max_items)
         return items
+
+    def _take_rest(self, items: list[Parts], max_items: int) -> None:
+        """What is told of the session goes behind them; then the accounts."""
+        while self._granted and len(items) < max_items:
+            number, given = self._granted.popitem()
+            self._fly((), 1)
+            items.append((ITEM.pack(QUALITY, number), msgspec.msgpack.encode(given)))
+        while self._expelled and len(items) < max_items - 1:
+            items += self._end_of(self._expelled.popleft())
+        if self._is_to_ask and len(items) < max_items:
+            self._is_to_ask = False
+            self._fly((), 1)
+            items.append((ITEM.pack(END, ASK_AGAIN),))
+        if self._parting and not self._ready and len(items) < max_items:
+            self._parting = False
+            self._fly((), 1)
+            items.append((ITEM.pack(END, 0),))
+        self._delay.sent(len(items), self._clock)
+        self._charge(-self._freed)
+        self._changed.notify_all()  # room for those who wait under `block`
 
     def attach(
         self, sock: socket.socket, position: int, close: Callable[[], None], compression: Compression | None = None
@@ -563,25 +588,29 @@ class SubscriberSession:
         except msgspec.DecodeError as exc:
             raise ProtocolError(f"bad acknowledgement: {exc}") from exc
         with self._changed:
-            self._delay.landed(count, self._clock)
-            while count and self._flying:
-                flight = self._flying[0]
-                arrived = min(count, flight.count)
-                for subscription in flight.subscriptions:
-                    subscription.delivered += arrived
-                count -= arrived
-                flight.count -= arrived
-                if not flight.count:
-                    self._flying.popleft()
-            for number, total in consumed.items():
-                outlet = self._outlets.get(number)
-                if outlet is not None and outlet.consumed < total <= outlet.sent:
-                    outlet.consumed = total
-                    self._make_ready(outlet)
-            self._changed.notify_all()  # whoever drains
+            self._land(count, consumed)
             ready = bool(self._ready)
         if ready:
             self._sender.ready()
+
+    def _land(self, count: int, consumed: Consumed) -> None:
+        """So many items have arrived, and applications have taken that many."""
+        self._delay.landed(count, self._clock)
+        while count and self._flying:
+            flight = self._flying[0]
+            arrived = min(count, flight.count)
+            for subscription in flight.subscriptions:
+                subscription.delivered += arrived
+            count -= arrived
+            flight.count -= arrived
+            if not flight.count:
+                self._flying.popleft()
+        for number, total in consumed.items():
+            outlet = self._outlets.get(number)
+            if outlet is not None and outlet.consumed < total <= outlet.sent:
+                outlet.consumed = total
+                self._make_ready(outlet)
+        self._changed.notify_all()  # whoever drains
 
 
 def _item_head(together: Sequence[Outlet]) -> bytes:
