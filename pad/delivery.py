@@ -150,7 +150,7 @@ class SubscriberSession:
                 dropped = arrears.dropped
                 outlet.catch_up(arrears)
                 self._charge(size)
-                while outlet.waiting > outlet.bound and subscription.request.policy == "drop_oldest":
+                while outlet.waiting > outlet.bound and self._policy(outlet) == "drop_oldest":
                     self._drop_oldest(outlet)
                     dropped += 1
                 for cause, count in ((Cause.MISSED, missed), (Cause.QUEUE_OVERFLOW, dropped)):
@@ -264,15 +264,22 @@ class SubscriberSession:
     def _would_wait(self, outlet: Outlet, waited: float) -> bool:
         request = outlet.subscription.request
         return (
-            request.policy == "block" and not outlet.held and waited < request.block_seconds and self._is_full(outlet)
+            self._policy(outlet) == "block"
+            and not outlet.held
+            and waited < request.block_seconds
+            and self._is_full(outlet)
         )
+
+    def _policy(self, outlet: Outlet) -> str:
+        """What happens when its queue is full."""
+        return outlet.subscription.request.policy
 
     def _make_room(self, outlet: Outlet, parcel: Parcel, *, waits: bool = True) -> tuple[bool, bool]:
         """The queue, or the session's share, is full: act by the policy, for that object. (whether there is room,
         whether the subscription still stands)"""
-        request, size = outlet.subscription.request, parcel.size
+        request, size, policy = outlet.subscription.request, parcel.size, self._policy(outlet)
         cause = Cause.QUEUE_OVERFLOW
-        if request.policy == "block" and not outlet.held:  # nobody waits for who is still catching up
+        if policy == "block" and not outlet.held:  # nobody waits for who is still catching up
             self._sender.ready()  # what was offered before goes out meanwhile
             has_room = self._wait_for_room(outlet, request.block_seconds if waits else 0.0)
             if self._outlets.get(outlet.subscription.number) is not outlet:
@@ -281,7 +288,7 @@ class SubscriberSession:
                 return True, True
             cause = Cause.BLOCK_TIMEOUT
         dropped, has_room = 0, False
-        if request.policy == "drop_oldest":
+        if policy == "drop_oldest":
             before, others_hold = outlet.waiting_bytes, self._bytes >= self._budget.session_share
             wanted = size if others_hold else 0  # its own oldest make way for as much, not all for what others hold
             while outlet.waiting and (outlet.is_full(self._budget.share) or before - outlet.waiting_bytes < wanted):
@@ -386,6 +393,9 @@ class SubscriberSession:
                 if (left := deadline - self._clock()) <= 0:
                     break
                 self._changed.wait(min(0.02, left))  # nobody notifies of what has been told
+
+    def sweep(self) -> None:
+        """What waits may have expired: not here."""
 
     def close(self, cause: Cause) -> None:
         """The session is over: whatever waits is lost under `cause`."""
@@ -526,7 +536,7 @@ class SubscriberSession:
         if len(self._ready) == sum(outlet.ready for outlet in together):
             lengths = [len(one) for one in (front, *fronts)]
             most = min(max_items - len(items), *lengths, *[outlet.credit for outlet in together])
-        head = _item_head(together)
+        head = item_head(together)
         count = size = sent = 0
         while True:
             parcel = waiting.parcel
@@ -613,7 +623,8 @@ class SubscriberSession:
         self._changed.notify_all()  # whoever drains
 
 
-def _item_head(together: Sequence[Outlet]) -> bytes:
+def item_head(together: Sequence[Outlet]) -> bytes:
+    """What an object's item begins with, for those subscriptions."""
     numbers = [outlet.subscription.number for outlet in together]
     if len(numbers) == 1:
         return ITEM.pack(OBJECT, numbers[0])
