@@ -78,6 +78,7 @@ from jbi_pubsub.pad.subscription import (
     FAR,
     NOT_BEFORE,
     PEER_TYPE,
+    PREFETCH_LEAST,
     PUBLISHER_TYPE,
     Granted,
     InformationType,
@@ -94,6 +95,9 @@ from jbi_pubsub.pad.subscription import (
 from jbi_pubsub.pad.topics import GHOSTS_MOST, Topics
 
 log = logging.getLogger("jbi_pubsub.pad")
+
+SWEEP_SECONDS: Final = 0.25
+"""How often it is looked at what expires, and whose settings have changed; with quality of service alone."""
 
 CANCEL_SECONDS: Final = 1.0
 """For a subscriber to be told that its subscription was cancelled."""
@@ -207,12 +211,15 @@ class Delegate:
         self._costs: dict[str, CostBudget] = {}
         """Of each session."""
         self._budget = Budget(config.pad.max_queued_bytes)
-        self._hub = SenderHub(name=f"deliver-{delegate_id[:8]}")
         self._ending: list[Subscription] = []
         """Gone, and not yet in the totals of what has ended."""
         self._account = Account()
         stages = stages or stages_of(config, PEER if peer else delegate_id)
         self._quality = stages.quality
+        turns = self._quality.links if self._quality is not None else None
+        self._hub = SenderHub(name=f"deliver-{delegate_id[:8]}", turns=turns)
+        if self._quality is not None:
+            self._hub.every(SWEEP_SECONDS, self._sweep)
         client = config.client
         self._own = Caller("", user=client.user, claimed=True, role=client.role)
         """The application that a peer publisher lives in."""
@@ -489,13 +496,7 @@ class Delegate:
     def open_session(self, name: str, duration: float, caller: Caller | None = None) -> tuple[str, Lease]:
         """A subscriber process comes: its session id and lease. Raises LeaseDeniedError."""
         session_id = f"session-{uuid4().hex}"
-        session = SubscriberSession(
-            session_id,
-            name=name,
-            budget=self._budget,
-            hub=self._hub,
-            chunk=self._config.link.chunk,
-        )
+        session = self._new_session(session_id, name)
         session.caller = caller
         with self._lock:
             known = ((session.lease_id, uid) for uid, session in self._sessions.items())
@@ -506,6 +507,19 @@ class Delegate:
             session.opened = self._clock()  # last of all: ages count from here to the answer
         self._drop_session(idle, Cause.SUBSCRIBER_DEAD)
         return session_id, lease
+
+    def _new_session(self, session_id: str, name: str) -> SubscriberSession:
+        budget, chunk = self._budget, self._config.link.chunk
+        if self._quality is None:
+            return SubscriberSession(session_id, name=name, budget=budget, hub=self._hub, chunk=chunk)
+        from jbi_pubsub.pad.levels import LevelledSession  # here: what is off is not imported
+
+        return LevelledSession(session_id, quality=self._quality, name=name, budget=budget, hub=self._hub, chunk=chunk)
+
+    def _sweep(self) -> None:
+        """What waits follows its policies. On the hub's thread."""
+        for session in list(self._sessions.values()):
+            session.sweep()
 
     def _give_way(self, taken: int, known: Iterable[tuple[str, str]], what: str) -> str:
         """Who of the `known` (lease and id) has to end for one more: nobody ("") while there is room, else the first
@@ -590,7 +604,8 @@ class Delegate:
                 granted = self._open_contract(key, subscription, duration, age, elapsed)
             elif known.request == request:
                 self._mail.resume(known)
-                granted = Granted(known.number, self._mail_lease(known), self._quality_of(known))
+                prefetch = PREFETCH_LEAST if self._quality is not None else 0
+                granted = Granted(known.number, self._mail_lease(known), self._quality_of(known), prefetch)
             else:
                 raise ConfigurationError(
                     f"subscription {request.uid} stands here with other terms", hint="Cancel it first"
@@ -613,7 +628,7 @@ class Delegate:
         except JbiError:
             self._end_contract(subscription.contract)
             raise
-        return Granted(granted.number, granted.lease, given)
+        return Granted(granted.number, granted.lease, given, PREFETCH_LEAST if self._quality is not None else 0)
 
     def _contract_of(self, subscription: Subscription, wish: Wish) -> tuple[Contract | None, GrantedQos]:
         session = self._sessions.get(subscription.owner)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -59,6 +59,24 @@ Delivery = tuple[Subscription, Parcel]
 """An object for a subscription."""
 
 
+class Ready(Protocol):
+    """Outlets that can send something, in the order of their turns."""
+
+    def append(self, outlet: Outlet, /) -> None:
+        """Its turn comes behind the others."""
+        ...
+
+    def popleft(self) -> Outlet:
+        """Whose turn it is."""
+        ...
+
+    def clear(self) -> None:
+        """Nobody's."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
 class SubscriberSession:
     """Everything that goes to one subscriber process. Any thread may offer; `_changed` covers all state."""
 
@@ -85,7 +103,7 @@ class SubscriberSession:
         self.lease_id = ""
         self._changed = threading.Condition()
         self._outlets: dict[int, Outlet] = {}
-        self._ready: deque[Outlet] = deque()
+        self._ready: Ready = deque[Outlet]()
         self._delay = Delay()
         self._flying: deque[Flight] = deque()
         """Whose delivery the items under way complete."""
@@ -109,7 +127,10 @@ class SubscriberSession:
     def add(self, subscription: Subscription, *, held: bool = False) -> None:
         """Open the subscription's outlet; `held`: nothing goes out before `catch_up`."""
         with self._changed:
-            self._outlets[subscription.number] = Outlet(subscription, held=held)
+            self._outlets[subscription.number] = self._new_outlet(subscription, held=held)
+
+    def _new_outlet(self, subscription: Subscription, *, held: bool) -> Outlet:
+        return Outlet(subscription, held=held)
 
     def catch_up(self, newcomers: Iterable[tuple[Subscription, Arrears, int]]) -> None:
         """Let newcomers go: each gets its arrears, and is told first how many objects it has missed; then what has come
@@ -129,7 +150,7 @@ class SubscriberSession:
                 dropped = arrears.dropped
                 outlet.catch_up(arrears)
                 self._charge(size)
-                while outlet.waiting > outlet.bound and subscription.request.policy == "drop_oldest":
+                while outlet.waiting > outlet.bound and self._policy(outlet) == "drop_oldest":
                     self._drop_oldest(outlet)
                     dropped += 1
                 for cause, count in ((Cause.MISSED, missed), (Cause.QUEUE_OVERFLOW, dropped)):
@@ -217,7 +238,7 @@ class SubscriberSession:
                         subscription = None
                         blocked.append((whose, parcel))
                         continue
-                    has_room, stands = self._make_room(outlet, size, waits=blocked is None)
+                    has_room, stands = self._make_room(outlet, parcel, waits=blocked is None)
                     subscription = None  # others may be cancelled meanwhile as well
                     if not stands:
                         gone.append(whose)
@@ -244,15 +265,22 @@ class SubscriberSession:
     def _would_wait(self, outlet: Outlet, waited: float) -> bool:
         request = outlet.subscription.request
         return (
-            request.policy == "block" and not outlet.held and waited < request.block_seconds and self._is_full(outlet)
+            self._policy(outlet) == "block"
+            and not outlet.held
+            and waited < request.block_seconds
+            and self._is_full(outlet)
         )
 
-    def _make_room(self, outlet: Outlet, size: int, *, waits: bool = True) -> tuple[bool, bool]:
-        """The queue, or the session's share, is full: act by the policy, for an object of `size` bytes. (whether there
-        is room, whether the subscription still stands)"""
-        request = outlet.subscription.request
+    def _policy(self, outlet: Outlet) -> str:
+        """What happens when its queue is full."""
+        return outlet.subscription.request.policy
+
+    def _make_room(self, outlet: Outlet, parcel: Parcel, *, waits: bool = True) -> tuple[bool, bool]:
+        """The queue, or the session's share, is full: act by the policy, for that object. (whether there is room,
+        whether the subscription still stands)"""
+        request, size, policy = outlet.subscription.request, parcel.size, self._policy(outlet)
         cause = Cause.QUEUE_OVERFLOW
-        if request.policy == "block" and not outlet.held:  # nobody waits for who is still catching up
+        if policy == "block" and not outlet.held:  # nobody waits for who is still catching up
             self._sender.ready()  # what was offered before goes out meanwhile
             has_room = self._wait_for_room(outlet, request.block_seconds if waits else 0.0)
             if self._outlets.get(outlet.subscription.number) is not outlet:
@@ -261,7 +289,7 @@ class SubscriberSession:
                 return True, True
             cause = Cause.BLOCK_TIMEOUT
         dropped, has_room = 0, False
-        if request.policy == "drop_oldest":
+        if policy == "drop_oldest":
             before, others_hold = outlet.waiting_bytes, self._bytes >= self._budget.session_share
             wanted = size if others_hold else 0  # its own oldest make way for as much, not all for what others hold
             while outlet.waiting and (outlet.is_full(self._budget.share) or before - outlet.waiting_bytes < wanted):
@@ -316,24 +344,28 @@ class SubscriberSession:
                 outlet.ready = False
                 size += self._next(outlet, items, max_items, max_bytes - size)
                 self._make_ready(outlet)
-            while self._granted and len(items) < max_items:
-                number, given = self._granted.popitem()
-                self._fly((), 1)
-                items.append((ITEM.pack(QUALITY, number), msgspec.msgpack.encode(given)))
-            while self._expelled and len(items) < max_items - 1:
-                items += self._end_of(self._expelled.popleft())
-            if self._is_to_ask and len(items) < max_items:
-                self._is_to_ask = False
-                self._fly((), 1)
-                items.append((ITEM.pack(END, ASK_AGAIN),))
-            if self._parting and not self._ready and len(items) < max_items:
-                self._parting = False
-                self._fly((), 1)
-                items.append((ITEM.pack(END, 0),))
-            self._delay.sent(len(items), self._clock)
-            self._charge(-self._freed)
-            self._changed.notify_all()  # room for those who wait under `block`
+            self._take_rest(items, max_items)
         return items
+
+    def _take_rest(self, items: list[Parts], max_items: int) -> None:
+        """What is told of the session goes behind them; then the accounts."""
+        while self._granted and len(items) < max_items:
+            number, given = self._granted.popitem()
+            self._fly((), 1)
+            items.append((ITEM.pack(QUALITY, number), msgspec.msgpack.encode(given)))
+        while self._expelled and len(items) < max_items - 1:
+            items += self._end_of(self._expelled.popleft())
+        if self._is_to_ask and len(items) < max_items:
+            self._is_to_ask = False
+            self._fly((), 1)
+            items.append((ITEM.pack(END, ASK_AGAIN),))
+        if self._parting and not self._ready and len(items) < max_items:
+            self._parting = False
+            self._fly((), 1)
+            items.append((ITEM.pack(END, 0),))
+        self._delay.sent(len(items), self._clock)
+        self._charge(-self._freed)
+        self._changed.notify_all()  # room for those who wait under `block`
 
     def attach(
         self, sock: socket.socket, position: int, close: Callable[[], None], compression: Compression | None = None
@@ -372,6 +404,9 @@ class SubscriberSession:
                 if (left := deadline - self._clock()) <= 0:
                     break
                 self._changed.wait(min(0.02, left))  # nobody notifies of what has been told
+
+    def sweep(self) -> None:
+        """What waits may have expired: not here."""
 
     def close(self, cause: Cause) -> None:
         """The session is over: whatever waits is lost under `cause`."""
@@ -512,7 +547,7 @@ class SubscriberSession:
         if len(self._ready) == sum(outlet.ready for outlet in together):
             lengths = [len(one) for one in (front, *fronts)]
             most = min(max_items - len(items), *lengths, *[outlet.credit for outlet in together])
-        head = _item_head(together)
+        head = item_head(together)
         count = size = sent = 0
         while True:
             parcel = waiting.parcel
@@ -574,28 +609,33 @@ class SubscriberSession:
         except msgspec.DecodeError as exc:
             raise ProtocolError(f"bad acknowledgement: {exc}") from exc
         with self._changed:
-            self._delay.landed(count, self._clock)
-            while count and self._flying:
-                flight = self._flying[0]
-                arrived = min(count, flight.count)
-                for subscription in flight.subscriptions:
-                    subscription.delivered += arrived
-                count -= arrived
-                flight.count -= arrived
-                if not flight.count:
-                    self._flying.popleft()
-            for number, total in consumed.items():
-                outlet = self._outlets.get(number)
-                if outlet is not None and outlet.consumed < total <= outlet.sent:
-                    outlet.consumed = total
-                    self._make_ready(outlet)
-            self._changed.notify_all()  # whoever drains
+            self._land(count, consumed)
             ready = bool(self._ready)
         if ready:
             self._sender.ready()
 
+    def _land(self, count: int, consumed: Consumed) -> None:
+        """So many items have arrived, and applications have taken that many."""
+        self._delay.landed(count, self._clock)
+        while count and self._flying:
+            flight = self._flying[0]
+            arrived = min(count, flight.count)
+            for subscription in flight.subscriptions:
+                subscription.delivered += arrived
+            count -= arrived
+            flight.count -= arrived
+            if not flight.count:
+                self._flying.popleft()
+        for number, total in consumed.items():
+            outlet = self._outlets.get(number)
+            if outlet is not None and outlet.consumed < total <= outlet.sent:
+                outlet.consumed = total
+                self._make_ready(outlet)
+        self._changed.notify_all()  # whoever drains
 
-def _item_head(together: Sequence[Outlet]) -> bytes:
+
+def item_head(together: Sequence[Outlet]) -> bytes:
+    """What an object's item begins with, for those subscriptions."""
     numbers = [outlet.subscription.number for outlet in together]
     if len(numbers) == 1:
         return ITEM.pack(OBJECT, numbers[0])

@@ -320,7 +320,7 @@ class Newcomers:
         for subscription, parcel, is_filtered in result.selected:
             subscription.unfiltered += not is_filtered
             if group.session is not None:
-                self._put_down(group, newcomers.get(id(subscription)), parcel, kept.parcel, together)
+                self._put_down(group, newcomers.get(id(subscription)), parcel, kept.parcel, together, kept.time)
             if subscription.request.recipients:
                 self._mail_out(subscription, parcel, kept.parcel)
 
@@ -331,6 +331,7 @@ class Newcomers:
         parcel: Parcel,
         published: Parcel,
         together: dict[int, Waiting],
+        came: float,
     ) -> None:
         if newcomer is None:  # cancelled just now
             return
@@ -338,7 +339,7 @@ class Newcomers:
             newcomer.arrears.dropped += 1
             return
         if id(parcel) not in together:
-            together[id(parcel)] = Waiting(parcel)
+            together[id(parcel)] = Waiting(parcel, arrived=came)
             group.found += OVERHEAD + (0 if parcel is published else parcel.size)
         group.found += REFERENCE_BYTES
         newcomer.arrears.owe(together[id(parcel)])

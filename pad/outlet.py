@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
@@ -20,7 +19,6 @@ from typing import Final, Protocol
 import msgspec
 
 from jbi_pubsub.core.info_object import Parcel
-from jbi_pubsub.core.quality import Metering
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest
 
 
@@ -130,33 +128,6 @@ class FifoQueue(deque[Waiting]):
         return self[0]
 
 
-class MeteredQueue(FifoQueue):
-    """The same, whose contract's meter is told of what goes and what is lost."""
-
-    def __init__(self, meter: Metering, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._meter = meter
-        self._clock = clock
-
-    def put(self, waiting: Waiting) -> None:
-        """Add."""
-        waiting.arrived = waiting.arrived or self._clock()
-        self.append(waiting)
-
-    def take(self) -> Waiting:
-        """Remove the next one, to be sent."""
-        waiting = self.popleft()
-        parcel = waiting.parcel
-        self._meter.took(parcel.head.type_name, parcel.size, self._clock() - waiting.arrived)
-        return waiting
-
-    def drop_oldest(self) -> Waiting:
-        """Remove it, to be lost."""
-        waiting = self.popleft()
-        self._meter.lost(waiting.parcel.head.type_name)
-        return waiting
-
-
 SHARE: Final = 8
 """One queue may hold an eighth of a delegate's memory; then its policy decides as if its bound were reached."""
 
@@ -240,8 +211,7 @@ class Outlet:
         self.held = held
         self.source: DeliveryQueue | None = None
         """Goes out before the queue; None once it is empty."""
-        meter = subscription.contract.meter if subscription.contract is not None else None
-        self.queue: DeliveryQueue = FifoQueue() if meter is None else MeteredQueue(meter)
+        self.queue: DeliveryQueue = FifoQueue()
         self.waiting = self.waiting_bytes = 0
         """In both together."""
         self.sent = self.consumed = 0

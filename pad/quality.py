@@ -6,12 +6,16 @@ Absent (None) with `[qos] mode = "off"`: then nothing here is asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from jbi_pubsub.core.info_object import Head, Part, SchemaBundle
-from jbi_pubsub.core.quality import Contract, GrantedQos, Shape, Wish
+from jbi_pubsub.core.info_object import Cause, Head, Part, SchemaBundle
+from jbi_pubsub.core.quality import Contract, GrantedQos, Shape, Strategy, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import PayloadFilter
+
+if TYPE_CHECKING:
+    from jbi_pubsub.pad.levels import LevelledQueue, Links
+    from jbi_pubsub.pad.outlet import Waiting
 
 
 class Shaping(Protocol):
@@ -90,6 +94,19 @@ class Quality(Protocol):
     @property
     def tasks(self) -> Turns:
         """Who is judged next."""
+        ...
+
+    @property
+    def links(self) -> Links:
+        """Who sends next, and when."""
+        ...
+
+    def strategy(self) -> Strategy:
+        """How levels share what is short, now."""
+        ...
+
+    def queue_of(self, contract: Contract, lost: Callable[[Waiting, Cause], None]) -> LevelledQueue:
+        """What holds objects back for a contract; `lost`: what it has lost, or not let in."""
         ...
 
     def opened(

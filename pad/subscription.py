@@ -228,13 +228,20 @@ NOT_BEFORE: Final = -math.inf
 """The age of a subscription that wants nothing of what was published before it came here."""
 
 
+PREFETCH_LEAST: Final = 64
+"""Objects that a subscriber may have beyond what its application has taken, under quality of service, however slow that
+is: so many do not wait where others may pass them."""
+
+
 class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Result of a subscription: its number on the session's delivery connection; a lease if it is e-mail-only; what it
-    has got of what it wishes."""
+    has got of what it wishes; `prefetch`: a quarter of so many that its application has taken is told by itself, 0: of
+    its bound."""
 
     number: int
     lease: Lease | None = None
     qos: GrantedQos = GrantedQos()
+    prefetch: int = 0
 
 
 FAR: Final = sys.maxsize

@@ -10,14 +10,16 @@ from typing import Any, Final
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.info_object import SchemaBundle
-from jbi_pubsub.core.quality import Contract, GrantedQos, Resources, Space, Wish
+from jbi_pubsub.core.info_object import Cause, SchemaBundle
+from jbi_pubsub.core.quality import Contract, GrantedQos, Resources, Space, Strategy, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.manager import AccessManager
 from jbi_pubsub.qos import measurement
+from jbi_pubsub.qos.bandwidth import BandwidthManager
 from jbi_pubsub.qos.local import LocalManager
 from jbi_pubsub.qos.meter import Meter, Meters, Monitor
+from jbi_pubsub.qos.queue import LevelQueue, W
 from jbi_pubsub.qos.shaping import Shaper
 from jbi_pubsub.qos.tasks import TaskManager
 
@@ -42,6 +44,7 @@ class Enforcement:
             source = self._own = AccessManager(Path(config.policy.file), component=component, policies=True)
         self._source = source
         self.space = Space()
+        self.links = BandwidthManager(chunk=config.link.chunk)
         self.local = LocalManager(
             component,
             installed=self._installed,
@@ -62,6 +65,7 @@ class Enforcement:
         self.space = space
         self.shaper.is_on = space.shaping
         self.tasks.changed(space.strategy)
+        self.links.use(space)
 
     def _applied(self) -> None:
         """Contracts have other settings than they had: what waits goes by those."""
@@ -69,8 +73,15 @@ class Enforcement:
 
     def _measured(self, link: str) -> Resources:
         """What is known of a link, and of this process."""
-        del link
-        return Resources()
+        return self.links.resources(link)
+
+    def strategy(self) -> Strategy:
+        """How levels share what is short, now."""
+        return self.space.strategy
+
+    def queue_of(self, contract: Contract, lost: Callable[[W, Cause], None]) -> LevelQueue[W]:
+        """What holds objects back for a contract."""
+        return LevelQueue(contract, lost)
 
     def opened(
         self,
@@ -104,6 +115,7 @@ class Enforcement:
             "component": self.component,
             "policy": {**self.local.status(), "fault": fault},
             "tasks": self.tasks.status(),
+            "links": self.links.status(),
             "shaping": self.shaper.status(),
             "types": self.meters.types(time.monotonic()),
         }

@@ -344,7 +344,7 @@ def numbers_in(told: object, name: str = "") -> Iterator[tuple[str, float]]:
 def _called(each: object, number: int) -> str:
     if isinstance(each, Mapping):
         if isinstance(each.get("name"), str):
-            return str(each["name"])[:200]
+            return each["name"][:200] or "-"
         if "importance" in each:
             return f"{each['importance']}.{each.get('bin', 0)}"
     return str(number)

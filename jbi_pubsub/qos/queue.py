@@ -18,7 +18,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -53,19 +53,22 @@ class Waiting(Protocol):
     """When it was published, by our clock; 0: now."""
 
 
-class _Entry(msgspec.Struct, eq=False, gc=False):
-    waiting: Waiting | None
+W = TypeVar("W", bound=Waiting)
+
+
+class _Entry(msgspec.Struct, Generic[W], eq=False, gc=False):
+    waiting: W | None
     """None: a mark."""
     level: int
     expires: float
     key: Key | None = None
 
 
-class _Lane:
+class _Lane(Generic[W]):
     __slots__ = ("counts", "entries", "level", "marks", "rings")
 
     def __init__(self) -> None:
-        self.entries: deque[_Entry] = deque()
+        self.entries: deque[_Entry[W]] = deque()
         """The first one is no mark."""
         self.counts = [0] * LEVELS
         self.level = -1
@@ -75,10 +78,10 @@ class _Lane:
         self.marks = 0
 
 
-class LevelQueue:
+class LevelQueue(Generic[W]):
     """See the module's rules."""
 
-    def __init__(self, contract: Contract, lost: Callable[[Waiting, Cause], None]) -> None:
+    def __init__(self, contract: Contract, lost: Callable[[W, Cause], None]) -> None:
         """`lost(waiting, cause)`: it is not here any more, or was not let in."""
         self._contract = contract
         self._lost = lost
@@ -87,9 +90,9 @@ class LevelQueue:
         """When something was selected last."""
         self._settings = contract.settings
         self._bucket: TokenBucket | None = None
-        self._lanes: dict[str, _Lane] = {}
-        self._by_key: dict[Key, _Entry] = {}
-        self._selected: _Lane | None = None
+        self._lanes: dict[str, _Lane[W]] = {}
+        self._by_key: dict[Key, _Entry[W]] = {}
+        self._selected: _Lane[W] | None = None
         self._is_mixed = False
         """Deadlines of a lane may come in any order."""
         self._count = 0
@@ -105,7 +108,7 @@ class LevelQueue:
 
     # -- in and out ---------------------------------------------------------------------------------------------
 
-    def put(self, waiting: Waiting, now: float) -> None:
+    def put(self, waiting: W, now: float) -> None:
         """Add it, if its rate allows; what it replaces goes."""
         contract, parcel = self._contract, waiting.parcel
         if contract.settings is not self._settings:
@@ -132,7 +135,7 @@ class LevelQueue:
         self._count += 1
         self._stand(entry, self._lanes.get(registration) or self._new_lane(registration))
 
-    def select(self, level: int, now: float) -> Waiting | None:
+    def select(self, level: int, now: float) -> W | None:
         """What `take` would remove, of those at that level; None when all of them had expired."""
         self._now = now
         ring, bit = self._rings[level], 1 << level
@@ -150,7 +153,7 @@ class LevelQueue:
             return entry.waiting
         return None
 
-    def is_front(self, waiting: Waiting, now: float) -> bool:
+    def is_front(self, waiting: W, now: float) -> bool:
         """Whether nothing of its registration comes before it, and it has not expired; then `take` removes it."""
         lane = self._lanes.get(waiting.parcel.head.registration)
         if lane is None or lane.level < 0:
@@ -161,7 +164,7 @@ class LevelQueue:
         self._selected, self._now = lane, now
         return True
 
-    def take(self) -> Waiting:
+    def take(self) -> W:
         """Remove what was selected last. Its lane has had its turn."""
         lane = self._selected
         assert lane is not None
@@ -190,11 +193,11 @@ class LevelQueue:
         waiting = self._live
         return not any(waiting[: self._contract.of(parcel).importance])
 
-    def drop_least(self) -> Waiting:
+    def drop_least(self) -> W:
         """Remove the oldest of the least important."""
         return self._drop(next(order for order in self._orders if order))
 
-    def drop_oldest(self) -> Waiting:
+    def drop_oldest(self) -> W:
         """Remove what has waited longest."""
         return self._drop(min((order for order in self._orders if order), key=lambda order: _arrival(order[0])))
 
@@ -241,11 +244,11 @@ class LevelQueue:
     # -- within -------------------------------------------------------------------------------------------------
 
     def _forget_places(self) -> None:
-        self._rings: list[deque[_Lane]] = [deque() for _ in range(LEVELS)]
+        self._rings: list[deque[_Lane[W]]] = [deque() for _ in range(LEVELS)]
         """Of lanes, by level."""
         self._standing = [0] * LEVELS
         """Lanes at each level."""
-        self._orders: list[deque[_Entry]] = [deque() for _ in range(LEVELS)]
+        self._orders: list[deque[_Entry[W]]] = [deque() for _ in range(LEVELS)]
         """Entries of each level as they came; the first is no mark."""
         self._live = [0] * LEVELS
         """Entries of each level that are no marks."""
@@ -272,17 +275,18 @@ class LevelQueue:
         bucket.take(size if rate.unit == "bytes" else 1, now)
         return True
 
-    def _new_lane(self, registration: str) -> _Lane:
+    def _new_lane(self, registration: str) -> _Lane[W]:
         if len(self._lanes) > 2 * sum(self._standing) + LANES_KEPT:
             self._lanes = {name: lane for name, lane in self._lanes.items() if lane.level >= 0}
             for ring in self._rings:  # what stands there is one of them, or comes again as another one
                 kept = [lane for lane in ring if lane.level >= 0]
                 ring.clear()
                 ring.extend(kept)
-        lane = self._lanes[registration] = _Lane()
+        lane: _Lane[W] = _Lane()
+        self._lanes[registration] = lane
         return lane
 
-    def _stand(self, entry: _Entry, lane: _Lane) -> None:
+    def _stand(self, entry: _Entry[W], lane: _Lane[W]) -> None:
         """At the end of its lane."""
         level = entry.level
         lane.entries.append(entry)
@@ -292,7 +296,7 @@ class LevelQueue:
         if level > lane.level:
             self._move(lane, level)
 
-    def _move(self, lane: _Lane, level: int) -> None:
+    def _move(self, lane: _Lane[W], level: int) -> None:
         """The lane stands at that level from now on; -1 for none."""
         if lane.level >= 0:
             self._standing[lane.level] -= 1
@@ -306,29 +310,29 @@ class LevelQueue:
                 lane.rings |= 1 << level
                 self._rings[level].append(lane)
 
-    def _replace(self, entry: _Entry, key: Key) -> None:
+    def _replace(self, entry: _Entry[W], key: Key) -> None:
         older = self._by_key.get(key)
         if older is not None and older.waiting is not None:
             self._lose(older, self._lanes[older.waiting.parcel.head.registration], Cause.REPLACED)
         entry.key = key
         self._by_key[key] = entry
 
-    def _lose(self, entry: _Entry, lane: _Lane, cause: Cause) -> None:
+    def _lose(self, entry: _Entry[W], lane: _Lane[W], cause: Cause) -> None:
         waiting = self._remove(entry, lane)
         self._count_lost(waiting)
         self._lost(waiting, cause)
 
-    def _drop(self, order: deque[_Entry]) -> Waiting:
+    def _drop(self, order: deque[_Entry[W]]) -> W:
         entry = order[0]
         assert entry.waiting is not None
         self._count_lost(entry.waiting)
         return self._remove(entry, self._lanes[entry.waiting.parcel.head.registration])
 
-    def _count_lost(self, waiting: Waiting) -> None:
+    def _count_lost(self, waiting: W) -> None:
         if self._meter is not None:
             self._meter.lost(waiting.parcel.head.type_name)
 
-    def _remove(self, entry: _Entry, lane: _Lane) -> Waiting:
+    def _remove(self, entry: _Entry[W], lane: _Lane[W]) -> W:
         waiting, entry.waiting = entry.waiting, None
         assert waiting is not None
         level, entries, counts = entry.level, lane.entries, lane.counts
@@ -357,7 +361,7 @@ class LevelQueue:
         return waiting
 
 
-def _arrival(entry: _Entry) -> float:
+def _arrival(entry: _Entry[W]) -> float:
     assert entry.waiting is not None
     return entry.waiting.arrived
 

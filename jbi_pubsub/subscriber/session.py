@@ -64,7 +64,8 @@ ASK_SECONDS: Final = 3.0
 """Within which those who were refused ask again when a delegate says that its rules have changed."""
 
 CREDIT_PART: Final = 4
-"""Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported."""
+"""Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported, or of
+what it may have under quality of service, which is less."""
 
 KEPT_BYTES: Final = 4096
 """A smaller piece of a large object is copied: to keep it for itself costs more than what it holds."""
@@ -83,6 +84,7 @@ class _Standing:
         lease: Lease | None,
         news: deque[_Standing],
         due: Callable[[], None],
+        prefetch: int = 0,
     ) -> None:
         """It puts itself among the `news` when something was consumed, and calls `due` when that is enough for a report
         of its own."""
@@ -95,7 +97,8 @@ class _Standing:
         self._news = news
         self._is_news = False
         self._due = due
-        self._report_after = max(1, subscription.request.bound // CREDIT_PART)
+        bound = subscription.request.bound
+        self._report_after = max(1, min(bound, prefetch or bound) // CREDIT_PART)
         self._lock = threading.Lock()  # covers consumed: several threads of an application may take
         self.consumed = 0
         self._chunks: list[Part] = []
@@ -460,7 +463,8 @@ class DelegateSession:
 
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
         uid = subscription.uid
-        standing = _Standing(subscription, granted.number, granted.lease, self._news, self._report_credits)
+        due = self._report_credits
+        standing = _Standing(subscription, granted.number, granted.lease, self._news, due, granted.prefetch)
         standing.quality = granted.qos
         with self._changed:
             subscription.stood_at.add(self.ref.service_id)
