@@ -25,7 +25,7 @@ from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.pad.delivery import SubscriberSession
 from jbi_pubsub.pad.dissemination import MatchTable, Seal, disseminate
-from jbi_pubsub.pad.outlet import Arrears, Budget, Waiting
+from jbi_pubsub.pad.outlet import Arrears, Budget, Waiting, arrears_of
 from jbi_pubsub.pad.quality import Shaping
 from jbi_pubsub.pad.registration import Topic
 from jbi_pubsub.pad.shelf import OVERHEAD, Kept, Shelves
@@ -141,7 +141,7 @@ class Newcomers:
     ) -> None:
         """Let a subscription catch up that has just been put into the topics' tables. Its outlet is held until then.
         `narrowed`: the predicates that hold in some of them instead of its own."""
-        arrears = Arrears(subscription.request, self._budget.share)
+        arrears = arrears_of(subscription, self._budget.share)
         newcomer = _Newcomer(subscription, dict(topics), since, arrears, narrowed)
         if not any(self._shelves.owes(topic.shelf, since) for topic in newcomer.topics):
             self._let_go(session, [newcomer])
@@ -336,7 +336,7 @@ class Newcomers:
         if newcomer is None:  # cancelled just now
             return
         if group.found > self._budget.share:
-            newcomer.arrears.dropped += 1
+            newcomer.arrears.drop(parcel)
             return
         if id(parcel) not in together:
             together[id(parcel)] = Waiting(parcel, arrived=came)

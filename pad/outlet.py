@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
@@ -19,6 +20,7 @@ from typing import Final, Protocol
 import msgspec
 
 from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.core.quality import Metering
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest
 
 
@@ -178,21 +180,62 @@ class Arrears(FifoQueue):
     def owe(self, waiting: Waiting) -> None:
         """One more, newer than those before."""
         if self._is_full():
-            self.dropped += 1
             if not self._is_oldest_dropped:
+                self.drop(waiting.parcel)
                 return
-            self.size -= self.popleft().parcel.size
+            gone = self.popleft().parcel
+            self.size -= gone.size
+            self.drop(gone)
         self.append(waiting)
         self.size += waiting.parcel.size
 
     def drop_all(self) -> None:
         """There is no room for them."""
-        self.dropped += len(self)
+        for waiting in self:
+            self.drop(waiting.parcel)
         self.clear()
         self.size = 0
 
+    def drop(self, _parcel: Parcel) -> None:
+        """It is lost before it could go out."""
+        self.dropped += 1
+
     def _is_full(self) -> bool:
         return len(self) >= self._bound or (len(self) > 0 and self.size >= self._share)
+
+
+class MeteredArrears(Arrears):
+    """The same for a contract whose meter is told what goes and what is lost."""
+
+    def __init__(self, request: SubscriptionRequest, share: int, meter: Metering) -> None:
+        super().__init__(request, share)
+        self._meter = meter
+
+    def take(self) -> Waiting:
+        """Remove the next one, to be sent."""
+        waiting = self.popleft()
+        parcel = waiting.parcel
+        self._meter.took(parcel.head.type_name, parcel.size, time.monotonic() - waiting.arrived)
+        return waiting
+
+    def drop_oldest(self) -> Waiting:
+        """Remove it, to be lost."""
+        waiting = self.popleft()
+        self._meter.lost(waiting.parcel.head.type_name)
+        return waiting
+
+    def drop(self, parcel: Parcel) -> None:
+        """It is lost before it could go out."""
+        super().drop(parcel)
+        self._meter.lost(parcel.head.type_name)
+
+
+def arrears_of(subscription: Subscription, share: int) -> Arrears:
+    """For a newcomer; `share`: bytes that one queue may hold."""
+    meter = subscription.contract.meter if subscription.contract is not None else None
+    if meter is None:
+        return Arrears(subscription.request, share)
+    return MeteredArrears(subscription.request, share, meter)
 
 
 class Outlet:

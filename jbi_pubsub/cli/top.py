@@ -316,9 +316,10 @@ def _link_row(server: Server, link: LinkQuality) -> tuple[object, ...]:
     limit, estimate = (Told(rate or 0.0, f"{sized(rate)}/s" if rate else "-") for rate in (link.limit, link.estimate))
     waiting = " ".join(f"{count:,}" for count in link.waiting_by_level[:LEVELS]) or "-"
     return (
-        link.name or "(all others)", limit, estimate, Told(link.used, f"{sized(link.used)}/s"), Told(link.busy, f"{link.busy:.0%}"),
-        _count(link.backlog), waiting, Told(link.rtt_ms, f"{link.rtt_ms:,.0f} ms"), _count(link.retransmits),
-        Told(link.pending, sized(link.pending)), server.title,
+        link.name or "(all others)", limit, estimate, Told(link.used, f"{sized(link.used)}/s"),
+        Told(link.busy, f"{link.busy:.0%}"), _count(link.backlog), waiting,
+        Told(link.rtt_ms, f"{link.rtt_ms:,.0f} ms"), _count(link.retransmits), Told(link.pending, sized(link.pending)),
+        server.title,
     )  # fmt: skip
 
 

@@ -308,6 +308,33 @@ def test_a_delegate_tells_what_each_type_and_contract_got(managed: Any, figures:
     assert samples["qos_delay_seconds", (("type", TYPE), ("quantile", "0.5"))] == one["p50"]
 
 
+def test_what_a_newcomer_catches_up_with_is_counted_as_well(managed: Any, figures: Any, eventually: Any) -> None:
+    # Given objects that were published before anybody had subscribed
+    federation, server = managed
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    for _ in range(4):
+        publisher.publish(registration, figures.figure_1, b"x")
+    publisher.flush()
+    welcome = server.delegate._newcomers.welcome
+
+    def late(subscription: Any, session: Any, topics: Any, since: float, *more: Any) -> None:
+        welcome(subscription, session, topics, since - 3600, *more)  # as if it had stood for an hour
+
+    server.delegate._newcomers.welcome = late
+    # When somebody comes who may have three; Expect the oldest lost and the others received, all of it counted
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, bound=3)
+    assert [subscriber.receive(uid).payload for _ in range(3)] == [b"x"] * 3
+
+    def told() -> tuple[int, int]:
+        server.delegate._quality._look()
+        [one] = server.overview()["qos"]["types"]
+        return one.get("received", 0), one.get("dropped", 0)
+
+    eventually(lambda: told() == (3, 1))
+
+
 def test_what_bins_and_links_tell_is_shown_by_the_metrics(managed: Any) -> None:
     # Given managers that tell of themselves
     _, server = managed
