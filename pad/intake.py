@@ -112,7 +112,7 @@ class Lane:
         """Judge some objects."""
         now = time.monotonic()
         if self._blocked is not None:
-            self._blocked = self._pipeline.deliver(self._blocked, waited=now - self._since)
+            self._blocked = self._pipeline.deliver_without_waiting(self._blocked, now - self._since)
             if self._blocked is not None:
                 return 0, 0, self._wait_again()
             self._has_room()
@@ -174,7 +174,7 @@ class Lane:
             deliveries = Deliveries()
             try:
                 self._pipeline.judge(self.registration, run, deliveries, refused)
-                self._blocked = self._pipeline.deliver(deliveries, waited=0.0)
+                self._blocked = self._pipeline.deliver_without_waiting(deliveries)
             except UnknownUidError as exc:
                 refused += [(parcel, exc) for parcel in run]
             except Exception as exc:  # noqa: BLE001  # noted; whatever it is, the objects behind it go on
