@@ -84,6 +84,14 @@ class Quality(Protocol):
         """What it has got by now."""
         ...
 
+    def explain(self, caller: Caller, action: str, type_name: str, version: str) -> dict[str, Any]:
+        """What such a contract would get, and why, as plain data."""
+        ...
+
+    def explain_contract(self, contract: Contract) -> dict[str, Any]:
+        """What one that stands has got, and why, as plain data."""
+        ...
+
     def ended(self, contract: Contract) -> None:
         """It is over."""
         ...

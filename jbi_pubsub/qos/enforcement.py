@@ -9,6 +9,7 @@ from typing import Any
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.quality import Contract, GrantedQos, Resources, Space, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.manager import AccessManager
 from jbi_pubsub.qos.local import LocalManager
 from jbi_pubsub.qos.tasks import TaskManager
@@ -68,6 +69,15 @@ class Enforcement:
     def granted(self, contract: Contract) -> GrantedQos:
         """What it has got by now."""
         return self.local.granted(contract)
+
+    def explain(self, caller: Caller, action: str, type_name: str, version: str) -> dict[str, Any]:
+        """What such a contract would get, and why, as plain data."""
+        claims = self._config.policy.trust_claims
+        return self.local.explain(facts_of(caller, action, type_name, version, component=self.component, claims=claims))
+
+    def explain_contract(self, contract: Contract) -> dict[str, Any]:
+        """What one that stands has got, and why, as plain data."""
+        return self.local.explain_contract(contract)
 
     def ended(self, contract: Contract) -> None:
         """Forget it."""

@@ -444,6 +444,21 @@ class LocalManager:
         if self._asking:
             self.tick()
 
+    def explain(self, facts: Facts, wish: Wish | None = None) -> dict[str, Any]:
+        """What such a contract gets now, and why, as plain data; what policies ask of objects is not decided."""
+        link = self._policies.resolve(facts, now=self._wall()).link
+
+        def holds_now(node: Node) -> bool:
+            return about_resources(node, lambda test: self._decide(link, test)) is True
+
+        return self._policies.explained(facts, now=self._wall(), holds=holds_now, wish=wish)
+
+    def explain_contract(self, contract: Contract) -> dict[str, Any]:
+        """The same of one that stands."""
+        if not isinstance(contract, _Held):
+            return {}
+        return self.explain(contract.kind.facts, contract.kind.wish)
+
     # -- for people ---------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
