@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .core.info_object import LossNotice as LossNotice
     from .core.info_object import Platform as Platform
     from .core.info_object import TypeName as TypeName
+    from .core.quality import GrantedQos as GrantedQos
+    from .core.quality import Wish as Wish
     from .core.xpath import bbox as bbox
     from .publisher import DelegateUid as DelegateUid
     from .publisher import PublisherAdapter as PublisherAdapter
@@ -37,6 +39,7 @@ _HOMES = {
     "Cause": "core.info_object",
     "Config": "core.config",
     "DelegateUid": "publisher",
+    "GrantedQos": "core.quality",
     "InfoObject": "core.info_object",
     "LossNotice": "core.info_object",
     "Platform": "core.info_object",
@@ -44,6 +47,7 @@ _HOMES = {
     "SubscriptionListener": "subscriber",
     "SubscriptionUid": "subscriber",
     "TypeName": "core.info_object",
+    "Wish": "core.quality",
     "bbox": "core.xpath",
     # the base of all errors; the others are in jbi_pubsub.core.errors
     "JbiError": "core.errors",

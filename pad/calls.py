@@ -16,6 +16,7 @@ import msgspec
 from jbi_pubsub.core.access import (
     AccessAdmin,
     AccessPolicy,
+    Question,
     Subject,
 )
 from jbi_pubsub.core.errors import (
@@ -24,6 +25,7 @@ from jbi_pubsub.core.errors import (
     LookupNotFoundError,
     OversizeError,
     ProtocolError,
+    QosDeniedError,
     UnknownUidError,
     report,
 )
@@ -38,9 +40,11 @@ from jbi_pubsub.pad.explanation import recall
 from jbi_pubsub.pad.mail.links import LinkAction
 from jbi_pubsub.pad.overview import Terms
 from jbi_pubsub.pad.proxy import (
+    NO_CLAIMS,
     STANDING_SECONDS,
     SUBSCRIBE_AT_ONCE,
     Answers,
+    Claims,
     Opened,
     Registered,
     Subscribed,
@@ -61,6 +65,9 @@ LOOKUP_SECONDS: Final = 2.0
 STATUS_ROWS: Final = 5_000
 """Rows of a list in a status that is asked for over the network: about 3 MB of subscriptions."""
 
+CONTRACTS: Final = ("publish", "subscribe", "query")
+"""Actions that open one."""
+
 DRAIN_MOST: Final = 60.0
 """Seconds that a call to drain waits at most."""
 
@@ -73,8 +80,8 @@ class PublisherCalls:
 
     @exported
     @leasing
-    def connect(self, caller: Caller, name: str, duration: float) -> Opened:
-        caller = _named(caller, name)
+    def connect(self, caller: Caller, name: str, duration: float, claims: Claims) -> Opened:
+        caller = _named(caller, name, claims)
         with self._server.deciding():
             self._server.allow(caller, "connect")
             self._server.refuse_when_draining()
@@ -107,7 +114,8 @@ class PublisherCalls:
     def _register(
         self, caller: Caller, connection_id: str, request: PublisherRequest, uid: str, number: int
     ) -> Registered:
-        caller = _named(caller, self._server.delegate.connection(connection_id).name)
+        connection = self._server.delegate.connection(connection_id)
+        caller = _named(caller, connection.name, NO_CLAIMS)
         self._server.allow(caller, "connect")
         self._server.allow(caller, "publish", Subject(some=True))  # before it costs anything
         opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
@@ -143,8 +151,8 @@ class SubscriberCalls:
 
     @exported
     @leasing
-    def open(self, caller: Caller, name: str, duration: float) -> Opened:
-        caller = _named(caller, name)
+    def open(self, caller: Caller, name: str, duration: float, claims: Claims) -> Opened:
+        caller = _named(caller, name, claims)
         with self._server.deciding():
             self._server.allow(caller, "connect")
             self._server.refuse_when_stopping()
@@ -169,6 +177,7 @@ class SubscriberCalls:
         duration: float,
         ages: tuple[float, ...],
         elapsed: float,
+        claims: Claims,
     ) -> Answers:
         """Each request is read by itself: one that makes no sense is refused, and none of the others."""
         self._server.refuse_when_stopping()
@@ -176,8 +185,8 @@ class SubscriberCalls:
             raise OversizeError(f"{len(requests)} subscriptions in one call, the limit is {SUBSCRIBE_AT_ONCE}")
         if len(ages) != len(requests):
             raise ProtocolError(f"{len(requests)} subscriptions with {len(ages)} ages")
-        if session_id:
-            caller = _named(caller, self._server.delegate.session(session_id).name)
+        name = self._server.delegate.session(session_id).name if session_id else ""
+        caller = _named(caller, name, claims)
         with self._server.deciding():
             given = tuple(
                 self._subscribe(caller, session_id, request, duration, age, elapsed)
@@ -197,7 +206,7 @@ class SubscriberCalls:
         except UnknownUidError:
             raise  # the session is gone, and with it all of the call
         except JbiError as exc:
-            if session_id and isinstance(exc, AccessDeniedError):
+            if session_id and isinstance(exc, AccessDeniedError | QosDeniedError):
                 delegate.session(session_id).was_refused = True
             return Subscribed(error=report(exc))
 
@@ -323,6 +332,20 @@ class AdminCalls(AccessAdmin):
         self._server = server
 
     @exported
+    def explain(self, caller: Caller, asked: Question) -> dict[str, Any]:
+        """Of what opens a contract also what importance and preferences it would get."""
+        found = super().explain(caller, asked)
+        if asked.action in CONTRACTS and (quality := self._server.quality) is not None:
+            who = Caller(asked.address, user=asked.user, client=asked.client)
+            found["quality"] = quality.explain(who, asked.action, asked.type, asked.version)
+        return found
+
+    @exported
+    def explain_contract(self, caller: Caller, uid: str) -> dict[str, Any]:
+        self._server.allow(caller, "administer")
+        return self._server.delegate.explain_contract(uid)
+
+    @exported
     def cancel(self, caller: Caller, uid: str) -> int:
         self._server.allow(caller, "administer")
         return self._server.delegate.cancel(uid)
@@ -361,6 +384,7 @@ def _request(said: msgspec.Raw) -> SubscriptionRequest:
         raise ProtocolError(f"bad subscription request: {exc}") from exc
 
 
-def _named(caller: Caller, client: str) -> Caller:
-    """With the name that the application has given itself."""
-    return dataclasses.replace(caller, client=client[:200])
+def _named(caller: Caller, client: str, claims: Claims) -> Caller:
+    """With the name that the application has given itself, and what it says of its user, who is nobody for rights."""
+    user, role = claims.user[:200], claims.role[:200]
+    return dataclasses.replace(caller, client=client[:200], user=user, claimed=bool(user), role=role)

@@ -20,8 +20,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from uuid import uuid4
+
+import msgspec
 
 from jbi_pubsub.core.access import Action, AllowAll, Subject, demand
 from jbi_pubsub.core.config import Config
@@ -38,7 +40,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.info_object import Cause, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
-from jbi_pubsub.core.quality import Contract, Wish
+from jbi_pubsub.core.quality import Contract, GrantedQos, Wish, unmanaged
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Caller, Place
@@ -68,7 +70,7 @@ from jbi_pubsub.pad.overview import (
 )
 from jbi_pubsub.pad.pipeline import Pipeline, Refused
 from jbi_pubsub.pad.registration import Entries, Registration, Topic
-from jbi_pubsub.pad.rights import Rights, effective
+from jbi_pubsub.pad.rights import Rights, effective, type_wanted
 from jbi_pubsub.pad.signed import Seals
 from jbi_pubsub.pad.stages import PEER, Stages, stages_of
 from jbi_pubsub.pad.store import UNSUBSCRIBED_MOST, Kept, SubscriptionStore, Whose
@@ -182,6 +184,7 @@ class Delegate:
         self._announcer = announcer
         self._ref = subscriptions_ref
         self._clock = clock
+        self._is_peer = peer
         self._item_types = (PEER_TYPE, PUBLISHER_TYPE) if peer else (PUBLISHER_TYPE,)
         self._lock = threading.RLock()
         self._stood = threading.Condition(self._lock)
@@ -204,6 +207,9 @@ class Delegate:
         self._account = Account()
         stages = stages or stages_of(config, PEER if peer else delegate_id)
         self._quality = stages.quality
+        client = config.client
+        self._own = Caller("", user=client.user, claimed=True, role=client.role)
+        """The application that a peer publisher lives in."""
         self._shelves = stages.shelves
         self._topics = Topics(stages.shelves)
         self._signatures = stages.signatures
@@ -303,7 +309,7 @@ class Delegate:
         `uid` is made from the request's secret, which the publisher keeps over failures, so that nobody else can
         publish under it; the publisher chooses `number`, which its publications start with. Raises UnknownUidError,
         AccessDeniedError (`uid` is not the secret's), SignatureError (we want signed objects, and its key does not
-        hold), SchemaError, TypeConflictError, MetadataError, OversizeError.
+        hold), SchemaError, TypeConflictError, MetadataError, OversizeError, QosDeniedError.
         """
         self.connection(connection_id)
         for entry in request.entries:
@@ -346,18 +352,52 @@ class Delegate:
                 raise UnknownUidError(f"registration {uid!r} number {number} can't be made", uid=uid)
             if len(self._registrations) >= self._config.pad.max_registrations:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
+            contract, _ = self._contract(connection.caller, "publish", gate.type, request.qos)
             topic = self._topic_for(entries, gate.type)
             judgement = Judgement(gate, request.entries, topic.table, validate=request.validate)
             registration = Registration(uid, number, connection_id, gate, topic, judgement, signing=request.signing)
-            if self._quality is not None:
-                caller = connection.caller or Caller("")
-                contract, _ = self._quality.opened(caller, "publish", name, gate.type.version, "queue", Wish())
-                registration.contract = contract
+            registration.contract = contract
             topic.unannounced.add(uid)
             topic.shelf.young_until = math.inf
             connection.registrations[registration.number] = registration
             self._registrations[registration.uid] = registration
         return registration, entries
+
+    def _contract(
+        self,
+        caller: Caller | None,
+        action: Action,
+        type_: TypeName,
+        wish: Wish,
+        *,
+        by_mail: bool = False,
+        changed: Callable[[GrantedQos], None] | None = None,
+    ) -> tuple[Contract | None, GrantedQos]:
+        """What policies decide for a contract that opens; None without quality of service, where no wish is granted.
+        Raises ConfigurationError, QosDeniedError."""
+        if self._quality is None:
+            return None, unmanaged(wish)
+        delivery = "mail" if by_mail else "peer" if self._is_peer else "queue"
+        told = changed if wish != Wish() else None
+        return self._quality.opened(caller or self._own, action, type_.name, type_.version, delivery, wish, told)
+
+    def _end_contract(self, contract: Contract | None) -> None:
+        if self._quality is not None and contract is not None:
+            self._quality.ended(contract)
+
+    def explain_contract(self, uid: str) -> dict[str, Any]:
+        """Why a subscription or registration has the importance and preferences that it has. Raises UnknownUidError,
+        and ConfigurationError without quality of service."""
+        if self._quality is None:
+            raise ConfigurationError("this server manages no quality of service", hint="Set [qos] mode = 'on'")
+        with self._lock:
+            registration = self._registrations.get(uid)
+            found = [registration.contract] if registration is not None else []
+            found += [each.contract for (_, name), each in self._subscriptions.items() if name == uid]
+        contract = next((each for each in found if each is not None), None)
+        if contract is None:
+            raise UnknownUidError(f"no subscription or registration {uid[:64]} here", uid=uid[:64])
+        return self._quality.explain_contract(contract)
 
     def unregister_publisher(self, connection_id: str, uid: str) -> None:
         """Take a registration back. Raises UnknownUidError for one that is not this publisher's."""
@@ -529,8 +569,8 @@ class Delegate:
         NOT_BEFORE: nothing that was published before. `elapsed`: how long ago the session was opened by the caller's
         clock, when it asked: clocks drift. `caller`: who asks; None may have everything. The same request again is the
         same subscription, and mail that was suspended is sent again. One with recipients has to prove that its id is
-        its own. Raises UnknownUidError, AccessDeniedError, PredicateError, AddressError, ConfigurationError,
-        IncompatibleEntryError, OversizeError, LeaseDeniedError; no state is left then.
+        its own. Raises UnknownUidError, AccessDeniedError, QosDeniedError, PredicateError, AddressError,
+        ConfigurationError, IncompatibleEntryError, OversizeError, LeaseDeniedError; no state is left then.
         """
         rights = self._rights(caller)
         if rights is not None:
@@ -546,10 +586,10 @@ class Delegate:
         with self._lock:
             known = self._subscriptions.get(key)
             if known is None:
-                granted = self._open(key, subscription, duration, age, elapsed)
+                granted = self._open_contract(key, subscription, duration, age, elapsed)
             elif known.request == request:
                 self._mail.resume(known)
-                granted = Granted(known.number, self._mail_lease(known))
+                granted = Granted(known.number, self._mail_lease(known), self._quality_of(known))
             else:
                 raise ConfigurationError(
                     f"subscription {request.uid} stands here with other terms", hint="Cancel it first"
@@ -561,6 +601,34 @@ class Delegate:
             told = _told_at(wall, self._schedule.moment(0.0, term))
             self._keep(Kept(request, granted.lease.lease_id, wall + term, told, _whose(caller)), key)
         return granted
+
+    def _open_contract(
+        self, key: tuple[str, str], subscription: Subscription, duration: float, age: float, elapsed: float
+    ) -> Granted:
+        """Under the lock: a subscription that is new here, with its contract. Raises as `subscribe`."""
+        subscription.contract, given = self._contract_of(subscription, subscription.request.qos)
+        try:
+            granted = self._open(key, subscription, duration, age, elapsed)
+        except JbiError:
+            self._end_contract(subscription.contract)
+            raise
+        return Granted(granted.number, granted.lease, given)
+
+    def _contract_of(self, subscription: Subscription, wish: Wish) -> tuple[Contract | None, GrantedQos]:
+        session = self._sessions.get(subscription.owner)
+        return self._contract(
+            subscription.caller,
+            "subscribe",
+            type_wanted(subscription.request),
+            wish,
+            by_mail=not subscription.request.direct,
+            changed=None if session is None else lambda given: session.tell_quality(subscription, given),
+        )
+
+    def _quality_of(self, subscription: Subscription) -> GrantedQos:
+        if self._quality is None or subscription.contract is None:
+            return unmanaged(subscription.request.qos)
+        return self._quality.granted(subscription.contract)
 
     def _open(
         self, key: tuple[str, str], subscription: Subscription, duration: float, age: float, elapsed: float
@@ -605,6 +673,8 @@ class Delegate:
                 return
             known.caller, known.rights = caller, rights
             self._asked_version = -1  # other rules may hold for it
+            before, (known.contract, _) = known.contract, self._contract_of(known, _modest(known.request.qos))
+            self._end_contract(before)
         if self._store is not None:
             self._store.hand_over(known.uid, _whose(caller))
 
@@ -705,6 +775,7 @@ class Delegate:
         self._mail_leases[kept.lease_id] = kept.request.uid
         subscription.lease_id = kept.lease_id
         self._schedule.set(subscription, now + kept.remind - wall if kept.remind is not None else math.inf)
+        subscription.contract, _ = self._contract_of(subscription, _modest(kept.request.qos))
         self._subscriptions[key] = subscription
         self._open_mail(subscription)
         self._waiting.add(key, kept.request.entries)
@@ -1166,6 +1237,7 @@ class Delegate:
             for registration in registrations:
                 del self._registrations[registration.uid]
                 registration.has_ended = True
+                self._end_contract(registration.contract)
                 self._keep_key(registration)
                 self._account.close_registration(registration)
                 self._topics.leave(registration, self._clock())
@@ -1204,6 +1276,7 @@ class Delegate:
             if subscription is None:
                 return
             self._ending.append(subscription)
+            self._end_contract(subscription.contract)
             if subscription.lease_id:
                 self._mail_leases.pop(subscription.lease_id, None)
                 self._landlord.drop(subscription.lease_id)
@@ -1257,6 +1330,11 @@ class Delegate:
                 subscription.lost[cause] += count
             else:
                 self._account.lose(cause, count)
+
+
+def _modest(wish: Wish) -> Wish:
+    """A wish that requires nothing: of a contract that stands, whatever it gets."""
+    return msgspec.structs.replace(wish, require=())
 
 
 def _told_at(wall: float, seconds: float) -> float | None:

@@ -22,6 +22,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
+from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.deflate import Compression, described
 from jbi_pubsub.core.wire.endpoint import Caller
@@ -32,12 +33,13 @@ from jbi_pubsub.pad.subscription import Subscription, shown
 
 ITEM: Final = struct.Struct("!BI")
 OBJECT, LOSS, CHUNK, LAST_CHUNK, SHARED, END = 1, 2, 3, 4, 5, 6
+QUALITY: Final = 9
 """Kinds of items on a delivery connection, each with a subscription number. A large object comes as CHUNK ...
 LAST_CHUNK; between them come items of other subscriptions, none of its own. SHARED has, instead of a number, how many
 subscriptions the object is for, then their numbers (32 bits each), then the object: it goes over the link once. END
 with number 0 is the last one: who delivers stops in order, and has told what was lost; with another number that
 subscription has ended here, against the will of its subscriber, who has been told its losses; with ASK_AGAIN what was
-refused may be allowed now."""
+refused may be allowed now. QUALITY: what a subscription that wishes has got instead of what it had."""
 
 ASK_AGAIN: Final = 0xFFFF_FFFF
 """No subscription's number."""
@@ -92,6 +94,8 @@ class SubscriberSession:
         """Access to something that it wants."""
         self._is_to_ask = False
         """ASK_AGAIN is to go out."""
+        self._granted: dict[int, GrantedQos] = {}
+        """What is to be told of what subscriptions have got, by number."""
         self._expelled: deque[Subscription] = deque()
         """Whose end is to be told."""
         self._parting = False
@@ -165,6 +169,13 @@ class SubscriberSession:
         """Tell the subscriber that what was refused may be allowed now, if anything was."""
         with self._changed:
             self._is_to_ask, self.was_refused = self.was_refused, False
+        self._sender.ready()
+
+    def tell_quality(self, subscription: Subscription, given: GrantedQos) -> None:
+        """Tell its subscriber what it has got, instead of what it had; the last one counts."""
+        with self._changed:
+            if subscription.number in self._outlets:
+                self._granted[subscription.number] = given
         self._sender.ready()
 
     def offer(
@@ -294,6 +305,10 @@ class SubscriberSession:
                 outlet.ready = False
                 size += self._next(outlet, items, max_items, max_bytes - size)
                 self._make_ready(outlet)
+            while self._granted and len(items) < max_items:
+                number, given = self._granted.popitem()
+                self._fly((), 1)
+                items.append((ITEM.pack(QUALITY, number), msgspec.msgpack.encode(given)))
             while self._expelled and len(items) < max_items - 1:
                 items += self._end_of(self._expelled.popleft())
             if self._is_to_ask and len(items) < max_items:

@@ -89,6 +89,16 @@ class Taken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     done: dict[int, int] = msgspec.field(default_factory=dict)
 
 
+class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an application says of whoever uses it ([client] user, role): where there is a certificate that counts."""
+
+    user: str = ""
+    role: str = ""
+
+
+NO_CLAIMS: Final = Claims()
+
+
 class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A connection or session with its lease. `server` is who has opened it: another one may stand at an address
     where ours was."""
@@ -136,9 +146,9 @@ class _LeasedProxy:
 class DelegateProxy(_LeasedProxy):
     """Calls of a publishing application. Each raises the delegate's errors, WireError or WireTimeoutError."""
 
-    def connect(self, name: str, duration: float) -> Opened:
+    def connect(self, name: str, duration: float, claims: Claims = NO_CLAIMS) -> Opened:
         """Connect under a lease (paper section 2.4(1))."""
-        opened: Opened = self._client.call("connect", Opened, name, duration)
+        opened: Opened = self._client.call("connect", Opened, name, duration, claims)
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
 
@@ -171,9 +181,9 @@ class SubscriptionsProxy(_LeasedProxy):
     """When the session was opened, by our clock (monotonic seconds), or later by the way of an answer at most: of the
     fastest one. Ties the delegate's clock to ours."""
 
-    def open(self, name: str, duration: float) -> Opened:
+    def open(self, name: str, duration: float, claims: Claims = NO_CLAIMS) -> Opened:
         """Open a session for this process under a lease."""
-        opened: Opened = self._client.call("open", Opened, name, duration)
+        opened: Opened = self._client.call("open", Opened, name, duration, claims)
         self.opened_at = time.monotonic()
         self.renew(opened.lease.lease_id, duration)  # opens the connection that will be needed
         return opened
@@ -183,12 +193,17 @@ class SubscriptionsProxy(_LeasedProxy):
         self._client.call("close", None, session_id)
 
     def subscribe(
-        self, session_id: str, requests: Sequence[SubscriptionRequest], duration: float, ages: Sequence[float]
+        self,
+        session_id: str,
+        requests: Sequence[SubscriptionRequest],
+        duration: float,
+        ages: Sequence[float],
+        claims: Claims = NO_CLAIMS,
     ) -> tuple[Subscribed, ...]:
         """Register subscriptions, an answer for each; `duration` is for the leases of e-mail-only ones; `ages`: since
         when each stands (see Delegate.subscribe)."""
         elapsed = time.monotonic() - self.opened_at if session_id else 0.0
-        asked = (session_id, tuple(requests), duration, tuple(ages), elapsed)
+        asked = (session_id, tuple(requests), duration, tuple(ages), elapsed, claims)
         given: Answers = self._client.call("subscribe", Answers, *asked)
         if given.open_for > 0:
             self.opened_at = min(self.opened_at, time.monotonic() - given.open_for)
@@ -281,6 +296,11 @@ class AdminProxy:
     def cancel(self, uid: str) -> int:
         """Cancel a subscription, whosesoever it is: in how many sessions it stood. Raises UnknownUidError."""
         return self._client.call("cancel", int, uid)
+
+    def explain_contract(self, uid: str) -> dict[str, Any]:
+        """Why a subscription or registration has the importance and preferences that it has. Raises UnknownUidError,
+        ConfigurationError."""
+        return self._client.call("explain_contract", dict[str, Any], uid)
 
     def drain(self, seconds: float) -> int:
         """Take no new publishers; how many objects still wait after `seconds`."""

@@ -66,10 +66,30 @@ class Quality(Protocol):
         ...
 
     def opened(
-        self, caller: Caller, action: str, type_name: str, version: str, delivery: str, wish: Wish
+        self,
+        caller: Caller,
+        action: str,
+        type_name: str,
+        version: str,
+        delivery: str,
+        wish: Wish,
+        changed: Callable[[GrantedQos], None] | None = None,
     ) -> tuple[Contract, GrantedQos]:
         """A contract opens: for `action` publish, subscribe or query; `delivery` is queue, mail or peer. Its settings
-        follow the policies until `ended`. Raises QosDeniedError."""
+        follow the policies until `ended`; `changed` is told when it gets something else. Raises ConfigurationError for
+        a wish that makes no sense, QosDeniedError."""
+        ...
+
+    def granted(self, contract: Contract) -> GrantedQos:
+        """What it has got by now."""
+        ...
+
+    def explain(self, caller: Caller, action: str, type_name: str, version: str) -> dict[str, Any]:
+        """What such a contract would get, and why, as plain data."""
+        ...
+
+    def explain_contract(self, contract: Contract) -> dict[str, Any]:
+        """What one that stands has got, and why, as plain data."""
         ...
 
     def ended(self, contract: Contract) -> None:

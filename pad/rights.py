@@ -57,6 +57,12 @@ def wanted(request: SubscriptionRequest) -> Subject:
     return Subject(some=True)
 
 
+def type_wanted(request: SubscriptionRequest) -> TypeName:
+    """The type that a subscription is for, as far as it says: name and version may be ""."""
+    subject = wanted(request)
+    return TypeName(subject.type, subject.version)
+
+
 def effective(subscription: Subscription, decision: Decision) -> Predicate | None:
     """What a subscription is matched by: its predicate, and what the rules let through. Raises PredicateError, which
     does not say what the rules are."""

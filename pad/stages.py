@@ -47,15 +47,16 @@ def stages_of(config: Config, component: str = PEER, access: AccessPolicy | None
     PolicyError."""
     verifier = None if component == PEER else verifier_of(config)
     signer = signer_of(config)
+    source = None
     if access is None and config.policy.file:
         from jbi_pubsub.policy.manager import access_of  # here: what is off is not imported
 
-        access = access_of(config, component)
+        access = source = access_of(config, component)
     quality: Quality | None = None
     if config.qos.mode == "on":
         from jbi_pubsub.qos.enforcement import Enforcement  # here, for the same reason
 
-        quality = Enforcement(config, component)
+        quality = Enforcement(config, component, source)
     return Stages(
         Shelves(config.pad.keep_seconds, config.pad.keep_bytes),
         access=access or AllowAll(),

@@ -21,7 +21,7 @@ import msgspec
 from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, EntryError, OversizeError
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.lease import Lease
-from jbi_pubsub.core.quality import Contract
+from jbi_pubsub.core.quality import Contract, GrantedQos, Wish, checked_wish
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
@@ -139,7 +139,7 @@ class PublisherRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     `validate` False skips validation of each object; invariants are always checked. `secret` is the publisher's own:
     the registration's id is made from it (`owned_uid`), and with it another delegate can take the registration over
     in the lookup services; nobody else can do either. `signing` is what the objects are signed with, if they are: the
-    id is made from that as well (`signed_uid`).
+    id is made from that as well (`signed_uid`). `qos`: what it wishes.
     """
 
     schema: SchemaBundle
@@ -147,6 +147,7 @@ class PublisherRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     validate: bool = True
     secret: str = ""
     signing: SigningKey | None = None
+    qos: Wish = Wish()
 
 
 class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
@@ -154,7 +155,7 @@ class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
 
     `uid` is the subscriber's own; `entries` the template, first level; `predicate` and `payload_filter` "" for
     none; `direct` asks for delivery to the subscriber's queue, `recipients` for e-mail; `attributes` are resolved
-    once, here (`mail_digest_seconds`; quality of service later). With recipients `uid` is made from `secret`
+    once, here (`mail_digest_seconds`); `qos`: what it wishes. With recipients `uid` is made from `secret`
     (`owned_uid`), as it is not bound to a session alone: it stands in the mails, and says whose a lease is.
     """
 
@@ -172,6 +173,7 @@ class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     block_seconds: float = 5.0
     attributes: tuple[tuple[str, str], ...] = ()
     secret: str = ""
+    qos: Wish = Wish()
 
 
 def owned_uid(kind: str, secret: str) -> str:
@@ -226,10 +228,12 @@ NOT_BEFORE: Final = -math.inf
 
 
 class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Result of a subscription: its number on the session's delivery connection; a lease if it is e-mail-only."""
+    """Result of a subscription: its number on the session's delivery connection; a lease if it is e-mail-only; what it
+    has got of what it wishes."""
 
     number: int
     lease: Lease | None = None
+    qos: GrantedQos = GrantedQos()
 
 
 FAR: Final = sys.maxsize
@@ -352,6 +356,7 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
     if not 1 <= request.bound <= MAX_BOUND:
         raise ConfigurationError(f"queue bound {request.bound} is not in 1..{MAX_BOUND}", bound=request.bound)
     check_recipients(request.recipients)
+    checked_wish(request.qos)
     spaces = dict(request.namespaces)
     predicate = payload_filter = None
     if request.predicate:

@@ -1,4 +1,4 @@
-"""`jbi policy`: check, show and compare policy files, and say why somebody may do something, or not."""
+"""`jbi policy`: check, show and compare policy files, say why somebody may do something, or not, and who matters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from jbi_pubsub.core.errors import ConfigurationError, PolicyError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Caller, check_endpoint
+from jbi_pubsub.pad.proxy import AdminProxy
 from jbi_pubsub.policy.access import AccessRules, access_rules, explained, review
-from jbi_pubsub.policy.context import ACTIONS
+from jbi_pubsub.policy.context import ACTIONS, facts_of
 from jbi_pubsub.policy.file import Problem, nearest, read
+from jbi_pubsub.policy.policy import OPERATIONS, PolicySet
+from jbi_pubsub.policy.policyfile import policies_of
+from jbi_pubsub.policy.policyfile import review as review_policies
 
+from . import policies
 from .near import NearNames
 from .settings import Settings, json_option, pass_settings
 from .show import Column, counted, printable, show_json, show_table
@@ -28,11 +33,12 @@ OWN_COLUMNS: Final = ("rule", "allow", "action")
 
 @click.group(cls=NearNames)
 def policy() -> None:
-    """Check and explain who may do what.
+    """Check and explain who may do what, and who matters.
 
     \b
     jbi policy check policy.toml
     jbi policy explain --user alice --action subscribe --type intel.Report
+    jbi policy new policy.toml name=tracks type=blue_force_tracking importance=4
     """
 
 
@@ -61,18 +67,21 @@ def check(settings: Settings, file: Path | None, as_json: bool) -> None:
             sys.exit(2)
         raise
     rules = access_rules(document)
+    matters = policies_of(document, rules.people)
     if not document.errors:
         review(document, rules)
+        review_policies(document, matters)
     problems = [*document.errors, *document.warnings]
     if as_json:
         warned = [{"line": 0, "column": 0, "kind": "warning", "message": line, "hint": ""} for line in said]
         told = [*map(_problem, problems), *warned]
-        show_json({"file": str(path), "usable": not document.errors, "rules": len(rules.rules), "problems": told})
+        counts = {"rules": len(rules.rules), "policies": len(matters.rules)}
+        show_json({"file": str(path), "usable": not document.errors, **counts, "problems": told})
     else:
         for line in [*map(document.told, problems), *said]:
             click.echo(printable(line))
         if not document.errors:
-            click.echo(f"{printable(path)}: {counted(len(rules.rules), 'access rule')}, can be used")
+            click.echo(f"{printable(path)}: {policies.usable(matters, len(rules.rules))}, can be used")
     if document.errors:
         sys.exit(2)
 
@@ -82,35 +91,47 @@ def check(settings: Settings, file: Path | None, as_json: bool) -> None:
 @json_option
 @pass_settings
 def show(settings: Settings, file: Path | None, as_json: bool) -> None:
-    """List the rules of a policy file; without FILE, of the configured one.
+    """List the rules and policies of a policy file; without FILE, of the configured one.
 
     \b
     jbi policy show policy.toml
     """
     path = _path(settings, file)
-    rules = _rules(path)
+    rules, matters = _read(path)
     shown = [rule.shown() for rule in rules.rules]
     groups = _groups(rules)
     if as_json:
-        show_json({"file": str(path), "groups": groups, "roles": dict(rules.people.roles), "rules": shown})
+        people = {"groups": groups, "roles": dict(rules.people.roles)}
+        show_json({"file": str(path), **people, "rules": shown, **policies.json_of(matters)})
         return
     for name, members in groups.items():
         click.echo(printable(f"group {name}: {', '.join(members) or 'nobody'}"))
     for user, role in rules.people.roles.items():
         click.echo(printable(f"role of {user}: {role}"))
     columns = (Column("line", right=True), Column("rule"), Column("action", long=True), Column("when", long=True))
-    show_table(columns, [_row(rule) for rule in shown], title=f"{path}: {counted(len(shown), 'access rule')}")
+    if shown or matters.is_empty:
+        show_table(columns, [_row(rule) for rule in shown], title=f"{path}: {counted(len(shown), 'access rule')}")
+    policies.show_policies(matters)
 
 
 @policy.command()
 @click.option("--user", default="", help="Who asks, by the name in the certificate; none: who has none.")
-@click.option("--action", required=True, metavar="ACTION", help=f"One of {', '.join(ACTIONS)}.")
+@click.option("--action", default="", metavar="ACTION", help=f"One of {', '.join(ACTIONS)}.")
 @click.option("--type", "type_name", default="", help="Information object type.")
 @click.option("--version", default="", help="Its version.")
 @click.option("--address", default="127.0.0.1", show_default=True, help="Where the connection comes from.")
 @click.option("--client", default="", help="What the application calls itself.")
 @click.option("--component", default="", help='At whom: "name@location", "lookup" or "peer".')
 @click.option("--recipient", "domain", default="", help="Domain that mail is for.")
+@click.option("--role", default="", help="The duty that he says he has; what the file says of him wins.")
+@click.option("--delivery", default="queue", show_default=True, help="How a subscription gets objects: queue or mail.")
+@click.option("--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="Attribute of the contract.")
+@click.option("--size", metavar="SIZE", help='Suppose objects of that size, "20 KB".')
+@click.option("--payload-type", default="", help="Suppose payloads of that type, image/jpeg.")
+@click.option("--metadata", type=click.Path(path_type=Path), help="Suppose objects with that metadata.")
+@click.option("--bandwidth", metavar="RATE", help='Suppose a link of that bandwidth, "300 kbps".')
+@click.option("--resource", "resources", multiple=True, metavar="NAME=VALUE", help="Suppose cpu, loss, queue, ... .")
+@click.option("--subscription", "uid", metavar="UID", help="With --at: a subscription or registration that stands.")
 @click.option("--file", type=click.Path(path_type=Path), help="Policy file; default the configured one.")
 @click.option("--at", "at", metavar="HOST:PORT", help="Ask a running server instead; you must be its administrator.")
 @json_option
@@ -125,11 +146,21 @@ def explain(
     client: str,
     component: str,
     domain: str,
+    role: str,
+    delivery: str,
+    attributes: tuple[str, ...],
+    size: str | None,
+    payload_type: str,
+    metadata: Path | None,
+    bandwidth: str | None,
+    resources: tuple[str, ...],
+    uid: str | None,
     file: Path | None,
     at: str | None,
     as_json: bool,
 ) -> None:
-    """Say whether somebody may do something, by which rule, and why others do not apply.
+    """Say whether somebody may do something, by which rule, and why others do not apply; and of what opens a contract
+    what importance and preferences it gets, from which policy, and why not from others.
 
     Ends with 0 if it is allowed, with 1 if it is refused.
 
@@ -137,7 +168,14 @@ def explain(
     jbi policy explain --user alice --action subscribe --type intel.Report
     jbi policy explain --action mail --recipient example.org --file policy.toml
     jbi policy explain --user bob --action publish --type cap.alert --at 10.0.0.7:4171
+    jbi policy explain --user bob --action subscribe --type uav.imagery --size "60 KB" --bandwidth "300 kbps"
+    jbi policy explain --subscription subscription-5f1b... --at 10.0.0.7:4171
     """
+    if uid:
+        _explain_contract(settings, uid, at, as_json=as_json)
+        return
+    if not action:
+        raise ConfigurationError("--action is missing", hint=f"One of {', '.join(ACTIONS)}")
     if action not in ACTIONS:
         raise ConfigurationError(f"unknown action {action!r}", hint=nearest(action, ACTIONS))
     if at and (file or component):
@@ -145,14 +183,23 @@ def explain(
     if at:
         found = _asked_of(settings, at, Question(action, user, address, client, type_name, version, domain))
     else:
-        caller = Caller(address, user=user, client=client)
+        caller = Caller(address, user=user, client=client, role=role)
         subject = Subject(type_name, version, domain)
-        rules = _rules(_path(settings, file))
+        rules, matters = _read(_path(settings, file))
         found = explained(rules, caller, cast("Action", action), subject, component=component)
+        if action in OPERATIONS and not matters.is_empty:
+            suppose = policies.supposed(size, payload_type, metadata, [*resources, *_bandwidth(bandwidth)])
+            facts = facts_of(
+                caller, action, type_name, version, delivery=delivery, component=component,
+                attributes=dict(_pair(text) for text in attributes),
+            )  # fmt: skip
+            found["quality"] = policies.explained(matters, facts, suppose)
     if as_json:
         show_json(found)
     else:
         _tell(found, user or address, f"{action} {type_name} {domain}".split())
+        if found.get("quality"):
+            policies.tell_quality(found["quality"])
     sys.exit(0 if found["allowed"] else 1)
 
 
@@ -161,14 +208,15 @@ def explain(
 @click.argument("after", type=click.Path(path_type=Path))
 @json_option
 def diff(before: Path, after: Path, as_json: bool) -> None:
-    """Say what differs between two policy files, whatever the order of their rules.
+    """Say what differs between two policy files, whatever the order of their rules and policies.
 
     Ends with 0 if they say the same, with 1 if not.
 
     \b
     jbi policy diff policy.toml policy.new
     """
-    one, other = _rules(before), _rules(after)
+    (one, were), (other, will_be) = _read(before), _read(after)
+    matters = policies.differences(were, will_be)
     gone, come = _only_in(one, other), _only_in(other, one)
     people = [
         {"kind": kind, "name": name, "before": was.get(name), "after": will.get(name)}
@@ -180,16 +228,31 @@ def diff(before: Path, after: Path, as_json: bool) -> None:
         if was.get(name) != will.get(name)
     ]
     if as_json:
-        show_json({"removed": gone, "added": come, "people": people})
+        show_json({"removed": gone, "added": come, "people": people, "policies": matters})
     else:
         for sign, rules in (("-", gone), ("+", come)):
             for rule in rules:
                 click.echo(printable(f"{sign} {_sentence(rule)}"))
         for each in people:
             click.echo(printable(f"~ {each['kind']} {each['name']}: {_said(each['before'])} -> {_said(each['after'])}"))
-        if not (gone or come or people):
+        policies.tell_differences(matters)
+        if not (gone or come or people or matters):
             click.echo("they say the same")
-    sys.exit(1 if gone or come or people else 0)
+    sys.exit(1 if gone or come or people or matters else 0)
+
+
+@policy.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("said", nargs=-1, metavar="[KEY=VALUE]...")
+def new(file: Path, said: tuple[str, ...]) -> None:
+    """Write a policy behind what FILE says, if all of it can be used then; without KEY=VALUE, ask for them.
+
+    \b
+    jbi policy new policy.toml name=tracks type=blue_force_tracking importance=4 preference=BFTrack
+    jbi policy new policy.toml name=large "when=size > '50 KB'" importance=1 "deadline=5 s"
+    """
+    for line in policies.append_policy(file, policies.as_table(said)).splitlines():
+        click.echo(printable(line))
 
 
 def _path(settings: Settings, file: Path | None) -> Path:
@@ -199,12 +262,24 @@ def _path(settings: Settings, file: Path | None) -> Path:
     return file or Path(configured)
 
 
-def _rules(path: Path) -> AccessRules:
+def _read(path: Path) -> tuple[AccessRules, PolicySet]:
     """Raises PolicyError."""
     document, _ = read(path)
     rules = access_rules(document)
+    matters = policies_of(document, rules.people)
     document.check()
-    return rules
+    return rules, matters
+
+
+def _bandwidth(said: str | None) -> list[str]:
+    return [] if said is None else [f"bandwidth={said}"]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigurationError(f"--attribute {text!r} is not NAME=VALUE")
+    return name, value
 
 
 def _asked_of(settings: Settings, at: str, question: Question) -> dict[str, Any]:
@@ -216,6 +291,21 @@ def _asked_of(settings: Settings, at: str, question: Question) -> dict[str, Any]
         return client.call("explain", dict[str, Any], question)
     finally:
         client.close()
+
+
+def _explain_contract(settings: Settings, uid: str, at: str | None, *, as_json: bool) -> None:
+    if not at:
+        raise ConfigurationError("--subscription is asked of a running server", hint="Name it: --at HOST:PORT")
+    config = settings.load()
+    proxy = AdminProxy(ServiceRef("", ADMIN, (check_endpoint(at),)), config.security(), timeout=config.lookup.timeout)
+    try:
+        found = proxy.explain_contract(uid)
+    finally:
+        proxy.close()
+    if as_json:
+        show_json(found)
+    else:
+        policies.tell_quality(found)
 
 
 def _failure(exc: PolicyError) -> dict[str, Any]:

@@ -6,10 +6,13 @@ enforces them; here, because every room between the two ends of a contract speak
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
+
+from jbi_pubsub.core.errors import ConfigurationError, QosDeniedError
 
 if TYPE_CHECKING:
     from jbi_pubsub.core.info_object import Parcel
@@ -61,11 +64,74 @@ SHAPES: Final = {
 """What shapers there are (qos/shaping.py does them), for those who check policies."""
 
 
+def shape_of(said: object) -> Shape:
+    """A shape as people write it, "scale 0.5". Raises ValueError, which says what there is."""
+    words = said.split() if isinstance(said, str) else []
+    rule = SHAPES.get(words[0]) if words else None
+    if rule is None:
+        raise ValueError(f"{str(said)[:50]!r} is no shape: there is {', '.join(SHAPES)}")
+    if len(words) - 1 != len(rule.arguments):
+        usage = " ".join([words[0], *(name.upper() for name, _, _ in rule.arguments)])
+        raise ValueError(f"{str(said)[:50]!r} is written {usage!r}")
+    arguments = []
+    for word, (name, least, most) in zip(words[1:], rule.arguments, strict=True):
+        try:
+            value = float(int(word) if rule.whole else float(word))
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            kind = "whole number" if rule.whole else "number"
+            raise ValueError(f"{name} of {words[0]} is a {kind} from {least:g} to {most:g}, not {word[:50]!r}")
+        arguments.append(value)
+    return Shape(words[0], tuple(arguments))
+
+
 class Rate(msgspec.Struct, frozen=True):
     """So many bytes, or objects, a second."""
 
     amount: float
     unit: Literal["bytes", "objects"] = "bytes"
+
+
+class LinkTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """A bottleneck that several destinations share. Rates are bytes a second.
+
+    `rate`: None is measured; `min_share`: parts of the rate that importance 1 to 5 are guaranteed, also under strict, 1
+    in sum at most; `each`: the most for one destination; `overhead`: bytes that the network adds to each 1,448 (52: the
+    headers of a TCP segment); `reserve`: part of the rate that is left to control calls.
+    """
+
+    name: str
+    rate: float | None = None
+    min_share: tuple[float, ...] = (0.0,) * LEVELS
+    each: float | None = None
+    overhead: int = 0
+    reserve: float = 0.03
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True):
+    """What policies say of an information space as a whole; `shaping` False: no payload is shaped."""
+
+    strategy: Strategy = Strategy()
+    shaping: bool = True
+    links: tuple[LinkTerms, ...] = ()
+
+
+class Resources(msgspec.Struct, frozen=True, kw_only=True):
+    """What conditions may ask of a link and this process; None: not known, and then no condition about it holds.
+
+    `bandwidth` (limit or estimate of the link) in bytes a second, `backlog` bytes that wait for it, `queue` objects and
+    `queue_bytes` bytes that wait in all, `memory` bytes of this process, `cpu` its share of one core, `loss` the part
+    of objects that was lost lately.
+    """
+
+    bandwidth: float | None = None
+    backlog: float | None = None
+    queue: float | None = None
+    queue_bytes: float | None = None
+    memory: float | None = None
+    cpu: float | None = None
+    loss: float | None = None
 
 
 QueuePolicy = Literal["drop_least", "drop_oldest", "drop_newest", "block"]
@@ -77,7 +143,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     `deadline`: seconds after publication; `max_size` in bytes of metadata and payload, and what becomes of larger
     objects; `replace`: "" nothing, "registration", "type", or an XPath to a text: a newer object of the same key takes
     an older one's place; `queue`: what happens when the subscription's queue is full, None: what its subscriber said;
-    `version` of the policies that it comes from.
+    `link`: name of the LinkTerms that its destination is behind, "" for none; `version` of the policies that it comes
+    from.
     """
 
     importance: Importance = DEFAULT_IMPORTANCE
@@ -88,6 +155,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     oversize: Literal["shape", "drop"] = "drop"
     replace: str = ""
     queue: QueuePolicy | None = None
+    link: str = ""
     version: int = 0
 
 
@@ -110,6 +178,39 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
 
 
+WISHES: Final = ("importance", "deadline", "shape", "max_rate", "max_size", "replace")
+"""What a wish may ask for, and require."""
+ATTRIBUTES_MOST: Final = 32
+"""Of a contract."""
+TEXT_MOST: Final = 200
+"""Characters of an attribute's name or value, a shape, or what is to be replaced by."""
+
+
+def checked_wish(wish: Wish) -> tuple[Shape, ...]:
+    """Its shapes, read. Raises ConfigurationError for a wish that makes no sense: wishes come from strangers."""
+    limits = (("deadline", wish.deadline), ("max_rate", wish.max_rate), ("max_size", wish.max_size))
+    for name, value in limits:
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigurationError(f"wish: {name} {value} is not above 0", hint=f"Leave {name} out for none")
+    for name in wish.require:
+        if name not in WISHES:
+            raise ConfigurationError(f"wish: require {name[:TEXT_MOST]!r}", hint=f"There is {', '.join(WISHES)}")
+        if getattr(wish, name) is None:
+            raise ConfigurationError(f"wish: {name} is required, but not wished for", hint=f"Say {name}=...")
+    texts = [*wish.attributes, *wish.attributes.values(), *(wish.shape or ()), wish.replace or ""]
+    if len(wish.attributes) > ATTRIBUTES_MOST or len(wish.shape or ()) > 8 or any(len(t) > TEXT_MOST for t in texts):
+        raise ConfigurationError(
+            "wish: too much of it",
+            hint=f"{ATTRIBUTES_MOST} attributes and 8 shapes at most, each text of {TEXT_MOST} characters at most",
+        )
+    if wish.importance is not None and not 1 <= wish.importance <= LEVELS:
+        raise ConfigurationError(f"wish: importance {wish.importance} is not in 1..{LEVELS}")
+    try:
+        return tuple(map(shape_of, wish.shape or ()))
+    except ValueError as exc:
+        raise ConfigurationError(f"wish: {exc}") from exc
+
+
 class Reduced(msgspec.Struct, frozen=True):
     """A field of a wish that is not granted as it was: by which policy, "" by the rule that is always there."""
 
@@ -122,6 +223,28 @@ class GrantedQos(msgspec.Struct, frozen=True):
 
     settings: Settings = DEFAULT
     reduced: tuple[Reduced, ...] = ()
+
+
+def demanded(wish: Wish, granted: GrantedQos) -> GrantedQos:
+    """What was granted. Raises QosDeniedError when a field that is required is not."""
+    for each in granted.reduced:
+        if each.field in wish.require:
+            who = f"by policy {each.policy!r}" if each.policy else "without a policy that allows it"
+            raise QosDeniedError(
+                f"{each.field} {getattr(wish, each.field)!r} is required, and not granted {who}",
+                hint="Wish for less, or do not require it; `jbi policy explain` says what is granted",
+                field=each.field,
+                policy=each.policy,
+            )
+    return granted
+
+
+def unmanaged(wish: Wish) -> GrantedQos:
+    """What a wish gets where no quality of service is managed: nothing, and it is told so. Raises ConfigurationError,
+    QosDeniedError."""
+    checked_wish(wish)
+    less = tuple(Reduced(name) for name in WISHES if getattr(wish, name) is not None)
+    return demanded(wish, GrantedQos(DEFAULT, less))
 
 
 class Contract:

@@ -7,8 +7,7 @@ allowed by several gets what each of them lets through, and nothing that one wit
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -22,10 +21,9 @@ from .context import (
     ACTIONS,
     KEYS,
     Addresses,
-    Beginnings,
     Facts,
     Globs,
-    Networks,
+    Index,
     People,
     actions_of,
     host_of,
@@ -114,42 +112,14 @@ class Rule:
         return told | ({"audit": True} if self.audit else {})
 
 
-class _Index:
-    """Rules of one action by what they name first: the beginning of a user's name, of a type's, a network. Of 10,000 a
-    question concerns some. The others are looked at for each question."""
-
-    def __init__(self, rules: Iterable[Rule], *, by_type: bool) -> None:
-        self._users = Beginnings[Rule]()
-        self._types = Beginnings[Rule]()
-        self._networks = Networks[Rule]()
-        self._others: list[Rule] = []
-        for rule in rules:
-            user, type_, address = rule.keys.get("user"), rule.keys.get("type"), rule.keys.get("address")
-            if isinstance(user, Globs) and self._users.take(user, rule):
-                continue
-            if by_type and isinstance(type_, Globs) and self._types.take(type_, rule):
-                continue
-            if not (isinstance(address, Addresses) and self._networks.take(address, rule)):
-                self._others.append(rule)
-
-    def about(self, facts: Facts) -> Iterator[Rule]:
-        """Those that may apply; some perhaps twice."""
-        return itertools.chain(
-            self._users.of(facts.user[0]),
-            self._types.of(facts.type[0]),
-            self._networks.of(facts.address[0]),
-            self._others,
-        )
-
-
 class _Side:
     """The rules of one action. `loose`: where the type does not count, each meaning once."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         allow = [rule for rule in rules if rule.allow]
-        self.denies = _Index((rule for rule in rules if not rule.allow), by_type=True)
-        self.allows = _Index(allow, by_type=True)
-        self.loose = _Index({rule.meaning(loose=True): rule for rule in reversed(allow)}.values(), by_type=False)
+        self.denies = Index((rule for rule in rules if not rule.allow), by_type=True)
+        self.allows = Index(allow, by_type=True)
+        self.loose = Index({rule.meaning(loose=True): rule for rule in reversed(allow)}.values(), by_type=False)
 
 
 class Reason(NamedTuple):
@@ -200,9 +170,9 @@ class AccessRules:
         return sorted(reasons, key=lambda r: (r.miss != "", r.rule.allow, -order.index(r.miss) if r.miss else 0))
 
     def _facts(self, user: str, host: str, client: str, component: str, subject: Subject) -> Facts:
-        of = {"type": (subject.type,), "version": (subject.version,), "recipients": (subject.name.casefold(),)}
         role = (self.people.roles[user],) if user in self.people.roles else ()
-        return Facts((user,), self.people.groups_of(user), role, (client,), (component,), (host,), **of)
+        who = (user,), self.people.groups_of(user), role, (client,), (component,), (host,)
+        return Facts(*who, type=(subject.type,), version=(subject.version,), recipients=(subject.name.casefold(),))
 
     def _decide(self, facts: Facts, action: Action, subject: Subject) -> Decision:
         side = self._sides[action]

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import fnmatch
 import ipaddress
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar, get_args
+from typing import Final, Generic, Protocol, TypeVar, get_args
 
 from jbi_pubsub.core.access import Action
+from jbi_pubsub.core.wire.endpoint import Caller
 
 from .file import Document, Where, nearest, texts
 
@@ -168,6 +170,46 @@ class Networks(Generic[T]):
                     yield from of_size.get(int(address) >> shift, ())
 
 
+class Keyed(Protocol):
+    """What has context keys: a rule, a policy."""
+
+    @property
+    def keys(self) -> Mapping[str, Globs | Addresses]:
+        """What it says of each key that it has."""
+        ...
+
+
+K = TypeVar("K", bound=Keyed)
+
+
+class Index(Generic[K]):
+    """Rules by what they name first: the beginning of a user's name, of a type's, a network. Of 10,000 a question
+    concerns some. The others are looked at for each question."""
+
+    def __init__(self, rules: Iterable[K], *, by_type: bool) -> None:
+        self._users = Beginnings[K]()
+        self._types = Beginnings[K]()
+        self._networks = Networks[K]()
+        self._others: list[K] = []
+        for rule in rules:
+            user, type_, address = rule.keys.get("user"), rule.keys.get("type"), rule.keys.get("address")
+            if isinstance(user, Globs) and self._users.take(user, rule):
+                continue
+            if by_type and isinstance(type_, Globs) and self._types.take(type_, rule):
+                continue
+            if not (isinstance(address, Addresses) and self._networks.take(address, rule)):
+                self._others.append(rule)
+
+    def about(self, facts: Facts) -> Iterator[K]:
+        """Those that may apply; some perhaps twice."""
+        return itertools.chain(
+            self._users.of(facts.user[0]),
+            self._types.of(facts.type[0]),
+            self._networks.of(facts.address[0]),
+            self._others,
+        )
+
+
 def host_of(address: str) -> str:
     """Of a peer's "host:port": the host; an IPv4 address that came by IPv6 as such."""
     host = address.rpartition(":")[0] if ":" in address else address
@@ -197,6 +239,42 @@ class Facts:
     type: tuple[str, ...] = ("",)
     version: tuple[str, ...] = ("",)
     recipients: tuple[str, ...] = ("",)
+    action: tuple[str, ...] = ("",)
+    delivery: tuple[str, ...] = ("",)
+    attribute: tuple[tuple[str, str], ...] = ()
+
+    def attribute_of(self, name: str) -> str:
+        """ "" for one that it has not."""
+        return next((value for key, value in self.attribute if key == name), "")
+
+
+def facts_of(
+    caller: Caller,
+    action: str,
+    type_name: str,
+    version: str,
+    *,
+    delivery: str = "queue",
+    component: str = "",
+    attributes: Mapping[str, str] | None = None,
+    claims: bool = True,
+) -> Facts:
+    """Of a contract that `caller` opens at a component. What he only says of himself counts if `claims` do: it may
+    decide who is served first, never who may do what. Groups are not known yet."""
+    is_known = claims or not caller.claimed
+    return Facts(
+        (caller.user if is_known else "",),
+        (),
+        (caller.role,) if caller.role and claims else (),
+        (caller.client,),
+        (component,),
+        (host_of(caller.address),),
+        type=(type_name,),
+        version=(version,),
+        action=(action,),
+        delivery=(delivery,),
+        attribute=tuple(sorted((attributes or {}).items())),
+    )
 
 
 class People:

@@ -27,7 +27,9 @@ MAX_RULES: Final = 10_000
 PROBLEMS_MOST: Final = 50
 """That are told of one file."""
 
-KINDS: Final = ("group", "role", "access")
+QOS_KINDS: Final = ("space", "preference", "policy", "template", "mission", "link")
+"""What policyfile.py reads."""
+KINDS: Final = ("group", "role", "access", *QOS_KINDS)
 """The tables of a policy file. `[group]` and `[role]` are for all rules, `[[access]]` is access.py's."""
 
 Where = tuple[str | int, ...]
@@ -56,12 +58,15 @@ class Problem(NamedTuple):
 class Document:
     """The tables of a file, and what was found to be wrong with it. `name` is how the file is called to people."""
 
-    def __init__(self, name: str, tables: Mapping[str, Any], places: Mapping[Where, tuple[Place, Place]]) -> None:
-        """`places`: of each key, and of its value."""
+    def __init__(
+        self, name: str, tables: Mapping[str, Any], places: Mapping[Where, tuple[Place, Place]], text: str = ""
+    ) -> None:
+        """`places`: of each key, and of its value; `text` of the file."""
         self.name = name
         self.tables = tables
         self.problems: list[Problem] = []
         self._places = places
+        self._lines = text.split("\n")
 
     def key(self, where: Where) -> Place:
         """Where a key stands, or the table, if it is one."""
@@ -70,6 +75,19 @@ class Document:
     def value(self, where: Where) -> Place:
         """Where a value stands, or an element of it."""
         return self._place(where, 1)
+
+    def inside(self, where: Where, number: int) -> Place:
+        """Where character `number`, from 0, of a value stands that is a text."""
+        line, column = place = self.value(where)
+        if where not in self._places or not line:
+            return place
+        text = "\n".join([self._lines[line - 1][column - 1 :], *self._lines[line:]])
+        token = _TOKEN.match(text)
+        if token is None or token.lastgroup != "text":
+            return place
+        before = token[0][: _offset(token[0], number)]
+        lines = before.count("\n")
+        return Place(line + lines, len(before) - before.rfind("\n") if lines else column + len(before))
 
     def _place(self, where: Where, which: int) -> Place:
         while where and where not in self._places:
@@ -165,7 +183,7 @@ def parse(text: str, name: str) -> Document:
         raise failure(name, message[: at.start()] if at else message, place, "It is TOML, see https://toml.io") from exc
     except RecursionError as exc:
         raise failure(name, "too many brackets within each other") from exc
-    document = Document(name, tables, places)
+    document = Document(name, tables, places, text)
     for kind in tables:
         if kind not in KINDS:
             document.error(document.key((kind,)), f"unknown table {kind!r}", nearest(kind, KINDS))
@@ -183,6 +201,24 @@ _TOKEN: Final = re.compile(
     r"|(?P<bare>[^\s\[\]{},=.\"'#]+)",
     re.DOTALL,
 )
+
+
+_ESCAPED: Final = re.compile(r"\\u.{4}|\\U.{8}|\\[ \t]*\r?\n\s*|\\.|.", re.DOTALL)
+
+
+def _offset(written: str, number: int) -> int:
+    """Where, in a text as it is written with its quotes, the character of that number is."""
+    quotes = 3 if written[:3] in ('"""', "'''") else 1
+    at = quotes
+    if quotes == 3 and (line := re.compile(r"\r?\n").match(written, at)):  # TOML drops the first line break
+        at = line.end()
+    if written[0] == "'":
+        return min(at + number, len(written) - quotes)
+    for sign in _ESCAPED.finditer(written, at, len(written) - quotes):
+        if number == 0:
+            return sign.start()
+        number -= not re.match(r"\\[ \t]*\r?\n", sign[0])
+    return len(written) - quotes
 
 
 class _Scan:

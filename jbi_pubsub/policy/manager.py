@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jbi_pubsub.core.access import Action, Decision, Subject
 from jbi_pubsub.core.config import Config
@@ -25,6 +25,9 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from . import audit, file
 from .access import AccessRules, access_rules, explained, review
 from .context import host_of
+
+if TYPE_CHECKING:
+    from .policy import PolicySet
 
 log = logging.getLogger("jbi_pubsub.policy")
 
@@ -45,10 +48,12 @@ class AccessManager:
         component: str,
         audit_log: audit.AuditLog | None = None,
         everything: bool = False,
+        policies: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`component`: whose policy it is, "alpha@rome"; `everything`: decisions that allow are written down, too.
-        Raises PolicyError for a file that can't be used."""
+        """`component`: whose policy it is, "alpha@rome"; `everything`: decisions that allow are written down, too;
+        `policies`: what the file says of who matters is read as well, for those who `follow`. Raises PolicyError for a
+        file that can't be used."""
         self.path = path
         self.component = component
         self.version = 1
@@ -59,6 +64,10 @@ class AccessManager:
         self._wall = wall
         self._seen = stamp(path)
         self._since = wall()
+        self._reads_policies = policies
+        self._policies: PolicySet | None = None
+        self._followers: list[Callable[[PolicySet], None]] = []
+        self._following = threading.Lock()
         self._rules = self._read()
         self._pending = self._seen
         self._counting = threading.Lock()
@@ -72,6 +81,13 @@ class AccessManager:
     def rules(self) -> AccessRules:
         """Those in force."""
         return self._rules
+
+    def follow(self, follower: Callable[[PolicySet], None]) -> None:
+        """Have `follower` told who matters, now and whenever that changes; for one that was made with `policies`."""
+        with self._following:
+            self._followers.append(follower)
+            if self._policies is not None:
+                follower(self._policies)
 
     def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
         """Whether `caller` may do that."""
@@ -167,18 +183,40 @@ class AccessManager:
             return
         self._rules, self._since, self.fault = rules, self._wall(), ""
         self.version += 1  # last: whoever sees it asks the new ones
+        self._tell_followers()
         log.warning("%s is in force, with %d access rules", self.path, len(rules.rules))
 
+    def _tell_followers(self) -> None:
+        with self._following:
+            if (policies := self._policies) is None:
+                return
+            for follower in self._followers:
+                with guarded("follower of policies"):
+                    follower(policies)
+
     def _read(self) -> AccessRules:
+        """The rules; the policies are put down as well, once all of the file is right."""
         document, said = file.read(self.path)
         for line in said:
             log.warning("%s", line)
         rules = access_rules(document)
+        if self._reads_policies:
+            self._read_policies(document, rules)
         document.check()
         review(document, rules)
         for problem in document.warnings:
             log.warning("%s", document.told(problem))
         return rules
+
+    def _read_policies(self, document: file.Document, rules: AccessRules) -> None:
+        from . import policyfile  # here: without quality of service it is not imported
+
+        policies = policyfile.policies_of(document, rules.people)
+        document.check()
+        policyfile.review(document, policies, self._wall())
+        number = self._policies.version + 1 if self._policies is not None else 1
+        if policies != self._policies:
+            self._policies = policies.of_version(number)
 
 
 def access_of(config: Config, component: str) -> AccessManager:
@@ -186,7 +224,13 @@ def access_of(config: Config, component: str) -> AccessManager:
     section = config.policy
     log_file = audit.opened(section.audit)
     try:
-        return AccessManager(Path(section.file), component=component, audit_log=log_file, everything=section.audit_all)
+        return AccessManager(
+            Path(section.file),
+            component=component,
+            audit_log=log_file,
+            everything=section.audit_all,
+            policies=config.qos.mode == "on",
+        )
     except PolicyError:
         if log_file is not None:
             log_file.close()

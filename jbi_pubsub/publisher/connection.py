@@ -46,7 +46,7 @@ from jbi_pubsub.core.wire.stream import (
     greet,
 )
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.proxy import DelegateProxy, Opened, Refusals, Registered, Taken
+from jbi_pubsub.pad.proxy import Claims, DelegateProxy, Opened, Refusals, Registered, Taken
 
 from .lanes import Lanes
 from .publication import Publication
@@ -239,7 +239,8 @@ class DelegateConnection:
     def _connect(self, item: ServiceItem) -> None:
         proxy = DelegateProxy(item.proxy, self._security, timeout=self._config.lookup.timeout)
         try:
-            opened = proxy.connect(self._name, self._config.lease.publisher)
+            client = self._config.client
+            opened = proxy.connect(self._name, self._config.lease.publisher, Claims(client.user, client.role))
         except JbiError:
             proxy.close()
             raise

@@ -19,6 +19,7 @@ from jbi_pubsub.core.arguments import Document, Source, checked, content
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, WireError, unknown_uid
 from jbi_pubsub.core.process import Birthplace
+from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
@@ -115,6 +116,7 @@ class PublisherAdapterLight:
         version: str | None = None,
         validate: bool = True,
         locations: Mapping[str, Path] | None = None,
+        qos: Wish | None = None,
     ) -> RegistrationUid:
         """Register what will be published at a delegate; the id to publish with.
 
@@ -122,9 +124,10 @@ class PublisherAdapterLight:
         that stay constant; of both a text that begins with `<` is the document itself, any other a path. `marks` is a
         marks file for schemas that carry no marks, `type_name` the type when neither a marker element nor the root's
         name is right. `validate` False skips validation of each object; invariants are always checked. `locations` maps
-        URLs or namespaces to local schema files.
+        URLs or namespaces to local schema files. `qos`: what is wished of how its objects are served (docs/qos.md).
 
-        Raises UnknownUidError, SchemaError, TypeConflictError, MetadataError, ArgumentError, WireError.
+        Raises UnknownUidError, QosDeniedError (a field that `qos` requires is not granted), SchemaError,
+        TypeConflictError, MetadataError, ArgumentError, WireError.
         """
         self._check_open()
         connection = self._connection(delegate)
@@ -132,7 +135,7 @@ class PublisherAdapterLight:
             self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations
         )
         try:
-            publication = opened(info_type, invariants, validate=validate, signer=self._signer)
+            publication = opened(info_type, invariants, validate=validate, signer=self._signer, qos=qos)
             connection.register(publication)
         except JbiError:
             self._forget_if_idle(info_type)

@@ -17,6 +17,7 @@ from jbi_pubsub.core.arguments import Document, Source, checked, content
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
 from jbi_pubsub.core.process import Birthplace
+from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.server import DisseminationServer
@@ -66,6 +67,7 @@ class PublisherAdapter:
         version: str | None = None,
         validate: bool = True,
         locations: Mapping[str, Path] | None = None,
+        qos: Wish | None = None,
         timeout: float | None = None,
     ) -> RegistrationUid:
         """Register what will be published; see PublisherAdapterLight.register_publisher."""
@@ -74,7 +76,7 @@ class PublisherAdapter:
             self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations
         )
         try:
-            publication = opened(info_type, invariants, validate=validate, signer=self._signer)
+            publication = opened(info_type, invariants, validate=validate, signer=self._signer, qos=qos)
         except JbiError:
             self._server.delegate.forget_type(info_type.type)
             raise

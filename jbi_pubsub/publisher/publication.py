@@ -17,6 +17,7 @@ from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.core.arguments import Argument, Document, Source, content, path_of, source
 from jbi_pubsub.core.errors import ArgumentError, JbiError, OversizeError
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, numbered, pack, prefix_of
+from jbi_pubsub.core.quality import Wish, checked_wish
 from jbi_pubsub.core.signing import Signer, SigningKey, anchor_of, digest, head_bytes, signed_uid
 from jbi_pubsub.core.wire.stream import MAX_BATCH_BYTES, MAX_ITEM_BYTES
 from jbi_pubsub.core.xml import Element, parse_metadata
@@ -50,7 +51,12 @@ class Publication:
     """
 
     def __init__(
-        self, info_type: InformationType, entries: tuple[EntryRep, ...], validate: bool, signer: Signer | None = None
+        self,
+        info_type: InformationType,
+        entries: tuple[EntryRep, ...],
+        validate: bool,
+        signer: Signer | None = None,
+        qos: Wish | None = None,
     ):
         self._secret = token_hex(16)
         self._signer = signer
@@ -64,6 +70,7 @@ class Publication:
         self.info_type = info_type
         self.entries = entries
         self.validate = validate
+        self.qos = qos or Wish()
         self.sequence = 0
         self.number = 1
         """Of the registration at its delegate."""
@@ -79,7 +86,9 @@ class Publication:
         if self._signer is not None and self.is_renewed():
             self._bound_at = self._signer.generation
             self._signing = self._signer.bound(self.uid, anchor_of(self._secret))
-        return PublisherRequest(self.info_type.bundle, self.entries, self.validate, self._secret, self._signing)
+        return PublisherRequest(
+            self.info_type.bundle, self.entries, self.validate, self._secret, self._signing, self.qos
+        )
 
     def is_renewed(self) -> bool:
         """Whether another certificate answers for its key than the last `request` said."""
@@ -224,11 +233,19 @@ def _pair(given: object) -> tuple[bytes, bytes]:
 
 
 def opened(
-    info_type: InformationType, invariants: Document, *, validate: bool, signer: Signer | None = None
+    info_type: InformationType,
+    invariants: Document,
+    *,
+    validate: bool,
+    signer: Signer | None = None,
+    qos: Wish | None = None,
 ) -> Publication:
-    """A new registration with its invariant metadata (paper section 2.4(3)). Raises MetadataError."""
+    """A new registration with its invariant metadata (paper section 2.4(3)). Raises MetadataError, and
+    ConfigurationError for a wish that makes no sense."""
+    if qos is not None:
+        checked_wish(qos)
     path = path_of(invariants)
     what = "invariant metadata" if path is None else f"invariant metadata {path}"
     root = parse_metadata(content(invariants, what="invariant metadata"), what=what)
     entries = info_type.entries(root)
-    return Publication(info_type, entries, validate, signer)
+    return Publication(info_type, entries, validate, signer, qos)

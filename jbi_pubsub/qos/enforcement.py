@@ -2,37 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.quality import Contract, GrantedQos, Wish
+from jbi_pubsub.core.quality import Contract, GrantedQos, Resources, Space, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.policy.context import facts_of
+from jbi_pubsub.policy.manager import AccessManager
+from jbi_pubsub.qos.local import LocalManager
 from jbi_pubsub.qos.tasks import TaskManager
 
 
 class Enforcement:
     """See pad's Quality."""
 
-    def __init__(self, config: Config, component: str) -> None:
-        """`component`: "name@location", or "peer". Raises PolicyError."""
+    def __init__(self, config: Config, component: str, source: AccessManager | None = None) -> None:
+        """`component`: "name@location", or "peer"; `source`: who watches the policy file, if somebody does already.
+        Raises PolicyError."""
         self.component = component
         self._config = config
         self.tasks = TaskManager(component, bins=config.qos.bins)
+        self._own: AccessManager | None = None
+        if source is None and config.policy.file:
+            source = self._own = AccessManager(Path(config.policy.file), component=component, policies=True)
+        self._source = source
+        self.space = Space()
+        self.local = LocalManager(
+            component,
+            installed=self._installed,
+            applied=self._applied,
+            measured=self._measured,
+            claims=config.policy.trust_claims,
+        )
+        if source is not None:
+            source.follow(self.local.install)
+
+    def _installed(self, space: Space) -> None:
+        """What holds for the space from now on."""
+        self.space = space
+        self.tasks.changed(space.strategy)
+
+    def _applied(self) -> None:
+        """Contracts have other settings than they had: what waits goes by those."""
+        self.tasks.changed()
+
+    def _measured(self, link: str) -> Resources:
+        """What is known of a link, and of this process."""
+        del link
+        return Resources()
 
     def opened(
-        self, caller: Caller, action: str, type_name: str, version: str, delivery: str, wish: Wish
+        self,
+        caller: Caller,
+        action: str,
+        type_name: str,
+        version: str,
+        delivery: str,
+        wish: Wish,
+        changed: Callable[[GrantedQos], None] | None = None,
     ) -> tuple[Contract, GrantedQos]:
         """A contract with its settings."""
-        del caller, action, type_name, version, delivery, wish  # no policies yet: what everybody has
-        return Contract(), GrantedQos()
+        return self.local.contract(caller, action, type_name, version, delivery, wish, changed)
+
+    def granted(self, contract: Contract) -> GrantedQos:
+        """What it has got by now."""
+        return self.local.granted(contract)
+
+    def explain(self, caller: Caller, action: str, type_name: str, version: str) -> dict[str, Any]:
+        """What such a contract would get, and why, as plain data."""
+        claims = self._config.policy.trust_claims
+        return self.local.explain(facts_of(caller, action, type_name, version, component=self.component, claims=claims))
+
+    def explain_contract(self, contract: Contract) -> dict[str, Any]:
+        """What one that stands has got, and why, as plain data."""
+        return self.local.explain_contract(contract)
 
     def ended(self, contract: Contract) -> None:
         """Forget it."""
+        self.local.close(contract)
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
-        return {"component": self.component, "tasks": self.tasks.status()}
+        fault = self._source.fault if self._source is not None else ""
+        return {
+            "component": self.component,
+            "policy": {**self.local.status(), "fault": fault},
+            "tasks": self.tasks.status(),
+        }
 
     def close(self) -> None:
         """End the threads."""
+        self.local.stop()
+        if self._own is not None:
+            self._own.close()
         self.tasks.close()

@@ -29,6 +29,7 @@ from jbi_pubsub.core.errors import AdapterStateError, JbiError, MetadataError, u
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
 from jbi_pubsub.core.process import Birthplace
+from jbi_pubsub.core.quality import GrantedQos, Wish
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.xml import Element, parse_metadata
@@ -133,6 +134,7 @@ class SubscriberAdapter:
         suppress_empty: bool = False,
         locations: Mapping[str, Path] | None = None,
         attributes: Mapping[str, str] | None = None,
+        qos: Wish | None = None,
         timeout: float | None = None,
     ) -> SubscriptionUid:
         """Register a subscription; the id for all later calls. Everything is optional and ANDed.
@@ -147,7 +149,9 @@ class SubscriberAdapter:
         selected is not delivered); `namespaces` are the prefixes in both, `language` is of the predicate.
         Delivery: to this subscription's queue, or to `listener` (a SubscriptionListener, or a function that takes the
         subscription's id and the object), or by e-mail to `recipients`; both with `direct` True. `bound` and `policy`
-        say what happens when too many objects wait (default [queue]).
+        say what happens when too many objects wait (default [queue]). `qos`: what is wished of importance, deadline,
+        rate, size and shape; see `qos` for what was granted. A listener with a method `qos_changed(subscription,
+        granted)` is told when that becomes another.
 
         Returns when the lookup services watch for it (at most `timeout` seconds): from then on it stands, and gets what
         is published, however long it takes to reach the publishers; what could not be kept for it until then is told as
@@ -174,6 +178,7 @@ class SubscriberAdapter:
             self._config.queue.block_seconds,
             tuple((attributes or {}).items()),
             secret if recipients else "",  # the others are their session's, and told to every peer that matches
+            qos or Wish(),
         )
         compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is asked or told
         if type_name:
@@ -242,6 +247,20 @@ class SubscriberAdapter:
     def losses(self, subscription: SubscriptionUid) -> dict[str, int]:
         """Objects lost so far by cause (a cause of unknown extent counts 1). Raises UnknownUidError."""
         return {str(cause): count for cause, count in self._find(subscription).lost.items()}
+
+    @checked
+    def qos(self, subscription: SubscriptionUid) -> dict[str, GrantedQos]:
+        """What it has got of its wish by now, by the service id of each delegate and peer publisher where it stands:
+        the settings, and which fields are less than wished for, by which policy. Raises UnknownUidError, and
+        QosDeniedError if it stands nowhere as a field that it requires is not granted."""
+        self._find(subscription)
+        with self._lock:
+            sessions = list(self._sessions.values())
+        found = {session.ref.service_id: given for session in sessions if (given := session.quality(subscription))}
+        denied = next((why for session in sessions if (why := session.denied(subscription))), None)
+        if not found and denied is not None:
+            raise denied
+        return found
 
     @checked
     def cancel_subscription(self, subscription: SubscriptionUid) -> None:

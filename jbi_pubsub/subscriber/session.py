@@ -26,6 +26,7 @@ from jbi_pubsub.core.errors import (
     JbiError,
     OversizeError,
     ProtocolError,
+    QosDeniedError,
     UnknownLeaseError,
     UnknownUidError,
     WireError,
@@ -35,6 +36,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Part, decode, decode_cut
 from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire import ServiceRef
@@ -42,8 +44,8 @@ from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, WINDOW_BATCHES, Hello, Line, Receiver, greet
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delivery import ASK_AGAIN, CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, SHARED_MOST
-from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Opened, Subscribed, SubscriptionsProxy
+from jbi_pubsub.pad.delivery import ASK_AGAIN, CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, QUALITY, SHARED, SHARED_MOST
+from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Claims, Opened, Subscribed, SubscriptionsProxy
 from jbi_pubsub.pad.subscription import NOT_BEFORE, Granted
 
 from .signed import Looked, SessionSignatures, SignatureCheck
@@ -88,6 +90,8 @@ class _Standing:
         self.number = number
         self.lease = lease
         self.reported = 0
+        self.quality = GrantedQos()
+        """What it has got there of what it wishes."""
         self._news = news
         self._is_news = False
         self._due = due
@@ -165,6 +169,7 @@ class DelegateSession:
         `item(uid)`: what the lookup services say of a registration; `signatures`: who looks at them."""
         self.ref = ref
         self._config = config
+        self._claims = Claims(config.client.user, config.client.role)
         self._renewals = renewals
         self._name = name
         self._is_listed = is_listed
@@ -175,6 +180,8 @@ class DelegateSession:
         self._wanted: dict[str, LocalSubscription] = {}
         self._standing: dict[str, _Standing] = {}
         self._refused: dict[str, str] = {}
+        self._denied: dict[str, QosDeniedError] = {}
+        """Those of them that require what is not granted."""
         self._refused_before: set[str] = set()
         """When they were asked for last: said once is enough."""
         self._ask_refused = math.inf
@@ -222,6 +229,7 @@ class DelegateSession:
         with self._changed:
             self._wanted.pop(uid, None)
             self._refused.pop(uid, None)
+            self._denied.pop(uid, None)
             standing = self._standing.pop(uid, None)
             if standing is not None:
                 self._by_number.pop(standing.number, None)
@@ -254,6 +262,17 @@ class DelegateSession:
         """Whether the delegate has the subscription now."""
         with self._changed:
             return uid in self._standing
+
+    def quality(self, uid: str) -> GrantedQos | None:
+        """What the subscription has got there by now; None where it does not stand."""
+        with self._changed:
+            standing = self._standing.get(uid)
+            return standing.quality if standing is not None else None
+
+    def denied(self, uid: str) -> QosDeniedError | None:
+        """Why it does not stand there, if it requires what is not granted."""
+        with self._changed:
+            return self._denied.get(uid)
 
     def close(self, timeout: float = 5.0) -> None:
         """Leave: direct subscriptions end, e-mail ones live on by their leases."""
@@ -346,7 +365,7 @@ class DelegateSession:
             if not needed:
                 self._opened, self._lost = None, False  # one that was lost is not missed
                 return
-        opened = self._proxy.open(self._name, self._config.lease.subscriber)
+        opened = self._proxy.open(self._name, self._config.lease.subscriber, self._claims)
         if opened.server != self.ref.service_id:
             self._proxy.close_session(opened.uid)
             raise _ReplacedError(f"another server answers at {', '.join(self.ref.endpoints)}")
@@ -381,7 +400,7 @@ class DelegateSession:
         requests = [s.request for s in subscriptions]
         ages = [self._age(s, session_id) for s in subscriptions]
         try:
-            answers = self._proxy.subscribe(session_id, requests, self._config.lease.mail, ages)
+            answers = self._proxy.subscribe(session_id, requests, self._config.lease.mail, ages, self._claims)
         except (ProtocolError, OversizeError) as exc:
             if len(subscriptions) > 1:  # one of them, or all together: the others are not to suffer for it
                 half = len(subscriptions) // 2
@@ -417,6 +436,8 @@ class DelegateSession:
         """Told to the subscription the first time that it is refused here: said once is enough."""
         with self._changed:
             subscription = self._wanted.get(uid)
+            if isinstance(why, QosDeniedError):
+                self._denied[uid] = why
             if subscription is not None:
                 self._refused[uid] = str(why)
                 self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
@@ -440,10 +461,12 @@ class DelegateSession:
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
         uid = subscription.uid
         standing = _Standing(subscription, granted.number, granted.lease, self._news, self._report_credits)
+        standing.quality = granted.qos
         with self._changed:
             subscription.stood_at.add(self.ref.service_id)
             self._highest = max(self._highest, granted.number)
             cancelled = uid not in self._wanted
+            self._denied.pop(uid, None)
             if not cancelled:
                 self._standing[uid] = standing
                 self._by_number[granted.number] = standing
@@ -654,6 +677,9 @@ class DelegateSession:
             self._hand_on(arrived)  # what came before the loss is told before it
             notice = _notice(body)
             standing.subscription.lose(notice.cause, notice.count, notice.detail)
+        elif kind == QUALITY:
+            standing.quality = _granted(body)
+            standing.subscription.qos_changed(standing.quality)
         else:
             raise ProtocolError(f"delivery of kind {kind}")
 
@@ -718,6 +744,13 @@ def _at_most(count: int) -> int:
     if not 1 <= count <= SHARED_MOST:
         raise ProtocolError(f"delivery for {count} subscriptions, the limit is {SHARED_MOST}")
     return count
+
+
+def _granted(body: memoryview) -> GrantedQos:
+    try:
+        return decoder_of(GrantedQos).decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise ProtocolError(f"bad notice of quality: {exc}") from exc
 
 
 def _notice(body: memoryview) -> LossNotice:

@@ -12,6 +12,7 @@ from typing import Final, NewType, Protocol, runtime_checkable
 
 from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
+from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.signing import filter_digest
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 
@@ -44,6 +45,14 @@ class SubscriptionListener(Protocol):
 
     def lost(self, subscription: SubscriptionUid, notice: LossNotice) -> None:
         """Objects were lost: how many (0: not known) and why."""
+
+
+@runtime_checkable
+class QualityListener(Protocol):
+    """What a listener may have besides."""
+
+    def qos_changed(self, subscription: SubscriptionUid, granted: GrantedQos) -> None:
+        """A delegate or peer publisher grants something else of what was wished than before."""
 
 
 class Told:
@@ -107,7 +116,7 @@ class LocalSubscription:
         self._listener = listener
         self._changed = threading.Condition()
         self._waiting: deque[tuple[InfoObject, Consumer]] = deque()
-        self._notices: deque[LossNotice] = deque()
+        self._notices: deque[LossNotice | GrantedQos] = deque()
         self._seen: OrderedDict[str, _Seen] = OrderedDict()
         self._closed = False
         self._since: float | None = None
@@ -186,6 +195,13 @@ class LocalSubscription:
         facts = {"subscription": self.uid, "cause": cause.value, "count": total if before else count}
         why = f"{cause}, {detail}" if detail else cause
         log.warning("subscription %s lost %s: %s", self.uid, number, why, extra=facts)
+
+    def qos_changed(self, granted: GrantedQos) -> None:
+        """It has got something else of its wish: whoever listens is told."""
+        with self._changed:
+            if not self._closed and isinstance(self._listener, QualityListener):
+                self._notices.append(granted)
+                self._announce()
 
     def take(self, timeout: float) -> InfoObject | None:
         """The next object, or None after `timeout` seconds or when closed."""
@@ -266,10 +282,13 @@ class LocalSubscription:
             self._submitted = True
             self._listeners.submit(self)
 
-    def _tell(self, obj: InfoObject | None, notice: LossNotice | None) -> None:
+    def _tell(self, obj: InfoObject | None, notice: LossNotice | GrantedQos | None) -> None:
         assert self._listener is not None
         try:
-            if notice is not None:
+            if isinstance(notice, GrantedQos):
+                if isinstance(self._listener, QualityListener):
+                    self._listener.qos_changed(self.uid, notice)
+            elif notice is not None:
                 self._listener.lost(self.uid, notice)
             elif obj is not None:
                 self._listener.arrived(self.uid, obj)

@@ -113,3 +113,85 @@ def test_a_policy_is_listed(jbi: Any, tmp_path: Path) -> None:
     code, out, _ = jbi("policy", "show", "p.toml")
     assert code == 0
     assert out.splitlines() == ["group g: x", "line\trule\taction\twhen", "3\tallow\tconnect\tgroup g"]
+
+
+POLICIES = """[[policy]]
+name = "images"
+type = "uav.imagery"
+importance = 2
+preference = "GeneralSurv"
+[[policy]]
+name = "large images over narrow links"
+type = "uav.imagery"
+when = "bandwidth < '400 kbps' and size > '50 KB'"
+importance = 1
+"""
+
+
+def test_policies_are_checked_with_their_places(jbi: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(POLICIES.replace("size >", "sze >"))
+    code, out, _ = jbi("policy", "check", "p.toml")
+    assert (code, out) == (2, "p.toml:9:36: error: when: unknown property 'sze'. Did you mean 'size'?\n")
+    (tmp_path / "p.toml").write_text(POLICIES)
+    code, out, _ = jbi("policy", "check", "p.toml")
+    assert code == 0
+    assert "0 access rules, 2 policies, can be used" in out
+    assert json.loads(jbi("policy", "check", "p.toml", "--json")[1])["policies"] == 2
+
+
+def test_policies_are_listed_as_they_win(jbi: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(POLICIES)
+    code, out, _ = jbi("policy", "show", "p.toml")
+    assert code == 0
+    assert [line.split("\t")[1] for line in out.splitlines()[1:]] == [
+        "policy",
+        "large images over narrow links",
+        "images",
+    ]
+    assert json.loads(jbi("policy", "show", "p.toml", "--json")[1])["policies"][1]["settings"]["deadline"] == 5.0
+
+
+def test_explain_says_who_wins_who_loses_and_why(jbi: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(POLICIES)
+    asked = ("policy", "explain", "--file", "p.toml", "--action", "subscribe", "--type", "uav.imagery")
+    code, out, _ = jbi(*asked)
+    assert code == 0
+    assert 'importance 2, by policy "images"' in out
+    assert "does not hold, or is not known" in out
+    # When object and link are supposed
+    code, out, _ = jbi(*asked, "--size", "60 KB", "--bandwidth", "300kbps")
+    # Expect the other one to win, and its rival to lose for a reason
+    assert 'importance 1, by policy "large images over narrow links"' in out
+    assert 'not 2 of "images": less specific: 34 < 37' in out
+    code, _, err = jbi(*asked, "--size", "60")
+    assert (code, "has no unit" in err) == (2, True)
+    code, _, err = jbi(*asked, "--resource", "bandwith=5 kbps")
+    assert (code, "Did you mean 'bandwidth'?" in err) == (2, True)
+
+
+def test_policies_are_compared_by_name(jbi: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text(POLICIES)
+    (tmp_path / "q.toml").write_text(
+        POLICIES.replace("importance = 1", "importance = 3") + "[space]\nshaping = false\n"
+    )
+    code, out, _ = jbi("policy", "diff", "p.toml", "q.toml")
+    assert code == 1
+    assert out.splitlines() == [
+        "+ space shaping: False",
+        "~ policy large images over narrow links: importance: 1 -> 3",
+    ]
+
+
+def test_a_new_policy_is_written_only_if_the_file_can_be_used_then(jbi: Any, tmp_path: Path) -> None:
+    new = ("policy", "new", "p.toml")
+    assert jbi(*new, "name=p", "when=size > '5 KB'", "importance=4", "version=1.0")[0] == 0
+    before = (tmp_path / "p.toml").read_text()
+    assert before.splitlines()[1:] == ['name = "p"', "when = \"size > '5 KB'\"", "importance = 4", 'version = "1.0"']
+    for words, told in (
+        (("name=q", "when=sze > '5 KB'"), "unknown property 'sze'"),
+        (("name=p", "importance=4"), "two policies are called 'p'"),
+        (("nam=q",), "Did you mean 'name'?"),
+        ((), "there is no terminal to ask at"),
+    ):
+        code, _, err = jbi(*new, *words)
+        assert (code, told in err, (tmp_path / "p.toml").read_text()) == (2, True, before), err

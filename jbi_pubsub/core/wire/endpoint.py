@@ -127,7 +127,7 @@ class Caller:
     """Who is at the other end: address, and the identity of its certificate ("" without TLS).
 
     `user` is who it is, `claimed` whether that is only what it says; an identity is the user, and no claim. `client`:
-    the application's name, which it chooses itself."""
+    the application's name, which it chooses itself; `role` is the duty that it says its user has."""
 
     address: str
     identity: str = ""
@@ -135,6 +135,7 @@ class Caller:
     user: str = ""
     claimed: bool = False
     client: str = ""
+    role: str = ""
 
     def __post_init__(self) -> None:
         if self.identity:

@@ -1,0 +1,288 @@
+"""What a policy file says of who matters: its policies listed, compared, explained, and new ones written."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.quality import Resources
+from jbi_pubsub.core.xml import Element, parse_metadata
+from jbi_pubsub.core.xpath import Predicate
+from jbi_pubsub.policy.condition import QUANTITIES, Node, about_resources, holds, of_resources, shown_node
+from jbi_pubsub.policy.context import Facts
+from jbi_pubsub.policy.file import QOS_KINDS, nearest, parse
+from jbi_pubsub.policy.policy import PolicySet, Rule, shown_value, when_shown
+from jbi_pubsub.policy.policyfile import CONTEXT, POLICY_KEYS, dumped, policies_of
+from jbi_pubsub.policy.units import amount
+
+from .show import Column, counted, printable, show_table
+
+RESOURCES: Final = tuple(name for name, (_, group) in QUANTITIES.items() if group == "resource")
+_TEXTS: Final = frozenset([*CONTEXT, "name", "when", "preference", "hours"])
+
+
+def summary(policies: PolicySet) -> list[str]:
+    """How much of each there is that is not there by default."""
+    counts = (
+        (len(policies.rules), "policy", "policies"),
+        (len(policies.tables.get("mission", [])), "mission", "missions"),
+        (len(policies.links), "link", "links"),
+    )
+    return [f"{count} {one if count == 1 else many}" for count, one, many in counts if count]
+
+
+# -- listed -----------------------------------------------------------------------------------------------------
+
+
+def shown(rule: Rule) -> dict[str, Any]:
+    """A policy as plain data."""
+    context: dict[str, Any] = {key: list(matcher.said) for key, matcher in rule.keys.items()}
+    context |= {f"attribute {name}": list(globs.said) for name, globs in rule.attributes.items()}
+    context |= {} if rule.condition is True else {"when": shown_node(rule.condition)}
+    context |= when_shown(rule.effectivity) if rule.effectivity is not None else {}
+    return {
+        "name": rule.name,
+        "line": rule.place.line,
+        "precedence": rule.precedence,
+        "specificity": rule.specificity,
+        "context": context,
+        "settings": {name: shown_value(value) for name, value in rule.fields.items()},
+        "allow": {name: shown_value(value) for name, value in rule.allow.items()},
+        "mission": rule.mission,
+    }
+
+
+def show_policies(policies: PolicySet) -> None:
+    """For people: the space, its links, the policies in the order in which they win, and missions."""
+    space = policies.space
+    if not policies.is_empty:
+        shaping = "" if space.shaping else ", nothing is shaped"
+        click.echo(f"space: {space.strategy.name}{shaping}")
+    for link in space.links:
+        rate = "measured" if link.rate is None else f"{link.rate * 8 / 1000:g} kbps"
+        click.echo(printable(f"link {link.name}: {rate}"))
+    for mission in policies.tables.get("mission", []):
+        state = "active" if mission.get("active", True) else "not active"
+        click.echo(printable(f"mission {mission['name']}: {state}"))
+    rows = []
+    for rule in sorted(policies.rules, key=lambda each: each.rank):
+        told = shown(rule)
+        allow = [f"allow {_told(told['allow'])}"] if told["allow"] else []
+        settings = "; ".join([*([_told(told["settings"])] if told["settings"] else []), *allow])
+        rows.append((told["line"], rule.name, rule.precedence, settings, _told(told["context"]) or "always"))
+    if rows:
+        columns = (
+            Column("line", right=True), Column("policy", long=True), Column("precedence", right=True),
+            Column("says", long=True), Column("when", long=True),
+        )  # fmt: skip
+        show_table(columns, rows, title=f"{', '.join(summary(policies))}, first those that win")
+
+
+def _told(said: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {_value(value)}" for key, value in said.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, list):
+        return " or ".join(map(str, value))
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} {_value(each)}" for key, each in value.items()) + "}"
+    return str(value)
+
+
+# -- compared ---------------------------------------------------------------------------------------------------
+
+
+def differences(before: PolicySet, after: PolicySet) -> list[dict[str, Any]]:
+    """Tables that are not the same in both, whatever their order: kind, name, what each says."""
+    found = []
+    for kind in QOS_KINDS:
+        one, other = _by_name(kind, before), _by_name(kind, after)
+        found += [
+            {"kind": kind, "name": name, "before": one.get(name), "after": other.get(name)}
+            for name in sorted({*one, *other})
+            if one.get(name) != other.get(name)
+        ]
+    return found
+
+
+def _by_name(kind: str, policies: PolicySet) -> dict[str, Any]:
+    said = policies.tables.get(kind, {})
+    return {each["name"]: each for each in said} if isinstance(said, list) else dict(said)
+
+
+def tell_differences(found: Iterable[Mapping[str, Any]]) -> None:
+    """For people: a line for each key."""
+    for each in found:
+        what = f"{each['kind']} {each['name']}"
+        before, after = each["before"], each["after"]
+        if before is None or after is None:
+            sign, said = ("+", after) if before is None else ("-", before)
+            click.echo(printable(f"{sign} {what}: {_value(said)}"))
+        elif not isinstance(before, dict):
+            click.echo(printable(f"~ {what}: {_value(before)} -> {_value(after)}"))
+        else:
+            for key in sorted({*before, *after}):
+                if before.get(key) != after.get(key):
+                    was, will = (_value(each.get(key, "not said")) for each in (before, after))
+                    click.echo(printable(f"~ {what}: {key}: {was} -> {will}"))
+
+
+# -- explained --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Supposed:
+    """An object and resources as somebody supposes them; what he does not say is not known."""
+
+    size: int = -1
+    payload_type: str = ""
+    document: Element | None = None
+    resources: Resources = field(default_factory=Resources)
+
+    def says(self, predicate: Predicate) -> bool:
+        """Of the metadata."""
+        return self.document is not None and predicate.matches(self.document)
+
+    def holds(self, node: Node) -> bool:
+        """Whether what is to be decided yet holds."""
+        return holds(about_resources(node, lambda test: of_resources(test, self.resources)), self)
+
+
+def supposed(size: str | None, payload_type: str, metadata: Path | None, resources: Sequence[str]) -> Supposed:
+    """From options: "20 KB", a file, "bandwidth=300 kbps". Raises ConfigurationError."""
+    given: dict[str, float] = {}
+    for text in resources:
+        name, equals, value = text.partition("=")
+        if name not in RESOURCES or not equals:
+            raise ConfigurationError(f"--resource {text!r} is not NAME=VALUE", hint=nearest(name, RESOURCES))
+        unit = QUANTITIES[name][0]
+        try:
+            given[name] = amount(float(value) if unit == "count" else value, unit)
+        except ValueError as exc:
+            raise ConfigurationError(f"--resource {name}: {exc}") from exc
+    try:
+        length = -1 if size is None else int(amount(size, "bytes"))
+    except ValueError as exc:
+        raise ConfigurationError(f"--size: {exc}") from exc
+    try:
+        document = None if metadata is None else parse_metadata(metadata.read_bytes(), what=str(metadata))
+    except OSError as exc:
+        raise ConfigurationError(f"--metadata {metadata}: {exc.strerror or exc}") from exc
+    return Supposed(length, payload_type, document, Resources(**given))
+
+
+def explained(policies: PolicySet, facts: Facts, suppose: Supposed) -> dict[str, Any]:
+    """What a contract would get, and why, as plain data."""
+    return policies.explained(facts, now=datetime.now(UTC).timestamp(), holds=suppose.holds)
+
+
+def tell_quality(found: Mapping[str, Any]) -> None:
+    """For people: each field that a policy says something of, its winner, the losers; then what is near."""
+    importance = found["fields"]["importance"]
+    by = f'by policy "{importance["by"]}"' if importance["by"] else "by default"
+    link = f", behind link {found['link']}" if found["link"] else ""
+    click.echo(printable(f"importance {importance['value']}, {by}{link}"))
+    for name, each in found["fields"].items():
+        if name != "importance" and each["by"]:
+            click.echo(printable(f'  {name} {_value(each["value"])}, by "{each["by"]}"'))
+        for loser in each["losers"]:
+            click.echo(printable(f'    not {_value(loser["value"])} of "{loser["policy"]}": {loser["why"]}'))
+    for each in found["if"]:
+        verdict = "holds" if each["holds"] else "does not hold, or is not known"
+        click.echo(printable(f'  "{each["policy"]}" if {each["condition"]}: {verdict}'))
+    for name, policy in found["reduced"]:
+        by = f'policy "{policy}"' if policy else "the default"
+        click.echo(printable(f"  less {name} than wished, by {by}"))
+    for each in found["near"]:
+        click.echo(printable(f'  "{each["policy"]}" does not apply: {each["why"]}'))
+
+
+# -- written ----------------------------------------------------------------------------------------------------
+
+
+def policy_from(words: Sequence[str]) -> dict[str, Any]:
+    """A policy's table from KEY=VALUE. Raises ConfigurationError."""
+    table: dict[str, Any] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or key not in POLICY_KEYS:
+            raise ConfigurationError(f"{word!r} is not KEY=VALUE", hint=nearest(key, POLICY_KEYS))
+        table[key] = _toml(key, value)
+    return table
+
+
+def _toml(key: str, value: str) -> Any:
+    """As TOML where it is that, otherwise as a text: `deadline=5 s` needs no quotes, nor does `version=1.0`."""
+    if key in _TEXTS and value[:1] not in "[\"'":
+        return value
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return value
+
+
+def asked() -> Iterator[str]:
+    """KEY=VALUE of what whoever sits at the terminal answers."""
+    questions = (
+        ("name", "Name of the policy"), ("user", "Users, for example Patrol-* (empty: all)"),
+        ("type", "Information object type (empty: all)"), ("action", "publish, subscribe or query (empty: all)"),
+        ("when", "Further condition, for example size > '50 KB' (empty: none)"),
+        ("importance", "Importance, 1 (least) to 5 (empty: not said)"),
+        ("preference", "Preference, for example NoDrop (empty: none)"),
+    )  # fmt: skip
+    for key, question in questions:
+        answer = click.prompt(question, default="", show_default=False).strip()
+        if answer:
+            yield f"{key}={answer}"
+
+
+def append_policy(path: Path, table: Mapping[str, Any]) -> str:
+    """Write a policy behind what a file says, if all of it can be used then; what was written. Raises PolicyError, or
+    ConfigurationError for a file that can't be written."""
+    try:
+        before = path.read_text("utf-8") if path.exists() else ""
+        text = dumped({"policy": [table]})
+        whole = before + ("\n" if before and not before.endswith("\n") else "") + ("\n" if before else "") + text
+        document = parse(whole, path.name)
+        policies_of(document)
+        document.check()
+        new = path.with_name(f".{path.name}.{os.getpid()}")
+        new.write_text(whole, "utf-8")
+        if path.exists():
+            new.chmod(path.stat().st_mode & 0o7777)
+        new.replace(path)
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(f"{path} can't be written: {exc}") from exc
+    return text
+
+
+def as_table(words: Sequence[str]) -> dict[str, Any]:
+    """A policy's table from KEY=VALUE, or from answers where there are none. Raises ConfigurationError."""
+    if not words and not sys.stdin.isatty():
+        raise ConfigurationError("there is no terminal to ask at", hint="Say NAME=VALUE, for example name=tracks")
+    return policy_from(list(words) or list(asked()))
+
+
+def json_of(policies: PolicySet) -> dict[str, Any]:
+    """All that is shown, as plain data."""
+    return {
+        "space": msgspec.to_builtins(policies.space),
+        "missions": {each["name"]: each.get("active", True) for each in policies.tables.get("mission", [])},
+        "policies": [shown(rule) for rule in sorted(policies.rules, key=lambda each: each.rank)],
+    }
+
+
+def usable(policies: PolicySet, rules: int) -> str:
+    """What there is in a file that can be used."""
+    return ", ".join([counted(rules, "access rule"), *summary(policies)])

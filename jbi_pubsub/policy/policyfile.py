@@ -1,0 +1,815 @@
+"""The tables of a policy file that say who matters, as a PolicySet, and back.
+
+`[space]` is what holds for all, `[preference.X]` names some fields, `[[policy]]` is a context and what follows from it,
+`[[template]]` a pattern of policies that a `[[mission]]` fills in, `[[link]]` a bottleneck. Nothing that a file says is
+passed over: what nobody reads is an error with its place and the nearest right name.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import importlib.resources
+import importlib.util
+import itertools
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from jbi_pubsub.core.errors import PolicyError, PredicateError
+from jbi_pubsub.core.quality import (
+    LEVELS,
+    LinkTerms,
+    QueuePolicy,
+    Shape,
+    Space,
+    Strategy,
+    StrategyName,
+    shape_of,
+)
+from jbi_pubsub.core.xpath import compile_predicate
+
+from .condition import ConditionError, Node, Says, TextTest, parse_condition, restricts, tests_of
+from .context import Addresses, Facts, Globs, Index, People, matchers, people_of
+from .file import MAX_RULES, PROBLEMS_MOST, WHOLE, Document, Place, Where, flag, nearest, parse, read, texts
+from .policy import DAYS, FIELDS, OPERATIONS, SPECIFICITY, Effectivity, Membership, Policy, PolicySet, Rule, Value
+from .units import amount, rate
+
+CONTEXT: Final = ("user", "group", "role", "client", "component", "address", "type", "version", "delivery")
+"""Keys of a context that are globs; beside them `action` and `attribute`."""
+DELIVERIES: Final = ("queue", "mail", "peer")
+POLICY_KEYS: Final = (
+    "name", *CONTEXT, "action", "attribute", "when", "namespaces", "precedence", "preference", *FIELDS, "from", "until",
+    "hours", "days", "allow",
+)  # fmt: skip
+PREFERENCE_KEYS: Final = FIELDS[1:]
+"""A preference says nothing of importance."""
+ALLOW_KEYS: Final = ("importance", "deadline", "max_rate", "max_size", "shape", "replace")
+SPACE_KEYS: Final = ("strategy", "weights", "cpu_weights", "link_weights", "shaping")
+TEMPLATE_KEYS: Final = ("name", "parameters", "policy")
+MISSION_KEYS: Final = ("name", "use", "active")
+LINK_KEYS: Final = ("name", "members", "rate", "min_share", "each", "overhead", "reserve")
+NAME_MOST: Final = 200
+"""Characters of a name."""
+PRECEDENCE_MOST: Final = 1_000_000
+LINKS_MOST: Final = 1_000
+PAIRS_MOST: Final = 200_000
+"""Of policies that are compared to find those that can never win, or contradict each other."""
+PILLOW_SHAPES: Final = frozenset(["scale", "quality", "thumbnail", "grey"])
+
+_PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
+
+Table = Mapping[str, Any]
+Preferences = Mapping[str, Mapping[str, Value]]
+
+
+def policies_of(document: Document, people: People | None = None) -> PolicySet:
+    """The policies of a file. What is wrong with them is noted in the document."""
+    people = people if people is not None else people_of(document)
+    reader = _Reader(document, people)
+    rules = [*reader.policies(), *reader.missions()]
+    _check_names(document, rules)
+    tables = {kind: value for kind, value in document.tables.items() if kind != "access"}
+    links, space = reader.links(), reader.space()
+    return PolicySet(
+        rules if not document.errors else (),
+        people,
+        space=Space(strategy=space[0], shaping=space[1], links=tuple(each.terms for each in links)),
+        links=links,
+        tables=tables,
+        name=document.name,
+    )
+
+
+@cache
+def built_in() -> Preferences:
+    """The preferences of table 1."""
+    text = (importlib.resources.files(__package__) / "data" / "preferences.toml").read_text("utf-8")
+    document = parse(text, "preferences.toml")
+    found = _Reader(document, People({}, {}, {}), known={}).preferences
+    document.check()
+    return found
+
+
+class _Reader:
+    """Of one document; problems are noted there."""
+
+    def __init__(self, document: Document, people: People, known: Preferences | None = None) -> None:
+        self._document = document
+        self._people = people
+        self.preferences: dict[str, Mapping[str, Value]] = dict(built_in() if known is None else known)
+        for name, said in self._table("preference").items():
+            at = ("preference", name)
+            if not isinstance(said, dict):
+                self._error(at, f"preference {name!r} is a table", f"Write [preference.{name}]")
+                continue
+            self._known_keys(said, at, PREFERENCE_KEYS)
+            self.preferences[name] = self._fields(said, at, PREFERENCE_KEYS)
+
+    # -- what is wrong ------------------------------------------------------------------------------------------
+
+    def _error(self, at: Where, message: str, hint: str = "", *, key: bool = False) -> None:
+        place = self._document.key(at) if key else self._document.value(at)
+        self._document.error(place, message, hint)
+
+    def _known_keys(self, table: Table, at: Where, known: Sequence[str]) -> None:
+        for key in table:
+            if key not in known:
+                self._error((*at, key), f"unknown key {key!r}", nearest(key, known), key=True)
+
+    def _table(self, kind: str) -> Table:
+        found = self._document.tables.get(kind, {})
+        if isinstance(found, dict):
+            return found
+        self._error((kind,), f"[{kind}] is a table", f"Write [{kind}]", key=True)
+        return {}
+
+    def _tables(self, kind: str, within: Table | None = None, at: Where = ()) -> Iterator[tuple[Table, Where]]:
+        """Those of an array of tables, at most MAX_RULES."""
+        found = (self._document.tables if within is None else within).get(kind, [])
+        if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+            name = ".".join([*(str(each) for each in at if isinstance(each, str)), kind])
+            self._error((*at, kind), f"{name} is a list of tables", f"Write [[{name}]], with two brackets", key=True)
+            return
+        if len(found) > MAX_RULES:
+            self._error((*at, kind, MAX_RULES), f"more than {MAX_RULES} of {kind}", "Use groups and globs", key=True)
+        for number, table in enumerate(found[:MAX_RULES]):
+            if len(self._document.errors) <= PROBLEMS_MOST:
+                yield table, (*at, kind, number)
+
+    def _text(self, table: Table, at: Where, key: str, *, needed: bool = False) -> str:
+        value = table.get(key)
+        if value is None and not needed:
+            return ""
+        if value is None:
+            self._error(at, f"{key} is missing", f'Write {key} = "..."', key=True)
+        elif not isinstance(value, str) or not value or len(value) > NAME_MOST:
+            self._error((*at, key), f"{key} is a text of 1 to {NAME_MOST} characters")
+        else:
+            return value
+        return ""
+
+    def _measured(self, at: Where, said: object, read_it: Callable[[Any], Any]) -> Any:
+        """What `read_it` makes of a value; None when it is wrong."""
+        try:
+            return read_it(said)
+        except ValueError as exc:
+            self._error(at, f"{at[-1]}: {exc}")
+            return None
+
+    # -- policies -----------------------------------------------------------------------------------------------
+
+    def policies(self) -> list[Rule]:
+        """Those that stand by themselves."""
+        return [self._policy(table, at) for table, at in self._tables("policy")]
+
+    def _policy(self, table: Table, at: Where, mission: str = "", written: Table | None = None) -> Rule:
+        """`written`: what the file says, where `table` is made from a template."""
+        self._known_keys(written if written is not None else table, at, POLICY_KEYS)
+        condition = self._condition(table, at, "when", is_written=written is None)
+        keys = matchers(self._document, table, at, self._people, CONTEXT)
+        if isinstance(delivery := keys.get("delivery"), Globs):
+            self._some_of(delivery, DELIVERIES, (*at, "delivery"), "delivery")
+        if (actions := self._actions(table, at)) is not None:
+            keys["action"] = actions
+        rule = Rule(
+            name=self._text(table, at, "name", needed=True),
+            place=self._document.key(at),
+            keys=keys,
+            fields=self._settings(table, at),
+            condition=condition,
+            attributes=self._attributes(table, at),
+            precedence=self._precedence(table, at),
+            allow=self._allow(table, at),
+            effectivity=self._effectivity(table, at),
+            mission=mission,
+        )
+        if not rule.fields and not rule.allow:
+            self._document.warn(rule.place, f"policy {rule.name!r} says nothing", f"There is {', '.join(FIELDS)}")
+        if condition is False:
+            self._document.warn(self._document.value((*at, "when")), f"policy {rule.name!r} never applies")
+        return rule
+
+    def _condition(self, table: Table, at: Where, key: str, *, is_written: bool = True) -> Node:
+        said = table.get(key)
+        if said is None:
+            return True
+        where = (*at, key)
+        if not isinstance(said, str):
+            self._error(where, f"{key} is a condition, a text", "For example \"size > '50 KB'\"")
+            return True
+        spaces = table.get("namespaces", {})
+        if not isinstance(spaces, dict) or not all(isinstance(space, str) for space in spaces.values()):
+            self._error((*at, "namespaces"), "namespaces is a table of prefix = 'URI'")
+            spaces = {}
+        try:
+            tree = parse_condition(said, spaces)
+        except ConditionError as exc:
+            place = self._document.inside(where, exc.at) if is_written else self._document.value(where)
+            self._document.error(place, f"{key}: {exc.message}", exc.hint)
+            return True
+        known = {"group": set(self._people.groups), "role": set(self._people.roles.values())}
+        for test in tests_of(tree):
+            if isinstance(test, TextTest):
+                self._check_test(test, where, known)
+        return tree
+
+    def _check_test(self, test: TextTest, where: Where, known: Mapping[str, set[str]]) -> None:
+        allowed = {"action": OPERATIONS, "delivery": DELIVERIES}.get(test.name)
+        for text in test.texts.said:
+            if test.name in known and not Globs((text,)).any_of(sorted(known[test.name])):
+                place = self._document.value(where)
+                report = self._document.error if test.name == "group" else self._document.warn
+                report(place, f"no {test.name} {text!r}", nearest(text, known[test.name]))
+            elif allowed is not None and not Globs((text,)).any_of(allowed):
+                self._error(where, f"unknown {test.name} {text!r}", nearest(text, allowed))
+
+    def _some_of(self, globs: Globs, known: Sequence[str], at: Where, what: str) -> None:
+        for text in globs.said:
+            if not Globs((text,)).any_of(known):
+                self._error(at, f"unknown {what} {text!r}", nearest(text, known))
+
+    def _actions(self, table: Table, at: Where) -> Globs | None:
+        said = texts(self._document, table, at, "action")
+        if said is None or "*" in said:
+            return None
+        for text in said:
+            if not Globs((text,)).any_of(OPERATIONS):
+                hint = nearest(text, OPERATIONS)
+                self._error((*at, "action"), f"policies are about publish, subscribe and query, not {text!r}", hint)
+        return Globs(action for action in OPERATIONS if Globs(said).any_of((action,)))
+
+    def _attributes(self, table: Table, at: Where) -> Mapping[str, Globs]:
+        said = table.get("attribute", {})
+        if not isinstance(said, dict):
+            self._error((*at, "attribute"), "attribute is a table", 'For example attribute = { area = "Kabul" }')
+            return {}
+        found = {name: texts(self._document, said, (*at, "attribute"), name) for name in said}
+        return {name: Globs(globs) for name, globs in found.items() if globs is not None}
+
+    def _precedence(self, table: Table, at: Where) -> int:
+        value = table.get("precedence", 0)
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= PRECEDENCE_MOST:
+            return value
+        self._error((*at, "precedence"), f"precedence is a whole number from {-PRECEDENCE_MOST} to {PRECEDENCE_MOST}")
+        return 0
+
+    def _settings(self, table: Table, at: Where) -> Mapping[str, Value]:
+        """What a policy sets: its own fields, and those of its preference."""
+        found: dict[str, Value] = {}
+        if "preference" in table:
+            name = self._text(table, at, "preference")
+            if name and name not in self.preferences:
+                hint = nearest(name, self.preferences)
+                self._error((*at, "preference"), f"no preference {name!r}", hint)
+            found |= self.preferences.get(name, {})
+        return found | self._fields(table, at, FIELDS)
+
+    def _fields(self, table: Table, at: Where, names: Sequence[str]) -> dict[str, Value]:
+        found: dict[str, Value] = {}
+        for name in names:
+            if name in table:
+                said = table[name]
+                if said == "none" and name not in _NEVER_NONE:
+                    found[name] = None
+                    continue
+                value = self._measured((*at, name), said, _FIELD_READERS[name])
+                if value is not None:
+                    found[name] = value
+        return found
+
+    def _allow(self, table: Table, at: Where) -> Mapping[str, Any]:
+        said = table.get("allow", {})
+        where = (*at, "allow")
+        if not isinstance(said, dict):
+            self._error(where, "allow is a table", "For example allow = { importance = [1, 3] }")
+            return {}
+        self._known_keys(said, where, ALLOW_KEYS)
+        found = {
+            name: self._measured((*where, name), said[name], _ALLOW_READERS[name])
+            for name in ALLOW_KEYS
+            if name in said
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _effectivity(self, table: Table, at: Where) -> Effectivity | None:
+        begin, until = (self._moment(table, at, key) for key in ("from", "until"))
+        if begin is not None and until is not None and begin >= until:
+            self._error((*at, "until"), "until is not after from")
+        hours = self._measured((*at, "hours"), table["hours"], _hours) if "hours" in table else None
+        days = self._days(table, at)
+        if begin is until is hours is days is None:
+            return None
+        return Effectivity(begin, until, hours, days)
+
+    def _moment(self, table: Table, at: Where, key: str) -> float | None:
+        value = table.get(key)
+        if value is None:
+            return None
+        if isinstance(value, dt.datetime) and value.tzinfo is not None:
+            return value.timestamp()
+        what = "has no zone" if isinstance(value, dt.datetime) else "is no time"
+        self._error((*at, key), f"{key} {what}", "For example 2026-12-24T18:00:00Z, without quotes")
+        return None
+
+    def _days(self, table: Table, at: Where) -> frozenset[int] | None:
+        said = texts(self._document, table, at, "days")
+        if said is None:
+            return None
+        for text in said:
+            if text not in DAYS:
+                self._error((*at, "days"), f"unknown day {text!r}", nearest(text, DAYS))
+        return frozenset(DAYS.index(text) for text in said if text in DAYS)
+
+    # -- templates and missions ---------------------------------------------------------------------------------
+
+    def missions(self) -> list[Rule]:
+        """The policies that active missions make of templates. Those of others are looked at as well."""
+        templates = self._templates()
+        used: set[str] = set()
+        names: dict[str, Place] = {}
+        rules: list[Rule] = []
+        for table, at in self._tables("mission"):
+            self._known_keys(table, at, MISSION_KEYS)
+            name = self._text(table, at, "name", needed=True)
+            self._once(names, name, at, "mission")
+            is_active = flag(self._document, table, at, "active", default=True)
+            if not table.get("use"):
+                self._error(at, f"mission {name!r} uses no template", "use = [{ template = ... }]", key=True)
+            for use, where in self._tables("use", table, at):
+                template = self._text(use, where, "template", needed=True)
+                if template and template not in templates:
+                    self._error((*where, "template"), f"no template {template!r}", nearest(template, templates))
+                if template not in templates:
+                    continue
+                used.add(template)
+                if len(rules) > MAX_RULES:
+                    self._error(at, f"missions make more than {MAX_RULES} policies", key=True)
+                    return rules
+                made = self._filled_in(templates[template], use, where, name)
+                rules += made if is_active else []
+        for name, (_, _, at) in templates.items():
+            if name not in used:
+                self._document.warn(
+                    self._document.key(at), f"no mission uses template {name!r}: not all of it is checked"
+                )
+        return rules
+
+    def _once(self, names: dict[str, Place], name: str, at: Where, what: str) -> None:
+        place = self._document.key(at)
+        if name and name in names:
+            self._document.error(place, f"two of {what} are called {name!r}, here and in line {names[name].line}")
+        names.setdefault(name, place)
+
+    def _templates(self) -> dict[str, tuple[Table, tuple[str, ...], Where]]:
+        """By name: the table, its parameters, and where it stands."""
+        found: dict[str, tuple[Table, tuple[str, ...], Where]] = {}
+        names: dict[str, Place] = {}
+        for table, at in self._tables("template"):
+            self._known_keys(table, at, TEMPLATE_KEYS)
+            name = self._text(table, at, "name", needed=True)
+            self._once(names, name, at, "template")
+            parameters = texts(self._document, table, at, "parameters") if table.get("parameters") else ()
+            for parameter in parameters or ():
+                if not re.fullmatch(r"\w+", parameter) or parameter == "template":
+                    self._error((*at, "parameters"), f"{parameter!r} can't be a parameter", "Use letters and digits")
+            if not table.get("policy"):
+                self._error(at, f"template {name!r} has no policy", "Write [[template.policy]]", key=True)
+            for policy, where in self._tables("policy", table, at):
+                self._known_keys(policy, where, POLICY_KEYS)
+                for key, placeholder in _placeholders(policy):
+                    if placeholder not in (parameters or ()):
+                        hint = nearest(placeholder, parameters or ())
+                        self._error((*where, key), f"{placeholder!r} is no parameter of template {name!r}", hint)
+            found.setdefault(name, (table, parameters or (), at))
+        return found
+
+    def _filled_in(
+        self, template: tuple[Table, tuple[str, ...], Where], use: Table, where: Where, mission: str
+    ) -> list[Rule]:
+        table, parameters, at = template
+        values: dict[str, str] = {}
+        for name in parameters:
+            value = use.get(name)
+            if not isinstance(value, str) or len(value) > NAME_MOST:
+                problem = "is missing" if value is None else f"is a text of at most {NAME_MOST} characters"
+                self._error((*where, name), f"parameter {name!r} {problem}")
+            else:
+                values[name] = value
+        for name in use:
+            if name not in ("template", *parameters):
+                self._error((*where, name), f"unknown parameter {name!r}", nearest(name, parameters), key=True)
+        if len(values) < len(parameters):
+            return []
+        made = []
+        for policy, place in self._tables("policy", table, at):
+            for key, placeholder in _placeholders(policy):
+                if key == "when" and re.search(r"[\"'\\]", values.get(placeholder, "")):
+                    self._error((*where, placeholder), f"{placeholder!r} stands in `when`: no quotes in it")
+            before = len(self._document.errors)
+            made.append(self._policy(_substituted(policy, values), place, mission, written=policy))
+            if len(self._document.errors) > before:
+                self._error(where, f"mission {mission!r} makes policies that can't be used")
+        return made
+
+    # -- the space and its links --------------------------------------------------------------------------------
+
+    def space(self) -> tuple[Strategy, bool]:
+        """The strategy, and whether payloads are shaped."""
+        table, at = self._table("space"), ("space",)
+        self._known_keys(table, at, SPACE_KEYS)
+        name = table.get("strategy", "weighted_fair")
+        if name not in get_args(StrategyName):
+            hint = nearest(str(name), get_args(StrategyName))
+            self._error((*at, "strategy"), f"unknown strategy {str(name)[:NAME_MOST]!r}", hint)
+            name = "weighted_fair"
+        weights = {key: self._measured((*at, key), table[key], _weights) for key in SPACE_KEYS[1:4] if key in table}
+        both = weights.get("weights") or Strategy().cpu
+        strategy = Strategy(name, weights.get("cpu_weights") or both, weights.get("link_weights") or both)
+        return strategy, flag(self._document, table, at, "shaping", default=True)
+
+    def links(self) -> list[Membership]:
+        """The bottlenecks, and who is behind them."""
+        found, names = list[Membership](), dict[str, Place]()
+        for table, at in self._tables("link"):
+            if len(found) >= LINKS_MOST:
+                self._error(at, f"more than {LINKS_MOST} links", key=True)
+                break
+            self._known_keys(table, at, LINK_KEYS)
+            name = self._text(table, at, "name", needed=True)
+            self._once(names, name, at, "link")
+            members = self._condition(table, at, "members")
+            for test in tests_of(members):
+                if isinstance(test, Says) or test.group in ("information", "resource"):
+                    self._error((*at, "members"), f"{test.name} is not known when a contract opens")
+            about = restricts(members)
+            specificity = sum(points for points, keys in SPECIFICITY if not about.isdisjoint(keys))
+            found.append(Membership(self._link(table, at, name), members, specificity))
+        return found
+
+    def _link(self, table: Table, at: Where, name: str) -> LinkTerms:
+        said = {
+            key: value
+            for key, reads in _LINK_READERS.items()
+            if key in table and (value := self._measured((*at, key), table[key], reads)) is not None
+        }
+        terms = LinkTerms(name=name, **said)
+        if terms.each is not None and terms.rate is not None and terms.each > terms.rate:
+            self._error((*at, "each"), "each is more than the rate of the link")
+        return terms
+
+
+def _placeholders(policy: Table) -> list[tuple[str, str]]:
+    """Keys of a template's policy, and what stands in braces in their texts."""
+    return [
+        (key, found[1])
+        for key, value in policy.items()
+        for text in _texts_in(value)
+        for found in _PLACEHOLDER.finditer(text)
+    ]
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in itertools.chain(value, value.values()) if isinstance(value, dict) else value:
+            yield from _texts_in(each)
+
+
+def _substituted(value: Any, values: Mapping[str, str]) -> Any:
+    """With the parameters in place, once: what a value says is not looked at again."""
+    if isinstance(value, str):
+        return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), value)
+    if isinstance(value, list):
+        return [_substituted(each, values) for each in value]
+    if isinstance(value, dict):
+        return {_substituted(key, values): _substituted(each, values) for key, each in value.items()}
+    return value
+
+
+def _check_names(document: Document, rules: Iterable[Rule]) -> None:
+    seen: dict[str, Rule] = {}
+    count = 0
+    for rule in rules:
+        count += 1
+        other = seen.setdefault(rule.name, rule)
+        if other is not rule and rule.name:
+            why = f"two policies are called {rule.name!r}, here and in line {other.place.line}"
+            document.error(rule.place, why, "Names are what explanations speak of")
+    if count > MAX_RULES:
+        document.error(WHOLE, f"{count} policies, {MAX_RULES} at most", "Use groups and globs")
+
+
+# -- values -----------------------------------------------------------------------------------------------------
+
+
+def _importance(said: object) -> int:
+    if isinstance(said, int) and not isinstance(said, bool) and 1 <= said <= LEVELS:
+        return said
+    raise ValueError(f"{str(said)[:50]!r} is no whole number from 1 (least) to {LEVELS} (most important)")
+
+
+def _positive(said: object) -> float:
+    seconds = amount(said, "seconds")
+    if seconds <= 0:
+        raise ValueError("nothing is as quick as that")
+    return seconds
+
+
+def _size(said: object) -> int:
+    return int(amount(said, "bytes"))
+
+
+def _shapes(said: object) -> tuple[Shape, ...]:
+    several = said if isinstance(said, list) else [said]
+    if not 0 < len(several) <= 8:
+        raise ValueError("1 to 8 shapes")
+    return tuple(map(shape_of, several))
+
+
+def _one_of(known: Sequence[str]) -> Callable[[object], str]:
+    def reads(said: object) -> str:
+        if isinstance(said, str) and said in known:
+            return said
+        raise ValueError(f"unknown {str(said)[:50]!r}. {nearest(str(said), known)}")
+
+    return reads
+
+
+def _replace(said: object) -> str:
+    if not isinstance(said, str) or not said:
+        raise ValueError('"registration", "type", or an XPath to what is the same in an object and its successor')
+    if said not in ("registration", "type"):
+        try:
+            compile_predicate(said, argument="replace")
+        except PredicateError as exc:
+            raise ValueError(exc.message.removeprefix("replace: ")) from exc
+    return said
+
+
+def _range(said: object) -> tuple[int, int]:
+    if not isinstance(said, list) or len(said) != 2:
+        raise ValueError("the least and the most, for example [1, 3]")
+    low, high = map(_importance, said)
+    if low > high:
+        raise ValueError("the least is more than the most")
+    return low, high
+
+
+def _bytes_a_second(said: object) -> float:
+    found = rate(said)
+    if found.unit != "bytes":
+        raise ValueError("is in bits or bytes a second here")
+    return found.amount
+
+
+def _truth(said: object) -> bool:
+    if isinstance(said, bool):
+        return said
+    raise ValueError("is true or false")
+
+
+def _hours(said: object) -> tuple[float, float]:
+    found = re.fullmatch(r"(\d\d):(\d\d)\s*-\s*(\d\d):(\d\d)", said) if isinstance(said, str) else None
+    if found is None or int(found[1]) > 23 or int(found[3]) > 24 or max(int(found[2]), int(found[4])) > 59:
+        raise ValueError('hours of UTC, for example "08:00-16:30"')
+    first, last = (3600.0 * int(found[at]) + 60.0 * int(found[at + 1]) for at in (1, 3))
+    if first == last or last > 86_400:
+        raise ValueError("no time is between them")
+    return first, last % 86_400
+
+
+def _weights(said: object) -> tuple[float, ...]:
+    numbers = [each for each in said if isinstance(each, int | float)] if isinstance(said, list) else []
+    if len(numbers) != LEVELS or len(said) != LEVELS or not all(0 < each < math.inf for each in numbers):  # type: ignore[arg-type]  # a list, if there are numbers
+        raise ValueError(f"{LEVELS} numbers above 0, of importance 1 to {LEVELS}, for example [1, 2, 4, 8, 16]")
+    return tuple(map(float, numbers))
+
+
+def _shares(said: object) -> tuple[float, ...]:
+    if not isinstance(said, dict) or not said:
+        raise ValueError("parts of the rate by importance, for example { 1 = 0.02, 5 = 0.30 }")
+    shares = [0.0] * LEVELS
+    for level, part in said.items():
+        if level not in map(str, range(1, LEVELS + 1)):
+            raise ValueError(f"no importance {level!r}, there is 1 to {LEVELS}")
+        if not isinstance(part, int | float) or isinstance(part, bool) or not 0 <= part <= 1:
+            raise ValueError(f"{str(part)[:50]} of importance {level} is no part from 0 to 1")
+        shares[int(level) - 1] = float(part)
+    if sum(shares) > 1:
+        raise ValueError(f"{sum(shares):g} in sum, more than there is")
+    return tuple(shares)
+
+
+def _overhead(said: object) -> int:
+    if isinstance(said, int) and not isinstance(said, bool) and 0 <= said <= 1448:
+        return said
+    raise ValueError("bytes for each 1,448 that are sent, 0 to 1448; 52 is TCP over IP")
+
+
+def _reserve(said: object) -> float:
+    if isinstance(said, int | float) and not isinstance(said, bool) and 0 <= said < 1:
+        return float(said)
+    raise ValueError("a part of the rate, 0 to 1; 0.03 is three hundredths")
+
+
+_NEVER_NONE: Final = frozenset(["importance", "oversize", "queue"])
+_FIELD_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "importance": _importance, "deadline": _positive, "shape": _shapes, "max_rate": rate, "max_size": _size,
+    "oversize": _one_of(("shape", "drop")), "replace": _replace, "queue": _one_of(get_args(QueuePolicy)),
+}  # fmt: skip
+_ALLOW_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "importance": _range, "deadline": _positive, "max_rate": _bytes_a_second, "max_size": _size, "shape": _truth,
+    "replace": _truth,
+}  # fmt: skip
+_LINK_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "rate": _bytes_a_second, "min_share": _shares, "each": _bytes_a_second, "overhead": _overhead, "reserve": _reserve,
+}  # fmt: skip
+
+
+# -- what is hardly meant ---------------------------------------------------------------------------------------
+
+
+def review(document: Document, policies: PolicySet, now: float | None = None) -> None:
+    """Note what is allowed, but hardly meant: policies that can never win, contradictions at equal rank, times in the
+    past, shapes that this machine can't do."""
+    now = time.time() if now is None else now
+    rules = policies.rules
+    for rule in rules:
+        if rule.effectivity is not None and rule.effectivity.until is not None and rule.effectivity.until <= now:
+            document.warn(rule.place, f"policy {rule.name!r}: its time is over", "Take it out, or set until anew")
+    _review_shapes(document, rules)
+    by_beginning = _ByContext(rules)
+    pairs = 0
+    for rule in rules:
+        left = set(rule.fields) | {f"allow {name}" for name in rule.allow}
+        for other in by_beginning.near(rule):
+            pairs += 1
+            if other is rule:
+                continue
+            if other.rank < rule.rank and other.covers(rule):
+                left -= {*other.fields, *(f"allow {name}" for name in other.allow)}
+            if _contradicts(rule, other):
+                names = ", ".join(
+                    name for name in rule.fields if rule.fields[name] != other.fields.get(name, rule.fields[name])
+                )
+                document.warn(
+                    rule.place,
+                    f"policies {rule.name!r} and {other.name!r} (line {other.place.line}) contradict each other"
+                    f" in {names}: the second wins by importance or name alone",
+                    "Give one of them a precedence",
+                )
+        if not left and (rule.fields or rule.allow):
+            document.warn(rule.place, f"policy {rule.name!r} can never win: others say all that it says, before it")
+        if pairs > PAIRS_MOST:
+            document.warn(rule.place, "policies behind this one are not compared with the others")
+            break
+
+
+def doubts(policies: PolicySet, now: float | None) -> list[str]:
+    """See PolicySet.check."""
+    document = parse(policies.write(), policies.name)
+    review(document, policies_of(document), now)
+    return [document.told(problem) for problem in document.warnings]
+
+
+def _contradicts(rule: Rule, winner: Rule) -> bool:
+    """Whether they are of one rank and context, and do not say the same; the second one wins."""
+    return (
+        winner.rank[:2] == rule.rank[:2]
+        and winner.rank < rule.rank
+        and winner.keys.keys() == rule.keys.keys()
+        and winner.attributes.keys() == rule.attributes.keys()
+        and winner.condition == rule.condition
+        and winner.effectivity == rule.effectivity
+        and any(name in winner.fields and winner.fields[name] != value for name, value in rule.fields.items())
+        and all(_meet(matcher, winner.keys[key]) for key, matcher in rule.keys.items())
+        and all(_meet(matcher, winner.attributes[key]) for key, matcher in rule.attributes.items())
+    )
+
+
+def _meet(one: Globs | Addresses, other: Globs | Addresses) -> bool:
+    """Whether it is certain that something is matched by both."""
+    return (
+        one.covers(other)  # type: ignore[arg-type]  # of one key, of one class
+        or other.covers(one)  # type: ignore[arg-type]  # the same
+        or any(text in other.said for text in one.said)
+    )
+
+
+class _ByContext:
+    """Policies that may cover one, or share its context: those that an index of them all finds by its first texts."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._index = Index(rules, by_type=True)
+
+    def near(self, rule: Rule) -> Iterator[Rule]:
+        """Each once."""
+        first = {key: matcher.said for key, matcher in rule.keys.items()}
+        users, types = first.get("user", ("",)), first.get("type", ("",))
+        addresses = [text.partition("/")[0] for text in first.get("address", ("",))]
+        found: dict[Rule, None] = {}
+        for user, type_, address in itertools.islice(itertools.product(users, types, addresses), 64):
+            facts = Facts((user,), (), (), ("",), ("",), (address,), type=(type_,))
+            found |= dict.fromkeys(self._index.about(facts))
+        return iter(found)
+
+
+def _review_shapes(document: Document, rules: Iterable[Rule]) -> None:
+    if importlib.util.find_spec("PIL") is not None:
+        return
+    for rule in rules:
+        names = [shape.name for shape in rule.fields.get("shape") or () if shape.name in PILLOW_SHAPES]  # type: ignore[union-attr]  # the field's type
+        if names:
+            what = f"policy {rule.name!r}: {names[0]} needs Pillow, which is not installed here"
+            document.warn(
+                rule.place,
+                what,
+                "pip install 'jbi-pubsub[qos]' wherever delegates run; without it payloads pass as they are",
+            )
+            return
+
+
+# -- reading and writing ----------------------------------------------------------------------------------------
+
+
+def read_policies(path: Path) -> PolicySet:
+    """The policies of a file. Raises PolicyError."""
+    document, _ = read(path)
+    return _checked(document)
+
+
+def parse_policies(text: str, name: str) -> PolicySet:
+    """The policies of a text. Raises PolicyError."""
+    return _checked(parse(text, name))
+
+
+def _checked(document: Document) -> PolicySet:
+    policies = policies_of(document)
+    document.check()
+    return policies
+
+
+def with_policies(policies: PolicySet, more: Sequence[Policy]) -> PolicySet:
+    """See PolicySet.with_policy."""
+    new = {policy.name: {"name": policy.name, **policy.said} for policy in more}
+    standing = [table for table in policies.tables.get("policy", []) if table["name"] not in new]
+    try:
+        text = dumped({**policies.tables, "policy": [*standing, *new.values()]})
+        text.encode()
+    except (TypeError, UnicodeEncodeError) as exc:
+        raise PolicyError(
+            f"a policy that can't be written: {exc}", hint="Its values are those of a policy file"
+        ) from exc
+    return parse_policies(text, policies.name).of_version(policies.version)
+
+
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def dumped(tables: Mapping[str, Any]) -> str:
+    """As TOML: tables that have a name of their own with headers, all others in line."""
+    lines: list[str] = []
+    for kind, value in tables.items():
+        if isinstance(value, list):
+            for table in value:
+                _dump(lines, f"[[{_key(kind)}]]", table, kind)
+        elif kind == "preference":
+            for name, table in value.items():
+                _dump(lines, f"[{kind}.{_key(name)}]", table, kind)
+        else:
+            _dump(lines, f"[{_key(kind)}]", value, kind)
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _dump(lines: list[str], header: str, table: Table, kind: str) -> None:
+    lines += ([""] if lines else []) + [header]
+    apart = "policy" if kind == "template" else ""
+    lines += [f"{_key(key)} = {_dumped(value)}" for key, value in table.items() if key != apart]
+    for inner in table.get(apart, []) if apart else []:
+        _dump(lines, f"[[{kind}.{apart}]]", inner, "")
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else _dumped(name)
+
+
+def _dumped(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, dt.datetime | dt.date | dt.time):
+        return value.isoformat()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_dumped, value))}]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{_key(str(key))} = {_dumped(each)}" for key, each in value.items()) + " }"
+    raise TypeError(f"{type(value).__name__} is no value of TOML")

@@ -1,0 +1,497 @@
+"""Contracts and what is in force for each: the local manager of a delegate or peer publisher (QED, section III).
+
+Theory of operation: contracts of equal facts and wishes are a *class*, which is resolved once. When policies change, or
+the time is come, classes are resolved again and the settings of their contracts replaced as a whole: whoever serves
+them reads one attribute. What policies ask of resources is decided by a tick, four times a second, with hysteresis;
+what they ask of objects is decided for each object, by conditions that were made when the policies were read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+
+from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.info_object import Parcel, Part
+from jbi_pubsub.core.quality import (
+    DEFAULT,
+    Contract,
+    GrantedQos,
+    Resources,
+    Settings,
+    Shape,
+    Space,
+    Wish,
+    checked_wish,
+    demanded,
+)
+from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.core.xml import Element, parse_metadata
+from jbi_pubsub.core.xpath import Predicate
+from jbi_pubsub.policy.condition import Bound, Node, about_resources, holds, tests_of
+from jbi_pubsub.policy.context import Facts, facts_of
+from jbi_pubsub.policy.policy import NOTHING, PolicySet, Resolution, granted
+
+TICK_SECONDS: Final = 0.25
+"""Between two looks at resources."""
+HOLD_SECONDS: Final = 1.0
+"""What was decided about a resource stays so for as long: who hovers about a limit does not flap."""
+MARGIN: Final = 0.1
+"""A condition about a resource ends only when it is missed by a tenth."""
+CLOCK_SECONDS: Final = 1.0
+"""Between two looks at the wall clock, which may jump."""
+TYPES_MOST: Final = 1_000
+"""Information object types of which a contract that names none remembers what is in force."""
+SNIFFED: Final = 512
+"""Bytes of a payload that its type is told by."""
+
+Changed = Callable[[GrantedQos], None]
+"""Told of what a contract has got from now on."""
+
+
+class _Held(Contract):
+    """A contract with its class, and who is told when it gets something else."""
+
+    __slots__ = ("changed", "kind")
+
+    def __init__(self, kind: _Class, changed: Changed | None) -> None:
+        super().__init__(kind.granted.settings, kind.by_object)
+        self.kind = kind
+        self.changed = changed
+
+
+class _Class:
+    """Contracts of equal facts and wishes."""
+
+    __slots__ = ("by_object", "contracts", "facts", "granted", "policies", "resolution", "shapes", "wish")
+
+    def __init__(self, facts: Facts, wish: Wish, shapes: tuple[Shape, ...]) -> None:
+        self.facts = facts
+        self.wish = wish
+        self.shapes = shapes
+        self.contracts: dict[_Held, None] = {}
+        self.policies = NOTHING
+        self.resolution = Resolution(facts, ())
+        self.granted = GrantedQos()
+        self.by_object: Callable[[Parcel], Settings] | None = None
+
+    def resolve(self, policies: PolicySet, now: float) -> None:
+        """By other policies, or at another time; `settle` comes next."""
+        self.policies = policies
+        self.resolution = policies.resolve(self.facts, now=now)
+
+    def asks(self) -> Iterator[tuple[str, Bound]]:
+        """What is to be known of resources: the link and the test."""
+        for _, node in self.resolution.candidates:
+            for test in tests_of(node):
+                if isinstance(test, Bound) and test.group == "resource":
+                    yield self.resolution.link, test
+
+    def settle(self, decide: Callable[[str, Bound], bool], seen: _Seen, now: float) -> bool:
+        """Make the settings anew; whether they are others than before."""
+        found = self.resolution
+        link = found.link
+        left = [(rule, about_resources(node, lambda test: decide(link, test))) for rule, node in found.candidates]
+        resolution = dataclasses.replace(found, candidates=tuple(pair for pair in left if pair[1] is not False))
+        before = self.granted
+        self.granted = self.of(resolution)
+        self.by_object = None
+        if resolution.residues:
+            self.by_object = _ByObject(resolution, self.of, seen)
+        if _knows_no_type(self.facts) and any(
+            "type" in rule.keys or "version" in rule.keys for rule in self.policies.rules
+        ):
+            self.by_object = _ByType(self, decide, seen, now)
+        return _plain(before) != _plain(self.granted)
+
+    def of(self, resolution: Resolution, holding: Callable[[Node], bool] = lambda _node: False) -> GrantedQos:
+        """What its contracts get if those conditions about an object hold."""
+        return granted(resolution.outcome(holding), self.wish, self.shapes)
+
+
+def _knows_no_type(facts: Facts) -> bool:
+    return facts.type == ("",) or facts.version == ("",)
+
+
+def _plain(given: GrantedQos) -> GrantedQos:
+    """Without the number of the policies."""
+    settings = msgspec.structs.replace(given.settings, version=0)
+    return msgspec.structs.replace(given, settings=settings)
+
+
+class _Seen:
+    """What is known of the object that was looked at last: of one that many classes ask about it is found out once."""
+
+    def __init__(self) -> None:
+        self._last: _Known | None = None
+
+    def of(self, parcel: Parcel) -> _Known:
+        """Of that one."""
+        known = self._last
+        if known is None or known.object_id != parcel.head.object_id:
+            known = self._last = _Known(parcel)
+        return known
+
+
+class _Known:
+    """Of one object, for conditions. It keeps the metadata, never the payload."""
+
+    def __init__(self, parcel: Parcel) -> None:
+        head = parcel.head
+        self.object_id: Final = head.object_id
+        self.size: Final = len(head.metadata) + head.payload_length
+        self.payload_type: Final = payload_type(parcel.payload)
+        self._metadata = bytes(head.metadata)
+        self._document: Element | None = None
+        self._said: dict[Predicate, bool] = {}
+
+    def says(self, predicate: Predicate) -> bool:
+        """Whether a predicate holds for its metadata, which is read once."""
+        said = self._said.get(predicate)
+        if said is None:
+            if self._document is None:
+                self._document = parse_metadata(self._metadata)
+            said = self._said[predicate] = predicate.matches(self._document)
+        return said
+
+
+class _ByObject:
+    """The settings for one object, where policies ask for its size or metadata."""
+
+    def __init__(
+        self, resolution: Resolution, of: Callable[[Resolution, Callable[[Node], bool]], GrantedQos], seen: _Seen
+    ) -> None:
+        self._resolution = resolution
+        self._residues = resolution.residues
+        self._of = of
+        self._seen = seen
+        self._known: dict[tuple[bool, ...], Settings] = {}
+        """By what holds."""
+        self._last: tuple[str, Settings] = ("", DEFAULT)
+
+    def __call__(self, parcel: Parcel) -> Settings:
+        last = self._last
+        if last[0] == parcel.head.object_id:
+            return last[1]
+        known = self._seen.of(parcel)
+        try:
+            holding = tuple(holds(node, known) for node in self._residues)
+        except JbiError:  # its metadata can't be read: nothing is said of them
+            holding = (False,) * len(self._residues)
+        settings = self._known.get(holding)
+        if settings is None:
+            if len(self._known) >= TYPES_MOST:
+                self._known = {}
+            which = dict(zip(self._residues, holding, strict=True))
+            settings = self._known[holding] = self._of(self._resolution, which.__getitem__).settings
+        self._last = (known.object_id, settings)
+        return settings
+
+
+class _ByType:
+    """The settings for one object, where the contract does not say of which type its objects are: a class for each."""
+
+    def __init__(self, kind: _Class, decide: Callable[[str, Bound], bool], seen: _Seen, now: float) -> None:
+        self._kind = kind
+        self._policies = kind.policies
+        self._decide = decide
+        self._seen = seen
+        self._now = now
+        self._known: dict[tuple[str, str], _Class] = {}
+
+    def __call__(self, parcel: Parcel) -> Settings:
+        head = parcel.head
+        found = self._known.get((head.type_name, head.type_version))
+        if found is None:
+            found = self._of(head.type_name, head.type_version)
+        return found.granted.settings if found.by_object is None else found.by_object(parcel)
+
+    def _of(self, name: str, version: str) -> _Class:
+        facts = dataclasses.replace(self._kind.facts, type=(name,), version=(version,))
+        kind = _Class(facts, self._kind.wish, self._kind.shapes)
+        kind.resolve(self._policies, self._now)
+        kind.settle(self._decide, self._seen, self._now)
+        if len(self._known) >= TYPES_MOST:
+            self._known = {}
+        self._known[name, version] = kind
+        return kind
+
+
+def payload_type(payload: Part) -> str:
+    """What a payload is by its first bytes, as a media type (RFC 2046); "" for none."""
+    start = bytes(memoryview(payload)[:SNIFFED])
+    if not start:
+        return ""
+    known = (
+        (b"\xff\xd8\xff", "image/jpeg"), (b"\x89PNG\r\n\x1a\n", "image/png"), (b"GIF8", "image/gif"),
+        (b"%PDF-", "application/pdf"), (b"PK\x03\x04", "application/zip"), (b"\x1f\x8b", "application/gzip"),
+    )  # fmt: skip
+    for magic, name in known:
+        if start.startswith(magic):
+            return name
+    if start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"<":
+        return "application/xml"
+    try:
+        start.decode()
+    except UnicodeDecodeError as exc:
+        if exc.start < len(start) - 3 or len(start) < SNIFFED:  # else a sign was cut
+            return "application/octet-stream"
+    return "application/octet-stream" if b"\0" in start else "text/plain"
+
+
+def still_holds(test: Bound, value: float | None, was: bool | None, since: float, now: float) -> bool:
+    """Whether a test of a resource is taken to hold that was (None: not decided yet) since then."""
+    holds_now = test.of(value)
+    if was is None or value is None:
+        return holds_now
+    if holds_now == was or now - since < HOLD_SECONDS:
+        return was
+    return holds_now if holds_now else abs(value - test.limit) < MARGIN * test.limit
+
+
+class LocalManager:
+    """See the module. Safe from several threads; `_lock` covers classes and what was decided of resources."""
+
+    def __init__(
+        self,
+        component: str,
+        *,
+        installed: Callable[[Space], None] = lambda _space: None,
+        applied: Callable[[], None] = lambda: None,
+        measured: Callable[[str], Resources] = lambda _link: Resources(),  # nothing is known
+        claims: bool = True,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`component`: "name@location", or "peer"; `installed` is told what holds for the space, before contracts
+        follow it, `applied` when some of them have got something else; `measured`: what is known of a link, asked under
+        our lock; `claims`: whether what somebody says of himself counts."""
+        self.component = component
+        self._installed = installed
+        self._applied = applied
+        self._measured = measured
+        self._claims = claims
+        self._wall = wall
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
+        self._classes: dict[tuple[Facts, Wish], _Class] = {}
+        self._policies = NOTHING
+        self._seen = _Seen()
+        self._held: dict[tuple[str, Bound], tuple[bool, float]] = {}
+        """Of each test of a resource: whether it holds, and since when."""
+        self._asking = False
+        self._next_change = float("inf")
+        self._looked_at = wall()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"qos-{component}"[:40], daemon=True)
+        self._thread.start()
+
+    @property
+    def policies(self) -> PolicySet:
+        """Those in force."""
+        return self._policies
+
+    def contract(
+        self,
+        caller: Caller,
+        action: str,
+        type_name: str,
+        version: str,
+        delivery: str,
+        wish: Wish,
+        changed: Changed | None = None,
+    ) -> tuple[Contract, GrantedQos]:
+        """A contract opens. Raises ConfigurationError for a wish that makes no sense, QosDeniedError."""
+        shapes = checked_wish(wish)
+        facts = facts_of(
+            caller, action, type_name, version, delivery=delivery, component=self.component,
+            attributes=wish.attributes, claims=self._claims,
+        )  # fmt: skip
+        key = (facts, _hashable(wish))
+        with self._lock:
+            kind = self._classes.get(key)
+            if kind is None:
+                kind = _Class(facts, wish, shapes)
+                self._refresh(kind, self._wall())
+            given = demanded(wish, kind.granted)
+            self._classes[key] = kind
+            contract = _Held(kind, changed)
+            kind.contracts[contract] = None
+        return contract, given
+
+    def granted(self, contract: Contract) -> GrantedQos:
+        """What a contract has got by now."""
+        return contract.kind.granted if isinstance(contract, _Held) else GrantedQos()
+
+    def close(self, contract: Contract) -> None:
+        """It is over. Safe to repeat."""
+        if not isinstance(contract, _Held):
+            return
+        with self._lock:
+            kind = contract.kind
+            kind.contracts.pop(contract, None)
+            if not kind.contracts:
+                self._classes.pop((kind.facts, _hashable(kind.wish)), None)
+
+    def install(self, policies: PolicySet) -> None:
+        """Other policies are in force, for contracts that stand as well."""
+        with self._lock:
+            if policies == self._policies:
+                return
+            self._policies = policies
+            self._next_change = policies.next_change(self._wall())
+        self._installed(policies.space)
+        self._resolve_all()
+
+    def _resolve_all(self) -> None:
+        """All classes, one by one: others get in between."""
+        with self._lock:
+            classes = list(self._classes.values())
+        now = self._wall()
+        for kind in classes:
+            with self._lock:
+                told = self._apply(kind) if self._refresh(kind, now) else self._put(kind)
+            _tell(told)
+        self._applied()
+        with self._lock:
+            self._news.notify_all()
+
+    def _refresh(self, kind: _Class, now: float) -> bool:
+        """Under the lock: resolve a class; whether it gets something else."""
+        kind.resolve(self._policies, now)
+        return kind.settle(self._decide, self._seen, now)
+
+    def _apply(self, kind: _Class) -> list[tuple[Changed, GrantedQos]]:
+        """Under the lock: what its contracts have from now on; who is to be told."""
+        self._put(kind)
+        return [(held.changed, kind.granted) for held in kind.contracts if held.changed is not None]
+
+    def _put(self, kind: _Class) -> list[tuple[Changed, GrantedQos]]:
+        settings, by_object = kind.granted.settings, kind.by_object
+        for held in kind.contracts:
+            held.settings = settings
+            held.by_object = by_object
+        return []
+
+    # -- resources and time -------------------------------------------------------------------------------------
+
+    def _decide(self, link: str, test: Bound) -> bool:
+        """Whether a test of a resource holds, as it was found out last; now, if it is asked for the first time."""
+        with self._lock:
+            known = self._held.get((link, test))
+            if known is None:
+                value = getattr(self._measured(link), test.name)
+                known = self._held[link, test] = still_holds(test, value, None, 0.0, 0.0), self._clock()
+                self._asking = True
+                self._news.notify_all()
+            return known[0]
+
+    def tick(self) -> None:
+        """Look at the resources that somebody asks for."""
+        now = self._clock()
+        with self._lock:
+            classes = {kind: set(kind.asks()) for kind in self._classes.values()}
+            asked = set().union(*classes.values()) if classes else set()
+            # what types of contracts that name none ask for is found out when an object of them comes
+            asked |= self._held.keys() if any(isinstance(k.by_object, _ByType) for k in classes) else set()
+            self._held = {key: self._held[key] for key in asked if key in self._held}
+            self._asking = bool(asked)
+            links = {link: self._measured(link) for link in {link for link, _ in asked}}
+            flipped = set()
+            for link, test in asked:
+                was, since = self._held.get((link, test), (None, 0.0))
+                is_so = still_holds(test, getattr(links[link], test.name), was, since, now)
+                if is_so != was:
+                    self._held[link, test] = is_so, now
+                    flipped.add((link, test))
+            touched = [kind for kind, asks in classes.items() if asks & flipped or isinstance(kind.by_object, _ByType)]
+            told = []
+            for kind in touched if flipped else []:
+                told += self._apply(kind) if kind.settle(self._decide, self._seen, self._wall()) else self._put(kind)
+        _tell(told)
+        if flipped:
+            self._applied()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            with guarded("contracts"):
+                self.look()
+            with self._news:
+                if not self._stopping:
+                    self._news.wait(self._wait())
+
+    def _wait(self) -> float | None:
+        """Under the lock: seconds until something may have changed by itself; None: never."""
+        if self._asking:
+            return TICK_SECONDS
+        return CLOCK_SECONDS if self._next_change < float("inf") else None
+
+    def look(self) -> None:
+        """Whether the time of a policy has come or gone, or resources have changed."""
+        now = self._wall()
+        if now >= self._next_change or now < self._looked_at:
+            self._next_change = self._policies.next_change(now)
+            self._resolve_all()
+        self._looked_at = now
+        if self._asking:
+            self.tick()
+
+    def explain(self, facts: Facts, wish: Wish | None = None) -> dict[str, Any]:
+        """What such a contract gets now, and why, as plain data; what policies ask of objects is not decided."""
+        link = self._policies.resolve(facts, now=self._wall()).link
+
+        def holds_now(node: Node) -> bool:
+            return about_resources(node, lambda test: self._decide(link, test)) is True
+
+        return self._policies.explained(facts, now=self._wall(), holds=holds_now, wish=wish)
+
+    def explain_contract(self, contract: Contract) -> dict[str, Any]:
+        """The same of one that stands."""
+        if not isinstance(contract, _Held):
+            return {}
+        return self.explain(contract.kind.facts, contract.kind.wish)
+
+    # -- for people ---------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        with self._lock:
+            levels = Counter[int]()
+            for kind in self._classes.values():
+                levels[kind.granted.settings.importance] += len(kind.contracts)
+            policies, classes = self._policies, len(self._classes)
+        return {
+            "policies": len(policies.rules),
+            "version": policies.version,
+            "digest": policies.digest[:16] if not policies.is_empty else "",
+            "strategy": policies.space.strategy.name,
+            "shaping": policies.space.shaping,
+            "classes": classes,
+            "contracts": {str(level): count for level, count in sorted(levels.items())},
+        }
+
+    def stop(self) -> None:
+        """End the thread. Safe to repeat."""
+        with self._news:
+            self._stopping = True
+            self._news.notify_all()
+        self._thread.join(5.0)
+
+
+def _tell(told: list[tuple[Changed, GrantedQos]]) -> None:
+    for changed, given in told:
+        with guarded("telling of a contract"):
+            changed(given)
+
+
+def _hashable(wish: Wish) -> Any:
+    """A wish as a key: its attributes are facts already."""
+    return msgspec.structs.astuple(wish)[:-1]

@@ -1,0 +1,248 @@
+"""What is in force for contracts: resolved when they open, followed when anything changes, decided per object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.core.errors import ConfigurationError, QosDeniedError
+from jbi_pubsub.core.info_object import Head, Parcel, numbered, pack, prefix_of
+from jbi_pubsub.core.quality import Contract, GrantedQos, Rate, Resources, Settings, Space, Wish, unmanaged
+from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.policy import condition
+from jbi_pubsub.policy.condition import Bound
+from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.qos.local import LocalManager, payload_type, still_holds
+
+ALICE = Caller("10.1.2.3:1", user="alice", claimed=True, client="desk", role="watch")
+P = '[[policy]]\nname = "{}"\n'
+IMAGES = '[[policy]]\nname = "images"\ntype = "uav.imagery"\nimportance = 2\n'
+
+
+class World:
+    """A manager with clocks and resources that stand still until they are told otherwise."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.wall, self.now = 1_000_000.0, 0.0
+        self.resources = Resources()
+        self.spaces: list[Space] = []
+        self._stack = stack
+        self.local = self.make()
+
+    def make(self, **options: Any) -> LocalManager:
+        """Another manager."""
+        made = LocalManager(
+            "alpha@rome", installed=self.spaces.append, measured=lambda _link: self.resources,
+            wall=lambda: self.wall, clock=lambda: self.now, **options,
+        )  # fmt: skip
+        self._stack.callback(made.stop)
+        return made
+
+    def install(self, text: str) -> None:
+        """Other policies."""
+        self.local.install(PolicySet.parse(text))
+
+    def open(
+        self, caller: Caller = ALICE, type_name: str = "uav.imagery", changed: Any = None, **wish: Any
+    ) -> tuple[Contract, GrantedQos]:
+        """A subscription's contract."""
+        version = "1.0" if type_name else ""
+        return self.local.contract(caller, "subscribe", type_name, version, "queue", Wish(**wish), changed)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(stack)
+
+
+def parcel(number: int = 1, *, size: int = 100, area: str = "Kabul", type_name: str = "uav.imagery") -> Parcel:
+    """An object."""
+    uid = "registration-" + "0" * 32
+    metadata = f"<a><Area>{area}</Area></a>".encode()
+    head = Head(numbered(prefix_of(uid), number), uid, number, 0.0, type_name, "1.0", metadata, size)
+    return pack(head, b"\xff\xd8\xff" + b"x" * (size - 3))
+
+
+def test_a_contract_gets_what_policies_say_and_follows_them(world: World) -> None:
+    # Given a contract without policies
+    contract, got = world.open()
+    assert (contract.settings, got) == (Settings(), GrantedQos())
+    # When policies come
+    world.install(IMAGES)
+    # Expect what they say, for contracts that stand and for new ones, who share it
+    assert contract.settings.importance == world.open()[0].settings.importance == 2
+    assert contract.settings is world.open()[0].settings
+    # When they go
+    world.install("")
+    assert contract.settings.importance == 3
+    assert world.local.status()["contracts"] == {"3": 3}
+    world.local.close(contract)
+    world.local.close(contract)
+    assert world.local.status()["contracts"] == {"3": 2}
+
+
+def test_a_contract_that_has_ended_follows_nothing(world: World) -> None:
+    contract, _ = world.open()
+    world.local.close(contract)
+    assert world.local.status()["classes"] == 0
+    world.install(IMAGES)
+    assert contract.settings.importance == 3
+
+
+def test_what_changes_is_told_once_and_only_if_it_is_another(world: World) -> None:
+    told: list[GrantedQos] = []
+    world.install(IMAGES)
+    world.open(changed=told.append, importance=5)
+    world.install(IMAGES + P.format("other") + 'type = "t"\nimportance = 1\n')
+    assert told == []
+    world.install(IMAGES.replace("2", "4"))
+    assert [(each.settings.importance, each.reduced[0].policy) for each in told] == [(4, "images")]
+
+
+def test_roles_and_claims(world: World) -> None:
+    world.install(
+        P.format("r") + 'role = "watch"\nimportance = 5\n' + P.format("a") + 'user = "alice"\ndeadline = "5 s"\n'
+    )
+    assert world.open()[0].settings == Settings(importance=5, deadline=5.0)
+    # When the file knows the user's duty, it wins over what he says
+    world.install(P.format("r") + 'role = "watch"\nimportance = 5\n[role]\nalice = "off"\n')
+    assert world.open()[0].settings.importance == 3
+    # Expect claims not to count where they are not trusted, and an identity to win over a claim
+    world.local = world.make(claims=False)
+    world.install(P.format("a") + 'user = "alice"\nimportance = 5\n')
+    assert world.open()[0].settings.importance == 3
+    assert world.open(Caller("10.1.2.3:1", identity="alice"))[0].settings.importance == 5
+    assert world.open(Caller("10.1.2.3:1", identity="bob", user="alice", claimed=True))[0].settings.importance == 3
+
+
+def test_time_comes_and_goes_without_anybody_s_doing(world: World, eventually: Callable[..., None]) -> None:
+    world.install(IMAGES + "from = 1970-01-12T13:46:50Z\nuntil = 1970-01-12T13:47:00Z\n")  # 1,000,010 and 1,000,020
+    contract, _ = world.open()
+    seen = []
+    for wall in (1_000_000.0, 1_000_010.0, 1_000_019.0, 1_000_020.0, 1_000_011.0):  # the last: the clock is set back
+        world.wall = wall
+        world.local.look()
+        seen.append(contract.settings.importance)
+    assert seen == [3, 2, 2, 3, 2]
+    # Expect the manager's own thread to look as well
+    world.wall = 1_000_030.0
+    eventually(lambda: contract.settings.importance == 3, timeout=5.0)
+
+
+def test_a_test_of_a_resource_has_hysteresis() -> None:
+    test = Bound("bandwidth", "resource", "<", 100.0)
+    assert still_holds(test, 99.0, None, 0.0, 0.0)
+    assert not still_holds(test, None, True, 0.0, 0.1)  # not known any more
+    assert not still_holds(test, 99.0, False, 0.0, 0.9)  # held for a second
+    assert still_holds(test, 99.0, False, 0.0, 1.0)
+    assert still_holds(test, 109.0, True, 0.0, 5.0)  # missed by less than a tenth
+    assert not still_holds(test, 111.0, True, 0.0, 5.0)
+
+
+def test_conditions_on_resources_swap_settings_by_a_tick(world: World) -> None:
+    world.install(IMAGES + P.format("narrow") + "when = \"bandwidth < '400 kbps'\"\nprecedence = 1\nimportance = 1\n")
+    contract, _ = world.open()
+    seen = []
+    for now, bandwidth in ((1, None), (2, 40_000.0), (2.5, 90_000.0), (4, 52_000.0), (5, 90_000.0)):
+        world.now, world.resources = float(now), Resources(bandwidth=bandwidth)
+        world.local.tick()
+        seen.append(contract.settings.importance)
+    assert seen == [2, 1, 1, 1, 2]
+
+
+def test_conditions_on_objects_are_decided_per_object_and_no_policy_is_parsed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.install(
+        IMAGES
+        + P.format("large") + "when = \"size > '50 KB'\"\nprecedence = 1\nimportance = 1\n"
+        + P.format("Kabul") + "when = \"metadata(\\\"//Area='Kabul'\\\")\"\nprecedence = 2\nimportance = 5\n"
+        + P.format("jpeg") + "when = \"payload_type == 'image/jpeg'\"\ndeadline = '5 s'\n"
+    )  # fmt: skip
+    contract, _ = world.open()
+    parsed: list[str] = []
+    monkeypatch.setattr(condition.ast, "parse", parsed.append)
+    for number in range(1, 10_001):
+        size, area = (60_000 if number % 2 else 100), "Kabul" if number % 3 else "Rome"
+        got = contract.of(parcel(number, size=size, area=area))
+        expected = 5 if area == "Kabul" else 1 if size > 50_000 else 2
+        assert (got.importance, got.deadline) == (expected, 5.0)
+    assert not parsed
+    assert contract.settings == Settings(importance=2)
+
+
+def test_a_contract_without_a_type_gets_what_holds_for_the_type_of_each_object(world: World) -> None:
+    contract, _ = world.open(type_name="")
+    assert contract.by_object is None  # nothing asks for a type: it costs nothing
+    world.install(IMAGES)
+    assert contract.of(parcel(1)).importance == 2
+    assert contract.of(parcel(2, type_name="t")).importance == 3
+    world.install(IMAGES.replace("2", "4") + P.format("n") + 'type = "t"\nwhen = "cpu > \'50 %\'"\nimportance = 1\n')
+    assert [contract.of(parcel(n, type_name=t)).importance for n, t in ((3, "uav.imagery"), (4, "t"))] == [4, 3]
+    world.now, world.resources = 5.0, Resources(cpu=0.9)
+    world.local.tick()
+    assert contract.of(parcel(5, type_name="t")).importance == 1
+
+
+def test_what_is_required_and_not_granted_is_an_error(world: World) -> None:
+    world.install(IMAGES)
+    with pytest.raises(QosDeniedError) as caught:
+        world.open(importance=5, require=("importance",))
+    assert caught.value.facts == {"field": "importance", "policy": "images"}
+    assert world.local.status()["classes"] == 0
+    contract, got = world.open(
+        importance=1, deadline=3.0, max_rate=8_000.0, shape=("scale 0.5",), require=("deadline",)
+    )
+    assert contract.settings == got.settings
+    assert (got.settings.importance, got.settings.deadline, got.settings.max_rate) == (1, 3.0, Rate(8_000.0))
+    assert got.reduced == ()
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        Wish(importance=99), Wish(deadline=float("nan")), Wish(max_rate=float("inf")), Wish(max_size=0),
+        Wish(deadline=-1.0), Wish(shape=("explode",)), Wish(shape=("grey",) * 9), Wish(replace="x" * 201),
+        Wish(attributes={str(n): "" for n in range(1_000_000)}), Wish(attributes={"a": "x" * 201}),
+        Wish(require=("speed",)), Wish(require=("deadline",)),
+    ],
+)  # fmt: skip
+def test_a_wish_that_makes_no_sense_is_refused_with_and_without_quality_of_service(world: World, wish: Wish) -> None:
+    with pytest.raises(ConfigurationError):
+        world.local.contract(ALICE, "subscribe", "t", "1", "queue", wish)
+    with pytest.raises(ConfigurationError):
+        unmanaged(wish)
+
+
+def test_without_quality_of_service_nothing_is_granted_and_that_is_said() -> None:
+    got = unmanaged(Wish(importance=5, deadline=3.0))
+    assert (got.settings, [each.field for each in got.reduced]) == (Settings(), ["importance", "deadline"])
+    with pytest.raises(QosDeniedError):
+        unmanaged(Wish(deadline=3.0, require=("deadline",)))
+    assert unmanaged(Wish()) == GrantedQos()
+
+
+def test_the_space_is_installed_before_contracts_follow(world: World) -> None:
+    world.install(
+        '[space]\nstrategy = "strict"\n[[link]]\nname = "l"\nmembers = "client == \'desk\'"\nrate = "8 kbps"\n'
+    )
+    assert (world.spaces[-1].strategy.name, world.spaces[-1].links[0].rate) == ("strict", 1_000.0)
+    assert world.open()[0].settings.link == "l"
+    assert world.open(Caller("10.0.0.1:1"))[0].settings.link == ""
+
+
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        (b"", ""), (b"\x89PNG\r\n\x1a\n..", "image/png"), (b" <a/>", "application/xml"),
+        ("é".encode() * 400, "text/plain"),
+        (b"\xff\xfe\x00", "application/octet-stream"), (b"a\0b", "application/octet-stream"),
+        (b"%PDF-1", "application/pdf"),
+    ],
+)  # fmt: skip
+def test_payloads_are_told_by_their_first_bytes(payload: bytes, told: str) -> None:
+    assert payload_type(payload) == told

@@ -1,0 +1,265 @@
+"""What subscribers and publishers wish for, what they are granted, and what they are told, over real connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub import GrantedQos, Wish
+from jbi_pubsub.cli.app import run
+from jbi_pubsub.core.config import ClientSection, PadSection, PolicySection, QosSection
+from jbi_pubsub.core.errors import ConfigurationError, QosDeniedError
+from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
+from jbi_pubsub.core.quality import Settings
+from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.policy import manager
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+IMAGERY = f'[[policy]]\nname = "imagery"\ntype = "{TYPE}"\nimportance = {{}}\n'
+
+
+@dataclass
+class Heard:
+    """A listener that keeps what it is told."""
+
+    granted: list[GrantedQos] = field(default_factory=list)
+    objects: int = 0
+
+    def arrived(self, _subscription: str, _obj: InfoObject) -> None:
+        self.objects += 1
+
+    def lost(self, _subscription: str, _notice: LossNotice) -> None:
+        """Not asked for."""
+
+    def qos_changed(self, _subscription: str, granted: GrantedQos) -> None:
+        self.granted.append(granted)
+
+
+@pytest.fixture
+def rules(federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The policy file of all delegates and peer publishers of the federation, who manage quality of service."""
+    monkeypatch.setattr(manager, "LOOK_SECONDS", 0.05)
+    path = tmp_path / "policy.toml"
+    path.write_text(IMAGERY.format(2))
+    federation.config = msgspec.structs.replace(
+        federation.config, policy=PolicySection(file=str(path)), qos=QosSection(mode="on")
+    )
+    return path
+
+
+def importance(pad: DisseminationServer) -> list[int]:
+    """Of all subscriptions and registrations of a delegate."""
+    delegate = pad.delegate
+    contracts = [each.contract for each in (*delegate._subscriptions.values(), *delegate._registrations.values())]
+    return sorted(contract.settings.importance for contract in contracts if contract is not None)
+
+
+def test_a_wish_is_answered_and_followed_while_it_stands(
+    federation: Any, rules: Path, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate with a policy, a publisher, and a subscriber who wishes for more than it says
+    pad = federation.pad()
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    subscriber = federation.subscriber()
+    heard = Heard()
+    uid = subscriber.register_subscriber(
+        type_name=TYPE, version="1.0", listener=heard, qos=Wish(importance=4, deadline=60.0, require=("deadline",))
+    )
+    subscriber.wait_matched(uid)
+    # Expect what is granted, and what is less by which policy
+    (got,) = subscriber.qos(uid).values()
+    assert (got.settings.importance, got.settings.deadline) == (2, 60.0)
+    assert [(each.field, each.policy) for each in got.reduced] == [("importance", "imagery")]
+    assert importance(pad) == [2, 2]
+    assert pad.status()["qos"]["policy"]["contracts"] == {"2": 2}
+    # When the policy changes while they stand
+    rules.write_text(IMAGERY.format(4))
+    eventually(lambda: heard.granted, timeout=5.0)
+    # Expect it to be in force for both, and the listener to be told once, and nothing to be lost or repeated
+    assert [(each.settings.importance, each.reduced) for each in heard.granted] == [(4, ())]
+    assert next(iter(subscriber.qos(uid).values())).settings.importance == 4
+    assert importance(pad) == [4, 4]
+    publisher.publish(registration, figures.figure_1)
+    publisher.flush()
+    eventually(lambda: heard.objects == 1)
+    # When the file is broken: what was in force stays, and the status says where it is broken
+    rules.write_text(IMAGERY.format(9))
+    eventually(lambda: pad.status()["qos"]["policy"]["fault"], timeout=5.0)
+    assert "policy.toml:4:14: importance: '9'" in pad.status()["qos"]["policy"]["fault"]
+    assert importance(pad) == [4, 4]
+    # When they end, so do their contracts
+    subscriber.cancel_subscription(uid)
+    publisher.unregister_publisher(registration)
+    eventually(lambda: pad.status()["qos"]["policy"]["contracts"] == {}, timeout=5.0)
+
+
+def test_what_is_required_and_not_granted_is_refused_until_the_policy_grants_it(
+    federation: Any, rules: Path, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a publisher who requires what is not granted
+    pad = federation.pad()
+    publisher = federation.light()
+    delegate = publisher.connect_to_delegate("alpha", "rome")
+    with pytest.raises(QosDeniedError) as caught:
+        publisher.register_publisher(
+            delegate, figures.schema, figures.figure_2, qos=Wish(importance=5, require=("importance",))
+        )
+    assert caught.value.facts == {"field": "importance", "policy": "imagery"}
+    assert pad.status()["registrations"] == []
+    # And a subscriber who does
+    figures.register(federation.light())
+    subscriber = federation.subscriber()
+    wish = Wish(importance=5, require=("importance",))
+    uid = subscriber.register_subscriber(type_name=TYPE, version="1.0", qos=wish)
+    eventually(lambda: subscriber.losses(uid).get(Cause.REFUSED), timeout=5.0)
+    with pytest.raises(QosDeniedError):
+        subscriber.qos(uid)
+    assert "is required" in str(subscriber.status()["sessions"][0]["refused"])
+    # When the policy grants it
+    rules.write_text(IMAGERY.format(5))
+    # Expect it to stand without anybody's asking anew
+    assert subscriber.wait_matched(uid, timeout=10.0) == 1
+    assert next(iter(subscriber.qos(uid).values())).reduced == ()
+
+
+def test_without_quality_of_service_a_wish_is_told_that_it_is_not_granted(
+    federation: Any, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    pad = federation.pad()
+    figures.register(federation.light())
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, version="1.0", qos=Wish(importance=5))
+    plain = subscriber.register_subscriber(type_name=TYPE, version="1.0")
+    assert subscriber.wait_matched(uid) == subscriber.wait_matched(plain) == 1
+    (got,) = subscriber.qos(uid).values()
+    assert (got.settings, [each.field for each in got.reduced]) == (Settings(), ["importance"])
+    assert list(subscriber.qos(plain).values()) == [GrantedQos()]
+    assert [each.contract for each in pad.delegate._subscriptions.values()] == [None, None]
+    required = subscriber.register_subscriber(
+        type_name=TYPE, version="1.0", qos=Wish(deadline=5.0, require=("deadline",))
+    )
+    eventually(lambda: subscriber.losses(required).get(Cause.REFUSED), timeout=5.0)
+    with pytest.raises(QosDeniedError):
+        subscriber.qos(required)
+    with pytest.raises(ConfigurationError, match="deadline nan"):
+        subscriber.register_subscriber(type_name=TYPE, qos=Wish(deadline=float("nan")))
+
+
+def test_what_an_application_says_of_its_user_counts_for_importance_and_for_no_right(
+    federation: Any, rules: Path, figures: Any
+) -> None:
+    # Given policies and access rules about users and duties
+    text = (
+        '[[policy]]\nname = "watch"\nrole = "watch"\naction = "subscribe"\nimportance = 5\n'
+        '[[policy]]\nname = "alice"\nuser = "alice"\naction = "publish"\nimportance = 4\n'
+        '[[access]]\n[[access]]\nuser = "alice"\nallow = false\n'
+    )
+    rules.write_text(text)
+    federation.config = msgspec.structs.replace(federation.config, client=ClientSection(user="alice", role="watch"))
+    pad = federation.pad()
+    # When alice comes, without a certificate
+    figures.register(federation.light())
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, version="1.0")
+    # Expect her to be let in, as the rule is about those who have proven to be alice, and to be ranked as she says
+    assert subscriber.wait_matched(uid) == 1
+    assert importance(pad) == [4, 5]
+
+
+def test_a_peer_publisher_s_own_contracts_follow_policies_as_well(
+    federation: Any, rules: Path, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    rules.write_text(
+        IMAGERY.format(2) + '[[policy]]\nname = "peers"\ndelivery = "peer"\nprecedence = 1\nimportance = 1\n'
+    )
+    peer = federation.peer()
+    with pytest.raises(QosDeniedError):
+        peer.register_publisher(figures.schema, figures.figure_2, qos=Wish(importance=5, require=("importance",)))
+    registration = peer.register_publisher(figures.schema, figures.figure_2, qos=Wish(deadline=9.0))
+    contract = peer._publications[registration][1].contract
+    assert (contract.settings.importance, contract.settings.deadline) == (1, 9.0)
+    rules.write_text(IMAGERY.format(4))
+    eventually(lambda: contract.settings.importance == 4, timeout=5.0)
+
+
+def test_mail_has_contracts_of_its_own_which_outlive_a_restart(
+    federation: Any, rules: Path, figures: Any, tmp_path: Path
+) -> None:
+    # Given a delegate that keeps e-mail subscriptions, and one that requires what is granted
+    rules.write_text('[[policy]]\nname = "mail"\ndelivery = "mail"\nimportance = 2\ndeadline = "5 min"\n')
+    config = msgspec.structs.replace(federation.config, pad=PadSection(state=str(tmp_path / "state")))
+    pad = federation.pad(config=config)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(
+        type_name=TYPE, recipients=["ops@example.org"], qos=Wish(importance=2, deadline=60.0, require=("importance",))
+    )
+    assert subscriber.wait_matched(uid) == 1
+    (subscription,) = pad.delegate._subscriptions.values()
+    assert subscription.contract is not None
+    assert (subscription.contract.settings.importance, subscription.contract.settings.deadline) == (2, 60.0)
+    # When it comes back under rules that would refuse it
+    pad.stop(0.5)
+    rules.write_text('[[policy]]\nname = "mail"\ndelivery = "mail"\nimportance = 1\n')
+    again = federation.pad("beta", config=config)
+    # Expect it to stand, with what there is
+    (subscription,) = again.delegate._subscriptions.values()
+    assert subscription.contract is not None
+    assert subscription.contract.settings.importance == 1
+
+
+def test_a_running_server_says_why_a_contract_has_what_it_has(
+    federation: Any, rules: Path, figures: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pad = federation.pad()
+    registration = figures.register(federation.light())
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, version="1.0", qos=Wish(importance=4))
+    assert subscriber.wait_matched(uid) == 1
+    for asked in (
+        ("--subscription", uid), ("--subscription", registration), ("--action", "subscribe", "--type", TYPE),
+    ):  # fmt: skip
+        with suppress(SystemExit):
+            run(("policy", "explain", "--at", pad.address, *asked))
+        said = capsys.readouterr()
+        assert 'importance 2, by policy "imagery"' in said.out, said
+        assert ('less importance than wished, by policy "imagery"' in said.out) is (uid in asked)
+    assert run(("policy", "explain", "--at", pad.address, "--subscription", "subscription-0")) != 0
+    assert "no subscription or registration" in capsys.readouterr().err
+
+
+def test_wishes_of_the_command_line(
+    federation: Any, rules: Path, figures: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation.pad()
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    lookup = f"lookup.locators={federation.config.lookup.locators[0]}"
+    set_up = (
+        "--set",
+        lookup,
+        "--set",
+        "lookup.multicast=false",
+        "--set",
+        f"lookup.groups={federation.config.lookup.groups[0]}",
+    )
+    subscribe = (*set_up, "subscribe", "--type", TYPE, "--timeout", "0.2")
+
+    def said(*wishes: str) -> str:
+        with suppress(SystemExit):
+            run((*subscribe, *(word for wish in wishes for word in ("--wish", wish))))
+        return capsys.readouterr().err
+
+    assert 'importance 2 (by policy "imagery"), deadline 60.0, shape scale 0.5' in said(
+        "importance=4", "deadline=1 min", "shape=scale 0.5"
+    )
+    assert "is required, and not granted by policy 'imagery'" in said("importance=4", "require=importance")
+    assert "has no unit" in said("deadline=5")
+    assert "Did you mean 'deadline'?" in said("dedline=5 s")
+    publisher.unregister_publisher(registration)
