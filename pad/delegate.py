@@ -239,6 +239,8 @@ class Delegate:
             name=f"catch-up-{delegate_id[:8]}",
             seal=self._seals.seal if self._seals is not None else None,
         )
+        if self._quality is not None:
+            self._quality.watch(self._queued)
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
         for ended in self._mail.start():
@@ -380,6 +382,10 @@ class Delegate:
         delivery = "mail" if by_mail else "peer" if self._is_peer else "queue"
         told = changed if wish != Wish() else None
         return self._quality.opened(caller or self._own, action, type_.name, type_.version, delivery, wish, told)
+
+    def _queued(self) -> tuple[int, int]:
+        """Objects that wait in all queues, and their bytes."""
+        return sum(session.queued for session in list(self._sessions.values())), self._budget.used
 
     def _end_contract(self, contract: Contract | None) -> None:
         if self._quality is not None and contract is not None:

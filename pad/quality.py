@@ -80,6 +80,10 @@ class Quality(Protocol):
         a wish that makes no sense, QosDeniedError."""
         ...
 
+    def watch(self, queued: Callable[[], tuple[int, int]]) -> None:
+        """`queued` says how many objects, and bytes, wait in all queues: policies may ask for it."""
+        ...
+
     def granted(self, contract: Contract) -> GrantedQos:
         """What it has got by now."""
         ...

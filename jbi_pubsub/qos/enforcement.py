@@ -12,6 +12,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.manager import AccessManager
 from jbi_pubsub.qos.local import LocalManager
+from jbi_pubsub.qos.process import ProcessUse
 from jbi_pubsub.qos.tasks import TaskManager
 
 
@@ -29,6 +30,8 @@ class Enforcement:
             source = self._own = AccessManager(Path(config.policy.file), component=component, policies=True)
         self._source = source
         self.space = Space()
+        self._process = ProcessUse()
+        self._queued: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.local = LocalManager(
             component,
             installed=self._installed,
@@ -51,7 +54,13 @@ class Enforcement:
     def _measured(self, link: str) -> Resources:
         """What is known of a link, and of this process."""
         del link
-        return Resources()
+        memory, cpu = self._process.look()
+        queue, queue_bytes = self._queued()
+        return Resources(memory=memory, cpu=cpu, queue=queue, queue_bytes=queue_bytes)
+
+    def watch(self, queued: Callable[[], tuple[int, int]]) -> None:
+        """`queued` says how many objects, and bytes, wait in all queues."""
+        self._queued = queued
 
     def opened(
         self,

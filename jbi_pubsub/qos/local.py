@@ -105,9 +105,7 @@ class _Class:
         self.by_object = None
         if resolution.residues:
             self.by_object = _ByObject(resolution, self.of, seen)
-        if _knows_no_type(self.facts) and any(
-            "type" in rule.keys or "version" in rule.keys for rule in self.policies.rules
-        ):
+        if self.policies.asks_type and _knows_no_type(self.facts):
             self.by_object = _ByType(self, decide, seen, now)
         return _plain(before) != _plain(self.granted)
 
