@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
@@ -19,6 +21,7 @@ from jbi_pubsub.qos import measurement
 from jbi_pubsub.qos.bandwidth import BandwidthManager
 from jbi_pubsub.qos.local import LocalManager
 from jbi_pubsub.qos.meter import Meter, Meters, Monitor
+from jbi_pubsub.qos.process import ProcessUse
 from jbi_pubsub.qos.queue import LevelQueue, W
 from jbi_pubsub.qos.shaping import Shaper
 from jbi_pubsub.qos.tasks import TaskManager
@@ -45,6 +48,8 @@ class Enforcement:
         self._source = source
         self.space = Space()
         self.links = BandwidthManager(chunk=config.link.chunk)
+        self._process = ProcessUse()
+        self._queued: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.local = LocalManager(
             component,
             installed=self._installed,
@@ -73,7 +78,14 @@ class Enforcement:
 
     def _measured(self, link: str) -> Resources:
         """What is known of a link, and of this process."""
-        return self.links.resources(link)
+        memory, cpu = self._process.look()
+        queue, queue_bytes = self._queued()
+        known = self.links.resources(link)
+        return msgspec.structs.replace(known, memory=memory, cpu=cpu, queue=queue, queue_bytes=queue_bytes)
+
+    def watch(self, queued: Callable[[], tuple[int, int]]) -> None:
+        """`queued` says how many objects, and bytes, wait in all queues."""
+        self._queued = queued
 
     def strategy(self) -> Strategy:
         """How levels share what is short, now."""
@@ -101,6 +113,15 @@ class Enforcement:
     def granted(self, contract: Contract) -> GrantedQos:
         """What it has got by now."""
         return self.local.granted(contract)
+
+    def explain(self, caller: Caller, action: str, type_name: str, version: str) -> dict[str, Any]:
+        """What such a contract would get, and why, as plain data."""
+        claims = self._config.policy.trust_claims
+        return self.local.explain(facts_of(caller, action, type_name, version, component=self.component, claims=claims))
+
+    def explain_contract(self, contract: Contract) -> dict[str, Any]:
+        """What one that stands has got, and why, as plain data."""
+        return self.local.explain_contract(contract)
 
     def ended(self, contract: Contract) -> None:
         """Forget it."""
