@@ -286,10 +286,12 @@ class Pipeline:
             obj = published.unpacked()
             self._unpacked = published.head, obj
         payload = obj.payload if parcel is published else bytes(parcel.payload)
-        contract, deadline = subscription.contract, None
-        if contract is not None and contract.by_object is not None:
-            deadline = contract.of(published).deadline
-        if not self._mail.offer(subscription, obj, payload, deadline):  # cancelled since the match
+        contract = subscription.contract
+        if contract is None or contract.by_object is None:
+            is_taken = self._mail.offer(subscription, obj, payload)
+        else:
+            is_taken = self._mail.offer(subscription, obj, payload, contract.of(published).deadline)
+        if not is_taken:  # cancelled since the match
             self._mail_came_to_nothing(subscription)
 
     def _mail_came_to_nothing(self, subscription: Subscription) -> None:
