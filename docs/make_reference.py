@@ -9,7 +9,10 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import shutil
 import sys
+import tempfile
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +24,7 @@ import msgspec
 from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core import errors, info_object
-from jbi_pubsub.core.config import LookupSection, MetricsSection
+from jbi_pubsub.core.config import LookupSection, MetricsSection, PolicySection, QosSection
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.server import DisseminationServer
@@ -227,6 +230,13 @@ To watch first: `rate(jbi_lost_total[5m])` by cause, `jbi_queued_bytes` against 
 `jbi_mails_waiting`, `jbi_faults_total` (a fault in our code: report it), `jbi_lookup_store_fault`.
 """
 
+POLICIES: Final = """\
+[[link]]
+name = "satcom"
+rate = "10 Mbps"
+"""
+"""With these a delegate shows what it has of quality of service."""
+
 FAULTS: Final = ("jbi_faults_total", "counter", "where", "Steps of threads that failed unexpectedly")
 """Shown by each server as soon as there is one."""
 
@@ -282,7 +292,14 @@ def metrics_page() -> str:
 def shown() -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """The metrics of both servers, read over HTTP: name, kind, labels, meaning."""
     alone = LookupSection(port=0, multicast=False, locators=(), groups=("metrics",))
-    config = Config(lookup=alone, metrics=MetricsSection(port=0))
+    policies = Path(tempfile.mkdtemp(), "policy.toml")
+    policies.write_text(POLICIES)
+    config = Config(
+        lookup=alone,
+        metrics=MetricsSection(port=0),
+        policy=PolicySection(file=str(policies)),
+        qos=QosSection(mode="on"),
+    )
     server = LookupServer(config, Registrar(groups=alone.groups))
     server.start()
     config = msgspec.structs.replace(config, lookup=msgspec.structs.replace(alone, locators=(server.address,)))
@@ -297,10 +314,13 @@ def shown() -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
             subscriber.wait_matched(subscription)
             publisher.publish(registration, figure)
             subscriber.receive(subscription)
+            while not any(sample.name == "qos_delay_seconds" for sample in pad.samples()):
+                time.sleep(0.1)  # until it was added up
             return list(_scraped(server.metrics.port)), list(_scraped(pad.metrics.port))
     finally:
         pad.stop(0.5)
         server.stop()
+        shutil.rmtree(policies.parent)
 
 
 def _scraped(port: int) -> Iterator[tuple[str, ...]]:

@@ -106,7 +106,7 @@ def _qos_samples(qos: Mapping[str, Any], lost: Mapping[str, int]) -> Iterator[Sa
         for importance, waiting in enumerate(link.get("waiting_by_level", ()), 1):
             labels = (label, ("importance", str(importance)))
             yield Sample("qos_waiting", "gauge", meaning, waiting, labels)
-        yield Sample("qos_backlog", "gauge", "Objects that wait for the link", link.get("backlog", 0), (label,))
+        yield Sample("qos_backlog", "gauge", "Bytes that wait for the link", link.get("backlog", 0), (label,))
     for each in qos.get("types", ()):
         label = ("type", str(each["name"]))
         for name, kind, meaning in _QOS_TYPES:

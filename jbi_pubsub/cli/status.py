@@ -306,7 +306,8 @@ def _with_rates(
 def _besides(facts: Facts, *, whole: bool) -> list[tuple[str, str]]:
     """Numbers, texts and counters that no table of ours has a column for."""
     flat = (each for name in facts if name not in _TOLD for each in _flat(name, facts[name], 3))
-    return list(islice((each for each in flat if whole or not _is_usual(each[0])), MORE_MOST))
+    wrong = (each for each in _flat("qos", facts.get("qos"), 3) if each[0].endswith(".fault"))
+    return list(islice((*wrong, *(each for each in flat if whole or not _is_usual(each[0]))), MORE_MOST))
 
 
 def _is_usual(name: str) -> bool:

@@ -212,26 +212,33 @@ def subscriptions(seen: Seen) -> list[Table]:
     if known is None:
         return []
     titles = {s.id: s.title for s in seen.shot.servers}
+    is_managed = any(row.qos is not None for row, _ in known.rows)
     rows = [
         (
             row.uid, row.name, Told(rate or 0.0, rated(rate) if rate is not None else "-"),
             _count(row.delivered + row.mailed), _count(row.waiting), _count(sum(row.lost.values())),
-            *_contract(row.qos), titles.get(row.server, row.server), row.predicate,
+            *(_contract(row.qos) if is_managed else ()), titles.get(row.server, row.server), row.predicate,
         )
         for row, rate in sorted(known.rows, key=lambda each: (-(each[1] or 0.0), -each[0].delivered))
     ]  # fmt: skip
     of = f"{len(rows)} of {counted(known.total, 'subscription')}"
     silent = f"; not told by {', '.join(titles.get(s, s) for s in known.silent)}" if known.silent else ""
-    return [Table(_SUBSCRIPTIONS, rows, of + silent if known.looks else "asking")]
+    columns = (*_SUBSCRIPTIONS[:6], *(_CONTRACT if is_managed else ()), *_SUBSCRIPTIONS[6:])
+    return [Table(columns, rows, of + silent if known.looks else "asking")]
 
 
 _SUBSCRIPTIONS: Final = (
     Column("subscription", brief=True), Column("subscriber", long=True, spare=2), Column("per s", right=True),
     Column("delivered", right=True), Column("waiting", right=True), Column("lost", right=True),
-    Column("imp", right=True, spare=4), Column("deadline", right=True, spare=4),
-    Column("p95 delay", right=True, spare=4), Column("jitter", right=True, spare=5),
     Column("at", long=True, name=True, spare=1), Column("predicate", long=True, spare=3),
 )  # fmt: skip
+
+
+_CONTRACT: Final = (
+    Column("imp", right=True, spare=4), Column("deadline", right=True, spare=4),
+    Column("p95 delay", right=True, spare=4), Column("jitter", right=True, spare=5),
+)  # fmt: skip
+"""Behind the counts, where quality of service is managed."""
 
 
 def _contract(contract: ContractQuality | None) -> tuple[Told, ...]:
@@ -317,7 +324,7 @@ def _link_row(server: Server, link: LinkQuality) -> tuple[object, ...]:
     waiting = " ".join(f"{count:,}" for count in link.waiting_by_level[:LEVELS]) or "-"
     return (
         link.name or "(all others)", limit, estimate, Told(link.used, f"{sized(link.used)}/s"),
-        Told(link.busy, f"{link.busy:.0%}"), _count(link.backlog), waiting,
+        Told(link.busy, f"{link.busy:.0%}"), Told(link.backlog, sized(link.backlog)), waiting,
         Told(link.rtt_ms, f"{link.rtt_ms:,.0f} ms"), _count(link.retransmits), Told(link.pending, sized(link.pending)),
         server.title,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.cli.series import POINTS_MOST, show_series
 from jbi_pubsub.cli.show import View, places
 from jbi_pubsub.cli.top import PAGES, Look, Seen, lines_of, page_of
-from jbi_pubsub.core.config import QosSection
+from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.web.federation import Facts, Quality, Server, Snapshot, checked
@@ -42,7 +42,7 @@ TOLD: dict[str, Any] = {
     },
     "links": [
         {
-            "name": "satcom", "limit": 100_000.0, "estimate": None, "used": 99_000, "busy": 0.99, "backlog": 60,
+            "name": "satcom", "limit": 100_000.0, "estimate": None, "used": 99_000, "busy": 0.99, "backlog": 60_000,
             "waiting_by_level": [4, 3, 2, 1, 0], "rtt_ms": 620.0, "retransmits": 7, "pending": 12_000,
         }
     ],
@@ -76,7 +76,7 @@ def rows(page: str, number: int, told: dict[str, Any] | None) -> list[dict[str, 
 def test_links_and_bins_are_shown_with_what_is_in_force() -> None:
     [link] = rows("links", 0, TOLD)
     assert (link["link"], link["limit"], link["measured"], link["used"]) == ("satcom", "100 KB/s", "-", "99 KB/s")
-    assert (link["busy"], link["waiting"], link["ready 1-5"], link["rtt"]) == ("99%", "60", "4 3 2 1 0", "620 ms")
+    assert (link["busy"], link["waiting"], link["ready 1-5"], link["rtt"]) == ("99%", "60 KB", "4 3 2 1 0", "620 ms")
     important, least = rows("links", 1, TOLD)
     assert (important["importance"], important["bin"], important["waiting"], important["share"]) == (
         "5", "2", "3", "75.0%"
@@ -217,6 +217,20 @@ def test_commands_show_a_delegate_that_manages_quality(managed: Any, figures: An
     assert "did you mean shaping.shaped?" in str(wrong)
     for words in (["--csv"], ["--series", "x", "--watch"], ["--series", "x", "--csv", "--json"]):
         assert isinstance(said("status", server.address, *words).exception, ConfigurationError)
+
+
+def test_a_fault_of_the_policies_is_told_by_the_status(managed: Any, tmp_path: Any, eventually: Any) -> None:
+    # Given a delegate whose policy file is broken while it runs
+    path = tmp_path / "policy.toml"
+    path.write_text('[[policy]]\nname = "all"\nimportance = 2\n')
+    config = msgspec.structs.replace(managed.config, policy=PolicySection(file=str(path)))
+    server = managed.pad(config=config)
+    assert "qos.policy" not in said("status", server.address).output
+    path.write_text('[[policy]]\nname = "all"\nimportance = 9\n')
+    # Expect the status and the page of what is in force to say what is wrong, with its place
+    eventually(lambda: server.status()["qos"]["policy"]["fault"])
+    assert "policy.toml:3" in said("status", server.address).output
+    assert "policy.toml:3" in said("top", "links", "--once", "--every", "0.1", "--server", server.address).output
 
 
 def test_a_server_without_quality_has_no_series(federation: Any) -> None:
