@@ -715,7 +715,8 @@ class _ByContext:
         addresses = [text.partition("/")[0] for text in first.get("address", ("",))]
         found: dict[Rule, None] = {}
         for user, type_, address in itertools.islice(itertools.product(users, types, addresses), 64):
-            facts = Facts((user,), (), (), ("",), ("",), (address,), type=(type_,))
+            groups, roles = first.get("group", ()), first.get("role", ())
+            facts = Facts((user,), groups, roles, ("",), ("",), (address,), type=(type_,))
             found |= dict.fromkeys(self._index.about(facts))
         return iter(found)
 
