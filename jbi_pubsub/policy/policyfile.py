@@ -73,7 +73,7 @@ def policies_of(document: Document, people: People | None = None) -> PolicySet:
     reader = _Reader(document, people)
     rules = [*reader.policies(), *reader.missions()]
     _check_names(document, rules)
-    tables = {kind: value for kind, value in document.tables.items() if kind != "access"}
+    tables = {kind: value for kind, value in document.tables.items() if kind != "access" and value != []}
     links, space = reader.links(), reader.space()
     return PolicySet(
         rules if not document.errors else (),
@@ -761,7 +761,8 @@ def with_policies(policies: PolicySet, more: Sequence[Policy]) -> PolicySet:
     new = {policy.name: {"name": policy.name, **policy.said} for policy in more}
     standing = [table for table in policies.tables.get("policy", []) if table["name"] not in new]
     try:
-        text = dumped({**policies.tables, "policy": [*standing, *new.values()]})
+        both = [*standing, *new.values()]
+        text = dumped({**policies.tables, **({"policy": both} if both else {})})
         text.encode()
     except (TypeError, UnicodeEncodeError) as exc:
         raise PolicyError(
@@ -777,10 +778,10 @@ def dumped(tables: Mapping[str, Any]) -> str:
     """As TOML: tables that have a name of their own with headers, all others in line."""
     lines: list[str] = []
     for kind, value in tables.items():
-        if isinstance(value, list):
+        if _are_tables(value):
             for table in value:
                 _dump(lines, f"[[{_key(kind)}]]", table, kind)
-        elif kind == "preference":
+        elif kind == "preference" and _are_tables(list(value.values())):
             for name, table in value.items():
                 _dump(lines, f"[{kind}.{_key(name)}]", table, kind)
         else:
@@ -788,9 +789,13 @@ def dumped(tables: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
+def _are_tables(value: object) -> bool:
+    return isinstance(value, list) and len(value) > 0 and all(isinstance(each, dict) for each in value)
+
+
 def _dump(lines: list[str], header: str, table: Table, kind: str) -> None:
     lines += ([""] if lines else []) + [header]
-    apart = "policy" if kind == "template" else ""
+    apart = "policy" if kind == "template" and _are_tables(table.get("policy")) else ""
     lines += [f"{_key(key)} = {_dumped(value)}" for key, value in table.items() if key != apart]
     for inner in table.get(apart, []) if apart else []:
         _dump(lines, f"[[{kind}.{apart}]]", inner, "")
