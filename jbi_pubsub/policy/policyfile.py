@@ -7,6 +7,7 @@ passed over: what nobody reads is an error with its place and the nearest right 
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import importlib.resources
 import importlib.util
@@ -15,6 +16,7 @@ import json
 import math
 import re
 import time
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -769,6 +771,81 @@ def with_policies(policies: PolicySet, more: Sequence[Policy]) -> PolicySet:
             f"a policy that can't be written: {exc}", hint="Its values are those of a policy file"
         ) from exc
     return parse_policies(text, policies.name).of_version(policies.version)
+
+
+def changed(document: Document, key: str, value: object) -> str:
+    """The text of a file with another value, all else as it was: `key` is the file's own path, names in the place of
+    numbers: space.strategy, policy.BFTrack.importance, role."Patrol-1", mission."Route Irish".active. Raises
+    PolicyError."""
+    where, header = _path_of(document, key)
+    text, said = document.text, _dumped(value)
+    span = document.span(where)
+    if span is not None:
+        new = text[: span[0]] + said + text[span[1] :]
+    else:
+        line = f"{_key(str(where[-1]))} = {said}"
+        if _at(document.tables, where[:-1]) is None:
+            end = "" if text.endswith("\n") or not text else "\n"
+            new = f"{text}{end}\n{header}\n{line}\n"
+        else:
+            lines = text.split("\n")
+            lines.insert(document.key(where[:-1]).line, line)
+            new = "\n".join(lines)
+    with contextlib.suppress(tomllib.TOMLDecodeError):
+        if _at(tomllib.loads(new), where) == value:
+            return new
+    raise PolicyError(f"{key} can't be changed where its table is written in line", hint="Write it with a header")
+
+
+def _at(tables: Any, where: Where) -> Any:
+    """What stands there; None for nothing."""
+    for name in where:
+        if isinstance(tables, list) and isinstance(name, int) and name < len(tables):
+            tables = tables[name]
+        elif isinstance(tables, dict):
+            tables = tables.get(str(name))
+        else:
+            return None
+    return tables
+
+
+def _path_of(document: Document, key: str) -> tuple[Where, str]:
+    """Where a path leads, and the header of the table that is missing."""
+    names = _names_of(key)
+    kind = names[0] if names else ""
+    if kind in ("space", "group", "role") and len(names) == 2:
+        return tuple(names), f"[{kind}]"
+    if kind == "preference" and len(names) == 3:
+        if names[1] in built_in() and _at(document.tables, ("preference", names[1])) is None:
+            raise PolicyError(
+                f"preference {names[1]!r} is built in", hint=f"Write all of it under [preference.{names[1]}] first"
+            )
+        return tuple(names), f"[preference.{_key(names[1])}]"
+    if kind in ("policy", "link", "mission") and len(names) == 3:
+        tables = document.tables.get(kind, [])
+        named = [table.get("name") for table in tables]
+        if names[1] not in named:
+            raise PolicyError(f"no {kind} {names[1]!r}", hint=nearest(names[1], [str(name) for name in named if name]))
+        return (kind, named.index(names[1]), names[2]), ""
+    raise PolicyError(
+        f"{key!r} is no path of a policy file",
+        hint='For example space.strategy, policy.NAME.importance, link.NAME.rate, role."Patrol-1", mission.NAME.active',
+    )
+
+
+def _names_of(key: str) -> list[str]:
+    """The names of a path, as TOML reads them."""
+    try:
+        found: Any = tomllib.loads(f"{key} = 0")
+    except tomllib.TOMLDecodeError as exc:
+        hint = 'Names with other signs than letters, digits, - and _ stand in ": role."A b"'
+        raise PolicyError(f"{key!r} is no path of names with dots between", hint=hint) from exc
+    names = []
+    while isinstance(found, dict):
+        (name,) = found
+        names.append(name)
+        found = found[name]
+    return names
 
 
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
