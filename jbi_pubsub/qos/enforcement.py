@@ -12,7 +12,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.manager import AccessManager
 from jbi_pubsub.qos.local import LocalManager
-from jbi_pubsub.qos.process import ProcessUse
+from jbi_pubsub.qos.process import Losses, ProcessUse
 from jbi_pubsub.qos.tasks import TaskManager
 
 
@@ -32,6 +32,7 @@ class Enforcement:
         self.space = Space()
         self._process = ProcessUse()
         self._queued: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._losses: Losses | None = None
         self.local = LocalManager(
             component,
             installed=self._installed,
@@ -54,13 +55,16 @@ class Enforcement:
     def _measured(self, link: str) -> Resources:
         """What is known of a link, and of this process."""
         del link
+        asked = self.local.policies.asks
         memory, cpu = self._process.look()
-        queue, queue_bytes = self._queued()
-        return Resources(memory=memory, cpu=cpu, queue=queue, queue_bytes=queue_bytes)
+        queue, queue_bytes = (None, None) if asked.isdisjoint(("queue", "queue_bytes")) else self._queued()
+        loss = self._losses.look() if self._losses is not None and "loss" in asked else None
+        return Resources(memory=memory, cpu=cpu, queue=queue, queue_bytes=queue_bytes, loss=loss)
 
-    def watch(self, queued: Callable[[], tuple[int, int]]) -> None:
-        """`queued` says how many objects, and bytes, wait in all queues."""
+    def watch(self, queued: Callable[[], tuple[int, int]], counted: Callable[[], tuple[int, int]]) -> None:
+        """`queued` says how many objects, and bytes, wait in all queues; `counted` how many were matched, and lost."""
         self._queued = queued
+        self._losses = Losses(counted)
 
     def opened(
         self,

@@ -106,7 +106,7 @@ class _Class:
         self.by_object = None
         if resolution.residues:
             self.by_object = _ByObject(resolution, self.of, seen)
-        if self.policies.asks_type and _knows_no_type(self.facts):
+        if _knows_no_type(self.facts) and not self.policies.asks.isdisjoint(("type", "version")):
             self.by_object = _ByType(self, decide, seen, now)
         return _plain(before) != _plain(self.granted)
 

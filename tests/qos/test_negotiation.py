@@ -286,3 +286,28 @@ server.stop(0.1)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines() == ["[]", "[]"]
+
+
+def test_conditions_about_the_process_hold_when_it_is_so(
+    federation: Any, rules: Path, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given conditions that hold for any process, and one that holds when objects wait
+    always = "memory > '1 MB' and cpu < '5000 %' and loss < '1 %'"
+    rules.write_text(
+        f'[[policy]]\nname = "process"\nwhen = "{always}"\nimportance = 5\n'
+        '[[policy]]\nname = "queue"\nwhen = "queue > 2 and queue_bytes > \'1 KB\'"\nprecedence = 1\nimportance = 1\n'
+    )
+    pad = federation.pad()
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, version="1.0", bound=3)
+    assert subscriber.wait_matched(uid) == 1
+    eventually(lambda: importance(pad) == [5, 5], timeout=10.0)
+    # When three wait here, and three with an application that takes none; Expect it to hold
+    for _ in range(6):
+        publisher.publish(registration, figures.figure_1)
+    eventually(lambda: importance(pad) == [1, 1], timeout=10.0)
+    # and no more once they are taken
+    assert [subscriber.receive(uid) is not None for _ in range(6)] == [True] * 6
+    eventually(lambda: importance(pad) == [5, 5], timeout=10.0)
