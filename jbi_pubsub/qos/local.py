@@ -9,6 +9,7 @@ what they ask of objects is decided for each object, by conditions that were mad
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from collections import Counter
@@ -105,7 +106,7 @@ class _Class:
         self.by_object = None
         if resolution.residues:
             self.by_object = _ByObject(resolution, self.of, seen)
-        if self.policies.asks_type and _knows_no_type(self.facts):
+        if _knows_no_type(self.facts) and not self.policies.asks.isdisjoint(("type", "version")):
             self.by_object = _ByType(self, decide, seen, now)
         return _plain(before) != _plain(self.granted)
 
@@ -244,18 +245,19 @@ def payload_type(payload: Part) -> str:
     return "application/octet-stream" if b"\0" in start else "text/plain"
 
 
-def still_holds(test: Bound, value: float | None, was: bool | None, since: float, now: float) -> bool:
-    """Whether a test of a resource is taken to hold that was (None: not decided yet) since then."""
+def still_holds(test: Bound, value: float | None, was: bool, since: float, now: float) -> bool:
+    """Whether a test of a resource is taken to hold that was, or was not, since then."""
     holds_now = test.of(value)
-    if was is None or value is None:
-        return holds_now
+    if value is None:
+        return False
     if holds_now == was or now - since < HOLD_SECONDS:
         return was
     return holds_now if holds_now else abs(value - test.limit) < MARGIN * test.limit
 
 
 class LocalManager:
-    """See the module. Safe from several threads; `_lock` covers classes and what was decided of resources."""
+    """See the module. Safe from several threads; `_lock` covers classes and what was decided of resources. Who holds it
+    calls nobody: contracts are asked about objects with locks of queues held."""
 
     def __init__(
         self,
@@ -269,8 +271,8 @@ class LocalManager:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`component`: "name@location", or "peer"; `installed` is told what holds for the space, before contracts
-        follow it, `applied` when some of them have got something else; `measured`: what is known of a link, asked under
-        our lock; `claims`: whether what somebody says of himself counts."""
+        follow it, `applied` when some of them have got something else; `measured`: what is known of a link; `claims`:
+        whether what somebody says of himself counts."""
         self.component = component
         self._installed = installed
         self._applied = applied
@@ -285,7 +287,8 @@ class LocalManager:
         self._seen = _Seen()
         self._held: dict[tuple[str, Bound], tuple[bool, float]] = {}
         """Of each test of a resource: whether it holds, and since when."""
-        self._asking = False
+        self._asking = self._is_new = False
+        """Somebody asks for resources; for one that was not asked for before."""
         self._next_change = float("inf")
         self._looked_at = wall()
         self._stopping = False
@@ -382,36 +385,38 @@ class LocalManager:
     # -- resources and time -------------------------------------------------------------------------------------
 
     def _decide(self, link: str, test: Bound) -> bool:
-        """Whether a test of a resource holds, as it was found out last; now, if it is asked for the first time."""
+        """Whether a test of a resource holds, as it was found out last. Asked for the first time it is not known, and
+        does not: the tick, which is at once then, finds out. Called with locks of others held: it asks nobody."""
         with self._lock:
             known = self._held.get((link, test))
             if known is None:
-                value = getattr(self._measured(link), test.name)
-                known = self._held[link, test] = still_holds(test, value, None, 0.0, 0.0), self._clock()
-                self._asking = True
+                known = self._held[link, test] = False, -math.inf
+                self._asking = self._is_new = True
                 self._news.notify_all()
             return known[0]
 
     def tick(self) -> None:
         """Look at the resources that somebody asks for."""
-        now = self._clock()
         with self._lock:
-            classes = {kind: set(kind.asks()) for kind in self._classes.values()}
-            asked = set().union(*classes.values()) if classes else set()
+            self._is_new = False
+            asks = {kind: set(kind.asks()) for kind in self._classes.values()}
+            asked = set().union(*asks.values()) if asks else set()
             # what types of contracts that name none ask for is found out when an object of them comes
-            asked |= self._held.keys() if any(isinstance(k.by_object, _ByType) for k in classes) else set()
+            asked |= self._held.keys() if any(isinstance(kind.by_object, _ByType) for kind in asks) else set()
             self._held = {key: self._held[key] for key in asked if key in self._held}
             self._asking = bool(asked)
-            links = {link: self._measured(link) for link in {link for link, _ in asked}}
+        links = {link: self._measured(link) for link in {link for link, _ in asked}}  # whoever is asked has locks, too
+        now = self._clock()
+        told: list[tuple[Changed, GrantedQos]] = []
+        with self._lock:
             flipped = set()
             for link, test in asked:
-                was, since = self._held.get((link, test), (None, 0.0))
+                was, since = self._held.get((link, test), (False, -math.inf))
                 is_so = still_holds(test, getattr(links[link], test.name), was, since, now)
                 if is_so != was:
                     self._held[link, test] = is_so, now
                     flipped.add((link, test))
-            touched = [kind for kind, asks in classes.items() if asks & flipped or isinstance(kind.by_object, _ByType)]
-            told = []
+            touched = [kind for kind in asks if asks[kind] & flipped or isinstance(kind.by_object, _ByType)]
             for kind in touched if flipped else []:
                 told += self._apply(kind) if kind.settle(self._decide, self._seen, self._wall()) else self._put(kind)
         _tell(told)
@@ -423,7 +428,7 @@ class LocalManager:
             with guarded("contracts"):
                 self.look()
             with self._news:
-                if not self._stopping:
+                if not self._stopping and not self._is_new:
                     self._news.wait(self._wait())
 
     def _wait(self) -> float | None:
