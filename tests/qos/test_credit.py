@@ -272,6 +272,49 @@ def test_the_more_important_is_judged_first_and_what_is_admitted_is_acknowledged
     assert judging.judged == expected
 
 
+def test_what_waits_follows_a_policy_file_that_changes(
+    delegate: Any, federation: Any, figures: Any, register: Register, judging: Judging, tmp_path: Path
+) -> None:
+    # Given: objects of two registrations wait, the important ones first
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    uids = [register(publisher, name, at) for name in ("normal", "important")]
+    other = federation.light()
+    blocker = register(other, "blocking")
+    with judging.held():
+        other.publish(blocker, figures.figure_1)
+        assert judging.waiting.wait(20)
+        for uid in uids:
+            for _ in range(3):
+                publisher.publish(uid, figures.figure_1)
+        eventually(lambda: delegate.status()["qos"]["tasks"]["waiting"] == 2)
+        # When
+        file = tmp_path / "policies.toml"
+        file.write_text(file.read_text().replace("importance = 5", "importance = 2").replace("= 1", "= 5"))
+        eventually(lambda: delegate.status()["qos"]["policy"]["version"] == 2, what=lambda: delegate.status()["qos"])
+    publisher.flush(20.0)
+    # Expect
+    assert [name for name, _ in judging.judged] == ["blocking", *["normal"] * 3, *["important"] * 3]
+
+
+def test_draining_waits_for_what_is_admitted(
+    delegate: Any, federation: Any, figures: Any, register: Register, judging: Judging
+) -> None:
+    # Given
+    publisher, other = federation.light(), federation.light()
+    registration, blocker = register(publisher, "normal"), register(other, "blocking")
+    with judging.held():
+        other.publish(blocker, figures.figure_1)
+        assert judging.waiting.wait(20)
+        publisher.publish(registration, figures.figure_1)
+        eventually(lambda: delegate.status()["qos"]["tasks"]["waiting"] == 1)
+        # When
+        threading.Timer(0.3, judging.bar.set).start()
+        delegate.drain(20.0)
+        # Expect
+        assert judging.judged == [("blocking", 1), ("normal", 1)]
+
+
 def test_a_full_unimportant_registration_never_blocks_an_important_one_of_its_publisher(
     delegate: Any, federation: Any, figures: Any, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
