@@ -16,6 +16,7 @@ import msgspec
 from jbi_pubsub.core.access import (
     AccessAdmin,
     AccessPolicy,
+    Question,
     Subject,
 )
 from jbi_pubsub.core.errors import (
@@ -63,6 +64,9 @@ LOOKUP_SECONDS: Final = 2.0
 
 STATUS_ROWS: Final = 5_000
 """Rows of a list in a status that is asked for over the network: about 3 MB of subscriptions."""
+
+CONTRACTS: Final = ("publish", "subscribe", "query")
+"""Actions that open one."""
 
 DRAIN_MOST: Final = 60.0
 """Seconds that a call to drain waits at most."""
@@ -326,6 +330,20 @@ class AdminCalls(AccessAdmin):
     def __init__(self, server: DisseminationServer, access: AccessPolicy) -> None:
         super().__init__(access)
         self._server = server
+
+    @exported
+    def explain(self, caller: Caller, asked: Question) -> dict[str, Any]:
+        """Of what opens a contract also what importance and preferences it would get."""
+        found = super().explain(caller, asked)
+        if asked.action in CONTRACTS and (quality := self._server.quality) is not None:
+            who = Caller(asked.address, user=asked.user, client=asked.client)
+            found["quality"] = quality.explain(who, asked.action, asked.type, asked.version)
+        return found
+
+    @exported
+    def explain_contract(self, caller: Caller, uid: str) -> dict[str, Any]:
+        self._server.allow(caller, "administer")
+        return self._server.delegate.explain_contract(uid)
 
     @exported
     def cancel(self, caller: Caller, uid: str) -> int:

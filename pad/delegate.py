@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hmac import compare_digest
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import msgspec
@@ -246,6 +246,8 @@ class Delegate:
             name=f"catch-up-{delegate_id[:8]}",
             seal=self._seals.seal if self._seals is not None else None,
         )
+        if self._quality is not None:
+            self._quality.watch(self._queued)
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
         for ended in self._mail.start():
@@ -388,9 +390,27 @@ class Delegate:
         told = changed if wish != Wish() else None
         return self._quality.opened(caller or self._own, action, type_.name, type_.version, delivery, wish, told)
 
+    def _queued(self) -> tuple[int, int]:
+        """Objects that wait in all queues, and their bytes."""
+        return sum(session.queued for session in list(self._sessions.values())), self._budget.used
+
     def _end_contract(self, contract: Contract | None) -> None:
         if self._quality is not None and contract is not None:
             self._quality.ended(contract)
+
+    def explain_contract(self, uid: str) -> dict[str, Any]:
+        """Why a subscription or registration has the importance and preferences that it has. Raises UnknownUidError,
+        and ConfigurationError without quality of service."""
+        if self._quality is None:
+            raise ConfigurationError("this server manages no quality of service", hint="Set [qos] mode = 'on'")
+        with self._lock:
+            registration = self._registrations.get(uid)
+            found = [registration.contract] if registration is not None else []
+            found += [each.contract for (_, name), each in self._subscriptions.items() if name == uid]
+        contract = next((each for each in found if each is not None), None)
+        if contract is None:
+            raise UnknownUidError(f"no subscription or registration {uid[:64]} here", uid=uid[:64])
+        return self._quality.explain_contract(contract)
 
     def unregister_publisher(self, connection_id: str, uid: str) -> None:
         """Take a registration back. Raises UnknownUidError for one that is not this publisher's."""

@@ -647,18 +647,19 @@ class Deliveries:
         waiting.append((subscription, parcel))
         self.size += parcel.size
 
-    def offer(self, waited: float | None = None) -> tuple[list[Subscription], Deliveries | None]:
-        """Hand all to their sessions; what came to nothing, see `SubscriberSession.offer`. With `waited` it does not
-        wait, and what would have to is the second, None if there is nothing."""
+    def offer(self) -> list[Subscription]:
+        """Hand all to their sessions; what came to nothing, see `SubscriberSession.offer`."""
         gathered, self._by_session, self.size = self._by_session, {}, 0
         alone = len(gathered) == 1  # several sessions cost one wake-up of the hub, and it fills their batches meanwhile
-        if waited is None:
-            gone = [each for session, own in gathered.items() for each in session.offer(own, at_once=alone)]
-            return gone, None
+        return [gone for session, deliveries in gathered.items() for gone in session.offer(deliveries, at_once=alone)]
+
+    def offer_without_waiting(self, waited: float) -> tuple[list[Subscription], Deliveries | None]:
+        """The same, and what would have to wait for a subscriber, as it did for `waited` seconds; None: nothing."""
+        gathered, self._by_session, self.size = self._by_session, {}, 0
         gone, left = [], Deliveries()
-        for session, own in gathered.items():
+        for session, deliveries in gathered.items():
             blocked: list[Delivery] = []
-            gone += session.offer(own, at_once=alone, blocked=blocked, waited=waited)
+            gone += session.offer(deliveries, at_once=len(gathered) == 1, blocked=blocked, waited=waited)
             for subscription, parcel in blocked:
                 left.add(session, subscription, parcel)
         return gone, left if left.size else None

@@ -112,7 +112,7 @@ class Lane:
         """Judge some objects."""
         now = time.monotonic()
         if self._blocked is not None:
-            self._blocked = self._pipeline.deliver(self._blocked, waited=now - self._since)
+            self._blocked = self._pipeline.deliver_without_waiting(self._blocked, now - self._since)
             if self._blocked is not None:
                 return 0, 0, self._wait_again()
             self._has_room()
@@ -174,7 +174,7 @@ class Lane:
             deliveries = Deliveries()
             try:
                 self._pipeline.judge(self.registration, run, deliveries, refused)
-                self._blocked = self._pipeline.deliver(deliveries, waited=0.0)
+                self._blocked = self._pipeline.deliver_without_waiting(deliveries)
             except UnknownUidError as exc:
                 refused += [(parcel, exc) for parcel in run]
             except Exception as exc:  # noqa: BLE001  # noted; whatever it is, the objects behind it go on
@@ -274,10 +274,12 @@ class Intake:
     def _check_credit(self, lane: Lane, run: Sequence[Parcel]) -> None:
         count = lane.admitted + len(run)
         if count > self._credit or lane.size_admitted > max(self._credit_bytes, MAX_ITEM_BYTES):
-            raise ProtocolError(
+            why = ProtocolError(
                 f"registration {lane.registration.uid} has sent {count} objects that are not done, and"
                 f" {lane.size_admitted} bytes before them: its credit is {self._credit}, and {self._credit_bytes}"
             )
+            log.warning("a publisher breaks the protocol, and is cut off: %s", why)
+            raise why
 
     def refuse(self, refused: Refused) -> None:
         """Tell the publisher of objects that were not taken."""
@@ -296,7 +298,11 @@ class Intake:
                 self._unsynced[lane.number] = lane
             else:
                 self._done(lane, entries)
-        self._tell()
+            is_settled = not self._unsynced
+        if is_settled:
+            self._tell()
+        else:
+            self._reports.wanted(self)
 
     def _done(self, lane: Lane, entries: list[Entry]) -> None:
         """Under the lock."""

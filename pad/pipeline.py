@@ -166,12 +166,17 @@ class Pipeline:
                 refused.append((parcel, fault_of(exc)))
         return good
 
-    def deliver(self, deliveries: Deliveries, waited: float | None = None) -> Deliveries | None:
-        """What `judge` has gathered goes to the subscribers' queues, and out. With `waited`, the seconds since it was
-        tried first, it does not wait for subscribers under policy `block`: what they have no room for, to be tried
-        again; None: nothing."""
-        gone, blocked = deliveries.offer(waited)
+    def deliver(self, deliveries: Deliveries) -> None:
+        """What `judge` has gathered goes to the subscribers' queues, and out."""
+        gone = deliveries.offer()
         if gone:  # cancelled, or their session over, since the match: those have accounted for what they held
+            self._came_to_nothing(gone)
+
+    def deliver_without_waiting(self, deliveries: Deliveries, waited: float = 0.0) -> Deliveries | None:
+        """The same, for who may not wait for subscribers under policy `block`: what they have no room for, to be tried
+        again; None: nothing. `waited`: the seconds since it was tried first."""
+        gone, blocked = deliveries.offer_without_waiting(waited)
+        if gone:
             self._came_to_nothing(gone)
         return blocked
 

@@ -297,6 +297,11 @@ class AdminProxy:
         """Cancel a subscription, whosesoever it is: in how many sessions it stood. Raises UnknownUidError."""
         return self._client.call("cancel", int, uid)
 
+    def explain_contract(self, uid: str) -> dict[str, Any]:
+        """Why a subscription or registration has the importance and preferences that it has. Raises UnknownUidError,
+        ConfigurationError."""
+        return self._client.call("explain_contract", dict[str, Any], uid)
+
     def drain(self, seconds: float) -> int:
         """Take no new publishers; how many objects still wait after `seconds`."""
         return self._client.call("drain", int, seconds, timeout=self._timeout + seconds)

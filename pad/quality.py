@@ -98,8 +98,20 @@ class Quality(Protocol):
         a wish that makes no sense, QosDeniedError."""
         ...
 
+    def watch(self, queued: Callable[[], tuple[int, int]]) -> None:
+        """`queued` says how many objects, and bytes, wait in all queues: policies may ask for it."""
+        ...
+
     def granted(self, contract: Contract) -> GrantedQos:
         """What it has got by now."""
+        ...
+
+    def explain(self, caller: Caller, action: str, type_name: str, version: str) -> dict[str, Any]:
+        """What such a contract would get, and why, as plain data."""
+        ...
+
+    def explain_contract(self, contract: Contract) -> dict[str, Any]:
+        """What one that stands has got, and why, as plain data."""
         ...
 
     def ended(self, contract: Contract) -> None:

@@ -88,6 +88,7 @@ from jbi_pubsub.pad.proxy import (
     Registered,
     Taken,
 )
+from jbi_pubsub.pad.quality import Quality
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.samples import samples_of
 from jbi_pubsub.pad.stages import stages_of
@@ -210,6 +211,11 @@ class DisseminationServer:
                 "[pad] sockets and [tls] don't go together", hint="Identities come from certificates, over TCP alone"
             )
         return UnixListener(Path(config.pad.sockets), self.server_id, adopt=self._endpoint.adopt)
+
+    @property
+    def quality(self) -> Quality | None:
+        """Who serves whom first; None without quality of service."""
+        return self._stages.quality
 
     @property
     def address(self) -> str:

@@ -277,12 +277,14 @@ def parse(block: Block, folder: Path) -> None:
     elif block.language == "sh":
         subprocess.run(["bash", "-n", "-c", block.text], check=True)
     else:
-        tables = set(tomllib.loads(block.text))
+        said = tomllib.loads(block.text)
+        tables = set(said)
+        is_policy = any(isinstance(value, list) for value in said.values()) or tables & {"group", "role", "space"}
         file = folder / (block.value if block.mark == "file" else f"block-{block.line}.toml")
         file.write_text(block.text)
-        if tables <= {each.name for each in msgspec.structs.fields(Config)}:
+        if not is_policy and tables <= {each.name for each in msgspec.structs.fields(Config)}:
             config.load(file=file, environment={})
-        elif tables & {"access", "group", "role"} and "policy" in HOMES:
+        elif is_policy and "policy" in HOMES:
             jbi = Path(sys.executable).with_name("jbi")
             done = subprocess.run([jbi, "policy", "check", file], capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{block}: {done.stdout}{done.stderr}"

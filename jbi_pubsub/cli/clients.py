@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
 import click
@@ -20,6 +20,7 @@ from rich.progress import Progress
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError, WireError
 from jbi_pubsub.core.info_object import InfoObject
+from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -50,6 +51,10 @@ from .show import (
 )
 from .show import as_json as json_text
 from .status import DISSEMINATORS, losses
+from .wishes import granted_shown, wish_of, wish_option
+
+GRANTED_SECONDS: Final = 3.0
+"""For the first delegate to answer to a wish."""
 
 T = TypeVar("T")
 
@@ -70,6 +75,7 @@ existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--subscribers", type=click.IntRange(0), default=0, help="Wait up to 10 s until so many subscriptions match."
 )
+@wish_option
 @json_option
 @pass_settings
 def publish(
@@ -85,6 +91,7 @@ def publish(
     count: int,
     interval: float,
     subscribers: int,
+    wishes: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Publish information objects from files.
@@ -111,7 +118,7 @@ def publish(
             parse_metadata(path.read_bytes(), what=f"{option} {path}")  # before anybody is looked for
     files = [(m, payload[i if len(payload) > 1 else 0] if payload else None) for i, m in enumerate(metadata)]
     config = settings.load()
-    open_with = {"marks": marks, "type_name": type_name}
+    open_with = {"marks": marks, "type_name": type_name, "qos": wish_of(wishes)}
     first = invariants or metadata[0]
     ids: list[str] = []
     with PublisherAdapter(config) if peer else PublisherAdapterLight(config) as adapter:
@@ -157,6 +164,7 @@ def publish(
     "--out", type=click.Path(file_okay=False, path_type=Path), callback=try_folder,
     help="Write metadata and payloads here.",
 )  # fmt: skip
+@wish_option
 @json_option
 @pass_settings
 def subscribe(
@@ -175,6 +183,7 @@ def subscribe(
     count: int | None,
     timeout: float | None,
     out: Path | None,
+    wishes: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Subscribe and show what arrives, or have it sent by e-mail.
@@ -197,6 +206,7 @@ def subscribe(
             f"{useless[0]} is not for --email", hint="It is for objects that are shown here; mail goes on without us"
         )
     config = settings.load()
+    wish = wish_of(wishes)
     with _matches_told(), SubscriberAdapter(config) as adapter:
         with looking(config):
             uid = adapter.register_subscriber(
@@ -211,7 +221,10 @@ def subscribe(
                 policy=policy,
                 bound=bound,
                 attributes={DIGEST_ATTRIBUTE: f"{digest:g}"} if digest else {},
+                qos=wish,
             )
+        if wish is not None:
+            _tell_granted(adapter, uid, wish)
         if recipients:
             matched = adapter.wait_matched(uid, 1, 3.0)
             facts = {"subscription": uid, "delegates": matched, "lease": config.lease.mail}
@@ -221,6 +234,13 @@ def subscribe(
         if not as_json and sys.stdout.isatty():
             console().print(f"[dim]subscription {uid}; Ctrl-C ends[/dim]")
         _show_objects(adapter, uid, count=count, timeout=timeout, out=out, as_json=as_json)
+
+
+def _tell_granted(adapter: SubscriberAdapter, uid: SubscriptionUid, wish: Wish) -> None:
+    """On stderr, as soon as the first has answered. Raises QosDeniedError."""
+    adapter.wait_matched(uid, 1, GRANTED_SECONDS)
+    for line in granted_shown(wish, adapter.qos(uid).items()):
+        click.echo(printable(line), err=True)
 
 
 @contextmanager

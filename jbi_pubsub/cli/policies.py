@@ -201,6 +201,9 @@ def tell_quality(found: Mapping[str, Any]) -> None:
     for each in found["if"]:
         verdict = "holds" if each["holds"] else "does not hold, or is not known"
         click.echo(printable(f'  "{each["policy"]}" if {each["condition"]}: {verdict}'))
+    for name, policy in found["reduced"]:
+        by = f'policy "{policy}"' if policy else "the default"
+        click.echo(printable(f"  less {name} than wished, by {by}"))
     for each in found["near"]:
         click.echo(printable(f'  "{each["policy"]}" does not apply: {each["why"]}'))
 

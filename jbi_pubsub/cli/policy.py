@@ -14,6 +14,7 @@ from jbi_pubsub.core.errors import ConfigurationError, PolicyError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Caller, check_endpoint
+from jbi_pubsub.pad.proxy import AdminProxy
 from jbi_pubsub.policy.access import AccessRules, access_rules, explained, review
 from jbi_pubsub.policy.context import ACTIONS, facts_of
 from jbi_pubsub.policy.file import Problem, nearest, read
@@ -115,7 +116,7 @@ def show(settings: Settings, file: Path | None, as_json: bool) -> None:
 
 @policy.command()
 @click.option("--user", default="", help="Who asks, by the name in the certificate; none: who has none.")
-@click.option("--action", required=True, metavar="ACTION", help=f"One of {', '.join(ACTIONS)}.")
+@click.option("--action", default="", metavar="ACTION", help=f"One of {', '.join(ACTIONS)}.")
 @click.option("--type", "type_name", default="", help="Information object type.")
 @click.option("--version", default="", help="Its version.")
 @click.option("--address", default="127.0.0.1", show_default=True, help="Where the connection comes from.")
@@ -130,6 +131,7 @@ def show(settings: Settings, file: Path | None, as_json: bool) -> None:
 @click.option("--metadata", type=click.Path(path_type=Path), help="Suppose objects with that metadata.")
 @click.option("--bandwidth", metavar="RATE", help='Suppose a link of that bandwidth, "300 kbps".')
 @click.option("--resource", "resources", multiple=True, metavar="NAME=VALUE", help="Suppose cpu, loss, queue, ... .")
+@click.option("--subscription", "uid", metavar="UID", help="With --at: a subscription or registration that stands.")
 @click.option("--file", type=click.Path(path_type=Path), help="Policy file; default the configured one.")
 @click.option("--at", "at", metavar="HOST:PORT", help="Ask a running server instead; you must be its administrator.")
 @json_option
@@ -152,6 +154,7 @@ def explain(
     metadata: Path | None,
     bandwidth: str | None,
     resources: tuple[str, ...],
+    uid: str | None,
     file: Path | None,
     at: str | None,
     as_json: bool,
@@ -166,7 +169,13 @@ def explain(
     jbi policy explain --action mail --recipient example.org --file policy.toml
     jbi policy explain --user bob --action publish --type cap.alert --at 10.0.0.7:4171
     jbi policy explain --user bob --action subscribe --type uav.imagery --size "60 KB" --bandwidth "300 kbps"
+    jbi policy explain --subscription subscription-5f1b... --at 10.0.0.7:4171
     """
+    if uid:
+        _explain_contract(settings, uid, at, as_json=as_json)
+        return
+    if not action:
+        raise ConfigurationError("--action is missing", hint=f"One of {', '.join(ACTIONS)}")
     if action not in ACTIONS:
         raise ConfigurationError(f"unknown action {action!r}", hint=nearest(action, ACTIONS))
     if at and (file or component):
@@ -282,6 +291,21 @@ def _asked_of(settings: Settings, at: str, question: Question) -> dict[str, Any]
         return client.call("explain", dict[str, Any], question)
     finally:
         client.close()
+
+
+def _explain_contract(settings: Settings, uid: str, at: str | None, *, as_json: bool) -> None:
+    if not at:
+        raise ConfigurationError("--subscription is asked of a running server", hint="Name it: --at HOST:PORT")
+    config = settings.load()
+    proxy = AdminProxy(ServiceRef("", ADMIN, (check_endpoint(at),)), config.security(), timeout=config.lookup.timeout)
+    try:
+        found = proxy.explain_contract(uid)
+    finally:
+        proxy.close()
+    if as_json:
+        show_json(found)
+    else:
+        policies.tell_quality(found)
 
 
 def _failure(exc: PolicyError) -> dict[str, Any]:

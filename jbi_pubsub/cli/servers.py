@@ -275,6 +275,7 @@ def _registrar(context: click.Context) -> Iterator[RegistrarProxy]:
 @click.option(
     "--state", type=click.Path(dir_okay=False), help="Keep e-mail subscriptions here, unsent mail in FILE.mails."
 )
+@click.option("--policy", type=click.Path(dir_okay=False), help="Manage quality of service by this policy file.")
 @click.option("--drain", type=float, default=5.0, show_default=True, help="Seconds for deliveries when stopping.")
 @click.option("--metrics-port", type=click.IntRange(-1, 65535), help="Prometheus metrics; -1 for none, 0 any port.")
 @json_option
@@ -286,6 +287,7 @@ def pad(
     host: str | None,
     port: int | None,
     state: str | None,
+    policy: str | None,
     drain: float,
     metrics_port: int | None,
     as_json: bool,
@@ -295,6 +297,7 @@ def pad(
     \b
     jbi pad alpha rome
     jbi --set mail.host=mail.example.org pad bravo paris --port 4200
+    jbi pad alpha rome --policy policy.toml
     """
     for what, given in (("name", name), ("location", location)):
         if not given.strip():
@@ -307,7 +310,8 @@ def pad(
     from jbi_pubsub.core.xpath.predicate import languages
     from jbi_pubsub.pad.server import DisseminationServer
 
-    config = settings.load(pad__host=host, pad__port=port, pad__state=state, metrics__port=metrics_port)
+    managed = {} if policy is None else {"policy__file": policy, "qos__mode": "on"}
+    config = settings.load(pad__host=host, pad__port=port, pad__state=state, metrics__port=metrics_port, **managed)
     _raise_file_limit()
     stop = stop_on_signal()
     server = DisseminationServer(

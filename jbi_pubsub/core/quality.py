@@ -170,12 +170,12 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     importance: Importance | None = None
     deadline: float | None = None
-    shape: tuple[str, ...] | None = None
+    shape: Annotated[tuple[str, ...], msgspec.Meta(max_length=8)] | None = None
     max_rate: float | None = None
     max_size: int | None = None
     replace: str | None = None
-    require: tuple[str, ...] = ()
-    attributes: dict[str, str] = msgspec.field(default_factory=dict)
+    require: Annotated[tuple[str, ...], msgspec.Meta(max_length=8)] = ()
+    attributes: Annotated[dict[str, str], msgspec.Meta(max_length=32)] = msgspec.field(default_factory=dict)
 
 
 WISHES: Final = ("importance", "deadline", "shape", "max_rate", "max_size", "replace")

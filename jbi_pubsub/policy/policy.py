@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from jbi_pubsub.core.quality import GrantedQos, LinkTerms, Rate, Reduced, Settings, Shape, Space, Wish
 
-from .condition import Node, reduced, restricts, shown_node
+from .condition import Node, reduced, restricts, shown_node, tests_of
 from .context import Addresses, Facts, Globs, Index, People
 from .file import Place
 
@@ -297,6 +297,10 @@ class PolicySet:
         self.name: Final = name
         self.version: Final = version
         self._index = Index(self.rules, by_type=True)
+        self.asks_type: Final = any(
+            {"type", "version"} & {*rule.keys, *(test.name for test in tests_of(rule.condition))} for rule in self.rules
+        )
+        """Whether anything depends on the type of a contract."""
         self._timed = [rule.effectivity for rule in self.rules if rule.effectivity is not None]
 
     def __eq__(self, other: object) -> bool:

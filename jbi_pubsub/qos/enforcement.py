@@ -6,13 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.quality import Contract, GrantedQos, Resources, Space, Strategy, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.manager import AccessManager
 from jbi_pubsub.qos.bandwidth import BandwidthManager
 from jbi_pubsub.qos.local import LocalManager
+from jbi_pubsub.qos.process import ProcessUse
 from jbi_pubsub.qos.queue import LevelQueue, W
 from jbi_pubsub.qos.tasks import TaskManager
 
@@ -32,6 +36,8 @@ class Enforcement:
         self._source = source
         self.space = Space()
         self.links = BandwidthManager(chunk=config.link.chunk)
+        self._process = ProcessUse()
+        self._queued: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.local = LocalManager(
             component,
             installed=self._installed,
@@ -54,7 +60,10 @@ class Enforcement:
 
     def _measured(self, link: str) -> Resources:
         """What is known of a link, and of this process."""
-        return self.links.resources(link)
+        memory, cpu = self._process.look()
+        queue, queue_bytes = self._queued()
+        found = self.links.resources(link)
+        return msgspec.structs.replace(found, memory=memory, cpu=cpu, queue=queue, queue_bytes=queue_bytes)
 
     def strategy(self) -> Strategy:
         """How levels share what is short, now."""
@@ -63,6 +72,10 @@ class Enforcement:
     def queue_of(self, contract: Contract, lost: Callable[[W, Cause], None]) -> LevelQueue[W]:
         """What holds objects back for a contract."""
         return LevelQueue(contract, lost)
+
+    def watch(self, queued: Callable[[], tuple[int, int]]) -> None:
+        """`queued` says how many objects, and bytes, wait in all queues."""
+        self._queued = queued
 
     def opened(
         self,
@@ -80,6 +93,15 @@ class Enforcement:
     def granted(self, contract: Contract) -> GrantedQos:
         """What it has got by now."""
         return self.local.granted(contract)
+
+    def explain(self, caller: Caller, action: str, type_name: str, version: str) -> dict[str, Any]:
+        """What such a contract would get, and why, as plain data."""
+        claims = self._config.policy.trust_claims
+        return self.local.explain(facts_of(caller, action, type_name, version, component=self.component, claims=claims))
+
+    def explain_contract(self, contract: Contract) -> dict[str, Any]:
+        """What one that stands has got, and why, as plain data."""
+        return self.local.explain_contract(contract)
 
     def ended(self, contract: Contract) -> None:
         """Forget it."""

@@ -105,9 +105,7 @@ class _Class:
         self.by_object = None
         if resolution.residues:
             self.by_object = _ByObject(resolution, self.of, seen)
-        if _knows_no_type(self.facts) and any(
-            "type" in rule.keys or "version" in rule.keys for rule in self.policies.rules
-        ):
+        if self.policies.asks_type and _knows_no_type(self.facts):
             self.by_object = _ByType(self, decide, seen, now)
         return _plain(before) != _plain(self.granted)
 
@@ -443,6 +441,21 @@ class LocalManager:
         self._looked_at = now
         if self._asking:
             self.tick()
+
+    def explain(self, facts: Facts, wish: Wish | None = None) -> dict[str, Any]:
+        """What such a contract gets now, and why, as plain data; what policies ask of objects is not decided."""
+        link = self._policies.resolve(facts, now=self._wall()).link
+
+        def holds_now(node: Node) -> bool:
+            return about_resources(node, lambda test: self._decide(link, test)) is True
+
+        return self._policies.explained(facts, now=self._wall(), holds=holds_now, wish=wish)
+
+    def explain_contract(self, contract: Contract) -> dict[str, Any]:
+        """The same of one that stands."""
+        if not isinstance(contract, _Held):
+            return {}
+        return self.explain(contract.kind.facts, contract.kind.wish)
 
     # -- for people ---------------------------------------------------------------------------------------------
 

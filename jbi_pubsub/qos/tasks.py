@@ -1,9 +1,10 @@
 """Who may work now: one step of work at a time in a process, always the most important one.
 
 XPath evaluation and parsing keep the interpreter or fight for it: two threads judge no faster than one. So the right to
-work is a baton. Whoever submits work when nothing waits and the baton is free takes it, and works on his own thread,
-without a hand-over; otherwise the work waits in bins, and the thread `judge-<name>` does one step after the other. Who
-publishes in this process (`run`) works on his own thread, too, when his turn comes.
+work is a baton. Whoever submits work that costs little when nothing waits and the baton is free takes it, and works on
+his own thread, without a hand-over; otherwise the work waits in bins, and the thread `judge-<name>` does one step after
+the other: who brings work is not to be held up by it. Who publishes in this process (`run`) works on his own thread,
+too, when his turn comes.
 
 Nobody with the baton waits, for a contract, a disk or a socket: a task whose step can't go on says when to try again,
 and is parked meanwhile. Of one task there is one step at a time, which keeps the order of what it does. What a step
@@ -130,13 +131,14 @@ class TaskManager:
         return Task(kind, work)
 
     def submit(self, task: Task) -> None:
-        """There is something to do. Never waits, but does it at once, on this thread, when nothing else is to be done.
-        One whose step is being done is looked at again behind that."""
+        """There is something to do. Never waits, but does it at once, on this thread, when it costs little and nothing
+        else is to be done. One whose step is being done is looked at again behind that."""
         with self._lock:
             if task.is_queued or not (size := task.work.size()):
                 return
             task.is_queued = True
-            if self._is_busy or len(self._bins) or self._is_stopping:
+            is_costly = task.cost.of(size) > STEP_SECONDS
+            if self._is_busy or len(self._bins) or self._is_stopping or is_costly:
                 self._put(task, size)
                 if not self._is_busy:
                     self._pass_on()
@@ -292,7 +294,13 @@ class TaskManager:
             self._park(task, pause)
         elif not size:
             task.is_queued = False
-        elif alone and not len(self._bins) and not self._is_due() and not self._is_stopping:
+        elif (
+            alone
+            and not len(self._bins)
+            and task.cost.of(size) <= STEP_SECONDS
+            and not self._is_due()
+            and not self._is_stopping
+        ):
             return True
         else:
             self._put(task, size)

@@ -20,6 +20,7 @@ from jbi_pubsub.lookup import server as lookup_server
 from jbi_pubsub.lookup.item import ALL_TRANSITIONS, ServiceItem, ServiceTemplate
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.pad import server as pad_server
+from jbi_pubsub.pad.proxy import NO_CLAIMS
 from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest
 
 
@@ -48,6 +49,7 @@ BY_RIGHT: dict[tuple[str, str], tuple[Any, ...]] = {
         1.0,
         (0.0,),
         0.0,
+        NO_CLAIMS,
     ),
     ("pad.subscriptions", "unsubscribe"): ("no-session", "uid"),
     ("pad.subscriptions", "open_deliveries"): ("no-session",),
@@ -60,8 +62,8 @@ BY_RIGHT: dict[tuple[str, str], tuple[Any, ...]] = {
 
 REF = ServiceRef("0" * 32, "x", ("127.0.0.1:1",))
 ASKING: dict[tuple[str, str], tuple[Any, ...]] = {
-    ("pad.delegate", "connect"): ("me", 1.0),
-    ("pad.subscriptions", "open"): ("me", 1.0),
+    ("pad.delegate", "connect"): ("me", 1.0, NO_CLAIMS),
+    ("pad.subscriptions", "open"): ("me", 1.0, NO_CLAIMS),
     ("pad.subscriptions", "unsubscribe"): ("", "uid"),
     ("pad.subscriptions", "explain"): ("uid", b"<a/>", b""),
     ("pad.subscriptions", "explain_object"): ("uid", "object"),
@@ -73,6 +75,7 @@ ASKING: dict[tuple[str, str], tuple[Any, ...]] = {
     ("pad.join_admin", "add_lookup_attributes"): ((),),
     ("pad.join_admin", "remove_lookup_attributes"): ((),),
     ("pad.admin", "explain"): (Question("connect", "alice"),),
+    ("pad.admin", "explain_contract"): ("uid",),
     ("pad.admin", "cancel"): ("uid",),
     ("pad.admin", "drain"): (1.0,),
     ("pad.admin", "resume"): (),
@@ -154,7 +157,7 @@ def test_what_an_id_opens_needs_that_id(servers: dict[str, Any], name: str, meth
 def test_a_contract_that_is_made_under_a_decision_is_refused_without(servers: dict[str, Any]) -> None:
     subscribing = servers["pad.subscriptions"]
     said = msgspec.Raw(msgspec.msgpack.encode(SubscriptionRequest("uid", direct=False, recipients=("a@b.org",))))
-    answers = subscribing.subscribe(Caller("192.0.2.7:1"), "", (said,), 1.0, (0.0,), 0.0)
+    answers = subscribing.subscribe(Caller("192.0.2.7:1"), "", (said,), 1.0, (0.0,), 0.0, NO_CLAIMS)
     assert answers.answers[0].error.code == "access_denied"
     with pytest.raises(JbiError):
         subscribing.open_deliveries(Caller("192.0.2.7:1"), "")

@@ -141,9 +141,9 @@ def test_a_come_back_that_fails_half_way_leaves_nothing_in_the_way_of_the_next(
                 raise failure
         return granted
 
-    def counted(proxy: DelegateProxy, name: str, duration: float) -> Any:
+    def counted(proxy: DelegateProxy, name: str, duration: float, claims: Any) -> Any:
         connects.append(name)
-        return connect(proxy, name, duration)
+        return connect(proxy, name, duration, claims)
 
     monkeypatch.setattr(DelegateProxy, "register", fails_once)
     monkeypatch.setattr(DelegateProxy, "connect", counted)
@@ -176,10 +176,10 @@ def test_a_registration_that_is_refused_in_a_come_back_holds_up_no_other(
     coming, published = threading.Event(), threading.Event()
     connect = DelegateProxy.connect
 
-    def connects(proxy: DelegateProxy, name: str, duration: float) -> Any:
+    def connects(proxy: DelegateProxy, name: str, duration: float, claims: Any) -> Any:
         coming.set()
         assert published.wait(10.0)
-        return connect(proxy, name, duration)
+        return connect(proxy, name, duration, claims)
 
     monkeypatch.setattr(DelegateProxy, "connect", connects)
     # When it has forgotten the publisher, which publishes something of both meanwhile

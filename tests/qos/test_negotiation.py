@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from jbi_pubsub import GrantedQos, Wish
+from jbi_pubsub.cli.app import run
 from jbi_pubsub.core.config import ClientSection, PadSection, PolicySection, QosSection
 from jbi_pubsub.core.errors import ConfigurationError, QosDeniedError
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
@@ -210,3 +212,54 @@ def test_mail_has_contracts_of_its_own_which_outlive_a_restart(
     (subscription,) = again.delegate._subscriptions.values()
     assert subscription.contract is not None
     assert subscription.contract.settings.importance == 1
+
+
+def test_a_running_server_says_why_a_contract_has_what_it_has(
+    federation: Any, rules: Path, figures: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pad = federation.pad()
+    registration = figures.register(federation.light())
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, version="1.0", qos=Wish(importance=4))
+    assert subscriber.wait_matched(uid) == 1
+    for asked in (
+        ("--subscription", uid), ("--subscription", registration), ("--action", "subscribe", "--type", TYPE),
+    ):  # fmt: skip
+        with suppress(SystemExit):
+            run(("policy", "explain", "--at", pad.address, *asked))
+        said = capsys.readouterr()
+        assert 'importance 2, by policy "imagery"' in said.out, said
+        assert ('less importance than wished, by policy "imagery"' in said.out) is (uid in asked)
+    assert run(("policy", "explain", "--at", pad.address, "--subscription", "subscription-0")) != 0
+    assert "no subscription or registration" in capsys.readouterr().err
+
+
+def test_wishes_of_the_command_line(
+    federation: Any, rules: Path, figures: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    federation.pad()
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    lookup = f"lookup.locators={federation.config.lookup.locators[0]}"
+    set_up = (
+        "--set",
+        lookup,
+        "--set",
+        "lookup.multicast=false",
+        "--set",
+        f"lookup.groups={federation.config.lookup.groups[0]}",
+    )
+    subscribe = (*set_up, "subscribe", "--type", TYPE, "--timeout", "0.2")
+
+    def said(*wishes: str) -> str:
+        with suppress(SystemExit):
+            run((*subscribe, *(word for wish in wishes for word in ("--wish", wish))))
+        return capsys.readouterr().err
+
+    assert 'importance 2 (by policy "imagery"), deadline 60.0, shape scale 0.5' in said(
+        "importance=4", "deadline=1 min", "shape=scale 0.5"
+    )
+    assert "is required, and not granted by policy 'imagery'" in said("importance=4", "require=importance")
+    assert "has no unit" in said("deadline=5")
+    assert "Did you mean 'deadline'?" in said("dedline=5 s")
+    publisher.unregister_publisher(registration)

@@ -330,7 +330,7 @@ def test_a_token_opens_one_data_connection(pad: Any) -> None:
     # Given a publisher with a token for its data connection, which it has used
     ref = ServiceRef("", "delegate", (pad.address,))
     client = ControlClient(ref, Security())
-    opened = client.call("connect", dict[str, Any], "publisher", 60.0)
+    opened = client.call("connect", dict[str, Any], "publisher", 60.0, {})
     token = client.call("open_publications", str, opened["uid"])
     first = dial(ref, DATA, Security(), 5.0)
     assert greet(Line(first), Hello(token)) == 0

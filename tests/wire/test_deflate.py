@@ -183,7 +183,7 @@ def test_a_bomb_ends_the_publishers_connection_and_only_that(eventually: Callabl
     server.start()
     ref = ServiceRef("", "delegate", (server.address,))
     client = ControlClient(ref, Security())
-    opened = client.call("connect", dict[str, Any], "publisher", 60.0)
+    opened = client.call("connect", dict[str, Any], "publisher", 60.0, {})
     sock = dial(ref, DATA, Security(), 5.0)
     line = Line(sock)
     greet(line, Hello(client.call("open_publications", str, opened["uid"]), 0, (DEFLATE,)))

@@ -1,0 +1,68 @@
+"""What an application wishes of its contract, from the command line, and what it got."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import click
+
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.quality import WISHES, GrantedQos, Wish, checked_wish
+from jbi_pubsub.policy.file import nearest
+from jbi_pubsub.policy.policy import shown_value
+from jbi_pubsub.policy.units import amount
+
+wish_option = click.option(
+    "--wish", "wishes", metavar="NAME=VALUE", multiple=True,
+    help='importance=4, "deadline=5 s", "max_rate=64 kbps", "max_size=50 KB", "shape=scale 0.5", replace=XPATH;'
+    " require=deadline for what must be granted; attribute.NAME=VALUE. Repeatable.",
+)  # fmt: skip
+
+_READ: Final[Mapping[str, Callable[[str], Any]]] = {
+    "importance": int,
+    "deadline": lambda said: amount(said, "seconds"),
+    "max_rate": lambda said: amount(said, "rate"),
+    "max_size": lambda said: int(amount(said, "bytes")),
+    "replace": str,
+}
+_NAMES: Final = (*WISHES, "require", "attribute.NAME")
+
+
+def wish_of(words: Sequence[str]) -> Wish | None:
+    """None without any. Raises ConfigurationError."""
+    given: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not value:
+            raise ConfigurationError(f"--wish {word!r} is not NAME=VALUE", hint=f"There is {', '.join(_NAMES)}")
+        if name.startswith("attribute."):
+            given.setdefault("attributes", {})[name.removeprefix("attribute.")] = value
+        elif name in ("shape", "require"):
+            given[name] = (*given.get(name, ()), value)
+        elif name in _READ:
+            try:
+                given[name] = _READ[name](value)
+            except ValueError as exc:
+                raise ConfigurationError(f"--wish {word!r}: {exc}") from exc
+        else:
+            raise ConfigurationError(f"--wish {word!r}: no {name!r}", hint=nearest(name, _NAMES))
+    if not given:
+        return None
+    wish = Wish(**given)
+    checked_wish(wish)
+    return wish
+
+
+def granted_shown(wish: Wish, granted: Iterable[tuple[str, GrantedQos]]) -> Iterator[str]:
+    """What each delegate grants of a wish, a line for each."""
+    for where, got in granted:
+        less = {each.field: each.policy for each in got.reduced}
+        parts = []
+        for name in WISHES:
+            if getattr(wish, name) is not None:
+                value = shown_value(getattr(got.settings, "shapes" if name == "shape" else name))
+                said = " ".join(value) if isinstance(value, list) else value
+                why = "" if name not in less else f' (by policy "{less[name]}")' if less[name] else " (by default)"
+                parts.append(f"{name} {said}{why}")
+        yield f"granted at {where[:8]}: {', '.join(parts) or 'nothing was wished'}"

@@ -1,0 +1,44 @@
+"""What this process takes of its machine, for conditions that ask: memory and its share of a core."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+LOOK_SECONDS: Final = 0.2
+"""What was seen so lately is told again."""
+
+_STATM: Final = Path("/proc/self/statm")
+
+
+class ProcessUse:
+    """Looks when it is asked. One thread at a time."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.process_time
+    ) -> None:
+        self._clock = clock
+        self._cpu = cpu
+        self._last = clock(), cpu()
+        self._seen: tuple[float | None, float | None] = memory(), None
+
+    def look(self) -> tuple[float | None, float | None]:
+        """Resident bytes, None where the system does not say; share of a core since the last look, None at first."""
+        now = self._clock()
+        at, spent = self._last
+        if now - at >= LOOK_SECONDS:
+            cpu = self._cpu()
+            self._seen = memory(), (cpu - spent) / (now - at)
+            self._last = now, cpu
+        return self._seen
+
+
+def memory() -> float | None:
+    """Resident bytes of this process (proc(5), statm)."""
+    try:
+        return float(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):  # not a Linux
+        return None

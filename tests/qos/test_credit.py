@@ -1,0 +1,592 @@
+"""Admission apart from judging: credits, what a publisher keeps until it is done, and who may wait for whom."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jbi_pubsub import RegistrationUid
+from jbi_pubsub.core.errors import BackPressureError, JbiError
+from jbi_pubsub.core.info_object import Head, Parcel
+from jbi_pubsub.core.quality import Rate, Settings
+from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS
+from jbi_pubsub.pad.mail.store import MailStore
+from jbi_pubsub.pad.pipeline import Pipeline
+from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, Registered
+from jbi_pubsub.pad.subscription import SubscriptionRequest, owned_uid
+from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes
+from tests.conftest import eventually
+from tests.qos.conftest import Judging, with_qos
+
+Register = Callable[..., RegistrationUid]
+
+CREDIT = Registered(credit=8, importance=3, credit_bytes=10_000)
+
+
+# -- lanes of a publisher ---------------------------------------------------------------------------------------------
+
+
+def parcel(sequence: int, size: int = 100) -> Parcel:
+    return Parcel(Head("", "", sequence, 0.0, "", "", b"", 0), (sequence.to_bytes(8, "big"), bytes(size - 8)), size, 0)
+
+
+def numbers(items: list[tuple[Any, ...]]) -> list[tuple[int, int]]:
+    """(registration, number) of whole objects."""
+    return [(PUBLICATION.unpack(item[0])[1], int.from_bytes(item[1], "big")) for item in items]
+
+
+def take_all(lanes: Lanes) -> list[tuple[int, int]]:
+    """All that may go, and is acknowledged."""
+    taken: list[tuple[int, int]] = []
+    while not lanes.is_empty():
+        items = lanes.take(MAX_BATCH_ITEMS, 1 << 20)
+        assert items, "a lane that has a turn has something to send"
+        taken += numbers(items)
+        lanes.acknowledged(len(items))
+    return taken
+
+
+def test_no_more_goes_than_the_credit_and_what_is_done_makes_room() -> None:
+    # Given
+    lanes = Lanes()
+    lanes.grant(1, CREDIT)
+    lanes.put(1, [parcel(n) for n in range(1, 21)], 0.0)
+    # Expect
+    assert take_all(lanes) == [(1, n) for n in range(1, 9)]
+    assert lanes.is_empty()
+    lanes.done({1: 3})
+    assert take_all(lanes) == [(1, n) for n in range(9, 12)]
+    lanes.done({1: 11})
+    assert take_all(lanes) == [(1, n) for n in range(12, 20)]
+    assert lanes.unfinished(1) == 9
+    lanes.done({1: 19})
+    assert take_all(lanes) == [(1, 20)]
+    lanes.done({1: 20})
+    assert lanes.unfinished(1) == 0
+    assert lanes.wait_taken(0.0) == 0
+
+
+def test_a_credit_goes_in_several_batches() -> None:
+    lanes = Lanes()
+    lanes.grant(1, CREDIT)
+    lanes.put(1, [parcel(n) for n in range(1, 21)], 0.0)
+    assert len(lanes.take(MAX_BATCH_ITEMS, 1 << 20)) == 2
+
+
+def test_a_lane_without_credit_holds_up_no_other() -> None:
+    # Given: a registration that has used up its credit, with all the rest waiting
+    lanes = Lanes()
+    for number in (1, 2):
+        lanes.grant(number, CREDIT)
+    bound = QUEUE_ITEMS // 2
+    assert lanes.put(1, [parcel(n) for n in range(1, QUEUE_ITEMS)], 0.0) == bound
+    take_all(lanes)
+    # When
+    assert lanes.put(2, [parcel(n) for n in range(1, 4)], 0.0) == 3
+    # Expect
+    assert take_all(lanes) == [(2, 1), (2, 2), (2, 3)]
+
+
+def test_the_credit_is_one_of_bytes_too_and_a_larger_object_goes_alone() -> None:
+    # Given
+    lanes = Lanes(chunk=20_000)
+    lanes.grant(1, CREDIT)
+    lanes.put(1, [parcel(1, 6_000), parcel(2, 6_000), parcel(3, 15_000), parcel(4, 100)], 0.0)
+    # Expect
+    assert take_all(lanes) == [(1, 1)]
+    lanes.done({1: 1})
+    assert take_all(lanes) == [(1, 2)]
+    lanes.done({1: 2})
+    assert take_all(lanes) == [(1, 3)]
+    lanes.done({1: 3})
+    assert take_all(lanes) == [(1, 4)]
+
+
+def test_a_large_object_in_chunks_uses_its_credit_once() -> None:
+    # Given
+    lanes = Lanes(chunk=1_000)
+    lanes.grant(1, CREDIT)
+    lanes.put(1, [parcel(1, 9_000), parcel(2, 2_000)], 0.0)
+    # When
+    items = []
+    while not lanes.is_empty():
+        items += lanes.take(MAX_BATCH_ITEMS, 1 << 20)
+    lanes.acknowledged(len(items))
+    # Expect: the second one waits for the first to be done
+    kinds = [PUBLICATION.unpack(item[0])[0] for item in items]
+    assert set(kinds[:-1]) == {CHUNK}
+    assert kinds[-1] == LAST_CHUNK
+    lanes.done({1: 1})
+    assert not lanes.is_empty()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["put", "take", "done", "restart"]), st.integers(1, 3), st.integers(1, 12)),
+        max_size=60,
+    )
+)
+def test_whatever_happens_nothing_is_forgotten_that_is_not_done(steps: list[tuple[str, int, int]]) -> None:
+    # Given: registrations 1 and 2 with credit, 3 without; a delegate that gets what is sent
+    lanes = Lanes()
+    for number in (1, 2):
+        lanes.grant(number, CREDIT)
+    put = dict.fromkeys((1, 2, 3), 0)
+    done = dict.fromkeys((1, 2, 3), 0)
+    has: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    for what, number, count in steps:
+        # When
+        if what == "put":
+            put[number] += lanes.put(number, [parcel(put[number] + n) for n in range(1, count + 1)], 0.0)
+        elif what == "take":
+            items = lanes.take(count, 1 << 20)
+            lanes.acknowledged(len(items))
+            for lane, sequence in numbers(items):
+                has[lane].append(sequence)
+            done[3] = has[3][-1] if has[3] else done[3]
+        elif what == "done" and number != 3 and has[number]:
+            done[number] = has[number][min(count, len(has[number])) - 1]
+            has[number] = [n for n in has[number] if n > done[number]]
+            lanes.done({number: done[number]})
+        elif what == "restart":  # the delegate is killed, and another one takes its place
+            has = {1: [], 2: [], 3: []}
+            lanes.restart(granted=dict.fromkeys((1, 2), CREDIT))
+        # Expect
+        for lane in (1, 2):
+            assert len(has[lane]) <= CREDIT.credit
+            assert lanes.unfinished(lane) == put[lane] - done[lane]
+            assert has[lane] == list(range(done[lane] + 1, done[lane] + len(has[lane]) + 1))
+    for _ in range(200):
+        for lane, sequence in take_all(lanes):
+            has[lane].append(sequence)
+        lanes.done({lane: known[-1] for lane, known in has.items() if known})
+    assert all(known[-1] == put[lane] for lane, known in has.items() if known)
+    assert lanes.wait_taken(0.0) == 0
+
+
+def test_what_was_acknowledged_and_not_done_goes_to_a_delegate_without_credits_as_well() -> None:
+    # Given
+    lanes = Lanes()
+    lanes.grant(1, CREDIT)
+    lanes.put(1, [parcel(n) for n in range(1, 4)], 0.0)
+    take_all(lanes)
+    # When
+    lanes.restart(granted={1: Registered()})
+    # Expect
+    assert take_all(lanes) == [(1, 1), (1, 2), (1, 3)]
+    assert lanes.unfinished(1) == 0
+
+
+def test_important_lanes_have_more_turns_and_all_of_them_under_strict() -> None:
+    # Given
+    for strict in (False, True):
+        lanes = Lanes()
+        for number, importance in ((1, 1), (2, 5)):
+            lanes.grant(number, Registered(QUEUE_ITEMS, importance, 0, 1 << 30, strict))
+            lanes.put(number, [parcel(n) for n in range(1, 4_001)], 0.0)
+        # When
+        sent = [number for number, _ in numbers([each for _ in range(8) for each in lanes.take(500, 1 << 20)])]
+        # Expect: of bytes sixteen times as much; or nothing else
+        assert sent.count(2) / max(1, sent.count(1)) > 10
+        assert strict == (sent.count(1) == 0)
+
+
+# -- over a delegate --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def delegate(federation: Any, by_type: None) -> Any:
+    """With quality of service, and a credit of 16."""
+    return federation.pad(config=with_qos(federation.config, credit=16))
+
+
+def subscribed(federation: Any, type_name: str, subscriber: Any = None, **options: Any) -> tuple[Any, str]:
+    """A subscription to all of a type."""
+    subscriber = subscriber or federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=type_name, **options)
+    assert subscriber.wait_matched(uid) == 1
+    return subscriber, uid
+
+
+def received(subscriber: Any, uid: str, count: int) -> list[int]:
+    """The numbers of the next objects."""
+    objects = [subscriber.receive(uid, 20.0) for _ in range(count)]
+    return [obj.platform.sequence if obj is not None else 0 for obj in objects]
+
+
+def test_everything_arrives_once_in_order_and_is_done(
+    delegate: Any, federation: Any, figures: Any, register: Register
+) -> None:
+    # Given
+    publisher = federation.light()
+    registration = register(publisher, "important")
+    subscriber, uid = subscribed(federation, "important")
+    # When
+    for _ in range(500):
+        publisher.publish(registration, figures.figure_1, b"x" * 100)
+    publisher.flush(20.0)
+    # Expect
+    assert received(subscriber, uid, 500) == list(range(1, 501))
+    assert subscriber.receive(uid, 0.2) is None
+    assert publisher.status()["registrations"][registration]["unfinished"] == 0
+    told = delegate.status()["qos"]["tasks"]
+    assert told["kinds"]["judge"]["served"] == 500
+    assert {row["importance"] for row in told["bins"]} == {5}
+    assert subscriber.losses(uid) == {}
+
+
+def test_the_more_important_is_judged_first_and_what_is_admitted_is_acknowledged(
+    delegate: Any, federation: Any, figures: Any, register: Register, judging: Judging
+) -> None:
+    # Given: one publisher, two registrations; and the delegate is busy with the first object
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    normal, important = register(publisher, "normal", at), register(publisher, "important", at)
+    connection = publisher._connections[at]
+    other = federation.light()
+    blocker = register(other, "blocking")
+    with judging.held():
+        other.publish(blocker, figures.figure_1)
+        assert judging.waiting.wait(20)
+        # When
+        for registration in (normal, important):
+            for _ in range(10):
+                publisher.publish(registration, figures.figure_1)
+        eventually(lambda: connection._sender.unacknowledged == 0 and connection._queue.waiting == 0)
+        assert publisher.status()["registrations"][important]["unfinished"] == 10
+        with pytest.raises(BackPressureError):
+            publisher.flush(0.1)
+    publisher.flush(20.0)
+    # Expect
+    expected = [("blocking", 1), *(("important", n) for n in range(1, 11)), *(("normal", n) for n in range(1, 11))]
+    assert judging.judged == expected
+
+
+def test_a_full_unimportant_registration_never_blocks_an_important_one_of_its_publisher(
+    delegate: Any, federation: Any, figures: Any, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given: a delegate that has no memory for what is not important
+    has_room = threading.Event()
+    monkeypatch.setattr(Pipeline, "has_room", lambda _, importance: importance > 1 or has_room.is_set())
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    normal, important = register(publisher, "normal", at), register(publisher, "important", at)
+    subscriber, uid = subscribed(federation, "important")
+    _, normal_uid = subscribed(federation, "normal", subscriber)
+    # When: everything that may wait does
+    with pytest.raises(BackPressureError) as caught:
+        publisher.publish_many(normal, [(figures.figure_1, None)] * QUEUE_ITEMS, timeout=0.2)
+    count = caught.value.facts["published"]
+    assert count == 16 + QUEUE_ITEMS // 2
+    began = time.monotonic()
+    publisher.publish(important, figures.figure_1)
+    # Expect
+    assert received(subscriber, uid, 1) == [1]
+    assert time.monotonic() - began < 10.0  # of a wait for the memory it would be told after 5 s, on this connection
+    assert delegate.status()["qos"]["tasks"]["parked"] == 1
+    assert publisher.status()["registrations"][normal]["unfinished"] == count
+    has_room.set()
+    assert received(subscriber, normal_uid, 20) == list(range(1, 21))
+
+
+def test_what_finds_no_memory_in_time_is_refused_and_told(
+    federation: Any, figures: Any, register: Register, by_type: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given
+    queue = msgspec.structs.replace(federation.config.queue, block_seconds=0.2)
+    federation.pad(config=with_qos(msgspec.structs.replace(federation.config, queue=queue)))
+    monkeypatch.setattr(Pipeline, "has_room", lambda *_: False)
+    told: list[tuple[str, JbiError]] = []
+    publisher = federation.light(refused=lambda *error: told.append(error))
+    registration = register(publisher, "normal")
+    # When
+    object_id = publisher.publish(registration, figures.figure_1)
+    publisher.flush(10.0)
+    # Expect
+    assert [(known, type(error)) for known, error in told] == [(object_id, BackPressureError)]
+
+
+def test_who_exceeds_its_credit_is_cut_off_and_nobody_else(
+    delegate: Any,
+    federation: Any,
+    figures: Any,
+    register: Register,
+    judging: Judging,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    # Given: a publisher that keeps to no credit, and one that does
+    greedy, good = federation.light(), federation.light()
+    bad, fine = register(greedy, "normal"), register(good, "important")
+    subscriber, uid = subscribed(federation, "important")
+    (connection,) = greedy._connections.values()
+    connection._queue.grant(1, Registered(credit=1_000, importance=1, credit_bytes=1 << 30))
+    # When
+    with judging.held():
+        good.publish(fine, figures.figure_1)
+        assert judging.waiting.wait(20)
+        for _ in range(100):
+            greedy.publish(bad, figures.figure_1)
+        # Expect
+        eventually(lambda: "its credit is 16" in caplog.text, what=lambda: caplog.text)
+    good.publish(fine, figures.figure_1)
+    assert received(subscriber, uid, 2) == [1, 2]
+    greedy.close(0.1)
+
+
+def test_a_subscriber_that_blocks_parks_that_registration_alone(
+    delegate: Any, federation: Any, figures: Any, register: Register
+) -> None:
+    # Given: two registrations of a type, a subscription that takes nothing and blocks, beside one that takes all
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    normal, important = register(publisher, "normal", at), register(publisher, "important", at)
+    subscriber, blocking = subscribed(federation, "normal", policy="block", bound=2)
+    _, all_of_it = subscribed(federation, "important", subscriber)
+    # When
+    for n in range(12):
+        publisher.publish(normal, figures.figure_1)
+        if n == 11:
+            publisher.publish(important, figures.figure_1)
+    # Expect: others go on meanwhile, and nothing of the one that waits is lost
+    assert received(subscriber, all_of_it, 1) == [1]
+    eventually(lambda: delegate.status()["qos"]["tasks"]["parked"] == 1)
+    assert received(subscriber, blocking, 12) == list(range(1, 13))
+    publisher.flush(10.0)
+    assert subscriber.losses(blocking) == {}
+
+
+def test_a_subscriber_that_blocks_for_too_long_loses_and_is_told(
+    federation: Any, figures: Any, register: Register, by_type: None
+) -> None:
+    # Given
+    queue = msgspec.structs.replace(federation.config.queue, block_seconds=0.2)
+    config = with_qos(msgspec.structs.replace(federation.config, queue=queue))
+    federation.pad(config=config)
+    publisher = federation.light()
+    registration = register(publisher, "normal")
+    subscriber = federation.subscriber(config)
+    uid = subscriber.register_subscriber(type_name="normal", policy="block", bound=2)
+    assert subscriber.wait_matched(uid) == 1
+    # When
+    for _ in range(10):
+        publisher.publish(registration, figures.figure_1)
+    publisher.flush(20.0)
+    # Expect
+    eventually(lambda: subscriber.losses(uid).get("block_timeout", 0) >= 1, what=lambda: subscriber.losses(uid))
+    took = []
+    while (obj := subscriber.receive(uid, 0.5)) is not None:
+        took.append(obj.platform.sequence)
+    assert took == sorted(set(took))
+    assert len(took) + subscriber.losses(uid)["block_timeout"] == 10
+
+
+def test_mail_is_done_when_it_is_on_disk_and_holds_up_nobody(
+    federation: Any,
+    figures: Any,
+    register: Register,
+    by_type: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given: a delegate with state whose disk is slow, and an e-mail subscription to what is not important
+    go, commit = threading.Event(), MailStore.commit
+
+    def slow(store: MailStore, changes: Any, offset: float) -> None:
+        assert not changes.letters or go.wait(30.0)
+        commit(store, changes, offset)
+
+    monkeypatch.setattr(MailStore, "commit", slow)
+    section = msgspec.structs.replace(federation.config.pad, state=str(tmp_path / "state.db"))
+    pad = federation.pad(config=with_qos(msgspec.structs.replace(federation.config, pad=section)))
+    secret = "0123456789abcdef" * 2
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    normal, important = register(publisher, "normal", at), register(publisher, "important", at)
+    (entries,) = {r.topic.entries[:1] for r in pad.delegate._registrations.values() if r.gate.type.name == "normal"}
+    uid = owned_uid("subscription", secret)
+    request = SubscriptionRequest(uid, entries, direct=False, recipients=("one@x.org",), secret=secret)
+    pad.delegate.subscribe("", request, 60.0)
+    subscriber, direct = subscribed(federation, "important")
+    # When
+    publisher.publish(normal, figures.figure_1)
+    publisher.publish(important, figures.figure_1)
+    # Expect
+    assert received(subscriber, direct, 1) == [1]
+    eventually(lambda: publisher.status()["registrations"][important]["unfinished"] == 0)
+    assert publisher.status()["registrations"][normal]["unfinished"] == 1
+    go.set()
+    publisher.flush(10.0)
+
+
+def test_a_fault_in_judging_refuses_that_object_and_the_others_go_on(
+    delegate: Any, federation: Any, figures: Any, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given
+    judge = Pipeline.judge
+
+    def fails_at_three(self: Pipeline, registration: Any, run: Any, deliveries: Any, refused: Any) -> int:
+        if any(each.head.sequence == 3 for each in run):
+            raise ZeroDivisionError("a fault of ours")
+        return judge(self, registration, run, deliveries, refused)
+
+    monkeypatch.setattr(Pipeline, "judge", fails_at_three)
+    told: list[str] = []
+    publisher = federation.light(refused=lambda object_id, _: told.append(object_id))
+    registration = register(publisher, "important")
+    subscriber, uid = subscribed(federation, "important")
+    # When
+    for _ in range(5):
+        publisher.publish(registration, figures.figure_1)
+        publisher.flush(10.0)
+    # Expect
+    assert received(subscriber, uid, 4) == [1, 2, 4, 5]
+    assert [each[-12:] for each in told] == ["000000000003"]
+
+
+def test_what_was_said_on_a_connection_that_was_cut_is_said_again(
+    delegate: Any, federation: Any, figures: Any, register: Register, judging: Judging
+) -> None:
+    # Given: objects that are admitted, and not done when the connection is cut
+    publisher = federation.light()
+    registration = register(publisher, "important")
+    subscriber, uid = subscribed(federation, "important")
+    (connection,) = publisher._connections.values()
+    other = federation.light()
+    blocker = register(other, "blocking")
+    with judging.held():
+        other.publish(blocker, figures.figure_1)
+        assert judging.waiting.wait(20)
+        for _ in range(5):
+            publisher.publish(registration, figures.figure_1)
+        eventually(lambda: connection._sender.unacknowledged == 0 and connection._queue.waiting == 0)
+        for receiver in delegate._publications.values():
+            receiver.stop()
+    # Expect
+    publisher.flush(20.0)
+    assert received(subscriber, uid, 5) == [1, 2, 3, 4, 5]
+
+
+def test_a_publisher_that_may_publish_so_many_a_second_is_held_back_without_a_loss(
+    delegate: Any, federation: Any, figures: Any, register: Register
+) -> None:
+    # Given
+    publisher = federation.light()
+    registration = register(publisher, "normal")
+    (known,) = delegate.delegate._registrations.values()
+    known.contract.settings = Settings(importance=1, max_rate=Rate(50, "objects"))
+    subscriber, uid = subscribed(federation, "normal")
+    # When
+    began = time.monotonic()
+    for _ in range(60):
+        publisher.publish(registration, figures.figure_1)
+    publisher.flush(20.0)
+    # Expect
+    assert time.monotonic() - began > 0.4  # the first step may have sixteen
+    assert received(subscriber, uid, 60) == list(range(1, 61))
+
+
+def test_a_peer_publisher_judges_by_turns_and_keeps_its_promise(federation: Any, figures: Any, by_type: None) -> None:
+    # Given
+    peer = federation.peer(with_qos(federation.config))
+    registration = peer.register_publisher(figures.schema, figures.figure_1, type_name="important")
+    subscriber, uid = subscribed(federation, "important")
+    # When
+    for _ in range(20):
+        peer.publish(registration, figures.figure_1)
+    # Expect
+    assert received(subscriber, uid, 20) == list(range(1, 21))
+    told = peer.status()["qos"]["tasks"]
+    assert told["kinds"] == {"publish": {**told["kinds"]["publish"], "served": 20}}
+    assert {row["importance"] for row in told["bins"]} == {5}
+
+
+KILLED = """
+import sys, time
+from jbi_pubsub.pad.pipeline import Pipeline
+from jbi_pubsub.cli import main
+Pipeline.judge = lambda *_: time.sleep(3600)
+sys.argv = ["jbi", *ARGUMENTS]
+main()
+"""
+
+
+def test_a_delegate_killed_with_work_that_is_not_done_loses_nothing_and_doubles_nothing(
+    federation: Any, figures: Any, start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given: a delegate that has admitted and acknowledged objects, and done none of them
+    monkeypatch.setenv("JBI_QOS_MODE", "on")
+    monkeypatch.setenv("JBI_QOS_CREDIT", "32")
+    locator = federation.lookups[0].address
+    arguments = ["--no-multicast", "--locator", locator, "pad", "alpha", "rome", "--json"]
+    killed = start(script=KILLED.replace("ARGUMENTS", json.dumps(arguments)))
+    assert killed.fact()["address"]
+    busy, publisher = federation.light(), federation.light()
+    busy.publish(figures.register(busy), figures.figure_1)  # this one is being judged
+    registration = figures.register(publisher)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber()
+    assert subscriber.wait_matched(uid) == 1
+    (connection,) = publisher._connections.values()
+    for _ in range(100):
+        publisher.publish(registration, figures.figure_1)
+    eventually(lambda: connection._queue.waiting == 68 and connection._sender.unacknowledged == 0)
+    assert publisher.status()["registrations"][registration]["unfinished"] == 100
+    # When
+    killed.end(kill=True)
+    assert start(*arguments).fact()["address"]
+    for each in (busy, publisher):
+        each.flush(30.0)
+    # Expect
+    objects = [subscriber.receive(uid, 20.0).platform for _ in range(101)]
+    assert [each.sequence for each in objects if each.registration == registration] == list(range(1, 101))
+    assert subscriber.receive(uid, 0.3) is None
+
+
+OFF = """
+import sys, threading
+from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
+from jbi_pubsub.core.config import LookupSection
+from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.pad.server import DisseminationServer
+config = Config(lookup=LookupSection(locators=(LOCATOR,), groups=(GROUP,), multicast=False))
+server = DisseminationServer(config, TypeRepository(), characteristics=("alpha", "rome"))
+server.start()
+publisher, subscriber = PublisherAdapterLight(config), SubscriberAdapter(config)
+uid = subscriber.register_subscriber()
+registration = publisher.register_publisher(publisher.connect_to_delegate("alpha", "rome"), SCHEMA, INVARIANTS)
+publisher.publish(registration, INVARIANTS)
+assert subscriber.receive(uid, 20.0) is not None
+publisher.flush(20.0)
+print('{"qos": %s, "threads": %s, "status": %s}' % (
+    sum(name.startswith("jbi_pubsub.qos") for name in sys.modules),
+    sum(thread.name.startswith(("judge-", "report-")) for thread in threading.enumerate()),
+    sum(key == "qos" for key in server.status()),
+), flush=True)
+for each in (publisher, subscriber):
+    each.close()
+server.stop(0.5)
+"""
+
+
+def test_what_is_off_is_not_imported_and_has_no_thread(
+    federation: Any, figures: Any, start: Callable[..., Any], world: str
+) -> None:
+    values = {
+        "LOCATOR": federation.lookups[0].address,
+        "GROUP": world,
+        "SCHEMA": str(figures.schema),
+        "INVARIANTS": figures.figure_1,
+    }
+    script = OFF
+    for name, value in values.items():
+        script = script.replace(name, repr(value))
+    assert start(script=script).fact() == {"qos": 0, "threads": 0, "status": 0}

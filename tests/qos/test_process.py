@@ -1,0 +1,20 @@
+"""What a process takes of its machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jbi_pubsub.qos.process import ProcessUse
+
+
+def test_the_share_of_a_core_is_that_since_the_last_look() -> None:
+    now, spent = [10.0], [1.0]
+    use = ProcessUse(clock=lambda: now[0], cpu=lambda: spent[0])
+    memory, cpu = use.look()
+    assert cpu is None  # nothing is known yet
+    assert memory is None or 1 << 20 < memory < 1 << 40
+    now[0], spent[0] = 12.0, 2.5
+    assert use.look()[1] == 0.75
+    now[0], spent[0] = 12.1, 2.6
+    assert use.look()[1] == 0.75  # too soon for another one
+    assert (memory is not None) == Path("/proc/self/statm").exists()
