@@ -305,8 +305,10 @@ def test_conditions_about_the_process_hold_when_it_is_so(
     assert subscriber.wait_matched(uid) == 1
     eventually(lambda: importance(pad) == [5, 5], timeout=10.0)
     # When three wait here, and three with an application that takes none; Expect it to hold
-    for _ in range(6):
-        publisher.publish(registration, figures.figure_1)
+    for _ in range(2):
+        for _ in range(3):
+            publisher.publish(registration, figures.figure_1)
+        eventually(lambda: subscriber.queue_size(uid) == 3, timeout=10.0)
     eventually(lambda: importance(pad) == [1, 1], timeout=10.0)
     # and no more once they are taken
     assert [subscriber.receive(uid) is not None for _ in range(6)] == [True] * 6
