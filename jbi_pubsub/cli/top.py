@@ -373,7 +373,8 @@ def _in_force(server: Server, quality: Quality) -> tuple[object, ...]:
 
 _IN_FORCE: Final = (
     Column("in force at", long=True, name=True), Column("policies", right=True, spare=2),
-    Column("version", right=True), Column("digest", spare=3), Column("strategy"), Column("contracts 1-5", right=True, spare=2),
+    Column("version", right=True), Column("digest", spare=3), Column("strategy"),
+    Column("contracts 1-5", right=True, spare=2),
     Column("shaped", spare=2), Column("from", long=True, spare=3), Column("what is wrong", long=True),
 )  # fmt: skip
 
