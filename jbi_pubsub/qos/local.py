@@ -125,6 +125,15 @@ def _plain(given: GrantedQos) -> GrantedQos:
     return msgspec.structs.replace(given, settings=settings)
 
 
+_Key = tuple[str, float, int]
+
+
+def _key(parcel: Parcel) -> _Key:
+    """Of an object, whatever filters left of it: the number of one that was refused is used again."""
+    head = parcel.head
+    return head.object_id, head.published, head.payload_length
+
+
 class _Seen:
     """What is known of the object that was looked at last: of one that many classes ask about it is found out once."""
 
@@ -134,7 +143,7 @@ class _Seen:
     def of(self, parcel: Parcel) -> _Known:
         """Of that one."""
         known = self._last
-        if known is None or known.object_id != parcel.head.object_id:
+        if known is None or known.key != _key(parcel):
             known = self._last = _Known(parcel)
         return known
 
@@ -144,7 +153,7 @@ class _Known:
 
     def __init__(self, parcel: Parcel) -> None:
         head = parcel.head
-        self.object_id: Final = head.object_id
+        self.key: Final = _key(parcel)
         self.size: Final = len(head.metadata) + head.payload_length
         self.payload_type: Final = payload_type(parcel.payload)
         self._metadata = bytes(head.metadata)
@@ -173,11 +182,11 @@ class _ByObject:
         self._seen = seen
         self._known: dict[tuple[bool, ...], Settings] = {}
         """By what holds."""
-        self._last: tuple[str, Settings] = ("", DEFAULT)
+        self._last: tuple[_Key, Settings] = (("", 0.0, 0), DEFAULT)
 
     def __call__(self, parcel: Parcel) -> Settings:
         last = self._last
-        if last[0] == parcel.head.object_id:
+        if last[0] == _key(parcel):
             return last[1]
         known = self._seen.of(parcel)
         try:
@@ -190,7 +199,7 @@ class _ByObject:
                 self._known = {}
             which = dict(zip(self._residues, holding, strict=True))
             settings = self._known[holding] = self._of(self._resolution, which.__getitem__).settings
-        self._last = (known.object_id, settings)
+        self._last = (known.key, settings)
         return settings
 
 

@@ -177,6 +177,12 @@ def test_conditions_on_objects_are_decided_per_object_and_no_policy_is_parsed(
     assert contract.settings == Settings(importance=2)
 
 
+def test_an_object_under_the_number_of_one_that_was_refused_is_another_one(world: World) -> None:
+    world.install(P.format("large") + "when = \"size > '50 KB'\"\nimportance = 1\n")
+    contract, _ = world.open()
+    assert [contract.of(parcel(1, size=size)).importance for size in (100, 60_000, 100)] == [3, 1, 3]
+
+
 def test_a_contract_without_a_type_gets_what_holds_for_the_type_of_each_object(world: World) -> None:
     contract, _ = world.open(type_name="")
     assert contract.by_object is None  # nothing asks for a type: it costs nothing
