@@ -72,6 +72,8 @@ class Lane:
         """Objects that are not done, and their bytes."""
         self.done = 0
         """The number up to which all are done."""
+        self.told = 0
+        """How important its publisher was told on this connection that it is; 0: not yet."""
         self.unsynced: deque[tuple[int, float, list[Entry]]] = deque()
         """Judged, with mail that is not on disk: its number there, and since when (monotonic seconds)."""
         self._intake = intake
@@ -327,17 +329,22 @@ class Intake:
                 self._refused.popleft() for _ in range(min(REFUSALS_AT_ONCE, len(self._refused)))
             )
             has_more = bool(self._refused)
-            done = {} if has_more else {number: lane.done for number, lane in self._news.items()}
+            news = {} if has_more else self._news
             if not has_more:
-                self._news.clear()
+                self._news = {}
         if has_more:
             self._reports.wanted(self)
-        return msgspec.msgpack.encode(Taken(refusals, done)) if refusals or done else b""
+        if not refusals and not news:
+            return b""
+        done = {number: lane.done for number, lane in news.items()}
+        return msgspec.msgpack.encode(Taken(refusals, done, _changed(news)))
 
     def tell_again(self) -> None:
         """Another connection: the one before may have swallowed what was told."""
         with self._lock:
             self._news = {number: lane for number, lane in self._lanes.items() if lane.done}
+            for lane in self._lanes.values():
+                lane.told = 0
 
     def report(self) -> bool:
         """Tell what is new, without waiting for disk or socket; False: there is more to tell, later."""
@@ -361,6 +368,16 @@ class Intake:
             lane.unsynced.popleft()
             self._done(lane, entries)
         self._unsynced.pop(lane.number, None)
+
+
+def _changed(lanes: Mapping[int, Lane]) -> dict[int, int]:
+    """How important those are that were more or less so when they were told last."""
+    found = {}
+    for number, lane in lanes.items():
+        contract = lane.registration.contract
+        if contract is not None and contract.settings.importance != lane.told:
+            found[number] = lane.told = contract.settings.importance
+    return found
 
 
 def _marked(run: Sequence[Parcel], admitted: Sequence[Parcel]) -> list[Entry]:

@@ -24,7 +24,7 @@ from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.pipeline import Pipeline
 from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, Registered
 from jbi_pubsub.pad.subscription import SubscriptionRequest, owned_uid
-from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes
+from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes, _Turns
 from tests.conftest import eventually
 from tests.qos.conftest import Judging
 
@@ -296,6 +296,9 @@ def test_what_waits_follows_a_policy_file_that_changes(
     publisher.flush(20.0)
     # Expect
     assert [name for name, _ in judging.judged] == ["blocking", *["normal"] * 3, *["important"] * 3]
+    turns = publisher._connections[at]._queue._turns
+    assert isinstance(turns, _Turns)
+    assert turns.levels == {1: 4, 2: 1}  # the publisher knows it, too
 
 
 def test_draining_waits_for_what_is_admitted(
