@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 from jbi_pubsub.core.info_object import Cause, Parcel, Part
 from jbi_pubsub.core.pacing import Shares
 from jbi_pubsub.core.quality import LEVELS, Contract, Strategy
+from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.hub import HubSender, Turns
 from jbi_pubsub.pad.delivery import (
     CHUNK,
@@ -509,15 +510,19 @@ class LevelledSession(SubscriberSession):
 
     # -- meanwhile ----------------------------------------------------------------------------------------------
 
-    def _land(self, count: int, consumed: Consumed) -> None:
-        super()._land(count, consumed)
-        now = self._clock()
-        trip = self._delay.seconds(now)
-        for number in consumed:
-            outlet = self._outlets.get(number)
-            if isinstance(outlet, LevelledOutlet):
-                outlet.adapt(now, trip)
-                self._make_ready(outlet)
+    def _acked(self, count: int, note: bytes) -> None:
+        super()._acked(count, note)
+        if not note:
+            return
+        with self._changed:
+            now = self._clock()
+            trip = self._delay.seconds(now)
+            for number in decoder_of(Consumed).decode(note):
+                outlet = self._outlets.get(number)
+                if isinstance(outlet, LevelledOutlet):
+                    outlet.adapt(now, trip)
+                    self._make_ready(outlet)
+        self._sender.ready()
 
     def sweep(self) -> None:
         """Lose what has expired, follow settings that have changed, tell losses that had no turn. On the hub's thread,
