@@ -178,6 +178,23 @@ def test_fan_out_adds_up_and_the_greedy_share_is_never_worse_than_its_bound(made
     assert max(work.values()) <= max(largest, mean + largest)
 
 
+def test_a_delegate_without_work_counts_in_the_mean(tmp_path: Path) -> None:
+    # Given all work at one of two delegates, by one registration
+    contracts = Contracts(
+        (Registration(registration="r", delegate="a", type="t"), Registration(registration="idle", delegate="b"))
+    )
+    data = written(tmp_path / "data", contracts, [Publication("o", "t", "1.0", 0.0, "r", b"<t/>", 0)])
+
+    found, out = asked(fanout.STUDY, data, tmp_path, delegates=4)
+
+    # Expect it to have twice the mean, and four times that of four, whatever the way to share out
+    numbers = found.numbers
+    assert [numbers[f"balance_{name}"] for name in ("now", "by_type", "by_hash", "by_load")] == [2, 4, 4, 4]
+    assert [(row["delegate"], row["registrations"], row["objects"]) for row in table(out, "delegates")] == [
+        ("a", "1", "1"), ("b", "1", "0"),
+    ]  # fmt: skip
+
+
 def test_bandwidth_counts_an_object_once_for_a_process_and_what_filters_leave_of_it(tmp_path: Path) -> None:
     def said(name: str, process: str, **more: Any) -> Subscription:
         return Subscription(subscription=name, subscriber=process, predicate="/t[a = 1]", **more)
