@@ -343,8 +343,11 @@ def test_two_results_are_compared_number_by_number(tmp_path: Path) -> None:
 
     same, other = comparison.compare(outs[0], outs[0]), comparison.compare(*outs)
 
-    assert same.facts == (("changed", "nothing"),)
-    assert "copies" in other.numbers
+    assert dict(same.facts)["numbers that changed"] == f"0 of {len(same.tables[0].rows)}"
+    assert str(tmp_path / "data2") in dict(other.facts)["after"]  # what was compared with what
+    [copies] = [row for row in other.tables[0].rows if row[0] == "copies"]
+    assert dict(other.facts)["copies"] == f"{copies[1]:,.10g} -> {copies[2]:,.10g} ({copies[3]:+,.2f} %)"
+    assert other.numbers["copies"] == copies[3]
     with pytest.raises(StudyError, match="holds no result"):
         comparison.compare(outs[0], tmp_path)
 
