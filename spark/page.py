@@ -40,7 +40,7 @@ figure{margin:0;max-width:46rem;overflow-x:auto}figure svg{width:100%;min-width:
 .facts th{font-weight:400;opacity:.8}footer{margin-top:2rem;font-size:.85rem;opacity:.8;overflow-wrap:anywhere}
 @media print{body{max-width:none;padding:0;font-size:10px}.wide{overflow:visible;max-height:none}
 .plots{display:block}figure{margin:.5rem 0;overflow:visible}figure svg{min-width:0}
-td,th,thead~tbody td:not(.n):first-child,td.long{padding:.1rem .25rem;min-width:0;overflow-wrap:anywhere}
+td,th,thead~tbody td:not(.n):first-child,td.long{padding:.1rem .25rem;min-width:0}td{overflow-wrap:anywhere}
 th.n{white-space:normal}thead th{position:static}figure,tr{break-inside:avoid}}
 """
 

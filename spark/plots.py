@@ -78,9 +78,13 @@ def drawn(plot: Plot) -> tuple[str, bytes]:
     with mpl.rc_context(settings):  # type: ignore[arg-type]  # its keys are literals
         figure = Figure(figsize=_SIZE if plot.kind != "ranked" else _tall(plot), layout="constrained")
         axes = figure.subplots()
-        _fill(axes, plot)
-        if len(plot.series) > 1:
-            figure.legend(loc="outside right upper", frameon=False)
+        if any(y for series in plot.series for y in series.y):
+            _fill(axes, plot)
+            if len(plot.series) > 1:
+                figure.legend(loc="outside right upper", frameon=False)
+        else:
+            axes.set(title=plot.title, xticks=[], yticks=[])
+            axes.text(0.5, 0.5, "nothing", transform=axes.transAxes, ha="center", va="center")
         svg, png = io.StringIO(), io.BytesIO()
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         figure.savefig(png, format="png", dpi=150, facecolor="white", metadata={"Software": None})

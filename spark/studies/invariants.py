@@ -174,17 +174,20 @@ def _moves(
             continue
         data = samples[registration][0][1].encode()
         root = parse_metadata(data)
+        of_text: dict[object, list[Condition]] = {}
         for each in asked:
-            said = [
-                c for c in _conditions(each, root, len(data)) if _is_constant(c, each, root, constants[registration])
-            ]
+            same = (each.subscription.predicate, tuple(each.subscription.namespaces.items()))
+            if same not in of_text:
+                found = _conditions(each, root, len(data))
+                of_text[same] = [c for c in found if _is_constant(c, each, root, constants[registration])]
+            said = of_text[same]
             spared += number * any(condition.holds is False for condition in said)
             for condition in said:
                 key, is_false = (each.subscription.subscription, condition.text), condition.holds is False
                 many, false_for, of_them = rows.get(key, (0, 0, 0))
                 rows[key] = many + 1, false_for + is_false, of_them + number * is_false
-    found = [(said, text, *counts) for (said, text), counts in rows.items()]
-    return sorted(found, key=lambda row: (-row[4], row[0], row[1])), spared, candidates
+    moves = [(uid, text, *counts) for (uid, text), counts in rows.items()]
+    return sorted(moves, key=lambda row: (-row[4], row[0], row[1])), spared, candidates
 
 
 def _conditions(wanted: Wanted, root: Element, size: int) -> Sequence[Condition]:

@@ -179,6 +179,11 @@ def _timed(timings: dict[str, float], stage: str) -> Iterator[None]:
     timings[stage] = perf_counter() - begin
 
 
+def counted(count: int, noun: str) -> str:
+    """So many of them, for people."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def share(part: float, whole: float) -> str:
     """A share for people."""
     return f"{100 * part / whole:.1f} %" if whole else "-"

@@ -34,7 +34,7 @@ pytestmark = [
 HOSTILE: Final = "<img src=x onerror=alert(1)></script><script>alert(2)</script>$\\frac{"
 LONG: Final = "https://example.org/" + "one-name-without-a-space" * 40
 SUBSCRIPTIONS: Final = 250
-STUDIES: Final = ("fanout", "bandwidth", "match", "made-up", "compare")
+STUDIES: Final = ("fanout", "bandwidth", "match", "made-up", "compare", "nothing")
 PAPER: Final = 718
 """CSS pixels between the margins (1 cm) of A4 upright."""
 
@@ -91,6 +91,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     how = Run(input="test", engine="local")
     result.finish(report.claim(home / "match"), contracts.match(data.contracts), how)
     result.finish(report.claim(home / "compare"), comparison.compare(home / "fanout", home / "more"), how)
+    dataset.write(home / "nobody", Contracts(registrations), published, source="test")
+    run(bandwidth.STUDY, data_in(home / "nobody"), home / "nothing", Options(engine="local"))
     match_study(registrations=2_000, templates=500, seed=1, out=home / "made-up", engine="local")
     return home
 
@@ -161,4 +163,12 @@ def test_a_long_table_has_its_first_rows_and_sorts_by_numbers(folders: Path, bro
     # Expect names as text, and long ones cut, with a word of it
     shown.get_by_role("region", name="Delegates as they are").get_by_text(HOSTILE, exact=True).wait_for()
     assert "of texts the first 300 characters" in shown.inner_text("body")
+    shown.close()
+
+
+def test_a_plot_of_nothing_says_so(folders: Path, browser: Any, troubles: list[str]) -> None:
+    shown = opened(browser, folders / "nothing", troubles)
+
+    assert shown.locator("svg text", has_text="nothing").count() == 2
+    assert shown.locator("svg text").count() == 4  # with their titles: no ticks, no legend
     shown.close()

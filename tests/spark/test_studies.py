@@ -225,6 +225,30 @@ def test_bandwidth_counts_an_object_once_for_a_process_and_what_filters_leave_of
     assert found.numbers["fits_8000"] == 1
 
 
+def test_a_payload_that_was_not_kept_does_not_grow_by_compression(tmp_path: Path) -> None:
+    contracts = Contracts((), (Subscription(subscription="all", subscriber="one"),))
+    published = [Publication("o", "t", "1.0", 0.0, "r", b"<t/>", 1000)]
+
+    found, _ = asked(bandwidth.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
+
+    assert found.numbers["bytes_compressed"] == found.numbers["bytes_filters"] == 1004
+    assert dict(found.facts)["time"] == "0 s of publications to 1 subscriber"
+
+
+def test_equal_predicates_are_examined_once_for_a_registration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ("//country = 'c1'", "//country = 'c2'")
+    contracts = Contracts((), tuple(Subscription(subscription=f"s{n}", predicate=texts[n % 2]) for n in range(40)))
+    published = [Publication(f"o{n}", "t", "1.0", 0.0, "r", b"<t><country>c1</country></t>", 0) for n in range(3)]
+    examined: list[str] = []
+    examine = invariants.examine
+    monkeypatch.setattr(invariants, "examine", lambda p, *of: (examined.append(p.expression), examine(p, *of))[1])
+
+    found, out = asked(invariants.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
+
+    assert sorted(examined) == sorted(texts)
+    assert (len(table(out, "movable")), found.numbers["avoidable"]) == (40, 3 * 20)
+
+
 def test_what_never_changes_within_a_registration_could_be_invariant_and_spare_the_second_level(tmp_path: Path) -> None:
     contracts = Contracts(
         tuple(Registration(registration=f"r{n}", type="t") for n in range(3)),
@@ -249,7 +273,9 @@ def test_what_never_changes_within_a_registration_could_be_invariant_and_spare_t
 
 def test_domains_save_the_copies_that_go_to_the_same_one(made: Path, tmp_path: Path) -> None:
     judge, contracts = Judge(SMALL.contracts()), SMALL.contracts()
-    expected = dict.fromkeys(aggregation.DOMAINS, 0)
+    subscribers = len({each.subscriber for each in contracts.subscriptions})
+    expected = dict.fromkeys((domains for domains in aggregation.DOMAINS if domains <= subscribers), 0)
+    assert 1 < len(expected) < len(aggregation.DOMAINS)  # more domains than subscribers tell nothing
     for publication in SMALL.published():
         names = {contracts.subscriptions[n].subscriber for n in judge.judge(publication).matched}
         for domains in expected:
