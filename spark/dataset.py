@@ -165,6 +165,10 @@ def check_columns(given: pa.Schema, table: str, where: str) -> list[str]:
 def _fits(found: Any, wanted: Any, pa: Any) -> bool:
     """Whether a cast loses nothing: texts are bytes as well, timestamps seconds, small numbers large ones."""
     kinds = pa.types
+    if kinds.is_dictionary(found):  # categories
+        found = found.value_type
+    if kinds.is_string_view(found) or kinds.is_binary_view(found):
+        found = pa.string() if kinds.is_string_view(found) else pa.binary()
     if kinds.is_binary(wanted) or kinds.is_string(wanted):
         texts = kinds.is_string(found) or kinds.is_large_string(found)
         return bool(texts or (kinds.is_binary(wanted) and (kinds.is_binary(found) or kinds.is_large_binary(found))))
@@ -232,7 +236,7 @@ def contracts_of(rows: Iterable[Mapping[str, Any]], table: str, rejects: list[Re
                 check_rep(entry)
             yield made
         except (msgspec.ValidationError, msgspec.DecodeError, EntryError) as error:
-            rejects.append(Reject(table, str(row.get(name) or f"row {number}")[:200], str(error)[:500]))
+            rejects.append(Reject(table, str(row.get(name) or f"row {number + 1}")[:200], str(error)[:500]))
 
 
 _decode_json: Final = msgspec.json.Decoder().decode

@@ -31,12 +31,12 @@ from jbi_pubsub.spark.studies import (
     invariants,
     predicates,
 )
-from jbi_pubsub.spark.studies.study import Options, Study, data_in, run
+from jbi_pubsub.spark.studies.study import ANY, Options, Study, check_rejects, data_in, run, with_rejects
 
 from .cluster import on_clusters, place_option, resume_option, written_to
 from .near import NearNames
 from .settings import Settings, json_option, pass_settings, try_folder
-from .show import console, show_json, show_rows
+from .show import console, show_facts, show_json
 from .watch import watch
 
 Tell = Callable[[str, int, int], None]
@@ -75,6 +75,11 @@ def out_option(default: str) -> Callable[[Any], Any]:
     )  # fmt: skip
 
 
+rejects_option = click.option(
+    "--max-rejects", type=click.IntRange(ANY), default=ANY, help="Fail above so many unreadable rows; -1: never."
+)
+
+
 @study.command()
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=False)
 @click.option("--registrations", type=click.IntRange(1), default=100_000, show_default=True)
@@ -82,6 +87,7 @@ def out_option(default: str) -> Callable[[Any], Any]:
 @click.option("--seed", type=int, default=1, show_default=True)
 @out_option("study-match")
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
+@rejects_option
 @resume_option
 @on_clusters
 @json_option
@@ -94,6 +100,7 @@ def match(
     seed: int,
     out: Path,
     engine: str,
+    max_rejects: int,
     master: str,
     settings: Mapping[str, str],
     resume: bool,
@@ -110,8 +117,10 @@ def match(
         for name in ("registrations", "templates", "seed", "engine", "master", "conf", "resume"):
             if context.get_parameter_source("confs" if name == "conf" else name) is ParameterSource.COMMANDLINE:
                 raise ConfigurationError(f"--{name} is for a generated population", hint="Leave it out, or DATA")
-        _match_data(data, out, as_json)
+        _match_data(data, out, max_rejects, as_json)
         return
+    if max_rejects != ANY:
+        raise ConfigurationError("--max-rejects is for a data set", hint="Give DATA, or leave it out")
     with telling() as tell:
         found = match_study(
             registrations=registrations,
@@ -127,14 +136,15 @@ def match(
     if as_json:
         show_json(json.loads(msgspec.json.encode(found)))
     else:
-        show_rows(("", ""), found.rows(), title="first-level match study")
+        show_facts(found.rows(), title="first-level match study")
 
 
-def _match_data(data: Path, out: Path, as_json: bool) -> None:  # as the command's
+def _match_data(data: Path, out: Path, max_rejects: int, as_json: bool) -> None:  # as the command's
     given = data_in(data)
+    check_rejects(len(given.rejects), given.rejects, max_rejects)
     folder = report.claim(out)
     began = time.perf_counter()
-    found = contracts.match(given.contracts)
+    found = with_rejects(contracts.match(given.contracts), len(given.rejects))
     timings = (("match", round(time.perf_counter() - began, 3)),)
     how = Run(input=str(data), engine="local", timings=timings, rejected=len(given.rejects))
     finish(folder, found, how, given.rejects)
@@ -167,7 +177,7 @@ def generate(out: Path, as_json: bool, **numbers: Any) -> None:
     if as_json:
         show_json({**facts, "out": str(out)})
     else:
-        show_rows(("", ""), [*((name, f"{n:,}") for name, n in facts.items()), ("data set", str(out))], title="made up")
+        show_facts([*((name, f"{n:,}") for name, n in facts.items()), ("data set", str(out))], title="made up")
 
 
 @study.command("export")
@@ -209,7 +219,7 @@ def export_command(
     if as_json:
         show_json(facts)
     else:
-        show_rows(("", ""), export.shown(facts), title="taken from the federation")
+        show_facts(export.shown(facts), title="taken from the federation")
     return 130 if interrupted else 0
 
 
@@ -229,7 +239,7 @@ existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 )  # fmt: skip
 @click.option("--registrations", type=existing_path, help="Take them of JSON lines or Parquet.")
 @click.option("--subscriptions", type=existing_path, help="Take them of JSON lines or Parquet.")
-@click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+@rejects_option
 @out_option("study-data")
 @json_option
 def import_command(
@@ -283,7 +293,7 @@ def import_command(
     else:
         first = [("the first reject", f"{each.row}: {each.reason}") for each in intake.rejects[:1]]
         rows = [*((name, f"{n:,}") for name, n in facts.items()), *first, ("data set", str(out))]
-        show_rows(("", ""), rows, title="imported")
+        show_facts(rows, title="imported")
 
 
 def _described(schema: Path, marks: Path | None, type_name: str) -> ingest.Describe:
@@ -330,7 +340,7 @@ def _command(name: str, asked: Study, sentence: str) -> click.Command:
     @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
     @place_option(f"study-{name}")
     @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
-    @click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+    @rejects_option
     @resume_option
     @on_clusters
     @json_option
@@ -378,7 +388,7 @@ study.add_command(watch)
 @click.option("--growth", type=click.FloatRange(-0.9, 10), default=0.0, show_default=True, help="Of both, a year.")
 @click.option("--years", type=click.IntRange(1, 50), default=3, show_default=True)
 @click.option("--utilisation", type=click.FloatRange(0.05, 1), default=0.7, show_default=True, help="Of a core.")
-@click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+@rejects_option
 @out_option("study-capacity")
 @json_option
 def capacity_command(data: Path, max_rejects: int, out: Path, as_json: bool, **forecast: float) -> None:
@@ -430,4 +440,4 @@ def _show(found: Result, how: Run, out: Path | str, as_json: bool) -> None:
         rows = [*found.rows(), ("engine", engine), ("seconds", seconds or "-")]
         rows += [("resumed", how.resumed)] if how.resumed else []
         rows += [("report", f"{out}/report.html")]
-        show_rows(("", ""), rows, title=f"study: {found.study}")
+        show_facts(rows, title=f"study: {found.study}")

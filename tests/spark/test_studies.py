@@ -329,6 +329,27 @@ def test_columns_that_are_missing_or_of_another_kind_are_named(
         run(fanout.STUDY, Data(str(tmp_path / "given.parquet"), Contracts()), tmp_path / "out", Options(engine="local"))
 
 
+def test_columns_as_other_libraries_write_texts_are_taken(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # Given texts as categories and as views, and documents as large texts
+    columns = {
+        "metadata": pa.array(["<t/>", "<u/>"], pa.large_string()),
+        "type": pa.array(["a", "a"]).dictionary_encode(),
+        "publisher": pa.array(["r", "s"], pa.string_view()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "given.parquet")
+
+    found = list(passes.publications_in(tmp_path / "given.parquet"))
+
+    assert [(each.type, each.publisher, each.metadata) for each in found] == [("a", "r", b"<t/>"), ("a", "s", b"<u/>")]
+    # Expect categories of something else to be refused as that
+    pq.write_table(pa.table({**columns, "type": pa.array([1, 1]).dictionary_encode()}), tmp_path / "given.parquet")
+    with pytest.raises(StudyError, match="column 'type' of table publications is int64"):
+        list(passes.publications_in(tmp_path / "given.parquet"))
+
+
 def test_an_unfinished_data_set_is_no_data_set(made: Path, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format": "jbi-data-1", "state": "running"}')
     with pytest.raises(StudyError, match="unfinished"):
