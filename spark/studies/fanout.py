@@ -231,10 +231,11 @@ def _assigned(loads: Sequence[_Load], assignments: Mapping[str, Mapping[str, str
     return Table(
         name="assignment",
         title="Registrations shared out anew",
-        columns=(("registration", "text"), ("type", "text"), ("work", "integer"), *columns),  # type: ignore[arg-type]  # the kinds are literals
+        columns=(("registration", "text"), ("publisher", "text"), ("type", "text"), ("work", "integer"), *columns),  # type: ignore[arg-type]  # the kinds are literals
         rows=tuple(
             (
                 load.registration,
+                load.publisher,
                 load.type,
                 load.work,
                 *(int(given[load.registration]) for given in assignments.values()),
