@@ -298,6 +298,10 @@ def write(
     return writer.count
 
 
+EXPORTED: Final = "exported"
+"""Source of a data set that is never written anew: what was tapped comes once."""
+
+
 class Writer:
     """Writes a data set part by part: publications as they come, contracts and the manifest at the end. What makes a
     part is there when it is whole; a data set without `finish` is one that `resume` goes on with."""
@@ -307,7 +311,18 @@ class Writer:
         else, StudyError where it can't be written."""
         check_out(folder)
         self._folder, self._source = folder, source
-        before = _manifest(folder) if resume else None
+        there = _manifest(folder)
+        if (
+            there is not None
+            and there.get("source") == EXPORTED
+            and not resume
+            and any(rows for rows, _ in self._parts())
+        ):
+            raise ConfigurationError(
+                f"{folder} holds what a federation has published, which can't be had again",
+                hint="Go on with it (`jbi study export --resume`), name another folder, or remove it",
+            )
+        before = there if resume else None
         if before is not None and before.get("source") != source:
             raise ConfigurationError(f"{folder} is a data set that was {before.get('source')}, not {source}")
         self.facts: dict[str, Any] = dict(before.get("facts") or {}) if before is not None else {}

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from jbi_pubsub.core.info_object import InfoObject
     from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
-SOURCE: Final = "exported"
-"""Such a data set in its manifest."""
 ANSWER_SECONDS: Final = 10.0
 """For a page of a server's contracts."""
 PART_SECONDS: Final = 10.0
@@ -77,7 +75,7 @@ def export(
     known = contracts_in(folder, []) if resume and (folder / "subscriptions").is_dir() else Contracts()
     began = time.time()
     with (
-        Writer(folder, source=SOURCE, resume=resume) as writer,
+        Writer(folder, source=dataset.EXPORTED, resume=resume) as writer,
         SubscriberAdapter(config, name="jbi study") as adapter,
         _interrupted() as interruption,
         closing(JoinManager(config, name="jbi study")) as community,

@@ -350,6 +350,23 @@ def test_columns_as_other_libraries_write_texts_are_taken(tmp_path: Path) -> Non
         list(passes.publications_in(tmp_path / "given.parquet"))
 
 
+def test_what_was_tapped_of_a_federation_is_not_written_over(tmp_path: Path) -> None:
+    def write(folder: Path, published: list[Publication], source: str) -> None:
+        dataset.write(folder, Contracts(), published, source=source)
+
+    one = Publication("o", "t", "1.0", 0.0, "r", b"<t/>", 0)
+    # Given a data set of a federation, one of contracts alone, and one that was made up
+    for name, published, source in (("a", [one], "exported"), ("b", [], "exported"), ("c", [one], "generated")):
+        write(tmp_path / name, published, source)
+
+    # When each is written anew; Expect what can't be had again to be left as it is
+    with pytest.raises(ConfigurationError, match="can't be had again"):
+        write(tmp_path / "a", [one, one], "generated")
+    assert len(list(passes.publications_in(tmp_path / "a" / "publications" / "part-00000.parquet"))) == 1
+    write(tmp_path / "b", [one], "exported")
+    write(tmp_path / "c", [one], "exported")
+
+
 def test_an_unfinished_data_set_is_no_data_set(made: Path, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format": "jbi-data-1", "state": "running"}')
     with pytest.raises(StudyError, match="unfinished"):
