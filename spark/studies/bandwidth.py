@@ -15,6 +15,8 @@ from jbi_pubsub.spark.studies.study import Data, Study, counted, share
 
 RATES: Final = "7200,23000,1000000"
 """Bits a second: the two links of the paper's airborne study (section 3.1), and a megabit."""
+SHORTEST: Final = 1.0
+"""Seconds between the first and the last publication that tell of rates."""
 STAGES: Final = ("offered", "predicates", "filters", "compressed")
 _NOW: Final = 1_000_000
 """Times are kept in microseconds, to be ranked."""
@@ -60,6 +62,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
     rates = _rates(str(parameters.get("rates", RATES)))
     first, last = (passed.kept(name, 1).get("", [(0, "")])[0][0] for name in ("first", "last"))
     seconds = max(0, _LAST - last - first) / _NOW
+    rates = rates if seconds >= SHORTEST else []
     per = {"offered": _offered(passed, judge)}
     per |= {stage: {who: sums[1] for who, sums in passed.of(stage).items()} for stage in STAGES[1:]}
     totals = {stage: sum(per[stage].values()) for stage in STAGES}
@@ -81,6 +84,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 "compressed",
                 f"{totals['compressed']:,} bytes, {share(totals['compressed'], totals['offered'])}; each object alone",
             ),
+            *([] if rates else [("links", f"less than {SHORTEST:g} s of publications tell nothing of rates")]),
             *((f"links of {rate:,} bit/s", _said(link)) for rate, link in zip(rates, links, strict=True)),
             *(
                 (("filters not applied", f"{unknown:,} times: the payload was not kept, the whole counts"),)
@@ -126,7 +130,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 y="bytes",
                 series=(Series("bytes", STAGES, tuple(float(totals[stage]) for stage in STAGES)),),
             ),
-            _sorted_plot(per, seconds, rates),
+            *([_sorted_plot(per, seconds, rates)] if rates else []),
         ),
     )
 

@@ -233,6 +233,10 @@ def test_a_payload_that_was_not_kept_does_not_grow_by_compression(tmp_path: Path
 
     assert found.numbers["bytes_compressed"] == found.numbers["bytes_filters"] == 1004
     assert dict(found.facts)["time"] == "0 s of publications to 1 subscriber"
+    # Expect no word about rates, of which one moment tells nothing
+    assert "less than 1 s" in dict(found.facts)["links"]
+    assert [name for name in found.numbers if name.startswith("fits")] == []
+    assert [plot.name for plot in found.plots] == ["bytes"]
 
 
 def test_equal_predicates_are_examined_once_for_a_registration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
