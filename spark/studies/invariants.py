@@ -17,7 +17,7 @@ from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
 from jbi_pubsub.spark.studies.predicates import SAMPLED_BYTES, conjuncts
-from jbi_pubsub.spark.studies.study import Data, Study, share
+from jbi_pubsub.spark.studies.study import Data, Study, counted, share
 
 PATHS: Final = 500
 """Leaves of a document that are looked at."""
@@ -81,7 +81,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 "first-level precision",
                 f"{share(_matched(passed), candidates)} now, {share(_matched(passed), hits)} then",
             ),
-            ("could move", f"{len({row[0] for row in moves}):,} predicates have conditions for templates"),
+            ("could move", f"conditions of {counted(len({row[0] for row in moves}), 'predicate')} into templates"),
         ),
         numbers={
             "constant_paths": len(paths),
