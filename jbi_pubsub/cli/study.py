@@ -47,9 +47,9 @@ def study() -> None:
     """Bulk studies with the product's own matching: who would get what, and what it would cost.
 
     \b
-    jbi study generate --out data          make up a data set, or
-    jbi study export --out data            take one from a running federation
-    jbi study predicates data              ask it something
+    jbi study generate --out data          # make up a data set, or
+    jbi study export --out data            # take one from a running federation
+    jbi study predicates data              # ask it something
     """
 
 
@@ -114,7 +114,12 @@ def match(
     jbi study match --registrations 1000000 --templates 100000 --engine spark --out big
     """
     if data is not None:
-        for name in ("registrations", "templates", "seed", "engine", "master", "conf", "resume"):
+        if engine == "spark":
+            raise ConfigurationError(
+                "contracts of a data set are matched in this process; --engine spark is for a generated population",
+                hint="Leave it out, or DATA",
+            )
+        for name in ("registrations", "templates", "seed", "master", "conf", "resume"):
             if context.get_parameter_source("confs" if name == "conf" else name) is ParameterSource.COMMANDLINE:
                 raise ConfigurationError(f"--{name} is for a generated population", hint="Leave it out, or DATA")
         _match_data(data, out, max_rejects, as_json)
@@ -261,8 +266,9 @@ def import_command(
     registration.
 
     \b
-    jbi study import alerts --schema cap12.xsd --marks marks.json --subscriptions wanted.jsonl --out data
-    jbi study import archive.parquet --contracts exported --max-rejects 0 --out data
+    jbi study import examples/data/cap --schema examples/data/cap/cap12.xsd \
+        --marks examples/data/cap/marks.json --out alerts
+    jbi study import archive.parquet --contracts data --max-rejects 0 --out archive
     """
     if schema is None and (marks or type_name):
         raise ConfigurationError("--marks and --type-name are for --schema", hint="Give the schema, too")
@@ -422,7 +428,7 @@ def compare(before: Path, after: Path, out: Path, as_json: bool) -> None:
     """Put two results of a study side by side: what changed.
 
     \b
-    jbi study compare study-fanout-monday study-fanout-friday
+    jbi study compare monday friday
     """
     found = comparison.compare(before, after)
     how = Run(input=f"{before} and {after}", engine="local")

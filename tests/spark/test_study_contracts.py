@@ -73,4 +73,12 @@ def test_options_of_the_generator_are_refused_with_a_data_set(tmp_path: Path) ->
     )
 
     assert isinstance(told.exception, ConfigurationError)
+    engines = {
+        engine: CliRunner().invoke(
+            jbi, ["study", "match", str(tmp_path / "data"), "--engine", engine, "--out", str(tmp_path / "o")]
+        )
+        for engine in ("local", "spark")
+    }
+    assert engines["local"].exit_code == 0
+    assert "in this process" in str(engines["spark"].exception)
     assert match(Contracts()).numbers["pairs"] == 0
