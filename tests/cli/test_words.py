@@ -111,10 +111,14 @@ def test_a_mistyped_name_is_answered_with_the_nearest(
      ("status --w", ["--watch", "--wide"]), ("study fa", ["fanout"]), ("study fanout --engine s", ["spark"]),
      ("study import --format l", ["lines"]), ("study capacity --su", ["--subscribers"])],
 )  # fmt: skip
-def test_a_shell_completes_what_is_typed(typed: str, names: list[str]) -> None:
+def test_a_shell_completes_what_is_typed_and_makes_nothing(
+    typed: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     *before, last = typed.split()
     complete = ShellComplete(jbi, {}, "jbi", "_JBI_COMPLETE")
     assert [item.value for item in complete.get_completions(before, last)] == names
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_near_is_not_guessed(said: Callable[..., Any]) -> None:
