@@ -75,6 +75,10 @@ def out_option(default: str) -> Callable[[Any], Any]:
     )  # fmt: skip
 
 
+engine_option = click.option(
+    "--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True,
+    help="This process (local) or Spark; auto: this process, unless there is much.",
+)  # fmt: skip
 rejects_option = click.option(
     "--max-rejects", type=click.IntRange(ANY), default=ANY, help="Fail above so many unreadable rows; -1: never."
 )
@@ -82,11 +86,13 @@ rejects_option = click.option(
 
 @study.command()
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=False)
-@click.option("--registrations", type=click.IntRange(1), default=100_000, show_default=True)
-@click.option("--templates", type=click.IntRange(1), default=1_000, show_default=True)
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option(
+    "--registrations", type=click.IntRange(1), default=100_000, show_default=True, help="Of the generated population."
+)
+@click.option("--templates", type=click.IntRange(1), default=1_000, show_default=True, help="Of the same.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Another one is another population.")
 @out_option("study-match")
-@click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
+@engine_option
 @rejects_option
 @resume_option
 @on_clusters
@@ -157,15 +163,25 @@ def _match_data(data: Path, out: Path, max_rejects: int, as_json: bool) -> None:
 
 
 @study.command()
-@click.option("--registrations", type=click.IntRange(1), default=100, show_default=True)
-@click.option("--subscriptions", type=click.IntRange(0), default=1_000, show_default=True)
-@click.option("--publications", type=click.IntRange(0), default=100_000, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
-@click.option("--skew", type=float, default=1.0, show_default=True, help="Exponent of Zipf's law.")
-@click.option("--wildcards", type=float, default=0.5, show_default=True, help="Share of template fields left open.")
-@click.option("--selectivity", type=float, default=0.01, show_default=True, help="Share that a predicate lets through.")
+@click.option("--registrations", type=click.IntRange(1), default=100, show_default=True, help="Who publishes.")
+@click.option("--subscriptions", type=click.IntRange(0), default=1_000, show_default=True, help="Who wants something.")
+@click.option("--publications", type=click.IntRange(0), default=100_000, show_default=True, help="Objects, in all.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Another one is another data set.")
+@click.option(
+    "--skew",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Exponent of Zipf's law: 0 is all values alike, 5 nearly always the first.",
+)
+@click.option(
+    "--wildcards", type=float, default=0.5, show_default=True, help="Share of template fields left open, 0 to 1."
+)
+@click.option(
+    "--selectivity", type=float, default=0.01, show_default=True, help="Share that a predicate lets through, 0 to 1."
+)
 @click.option("--rate", type=float, default=100.0, show_default=True, help="Publications a second.")
-@click.option("--delegates", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--delegates", type=click.IntRange(1), default=4, show_default=True, help="That registrations stand at.")
 @out_option("study-data")
 @json_option
 def generate(out: Path, as_json: bool, **numbers: Any) -> None:
@@ -234,7 +250,8 @@ existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @study.command("import")
 @click.argument("source", type=existing_path)
-@click.option("--format", "form", type=click.Choice(["auto", "xml", "lines", "parquet"]), default="auto")
+@click.option("--format", "form", type=click.Choice(["auto", "xml", "lines", "parquet"]), default="auto", show_default=True,
+              help="What SOURCE is; auto: by the endings of its files.")  # fmt: skip
 @click.option("--schema", type=existing_file, help="XML Schema of the metadata: types and invariants are told by it.")
 @click.option("--marks", type=existing_file, help="Marks file, for a schema without marks.")
 @click.option("--type-name", default="", help="Type name, when the schema does not give the right one.")
@@ -337,7 +354,9 @@ OWN: Final[Mapping[str, Callable[[Any], Any]]] = {
         show_default=True,
         help="Delegates to share registrations out to in thought.",
     ),
-    "bandwidth": click.option("--rates", default=bandwidth.RATES, show_default=True, help="Links' bits a second."),
+    "bandwidth": click.option(
+        "--rates", default=bandwidth.RATES, show_default=True, help="Links' bits a second, eight at most."
+    ),
 }
 """What a study asks beside what all do."""
 
@@ -345,7 +364,7 @@ OWN: Final[Mapping[str, Callable[[Any], Any]]] = {
 def _command(name: str, asked: Study, sentence: str) -> click.Command:
     @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
     @place_option(f"study-{name}")
-    @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
+    @engine_option
     @rejects_option
     @resume_option
     @on_clusters
@@ -391,9 +410,17 @@ study.add_command(watch)
 @click.option("--publishers", type=click.FloatRange(1, 1e9), required=True, help="Registrations that publish.")
 @click.option("--rate", type=click.FloatRange(0, 1e6, min_open=True), required=True, help="Objects a second of each.")
 @click.option("--subscribers", type=click.FloatRange(1, 1e9), required=True, help="Subscriptions.")
-@click.option("--growth", type=click.FloatRange(-0.9, 10), default=0.0, show_default=True, help="Of both, a year.")
-@click.option("--years", type=click.IntRange(1, 50), default=3, show_default=True)
-@click.option("--utilisation", type=click.FloatRange(0.05, 1), default=0.7, show_default=True, help="Of a core.")
+@click.option(
+    "--growth", type=click.FloatRange(-0.9, 10), default=0.0, show_default=True, help="Of both, a year: 0.3 is 30 %."
+)
+@click.option("--years", type=click.IntRange(1, 50), default=3, show_default=True, help="How far it looks ahead.")
+@click.option(
+    "--utilisation",
+    type=click.FloatRange(0.05, 1),
+    default=0.7,
+    show_default=True,
+    help="Share of a core that is planned for.",
+)
 @rejects_option
 @out_option("study-capacity")
 @json_option
