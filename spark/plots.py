@@ -142,6 +142,9 @@ def _dress(axes: Axes, plot: Plot) -> None:
         axes.set_xscale("log")
     if plot.log_y and any(y > 0 for series in plot.series for y in series.y):
         axes.set_yscale("log")
+    if plot.kind in ("lines", "points") and not plot.log_x:
+        counts = all(float(x).is_integer() for series in plot.series for x in series.x)
+        axes.xaxis.set_major_locator(MaxNLocator(_TICKS, integer=counts))
     if not (plot.log_x if plot.kind == "ranked" else plot.log_y):
         axis = axes.xaxis if plot.kind == "ranked" else axes.yaxis
         values = [y for series in plot.series for y in (*series.y, *series.low, *series.high)]

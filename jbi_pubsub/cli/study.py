@@ -250,8 +250,10 @@ existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @study.command("import")
 @click.argument("source", type=existing_path)
-@click.option("--format", "form", type=click.Choice(["auto", "xml", "lines", "parquet"]), default="auto", show_default=True,
-              help="What SOURCE is; auto: by the endings of its files.")  # fmt: skip
+@click.option(
+    "--format", "form", type=click.Choice(["auto", "xml", "lines", "parquet"]), default="auto", show_default=True,
+    help="What SOURCE is; auto: by the endings of its files.",
+)  # fmt: skip
 @click.option("--schema", type=existing_file, help="XML Schema of the metadata: types and invariants are told by it.")
 @click.option("--marks", type=existing_file, help="Marks file, for a schema without marks.")
 @click.option("--type-name", default="", help="Type name, when the schema does not give the right one.")
