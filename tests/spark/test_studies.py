@@ -27,6 +27,7 @@ from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.judging import Judge, Tally, judged, pack
 from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies import aggregation, bandwidth, comparison, fanout, invariants, predicates
+from jbi_pubsub.spark.studies.match import match_study
 from jbi_pubsub.spark.studies.study import Data, Options, Study, data_in, run
 
 if TYPE_CHECKING:
@@ -418,6 +419,21 @@ def test_two_results_are_compared_number_by_number(tmp_path: Path) -> None:
     assert other.numbers["copies"] == copies[3]
     with pytest.raises(StudyError, match="holds no result"):
         comparison.compare(outs[0], tmp_path)
+
+
+def test_a_result_in_the_place_of_another_leaves_nothing_of_it_and_made_up_ones_are_compared(
+    made: Path, tmp_path: Path
+) -> None:
+    # Given a result of another study in the same folder; Expect its tables and plots to be gone
+    out = tmp_path / "out"
+    run(fanout.STUDY, data_in(made), out, Options(engine="local"))
+    run(aggregation.STUDY, data_in(made), out, Options(engine="local"))
+    assert {path.stem for kind in ("tables", "plots") for path in (out / kind).iterdir()} == {"domains", "saved"}
+    # Given two made-up populations; Expect them to be compared as all results are
+    for seed in (1, 2):
+        match_study(registrations=500, templates=100, seed=seed, out=tmp_path / f"{seed}", engine="local")
+    told = comparison.compare(tmp_path / "1", tmp_path / "2")
+    assert {"registrations", "pairs", "never"} < {row[0] for row in told.tables[0].rows}
 
 
 def test_from_the_command_line_a_made_up_data_set_is_studied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
