@@ -165,6 +165,10 @@ def check_columns(given: pa.Schema, table: str, where: str) -> list[str]:
 def _fits(found: Any, wanted: Any, pa: Any) -> bool:
     """Whether a cast loses nothing: texts are bytes as well, timestamps seconds, small numbers large ones."""
     kinds = pa.types
+    if kinds.is_dictionary(found):  # categories
+        found = found.value_type
+    if kinds.is_string_view(found) or kinds.is_binary_view(found):
+        found = pa.string() if kinds.is_string_view(found) else pa.binary()
     if kinds.is_binary(wanted) or kinds.is_string(wanted):
         texts = kinds.is_string(found) or kinds.is_large_string(found)
         return bool(texts or (kinds.is_binary(wanted) and (kinds.is_binary(found) or kinds.is_large_binary(found))))
@@ -232,7 +236,7 @@ def contracts_of(rows: Iterable[Mapping[str, Any]], table: str, rejects: list[Re
                 check_rep(entry)
             yield made
         except (msgspec.ValidationError, msgspec.DecodeError, EntryError) as error:
-            rejects.append(Reject(table, str(row.get(name) or f"row {number}")[:200], str(error)[:500]))
+            rejects.append(Reject(table, str(row.get(name) or f"row {number + 1}")[:200], str(error)[:500]))
 
 
 _decode_json: Final = msgspec.json.Decoder().decode
@@ -294,6 +298,10 @@ def write(
     return writer.count
 
 
+EXPORTED: Final = "exported"
+"""Source of a data set that is never written anew: what was tapped comes once."""
+
+
 class Writer:
     """Writes a data set part by part: publications as they come, contracts and the manifest at the end. What makes a
     part is there when it is whole; a data set without `finish` is one that `resume` goes on with."""
@@ -303,7 +311,18 @@ class Writer:
         else, StudyError where it can't be written."""
         check_out(folder)
         self._folder, self._source = folder, source
-        before = _manifest(folder) if resume else None
+        there = _manifest(folder)
+        if (
+            there is not None
+            and there.get("source") == EXPORTED
+            and not resume
+            and any(rows for rows, _ in self._parts())
+        ):
+            raise ConfigurationError(
+                f"{folder} holds what a federation has published, which can't be had again",
+                hint="Go on with it (`jbi study export --resume`), name another folder, or remove it",
+            )
+        before = there if resume else None
         if before is not None and before.get("source") != source:
             raise ConfigurationError(f"{folder} is a data set that was {before.get('source')}, not {source}")
         self.facts: dict[str, Any] = dict(before.get("facts") or {}) if before is not None else {}

@@ -119,7 +119,10 @@ class Intake:
             type_ = given.type or str(root.tag).rpartition("}")[2]
             publisher = given.publisher or type_
             if self.known is not None and publisher not in self.known:
-                raise StudyError(f"registration {publisher[:100]!r} is not among the contracts")
+                raise StudyError(
+                    f"registration {publisher[:100]!r} is not among the contracts"
+                    + ("" if given.publisher else ": there is no `publisher`, so its type stands for it")
+                )
         except JbiError as error:
             self.reject("publications", given.object_id, error.message)
             return None

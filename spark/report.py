@@ -1,7 +1,7 @@
-"""What a study leaves behind: Parquet tables, a manifest, a page to look at, and rows to print. The only PyArrow.
+"""What a study of a made-up population leaves behind besides result, page and plots (result.py): Parquet tables and a
+manifest; and how all studies take a folder and write to it.
 
     out/manifest.json    parameters, results, check, timings, files; `state` is "running" until all is there
-    out/report.html      the same for people, one file without scripts
     out/templates/       gid, entry_class, shape, f0 ... f7, tids: groups of equal templates
     out/hits/            rid, gid: which registration matches which group
     out/counts/          gid, registrations, checksum: matches per group (groups without a match have no row)
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -118,26 +117,34 @@ class MatchReport(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[OutputFile, ...]
     resumed: str = ""
 
-    def rows(self) -> list[tuple[str, str]]:
-        """(what, value) lines to print."""
-        check = self.check
-        compared = (
-            f"{check.registrations:,} registrations, {check.hits:,} hits equal in process"
-            if check.registrations
-            else "ran in process"
-        )
-        engine = f"Spark {self.spark}, Java {self.java}" if self.engine == "spark" else "this process"
+    def facts(self) -> list[tuple[str, str]]:
+        """(what, value) lines about the population, the same whatever the engine."""
         return [
             ("registrations x templates", f"{self.registrations:,} x {self.templates:,} (seed {self.seed})"),
-            ("engine", engine),
             ("matches", f"{self.pairs:,} pairs, stored as {self.hits:,} hits on {self.groups:,} distinct templates"),
             ("templates with a match", f"{self.templates_matched:,} of {self.templates:,}"),
             ("checksum", self.checksum),
-            ("check by sample", compared),
-            ("check by definition", f"{check.defined_pairs:,} pairs tried, {check.defined_matches:,} match, all equal"),
+        ]
+
+    def checks(self) -> dict[str, str]:
+        """What was compared, and found equal."""
+        check = self.check
+        sampled = f"{check.registrations:,} registrations, {check.hits:,} hits equal in process"
+        return {
+            "check by sample": sampled if check.registrations else "ran in process",
+            "check by definition": f"{check.defined_pairs:,} pairs tried, {check.defined_matches:,} match, all equal",
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(what, value) lines to print."""
+        engine = f"Spark {self.spark}, Java {self.java}" if self.engine == "spark" else "this process"
+        return [
+            *self.facts(),
+            *self.checks().items(),
+            ("engine", engine),
             ("seconds", ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in self.timings)),
             *([("resumed", self.resumed)] if self.resumed else []),
-            ("result", self.out),
+            ("report", f"{self.out}/{_PAGE}"),
         ]
 
 
@@ -178,9 +185,8 @@ def claim(out: Path) -> Path:
 
 
 def finish(folder: Path, report: MatchReport) -> MatchReport:
-    """Write page and manifest, the manifest last; returns the report with its files."""
+    """Write the manifest, when all else is there; returns the report with its files."""
     with writing(folder):
-        write(folder / _PAGE, page(report).encode())
         tables = [_table_file(folder / name) for name in _TABLES]
         files = (*tables, OutputFile(_PAGE, -1, (folder / _PAGE).stat().st_size))
         done = msgspec.structs.replace(report, files=files)
@@ -240,46 +246,6 @@ class TableWriter:
         arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=ROW_GROUP)
         self._rows.clear()
-
-
-def page(report: MatchReport) -> str:
-    """The report as one HTML page with its plot."""
-    facts = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in report.rows())
-    spread = "".join(
-        f"<tr><td>{_span(r)}</td><td>{r.templates:,}</td><td>{r.pairs:,}</td></tr>" for r in report.distribution
-    )
-    shapes = "".join(
-        f"<tr><td>{escape(r.shape)}</td><td>{r.templates:,}</td><td>{r.groups:,}</td><td>{r.pairs:,}</td></tr>"
-        for r in report.shapes
-    )
-    return (
-        '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Study: match</title>'
-        "<style>body{font:15px sans-serif;margin:2em;max-width:60em}table{border-collapse:collapse;margin:1em 0}"
-        "td,th{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:right}"
-        "th,td:first-child{text-align:left}</style>"
-        f"<h1>Registrations matched with templates</h1><table>{facts}</table>"
-        f"<h2>Templates by the number of registrations each matches</h2>{_bars(report.distribution)}"
-        f"<table><tr><th>matches</th><th>templates</th><th>pairs</th></tr>{spread}</table>"
-        "<h2>By shape</h2><table><tr><th>class(fixed fields)</th><th>templates</th><th>distinct</th><th>pairs</th></tr>"
-        f"{shapes}</table></html>\n"
-    )
-
-
-def _bars(rows: tuple[DistributionRow, ...]) -> str:
-    """Horizontal bars as SVG, a bar of 500 units for the most frequent row."""
-    most = max((row.templates for row in rows), default=0) or 1
-    bars = "".join(
-        f'<text x="150" y="{24 * n + 16}" text-anchor="end">{_span(row)}</text>'
-        f'<rect x="160" y="{24 * n + 2}" width="{500 * row.templates // most}" height="18" fill="#37a"/>'
-        f'<text x="{166 + 500 * row.templates // most}" y="{24 * n + 16}">{row.templates:,}</text>'
-        for n, row in enumerate(rows)
-    )
-    label = "Number of templates by number of matches"
-    return f'<svg role="img" aria-label="{label}" width="780" height="{24 * len(rows) + 4}" font-size="13">{bars}</svg>'
-
-
-def _span(row: DistributionRow) -> str:
-    return f"{row.low:,}" if row.low == row.high else f"{row.low:,} - {row.high:,}"
 
 
 def _sums(rows: Iterable[tuple[int, tuple[int, ...]]]) -> Mapping[int, tuple[int, ...]]:

@@ -32,7 +32,7 @@ Value = str | int | float
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows with their columns: name and kind of each. `note` says what they mean."""
+    """Rows with their columns: name and kind of each; a number that is not there is NaN. `note` says what they mean."""
 
     name: str
     title: str
@@ -72,6 +72,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 def finish(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = ()) -> list[str]:
     """Write all of it, the manifest last; the files' names. Raises StudyError (full disk, no matplotlib)."""
+    names = leave(folder, result, run, rejects)
+    manifest = {"format": FORMAT, "state": "complete", "study": result.study, "run": run, "files": names}
+    with report.writing(folder):
+        encoded = msgspec.json.Encoder(order="sorted").encode(manifest)
+        report.write(folder / report.MANIFEST, msgspec.json.format(encoded))
+    return names
+
+
+def leave(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = ()) -> list[str]:
+    """Write all but the manifest, and remove what an earlier result has left; the files' names. Raises StudyError."""
     told = [*result.tables, *([_rejected(rejects)] if rejects else [])]
     drawn = [(plot, *plots.drawn(plot)) for plot in result.plots]
     encode = msgspec.json.Encoder(order="sorted").encode
@@ -88,25 +98,27 @@ def finish(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = (
         files[f"plots/{plot.name}.png"] = png
     files["report.html"] = page.of(result, run, told, [(plot, svg) for plot, svg, _ in drawn]).encode()
     with report.writing(folder):
+        for old in (path for kind in ("tables", "plots") for path in (folder / kind).glob("*.*")):
+            if f"{old.parent.name}/{old.name}" not in files:
+                old.unlink()
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             report.write(folder / name, content)
-        names = sorted(files)
-        manifest = {"format": FORMAT, "state": "complete", "study": result.study, "run": run, "files": names}
-        report.write(folder / report.MANIFEST, msgspec.json.format(encode(manifest)))
-    return names
+    return sorted(files)
 
 
-def read(folder: Path) -> Result:
-    """A finished result, without its tables and plots. Raises StudyError for what is none, or not finished."""
+def read(folder: Path) -> tuple[Result, Run]:
+    """A finished result, without its tables and plots, and how it was found. Raises StudyError for what is none, or not
+    finished."""
     try:
         manifest = msgspec.json.decode((folder / report.MANIFEST).read_bytes())
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        if not isinstance(manifest, dict) or manifest.get("format") not in report.RESULTS:
             raise StudyError(f"{folder} holds no result of a study", hint="Give the folder of --out")
         if manifest.get("state") != "complete":
             raise StudyError(f"the study in {folder} was not finished", hint="Run it again with --resume")
         found = msgspec.json.decode((folder / "result.json").read_bytes())
-        return msgspec.convert({"question": "", **found}, Result)
+        run = manifest.get("run") or {"input": "", "engine": ""}  # that of a made-up population is in its facts
+        return msgspec.convert({"question": "", **found}, Result), msgspec.convert(run, Run)
     except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
         raise StudyError(f"{folder} holds no result of a study: {error}", hint="Give the folder of --out") from error
 
@@ -125,7 +137,7 @@ def _csv(table: Table) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([name for name, _ in table.columns])
-    writer.writerows(table.rows)
+    writer.writerows(["" if value != value else value for value in row] for row in table.rows)  # NaN
     return out.getvalue().encode()
 
 

@@ -20,12 +20,13 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.overview import Terms
-from jbi_pubsub.pad.proxy import fetch_terms
+from jbi_pubsub.pad.proxy import fetch_status, fetch_terms
 from jbi_pubsub.pad.subscription import PAD_TYPE, PUBLISHER_TYPE, InformationType, SigningKeyEntry
 from jbi_pubsub.spark import dataset, report
 from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription, Writer
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from jbi_pubsub.core.info_object import InfoObject
     from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
-SOURCE: Final = "exported"
-"""Such a data set in its manifest."""
 ANSWER_SECONDS: Final = 10.0
 """For a page of a server's contracts."""
 PART_SECONDS: Final = 10.0
@@ -76,7 +75,7 @@ def export(
     known = contracts_in(folder, []) if resume and (folder / "subscriptions").is_dir() else Contracts()
     began = time.time()
     with (
-        Writer(folder, source=SOURCE, resume=resume) as writer,
+        Writer(folder, source=dataset.EXPORTED, resume=resume) as writer,
         SubscriberAdapter(config, name="jbi study") as adapter,
         _interrupted() as interruption,
         closing(JoinManager(config, name="jbi study")) as community,
@@ -153,6 +152,13 @@ def publication_of(came: InfoObject, *, payloads: bool) -> Publication:
     )  # fmt: skip
 
 
+class _Published(msgspec.Struct, frozen=True):
+    """Of a registration in a delegate's status."""
+
+    uid: str
+    publisher: str = ""
+
+
 class _Federation:
     """What the lookup services and servers say of contracts."""
 
@@ -172,8 +178,21 @@ class _Federation:
         }
         self.publishing = len({item.proxy.service_id for item in published})
         told = {server: list(self._terms(ref)) for server, ref in refs.items()}
-        registrations = tuple(registration_of(item, names) for item in published[: dataset.MAX_CONTRACTS])
+        publishers: dict[str, str] = {}
+        for server in names:
+            publishers |= self._publishers(refs[server])
+        registrations = tuple(registration_of(item, names, publishers) for item in published[: dataset.MAX_CONTRACTS])
         return Contracts(registrations, subscriptions_of(told))
+
+    def _publishers(self, ref: ServiceRef) -> dict[str, str]:
+        """Names of the publishers by their registrations at a delegate, as far as its status tells of them; a peer
+        publisher has none but its address."""
+        try:
+            rows = fetch_status(ref, self._config.security(), timeout=ANSWER_SECONDS).get("registrations")
+            return {row.uid: row.publisher for row in converted(rows, list[_Published])}
+        except (JbiError, msgspec.ValidationError, RecursionError):
+            self.unanswered.add(", ".join(ref.endpoints))
+            return {}
 
     def _terms(self, ref: ServiceRef) -> Iterator[Terms]:
         """Of one server. One that does not answer is noted: its lease may just not have run out yet."""
@@ -196,13 +215,14 @@ def _delegate_name(item: ServiceItem) -> str:
     return item.service_id
 
 
-def registration_of(item: ServiceItem, delegates: Mapping[str, str]) -> Registration:
+def registration_of(item: ServiceItem, delegates: Mapping[str, str], publishers: Mapping[str, str]) -> Registration:
     """The row of a registration. Its signing key is left out: nobody's template is about it."""
     entries = tuple(entry for entry in item.entries if entry.cls.name != SigningKeyEntry.entry_name)
     types = [entry.as_dict() for entry in entries if entry.cls.name == InformationType.entry_name]
     type_ = types[0] if types else {}
     return Registration(
         registration=item.service_id,
+        publisher=publishers.get(item.service_id, ""),
         delegate=delegates.get(item.proxy.service_id, f"peer {', '.join(item.proxy.endpoints)}"),
         type=type_.get("name") or "",
         version=type_.get("version") or "",

@@ -25,7 +25,7 @@ from jbi_pubsub.spark.studies.study import contracts_in
 
 from .cluster import on_clusters
 from .settings import Settings, json_option, pass_settings, try_folder
-from .show import console, printable, show_json, show_rows
+from .show import console, printable, show_facts, show_json
 
 TAP_SECONDS: Final = 30.0
 """For the contracts of a federation to be there."""
@@ -105,7 +105,7 @@ def watch(
     if as_json:
         show_json({"study": "watch", "numbers": found.numbers, "out": str(out)})
     else:
-        show_rows(("", ""), rows, title="watched")
+        show_facts(rows, title="watched")
     return code
 
 

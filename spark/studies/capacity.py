@@ -145,10 +145,10 @@ def _table(rows: Sequence[Row]) -> Table:
         columns=(
             ("year", "number"),
             ("publishers", "number"),
-            ("objects_s", "number"),
+            ("objects_per_second", "number"),
             ("subscriptions", "number"),
-            ("deliveries_s", "number"),
-            ("mbit_s_out", "number"),
+            ("deliveries_per_second", "number"),
+            ("mbit_per_second_out", "number"),
             ("delegates_p10", "integer"),
             ("delegates_p50", "integer"),
             ("delegates_p90", "integer"),

@@ -14,7 +14,7 @@ from jbi_pubsub.spark.judging import Judge, Seen, Tally, Wanted
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
-from jbi_pubsub.spark.studies.study import Data, Study, share
+from jbi_pubsub.spark.studies.study import Data, Study, counted, share
 
 SAMPLES: Final = 20
 """Publications of a registration that predicates which never match are examined with."""
@@ -56,8 +56,11 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             ("subscriptions", f"{len(wanted):,}, {sum(1 for n in asked.values() if n):,} of them asked"),
             ("first level", f"{pairs:,} candidates, {share(pairs, total * len(wanted))} of all pairs"),
             ("second level", f"{hits:,} matches, {share(hits, pairs)} of the candidates"),
-            ("never match", f"{len(never):,} predicates"),
-            ("match the same objects", f"{len(same):,} groups, {sum(len(group) for group in same):,} subscriptions"),
+            ("never match", counted(len(never), "predicate")),
+            (
+                "match the same objects",
+                f"{counted(len(same), 'group')}, {counted(sum(map(len, same)), 'subscription')}",
+            ),
             ("cost class", f"{len(wanted) - evaluated:,} in the index, {evaluated:,} evaluated one by one"),
         ),
         numbers={

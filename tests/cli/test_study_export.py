@@ -28,7 +28,7 @@ def test_what_a_study_of_an_export_says_is_what_the_delegates_have_accounted_for
 ) -> None:  # fmt: skip
     # Given two delegates, a registration at each, and subscriptions to all, to some, and to nothing of it
     alpha, bravo = federation.pad("alpha", "rome"), federation.pad("bravo", "paris")
-    publisher, subscriber = federation.light(), federation.subscriber()
+    publisher, subscriber = federation.light(name="detector"), federation.subscriber()
     registrations = [
         publisher.register_publisher(publisher.connect_to_delegate(*at), figures.schema, figures.figure_1)
         for at in (("alpha", "rome"), ("bravo", "paris"))
@@ -75,6 +75,7 @@ def test_what_a_study_of_an_export_says_is_what_the_delegates_have_accounted_for
     contracts = data_in(tmp_path / "data").contracts
     assert {each.subscription for each in contracts.subscriptions} == mine
     assert {each.delegate for each in contracts.registrations} == {"alpha@rome", "bravo@paris"}
+    assert {each.publisher for each in contracts.registrations} == {"detector"}
     [named] = [each for each in contracts.subscriptions if each.subscription == some]
     assert (named.predicate, named.filter, named.direct) == ("//lat > 33.2", "//secret-looking", True)
     assert len({each.subscriber for each in contracts.subscriptions}) == 1

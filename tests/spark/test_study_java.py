@@ -37,7 +37,7 @@ def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
 
     found = find_java({"JAVA_HOME": str(old), "PATH": ""}, installed=(f"{tmp_path}/jvm/*",))
 
-    assert (found.path, found.release) == (new, 25)
+    assert (found.path, found.release, found.passed_over) == (new, 25, (f"{old} is Java 8",))
 
 
 def test_without_java_the_error_names_what_is_too_old_and_how_to_go_on(tmp_path: Path) -> None:
@@ -72,6 +72,8 @@ def test_without_an_installed_java_the_packaged_one_is_used_less_the_module_it_l
     packaged: Path, tmp_path: Path
 ) -> None:
     environ = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert find_java(environ, installed=(), packaged=packaged, make=False).path == packaged
+    assert not (tmp_path / "cache").exists()
 
     found = find_java(environ, installed=(), packaged=packaged)
 
