@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.cli.app import run as command_line
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.lookup.entry import EntryRep, define, matches
-from jbi_pubsub.spark import dataset, passes
+from jbi_pubsub.spark import dataset, judging, passes
 from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.judging import Judge, Tally, judged, pack
@@ -86,6 +87,38 @@ def test_each_subscription_matches_what_its_template_and_lxml_say(made: Path, tm
         each.subscription: expected[each.subscription] for each in SMALL.contracts().subscriptions
     }
     assert sum(expected.values()) > 100
+
+
+@pytest.mark.parametrize("lonely", ["", "//lat > 80", "string-length(lat) > 3"])
+def test_topics_that_share_an_index_match_what_each_would_alone(lonely: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given predicates of all topics, one of which lxml may have to decide, and documents with several nodes at a path
+    made = SMALL.contracts()
+    more = [
+        Subscription(subscription="all"),
+        Subscription(subscription="one of several", predicate="/track[p[a = 1 and b = 2]]"),
+        *([Subscription(subscription="lonely", predicate=lonely)] if lonely else []),
+    ]
+    contracts = Contracts(made.registrations, (*made.subscriptions, *more))
+    several = [
+        msgspec.structs.replace(
+            each,
+            metadata=each.metadata.replace(b"</lat>", b"</lat><lat>10</lat><p><a>1</a></p><p><a>1</a><b>2</b></p>"),
+        )
+        for each in list(SMALL.published())[::3]
+    ]
+    published = [*SMALL.published(), *several, Publication("o", "t", "1.0", 0.0, "nobody knows", b"<t/>", 0)]
+    alone = [Judge(contracts).judge(each).matched for each in published]
+
+    monkeypatch.setattr(judging, "LARGEST_OWN", 0)
+    monkeypatch.setattr(judging, "MOST_KEPT", 50)
+    judge = Judge(contracts)
+    seen = [judge.judge(each) for each in published]
+
+    # Expect the same, and that they did share one where no lxml is needed
+    assert [each.matched for each in seen] == alone
+    assert len({id(each.topic.shared) for each in seen} - {id(None)}) == (0 if lonely else 5)
+    assert any(each.topic.index is not None for each in seen)
+    assert len(judge._topics) < len({id(each.topic) for each in seen})
 
 
 @pytest.mark.spark
