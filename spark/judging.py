@@ -20,8 +20,8 @@ from jbi_pubsub.spark.dataset import Contracts, Publication, Reject, Subscriptio
 
 MAX_REJECTS: Final = 1_000
 """Rejects of a task that are kept with their reason; all are counted."""
-LARGEST_OWN: Final = 1_000
-"""Candidates up to which a topic has an index of its own, as a registration has one in a delegate: 20 ms to make. Of
+LARGEST_OWN: Final = 200
+"""Candidates up to which a topic has an index of its own, as a registration has one in a delegate: 4 ms to make. Of
 larger ones those of the same entry classes share one: hundreds of topics would hold the same predicates again."""
 MOST_KEPT: Final = 20_000_000
 """Candidates of all topics that are kept, 200 MB: then they are made again as they come."""
@@ -77,7 +77,11 @@ class Judge:
         self._entries, self._registrations = packed.entries, packed.registrations
         self._topics: dict[int, Topic] = {}
         self._kept = 0
-        self._shared: dict[tuple[EntryClass, ...], PredicateIndex[int]] = {}
+        # By the classes of entries the index that topics share, and whose predicates are in it.
+        self._shared: dict[tuple[EntryClass, ...], tuple[PredicateIndex[int], set[int]]] = {}
+        self._always: set[int] = set()
+        # In these lxml may have a part, whose time for an object is bounded: so what else is in the index matters.
+        self._alone: set[int] = set()
         self._templates: TemplateIndex[int] = TemplateIndex()
         for number, subscription in enumerate(packed.subscriptions):
             self.wanted.append(self._compiled(number, subscription))
@@ -95,6 +99,10 @@ class Judge:
         except JbiError as error:
             self.rejects.append(Reject("subscriptions", given.subscription, str(error)[:500]))
             return None
+        if predicate is None:
+            self._always.add(number)
+        elif predicate.evaluates or predicate.plan.is_relative:
+            self._alone.add(number)
         return Wanted(number, given, predicate, wanted)
 
     def topic(self, registration: str) -> Topic:
@@ -112,20 +120,23 @@ class Judge:
         return found
 
     def _made(self, entries: tuple[EntryRep, ...]) -> Topic:
-        found = [each for n in sorted(self._templates.find(entries)) if (each := self.wanted[n]) is not None]
-        topic = Topic(tuple(found))
-        if len(found) > LARGEST_OWN and not any(
-            each.predicate is not None and _alone(each.predicate) for each in found
-        ):
-            classes = tuple(entry.cls for entry in entries)
-            topic.shared = self._shared.setdefault(classes, PredicateIndex())
-            topic.chosen = bytearray(len(self.wanted))
-            topic.always = tuple(each.number for each in found if each.predicate is None)
-            for each in found:
-                if each.predicate is not None:
-                    topic.chosen[each.number] = 1
-                    if each.number not in topic.shared:
-                        topic.shared.add(each.number, each.predicate)
+        numbers = sorted(self._templates.find(entries))
+        topic = Topic(tuple([each for n in numbers if (each := self.wanted[n]) is not None]))
+        if len(numbers) <= LARGEST_OWN or not self._alone.isdisjoint(numbers):
+            return topic
+        classes = tuple(entry.cls for entry in entries)
+        topic.shared, known = self._shared.setdefault(classes, (PredicateIndex(), set()))
+        topic.chosen = bytearray(len(self.wanted))
+        topic.always = tuple(self._always.intersection(numbers))
+        for number in numbers:
+            topic.chosen[number] = 1
+        for number in topic.always:
+            topic.chosen[number] = 0
+        for number in {*numbers} - self._always - known:
+            wanted = self.wanted[number]
+            assert wanted is not None
+            topic.shared.add(number, wanted.predicate)
+            known.add(number)
         return topic
 
     def judge(self, publication: Publication) -> Seen:
@@ -156,12 +167,6 @@ class Judge:
                     else:
                         del cuts[wanted.number]
         return cuts
-
-
-def _alone(predicate: Predicate) -> bool:
-    """Whether lxml, which has a bounded time for an object, may have a part in deciding it: then what else is in the
-    index has one as well."""
-    return predicate.evaluates or predicate.plan.is_relative
 
 
 def _matched(topic: Topic, root: Element, size: int) -> list[int]:
