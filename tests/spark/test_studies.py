@@ -26,7 +26,7 @@ from jbi_pubsub.lookup.entry import EntryRep, define, matches
 from jbi_pubsub.spark import dataset, judging, passes
 from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription
 from jbi_pubsub.spark.domain import Domain
-from jbi_pubsub.spark.judging import Judge, Tally, judged, pack
+from jbi_pubsub.spark.judging import Judge, Sums, Tally, judged, pack
 from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies import aggregation, bandwidth, comparison, fanout, invariants, predicates
 from jbi_pubsub.spark.studies.study import Data, Options, Study, data_in, run
@@ -147,15 +147,24 @@ def test_spark_gives_the_same_bytes_as_this_process(
 
 
 @cache
+def few() -> tuple[Contracts, Judge, bytes]:
+    contracts = FEW.contracts()
+    return contracts, Judge(contracts), pack(contracts)
+
+
+def told_of(study: Study, sums: Sums) -> Result:
+    return study.tell(passes.Passed(sums, []), few()[1], Data("", few()[0]), {})
+
+
+@cache
 def told_of_the_whole(study: Study) -> Result:
-    whole = judged(pack(FEW.contracts()), study.see, FEW.published(), [])
-    return study.tell(passes.Passed(whole, []), Judge(FEW.contracts()), Data("", FEW.contracts()), {})
+    return told_of(study, judged(few()[2], study.see, FEW.published(), []))
 
 
 @settings(max_examples=30, deadline=None)
 @given(cuts=st.lists(st.integers(0, 60), max_size=5), order=st.randoms(use_true_random=False))
 def test_the_sums_of_parts_are_those_of_the_whole_in_any_order(cuts: list[int], order: random.Random) -> None:
-    packed, publications = pack(FEW.contracts()), list(FEW.published())
+    publications = list(FEW.published())
     order.shuffle(publications)
     bounds = [0, *sorted(cuts), len(publications)]
     parts = [publications[a:b] for a, b in pairwise(bounds)]
@@ -163,9 +172,8 @@ def test_the_sums_of_parts_are_those_of_the_whole_in_any_order(cuts: list[int], 
     for study in STUDIES:
         sums: dict[tuple[str, str], list[int]] = {}
         for part in parts:
-            passes._join(sums, judged(packed, study.see, part, []))
-        told = study.tell(passes.Passed(sums, []), Judge(FEW.contracts()), Data("", FEW.contracts()), {})
-        assert told == told_of_the_whole(study)
+            passes._join(sums, judged(few()[2], study.see, part, []))
+        assert told_of(study, sums) == told_of_the_whole(study)
 
 
 def test_a_predicate_that_never_matches_is_told_with_the_condition_that_fails_most(tmp_path: Path) -> None:
