@@ -3,7 +3,8 @@
     python benchmarks/spark.py [--small] [--only match] [--json FILE]
 
 `processes` says who did a row. `wall` is the median of its rounds, in seconds; `CPU` is of all its processes together,
-steadier on a machine that does other things as well; `MB` is the most that they held at once (proportional set size,
+steadier on a machine that does other things as well (but not half of it: there a second of CPU time gets less done);
+`MB` is the most that they held at once (proportional set size,
 so what forked workers share counts once), 0 where several engines took turns in one process. A row's ratio is to the
 row that its name says, of the same run, with rounds that took turns. Rows are twice there: at the size of the goal and
 at a tenth of it. With --small both are a twentieth, and goals, which are meant for the full size, are not looked at.
@@ -271,7 +272,9 @@ def _part(scratch: Path, *words: str) -> Row:
         try:
             said, _ = process.communicate(timeout=PATIENCE)
         finally:
-            process.kill()
+            for each in _tree(process.pid):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
             ended.set()
             looker.join()
     if process.returncode:
