@@ -27,6 +27,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.spark
 def test_duckdb_says_the_same_of_the_same_files(benchmark: ModuleType, spark: SparkSession, tmp_path: Path) -> None:
     pytest.importorskip("duckdb", reason="only the benchmark needs it: pip install duckdb")
+    spark = spark.newSession()  # its views are its own
     benchmark._write_population(spark, Population(registrations=300, templates=100, seed=1), tmp_path)
 
     benchmark._by_spark(spark, tmp_path, "hot")
