@@ -96,7 +96,7 @@ GROUP = 500
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("number", "size"), [(500, 2_000), pytest.param(10_000, 10_000, marks=pytest.mark.slow)], ids=["some", "all"]
 )
