@@ -17,6 +17,7 @@ import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -231,10 +232,7 @@ def contracts_of(rows: Iterable[Mapping[str, Any]], table: str, rejects: list[Re
             raise StudyError(f"table {table} has more than {MAX_CONTRACTS:,} rows", hint="Study a part of it")
         try:
             given = {key: _value(key, value) for key, value in row.items() if value is not None}
-            made = msgspec.convert(given, kind)
-            for entry in (*getattr(made, "entries", ()), *getattr(made, "template", ())):
-                check_rep(entry)
-            yield made
+            yield msgspec.convert(given, kind)
         except (msgspec.ValidationError, msgspec.DecodeError, EntryError) as error:
             rejects.append(Reject(table, str(row.get(name) or f"row {number + 1}")[:200], str(error)[:500]))
 
@@ -243,7 +241,31 @@ _decode_json: Final = msgspec.json.Decoder().decode
 
 
 def _value(key: str, value: Any) -> Any:
-    return _decode_json(value) if key in _JSON and isinstance(value, str) else value
+    if key not in _JSON:
+        return value
+    if key == "namespaces":
+        return _decode_json(value) if isinstance(value, str) else value
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    try:
+        return _entries(text) if len(text) <= _REMEMBERED else _entries.__wrapped__(text)
+    except msgspec.DecodeError as error:  # a ValidationError is one
+        raise msgspec.ValidationError(f"{key}: {error}") from error
+
+
+_REMEMBERED: Final = 2_000
+"""Characters of entries that are remembered."""
+
+
+@lru_cache(maxsize=1 << 16)
+def _entries(text: str) -> tuple[EntryRep, ...]:
+    """Of many registrations and templates the entries are equal: read, checked and held once."""
+    made = _decode_entries(text)
+    for entry in made:
+        check_rep(entry)
+    return made
+
+
+_decode_entries: Final = msgspec.json.Decoder(tuple[EntryRep, ...]).decode
 
 
 def row_of(contract: Registration | Subscription) -> dict[str, Any]:

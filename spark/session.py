@@ -312,8 +312,8 @@ def _unusable(url: str, error: BaseException) -> ConfigurationError:
 
 def java_version(session: SparkSession) -> str:
     """Full version of the Java that the session's driver runs on, for example "17.0.15"."""
-    row = session.sql("SELECT java_method('java.lang.System', 'getProperty', 'java.version')").first()
-    return str(row[0]) if row else ""
+    jvm: Any = session.sparkContext._jvm
+    return str(jvm.java.lang.System.getProperty("java.version"))
 
 
 def _wait(session: SparkSession, stage: str, future: Future[T], progress: Progress | None) -> T:

@@ -241,7 +241,7 @@ class Watch:
         self.batches = 0
         """Batches counted by this process."""
         self.changed = time.monotonic()
-        """When a batch was counted last."""
+        """When a batch was counted last, or Spark was still starting or at one."""
         self._contracts = contracts
         self._lock = threading.Lock()
 
@@ -261,6 +261,9 @@ class Watch:
         )
         try:
             while query.isActive and turn():
+                status = query.status
+                if status["isDataAvailable"] or status["message"].startswith("Initializing"):
+                    self.changed = time.monotonic()
                 time.sleep(_TURN)
             failed: Exception | None = query.exception()
         except (Py4JError, PySparkException, ConnectionError) as error:

@@ -10,7 +10,7 @@ from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import Condition, examine
 from jbi_pubsub.spark.dataset import hashed
-from jbi_pubsub.spark.judging import Judge, Seen, Tally, Wanted
+from jbi_pubsub.spark.judging import Judge, Seen, Tally, Topic, Wanted
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
@@ -79,9 +79,12 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
 
 def _asked(judge: Judge, published: Mapping[str, int]) -> Counter[int]:
     """Publications that each subscription's predicate is asked about."""
-    asked: Counter[int] = Counter()
+    topics: Counter[Topic] = Counter()
     for registration, number in published.items():
-        for each in judge.topic(registration).candidates:
+        topics[judge.topic(registration)] += number
+    asked: Counter[int] = Counter()
+    for topic, number in topics.items():
+        for each in topic.candidates:
             asked[each.number] += number
     return asked
 

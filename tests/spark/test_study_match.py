@@ -153,12 +153,12 @@ class TestOnSpark:
         assert first.check.defined_matches > 0
         assert (first.engine, first.java.partition(".")[0].isdigit()) == ("spark", True)
 
-    def test_a_hundred_thousand_by_a_thousand_agrees_on_its_one_percent(self, tmp_path: Path) -> None:
-        size = Population(registrations=100_000, templates=1_000, seed=SEED)
+    def test_a_large_study_agrees_on_its_one_percent(self, tmp_path: Path) -> None:
+        size = Population(registrations=30_000, templates=100, seed=SEED)
 
         made = study(size, tmp_path / "spark", "spark")
 
-        assert (made.check.step, made.check.registrations) == (100, 1000)
+        assert (made.check.step, made.check.registrations) == (100, 300)
         assert made.checksum == study(size, tmp_path / "local", "local").checksum
 
     def test_shuffling_instead_of_broadcasting_changes_nothing(

@@ -230,7 +230,7 @@ def test_from_the_command_line_it_ends_when_nothing_comes(
     out = tmp_path / "out"
 
     code = command_line(
-        ["study", "watch", str(data), "--every", "0.1", "--until-idle", "8", "--out", str(out), "--json"]
+        ["study", "watch", str(data), "--every", "0.1", "--until-idle", "2", "--out", str(out), "--json"]
     )
 
     lines = capsys.readouterr().out.strip().splitlines()
