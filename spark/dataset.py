@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, EntryError, StudyError
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.spark import report
 from jbi_pubsub.spark.session import Progress
@@ -42,6 +44,12 @@ BATCH_ROWS: Final = 2_000
 """Publications that are in memory at once, in each process that judges."""
 MAX_CONTRACTS: Final = 1_000_000
 """Registrations, or subscriptions, of a data set: about a gigabyte in each process that judges."""
+MAX_TEXT: Final = 4_096
+"""Characters of an id, a name, a type: the longest path of a file (Linux)."""
+MAX_SIZE: Final = 1 << 32
+"""Bytes of a payload: what a head can say on the wire. Sums of sizes stay far below 64 bits."""
+MAX_TIME: Final = 253_402_300_800.0
+"""The year 10000, in seconds since 1970."""
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,11 +147,14 @@ def columns(table: str) -> pa.Schema:
 
 def check_columns(given: pa.Schema, table: str, where: str) -> list[str]:
     """The columns of `given` that `table` uses. Raises StudyError for one that is missing or of another kind, naming
-    it, with what was expected."""
+    it, with what was expected. A column without any value (of Arrow's type null) is as one that is not there."""
     import pyarrow as pa
 
     wanted = columns(table)
-    known = [field for field in wanted if field.name in given.names]
+    for name in given.names:
+        if given.names.count(name) > 1:
+            raise StudyError(f"{where}: table {table} has two columns {name!r}", hint="Leave one", column=name)
+    known = [f for f in wanted if f.name in given.names and not pa.types.is_null(given.field(f.name).type)]
     name = _REQUIRED[table]
     if name not in given.names:
         raise StudyError(
@@ -176,8 +187,8 @@ def _fits(found: Any, wanted: Any, pa: Any) -> bool:
 
 
 def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
-    """The rows of a batch of publications. What is not there: an id made of the metadata, version 1.0, time 0, the
-    type's name as the publisher, the payload's length."""
+    """The rows of a batch of publications, sound or not (fault). What is not there: an id made of the metadata, version
+    1.0, time 0, the type's name as the publisher, the payload's length."""
     import pyarrow as pa
 
     count = batch.num_rows
@@ -187,13 +198,13 @@ def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
             return [default] * count
         found = batch.column(name)
         if pa.types.is_timestamp(found.type):
-            found = found.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64())
-            return [default if v is None else v / 1e6 for v in found.to_pylist()]
-        return [default if v is None else v for v in found.to_pylist()]
+            second = _UNITS[found.type.unit]
+            return [default if v is None else v / second for v in found.cast(pa.int64()).to_pylist()]
+        return [default if v is None else v for v in values_of(found)]
 
     ids, types, versions = column("object_id", ""), column("type", ""), column("version", "1.0")
     times, publishers = column("time", 0.0), column("publisher", "")
-    metadata, sizes, payloads = column("metadata", b""), column("payload_bytes", -1), column("payload", None)
+    metadata, sizes, payloads = column("metadata", b""), column("payload_bytes", None), column("payload", None)
     for n in range(count):
         payload, document = _bytes(payloads[n]), _bytes(metadata[n]) or b""
         yield Publication(
@@ -203,9 +214,53 @@ def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
             float(times[n]),
             publishers[n] or types[n],
             document,
-            sizes[n] if sizes[n] >= 0 else len(payload or b""),
+            sizes[n] if sizes[n] is not None else len(payload or b""),
             payload,
         )
+
+
+_UNITS: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def values_of(column: Any) -> list[Any]:
+    """The values of a column. A text that is no UTF-8 has lone surrogates, by which `fault` knows it."""
+    import pyarrow as pa
+
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
+    except UnicodeDecodeError:
+        found = column.cast(pa.large_binary()).to_pylist()
+        return [None if v is None else v.decode("utf-8", "surrogateescape") for v in found]
+
+
+def fault(given: Publication) -> str:
+    """What makes no sense in a row of publications but its metadata; "" if it is sound."""
+    for name in ("object_id", "type", "version", "publisher"):
+        if wrong := text_fault(getattr(given, name)):
+            return f"{name} {wrong}"
+    if not 0 <= given.time < MAX_TIME:
+        return f"time {given.time:g} is not between 1970 and the year 10000, in seconds"
+    if not 0 <= given.payload_bytes <= MAX_SIZE:
+        return f"payload_bytes {given.payload_bytes} is not between 0 and {MAX_SIZE:,}"
+    if given.payload is not None and len(given.payload) != given.payload_bytes:
+        return f"payload_bytes is {given.payload_bytes}, but its payload has {len(given.payload)}"
+    return ""
+
+
+def text_fault(text: str) -> str:
+    """What is wrong with an id or a name; "" if nothing is. Ids are keys of sums, and are shown."""
+    if len(text) > MAX_TEXT:
+        return f"has {len(text):,} characters, more than {MAX_TEXT:,}"
+    if text.isprintable():
+        return ""
+    if any(unicodedata.category(c) == "Cs" for c in text):
+        return "is no UTF-8"
+    return "has a control character" if any(unicodedata.category(c) == "Cc" for c in text) else ""
+
+
+def sayable(text: str, most: int) -> str:
+    """The beginning of a text that may be no text, as one that can be written."""
+    return text[:most].encode("utf-8", "replace").decode()
 
 
 def hashed(data: bytes) -> int:
@@ -214,7 +269,7 @@ def hashed(data: bytes) -> int:
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
 
 
 def contracts_of(rows: Iterable[Mapping[str, Any]], table: str, rejects: list[Reject]) -> Iterator[Any]:
@@ -222,19 +277,42 @@ def contracts_of(rows: Iterable[Mapping[str, Any]], table: str, rejects: list[Re
     MAX_CONTRACTS."""
     kind = CONTRACTS[table]
     name = kind.__struct_fields__[0]
+    known: set[str] = set()
     for number, row in enumerate(rows):
         if number == MAX_CONTRACTS:
             raise StudyError(f"table {table} has more than {MAX_CONTRACTS:,} rows", hint="Study a part of it")
         try:
             given = {key: _value(key, value) for key, value in row.items() if value is not None}
-            made = msgspec.convert(given, kind)
+            made = converted(given, kind)
             for entry in (*getattr(made, "entries", ()), *getattr(made, "template", ())):
                 check_rep(entry)
+            _check(made, known)
+        except (*UNREADABLE, EntryError) as error:
+            rejects.append(Reject(table, sayable(str(row.get(name) or f"row {number}"), 200), sayable(str(error), 500)))
+        else:
+            known.add(getattr(made, name))
             yield made
-        except (msgspec.ValidationError, msgspec.DecodeError, EntryError) as error:
-            rejects.append(Reject(table, str(row.get(name) or f"row {number}")[:200], str(error)[:500]))
 
 
+def _check(made: Registration | Subscription, known: Collection[str]) -> None:
+    """Raises ValidationError for ids and names that are none, an id that is there already, and odd numbers."""
+    uid = getattr(made, made.__struct_fields__[0])
+    wrong = ""
+    if not uid:
+        wrong = "has no id"
+    elif uid in known:
+        wrong = "is there twice: the first one counts"
+    elif not 0 <= getattr(made, "recipients", 0) < MAX_CONTRACTS:
+        wrong = f"recipients {getattr(made, 'recipients', 0)} is no number of recipients"
+    for name in () if wrong else ("registration", "subscription", "subscriber", "publisher", "delegate", "type", "version"):
+        if found := text_fault(getattr(made, name, "")):
+            wrong = f"{name} {found}"
+    if wrong:
+        raise msgspec.ValidationError(wrong)
+
+
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for JSON that is none, is of other types, is no UTF-8, is nested a thousand deep."""
 _decode_json: Final = msgspec.json.Decoder().decode
 
 

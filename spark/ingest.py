@@ -9,6 +9,7 @@ kept with its reason, and counted; nothing is left out silently.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -100,7 +101,7 @@ class Intake:
 
     def reject(self, table: str, row: str, reason: str) -> None:
         """Keep what could not be read. Raises StudyError for one too many."""
-        self.rejects.append(Reject(table, row[:200], reason[:500]))
+        self.rejects.append(Reject(table, dataset.sayable(row, 200), dataset.sayable(reason, 500)))
         most = self._most if 0 <= self._most < MAX_KEPT else MAX_KEPT
         if len(self.rejects) > most:
             raise StudyError(
@@ -113,6 +114,8 @@ class Intake:
     def _checked(self, given: Publication) -> Publication | None:
         """With type and registration; None for one that no delegate would take."""
         try:
+            if wrong := dataset.fault(given):
+                raise StudyError(wrong)
             root = parse_metadata(given.metadata)
             if self._describe is not None:
                 return self._registered(given, self._describe(root))
@@ -162,7 +165,7 @@ class Intake:
             for number, line in self._read_lines(path, "publications"):
                 try:
                     found = _decode_line(line)
-                except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                except dataset.UNREADABLE as error:
                     self.reject("publications", number, str(error))
                     continue
                 yield _of_line(found, number)
@@ -171,7 +174,7 @@ class Intake:
         for number, line in self._read_lines(source, table):
             try:
                 yield _decode_row(line)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            except dataset.UNREADABLE as error:
                 self.reject(table, number, str(error))
 
     def _read_lines(self, path: Path, table: str) -> Iterator[tuple[str, bytes]]:
@@ -185,7 +188,7 @@ class Intake:
                         self.reject(table, f"{path.name} line {number}", f"has more than {MAX_LINE:,} bytes")
                         while line and not line.endswith(b"\n"):
                             line = opened.readline(MAX_LINE)
-                    elif line.strip():
+                    elif (line := line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
                         yield f"{path.name} line {number}", line
         except OSError as error:
             raise StudyError(f"{path} can't be read: {error.strerror}") from error

@@ -11,12 +11,12 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.errors import JbiError, StudyError
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, PredicateIndex, compile_filter, compile_predicate, select
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.index import TemplateIndex
-from jbi_pubsub.spark.dataset import Contracts, Publication, Reject, Subscription
+from jbi_pubsub.spark.dataset import Contracts, Publication, Reject, Subscription, fault, sayable
 
 MAX_REJECTS: Final = 1_000
 """Rejects of a task that are kept with their reason; all are counted."""
@@ -101,7 +101,10 @@ class Judge:
         return Topic(tuple(candidates), index, any(each.predicate is not None for each in candidates))
 
     def judge(self, publication: Publication) -> Seen:
-        """What becomes of it. Raises MetadataError or OversizeError, as a delegate refuses it."""
+        """What becomes of it. Raises MetadataError or OversizeError, as a delegate refuses it, StudyError for a row that
+        makes no sense."""
+        if wrong := fault(publication):
+            raise StudyError(wrong)
         topic = self.topic(publication.publisher)
         root = parse_metadata(publication.metadata)
         matched = topic.index.match(root, len(publication.metadata))
@@ -210,7 +213,7 @@ def judged(packed: bytes, see: See, publications: Iterable[Publication], rejects
         except JbiError as error:
             tally.add("rejected", "")
             if len(rejects) < MAX_REJECTS:
-                rejects.append(Reject("publications", publication.object_id, str(error)[:500]))
+                rejects.append(Reject("publications", sayable(publication.object_id, 200), sayable(str(error), 500)))
             continue
         tally.add("publications", publication.publisher, 1, seen.size)
         see(judge, seen, tally)

@@ -128,7 +128,8 @@ def rows_in(path: Path, table: str) -> Iterator[dict[str, Any]]:
         with pq.ParquetFile(path) as opened:
             names = dataset.check_columns(opened.schema_arrow, table, str(path))
             for batch in opened.iter_batches(dataset.BATCH_ROWS, columns=names):
-                yield from batch.to_pylist()
+                columns = [dataset.values_of(column) for column in batch.columns]
+                yield from (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
     except (pa.ArrowException, OSError) as error:
         raise StudyError(f"{path} can't be read: {error}"[:400], hint="Look for a file cut short") from error
 

@@ -24,7 +24,7 @@ _LAST: Final = 1 << 62
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:
     """Of each subscriber process the bytes that it gets: an object once for all its subscriptions, cut or whole."""
     publication = seen.publication
-    at = int(max(0.0, publication.time) * _NOW)
+    at = int(publication.time * _NOW)
     tally.keep("first", "", at, "", 1)
     tally.keep("last", "", _LAST - at, "", 1)
     if not seen.matched:
@@ -58,8 +58,8 @@ def _packed(metadata: bytes, payload: bytes | None, whole: int) -> int:
 def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:  # noqa: ARG001  # the form of all studies
     """The answer."""
     rates = _rates(str(parameters.get("rates", RATES)))
-    first, last = (passed.kept(name, 1).get("", [(0, "")])[0][0] for name in ("first", "last"))
-    seconds = max(0, _LAST - last - first) / _NOW
+    first, last = (passed.kept(name, 1).get("", [(none, "")])[0][0] for name, none in (("first", 0), ("last", _LAST)))
+    seconds = (_LAST - last - first) / _NOW
     per = {"offered": _offered(passed, judge)}
     per |= {stage: {who: sums[1] for who, sums in passed.of(stage).items()} for stage in STAGES[1:]}
     totals = {stage: sum(per[stage].values()) for stage in STAGES}

@@ -41,7 +41,7 @@ def see(judge: Judge, seen: Seen, tally: Tally) -> None:  # noqa: ARG001  # the 
         tally.value("leaf", f"{where}{_JOINT}{path}", value if len(value) <= VALUE_MOST else MANY)
     if len(publication.metadata) <= SAMPLED_BYTES:
         which = hashed(publication.object_id.encode())
-        tally.keep("sample", where, which, publication.metadata.decode("utf-8", "replace"), 1)
+        tally.keep("sample", where, which, publication.metadata.decode("latin-1"), 1)
 
 
 def leaves(root: Element) -> Iterator[tuple[str, str]]:
@@ -172,7 +172,7 @@ def _moves(
         candidates += number * len(asked)
         if registration not in samples:
             continue
-        data = samples[registration][0][1].encode()
+        data = samples[registration][0][1].encode("latin-1")
         root = parse_metadata(data)
         for each in asked:
             said = [

@@ -19,7 +19,7 @@ from jbi_pubsub.spark.studies.study import Data, Study, share
 SAMPLES: Final = 20
 """Publications of a registration that predicates which never match are examined with."""
 SAMPLED_BYTES: Final = 16 << 10
-"""Larger metadata are not among them."""
+"""Larger metadata are not among them. A sample is kept as a text of the document's bytes, whatever its encoding."""
 EXAMINED: Final = 2_000
 """Examinations in all: some seconds."""
 
@@ -31,7 +31,7 @@ def see(judge: Judge, seen: Seen, tally: Tally) -> None:  # noqa: ARG001  # the 
     for number in seen.matched:
         tally.add("match", f"{number:07d}", 1, seen.size, which)
     if len(publication.metadata) <= SAMPLED_BYTES:
-        tally.keep("sample", publication.publisher, which, publication.metadata.decode("utf-8", "replace"), SAMPLES)
+        tally.keep("sample", publication.publisher, which, publication.metadata.decode("latin-1"), SAMPLES)
 
 
 def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:  # noqa: ARG001  # as above
@@ -145,7 +145,7 @@ def _reasons(judge: Judge, never: Sequence[Wanted], passed: Passed) -> dict[int,
 def _failing(wanted: Wanted, text: str) -> list[str]:
     """The conditions without which the predicate would be true of a document, or nearer to it."""
     assert wanted.predicate is not None
-    data = text.encode()
+    data = text.encode("latin-1")
     try:
         conditions = examine(wanted.predicate, parse_metadata(data), len(data))
     except JbiError:

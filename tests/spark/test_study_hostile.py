@@ -1,0 +1,182 @@
+"""Bad input of studies: each gets a word, is counted, and harms neither the study nor who reads its result."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from jbi_pubsub.cli.app import jbi
+from jbi_pubsub.cli.app import run as command_line
+from jbi_pubsub.core.errors import StudyError
+from jbi_pubsub.spark import dataset
+from jbi_pubsub.spark.dataset import Contracts, Subscription
+from jbi_pubsub.spark.result import Result, Run
+from jbi_pubsub.spark.studies import aggregation, bandwidth, fanout, invariants, predicates
+from jbi_pubsub.spark.studies.study import Data, Options, Study, data_in, run
+
+
+pa = pytest.importorskip("pyarrow", reason="needs the spark extra")
+pytest.importorskip("matplotlib", reason="needs the spark extra")
+
+STUDIES = [module.STUDY for module in (predicates, fanout, bandwidth, invariants, aggregation)]
+DOCUMENT = b"<t><a>1</a></t>"
+
+
+def parquet(path: Path, **columns: Any) -> Path:
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def asked(
+    study: Study, given: Path, out: Path, contracts: Contracts | None = None, **options: Any
+) -> tuple[Result, Run]:
+    options = {"engine": "local", **options}
+    return run(study, Data(str(given), contracts or Contracts()), out, Options(**options))
+
+
+def table(out: Path, name: str) -> list[dict[str, str]]:
+    with (out / "tables" / f"{name}.csv").open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Exit code of a command line, and what it says of an error: never a traceback, for these are not caught here."""
+    code = command_line(["study", *map(str, arguments)])
+    return code, capsys.readouterr().err
+
+
+def no_utf8() -> Any:
+    offsets = pa.array([0, 2], pa.int32()).buffers()[1]
+    return pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"\xff\xfe")])
+
+
+BAD_ROWS = {
+    "time": ([float("nan")], "time nan is not between"),
+    "later": ([1e300], "time 1e+300 is not between"),
+    "endless": ([float("inf")], "time inf is not between"),
+    "before": ([-5.0], "time -5 is not between"),
+    "size": ([-7], "payload_bytes -7 is not between"),
+    "huge size": ([1 << 62], "payload_bytes 4611686018427387904 is not between"),
+    "other size": ([3], "payload_bytes is 3, but its payload has 1"),
+    "control": (["a\x01b"], "publisher has a control character"),
+    "nul": (["a\0b"], "publisher has a control character"),
+    "long": (["x" * 5_000], "publisher has 5,000 characters, more than 4,096"),
+    "bytes": (no_utf8, "type is no UTF-8"),
+}
+COLUMN = {"time": "time", "later": "time", "endless": "time", "before": "time", "size": "payload_bytes",
+          "huge size": "payload_bytes", "other size": "payload_bytes", "bytes": "type"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_a_row_that_makes_no_sense_is_a_reject_of_import_and_of_every_study(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values, reason = BAD_ROWS[name]
+    column = {COLUMN.get(name, "publisher"): values() if callable(values) else values}
+    given = parquet(tmp_path / "given.parquet", metadata=[DOCUMENT], payload=[b"x"], **column)
+
+    for study in STUDIES:
+        asked(study, given, tmp_path / study.name)
+        [row] = table(tmp_path / study.name, "rejects")
+        assert row["reason"].startswith(reason)
+    assert said(capsys, "import", given, "--out", tmp_path / "data", "--json")[0] == 0
+    [reject] = data_in(tmp_path / "data").rejects
+    assert reject.reason.startswith(reason)
+    code, error = said(capsys, "import", given, "--out", tmp_path / "data", "--max-rejects", "0")
+    assert (code, reason in error) == (1, True)
+
+
+def test_timestamps_of_any_unit_are_seconds(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    for unit, value in (("ms", 1_500), ("us", 1_500_000), ("ns", 1_500_000_001)):
+        given = parquet(tmp_path / f"{unit}.parquet", metadata=[DOCUMENT], time=pa.array([value], pa.timestamp(unit)))
+        [row] = dataset.publications_of(pq.read_table(given).to_batches()[0])
+        assert row.time == pytest.approx(1.5)
+
+
+def test_lines_that_are_no_json_in_any_way_are_rejects_and_a_mark_of_utf8_is_none(tmp_path: Path) -> None:
+    deep = b'{"metadata":"<t/>","x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    given = tmp_path / "given.jsonl"
+    given.write_bytes(b'\xef\xbb\xbf{"metadata":"<t/>"}\r\n' + deep + b'\n{"metadata":"<t>\xff</t>"}\n{"time":NaN}\n')
+
+    told = CliRunner().invoke(jbi, ["study", "import", str(given), "--out", str(tmp_path / "data"), "--json"])
+
+    assert told.exit_code == 0, told.exception
+    counts = json.loads(told.output)
+    assert (counts["publications"], counts["rejects"]) == (1, 3)
+    wanted = tmp_path / "wanted.jsonl"
+    wanted.write_bytes(
+        b'{"subscription":"s"}\n' + deep.replace(b"metadata", b"subscription") + b'\n{"subscription":"\xff"}\n'
+    )
+    more = ["--subscriptions", str(wanted), "--out", str(tmp_path / "data"), "--json"]
+    told = CliRunner().invoke(jbi, ["study", "import", str(given), *more])
+    assert told.exit_code == 0, told.exception
+    counts = json.loads(told.output)
+    assert (counts["subscriptions"], counts["rejects"]) == (1, 5)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "iso-8859-1"])
+def test_documents_of_any_encoding_are_studied(encoding: str, tmp_path: Path) -> None:
+    document = f"<?xml version='1.0' encoding='{encoding}'?><t><a>\xe9</a></t>".encode(encoding)
+    given = parquet(tmp_path / "given.parquet", metadata=[document] * 2)
+    wanted = Contracts((), (Subscription(subscription="s", predicate="/t[a = '\xe9']"),
+                            Subscription(subscription="never", predicate="/t[a = 'e']")))  # fmt: skip
+
+    found = {study.name: asked(study, given, tmp_path / study.name, wanted)[0].numbers for study in STUDIES}
+
+    assert found["predicates"]["matches"] == 2
+    assert table(tmp_path / "predicates", "never")[0]["fails_most"] == "a = 'e'"
+    assert found["invariants"]["avoidable"] == 2
+
+
+def test_objects_are_told_by_their_whole_id(tmp_path: Path) -> None:
+    given = parquet(tmp_path / "given.parquet", metadata=[DOCUMENT], object_id=["given.jsonl line 2"], type=["a b"])
+    asked(fanout.STUDY, given, tmp_path / "out")
+    assert [(row["object"], row["type"]) for row in table(tmp_path / "out", "hottest")] == [
+        ("given.jsonl line 2", "a b")
+    ]
+
+
+def test_a_data_set_without_publications_takes_no_time(tmp_path: Path) -> None:
+    given = parquet(tmp_path / "given.parquet", metadata=pa.array([], pa.binary()))
+    assert asked(bandwidth.STUDY, given, tmp_path / "out")[0].numbers["seconds"] == 0
+
+
+def test_two_columns_of_a_name_are_refused_and_one_without_a_value_is_as_none(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    twice = pa.Table.from_arrays([pa.array([DOCUMENT])] * 2, names=["metadata", "metadata"])
+    pq.write_table(twice, tmp_path / "twice.parquet")
+    given = parquet(tmp_path / "given.parquet", metadata=[DOCUMENT], payload=pa.nulls(1))
+
+    with pytest.raises(StudyError, match="two columns 'metadata'"):
+        asked(fanout.STUDY, tmp_path / "twice.parquet", tmp_path / "out")
+    assert asked(fanout.STUDY, given, tmp_path / "out")[0].numbers["objects"] == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"subscription": ""}, "has no id"),
+        ({"subscription": "twice"}, "is there twice"),
+        ({"subscription": "a\0b"}, "has a control character"),
+        ({"subscription": "s", "recipients": -1}, "recipients -1"),
+        ({"subscription": "s", "recipients": 1 << 63}, "recipients 9223372036854775808"),
+        ({"subscription": "s", "subscriber": "x" * 5_000}, "subscriber has 5,000 characters"),
+        ({"subscription": "s", "template": "[" * 5_000}, "maximum recursion depth exceeded"),
+    ],
+)
+def test_contracts_that_make_no_sense_are_rejects_and_nothing_goes_with_them(row: dict[str, Any], reason: str) -> None:
+    rejects: list[dataset.Reject] = []
+    made = list(dataset.contracts_of([{"subscription": "twice"}, row, {"subscription": "z"}], "subscriptions", rejects))
+
+    assert [each.subscription for each in made] == ["twice", "z"]
+    assert [reject.reason for reject in rejects if reason in reject.reason] == [rejects[0].reason]
