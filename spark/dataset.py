@@ -332,7 +332,8 @@ def is_dataset(folder: Path) -> bool:
     if found is None:
         return False
     if found.get("state") != "complete":
-        raise StudyError(f"{folder} is an unfinished data set", hint="Let `jbi study export --resume` finish it")
+        again = "Let `jbi study export --resume` finish it" if found.get("source") == "exported" else "Make it again"
+        raise StudyError(f"{folder} is an unfinished data set", hint=again)
     return True
 
 
@@ -345,10 +346,7 @@ def check_out(folder: Path) -> None:
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
-    try:
-        found = msgspec.json.decode((folder / MANIFEST).read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return None
+    found = report.json_in(folder / MANIFEST)
     return found if isinstance(found, dict) and found.get("format") == FORMAT else None
 
 
@@ -384,24 +382,33 @@ class Writer:
         before = _manifest(folder) if resume else None
         if before is not None and before.get("source") != source:
             raise ConfigurationError(f"{folder} is a data set that was {before.get('source')}, not {source}")
-        self.facts: dict[str, Any] = dict(before.get("facts") or {}) if before is not None else {}
+        kept = before.get("facts") if before is not None else None
+        self.facts: dict[str, Any] = dict(kept) if isinstance(kept, dict) else {}
         """Kept in the manifest."""
         with report.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            stack.enter_context(report.held(folder))
+            self._begin(resume=before is not None)
+            self._held = stack.pop_all()
+
+    def _begin(self, *, resume: bool) -> None:
+        with report.writing(self._folder):
             self.mark("running")
-            if before is None:
-                for old in (*CONTRACTS, "publications", "rejects"):
-                    shutil.rmtree(folder / old, ignore_errors=True)
-            for half in folder.rglob("*.new"):
-                half.unlink()
+            for name in (*CONTRACTS, "publications", "rejects"):
+                if not resume and (self._folder / name).exists():
+                    shutil.rmtree(self._folder / name)  # what can't be removed would be among the new parts
+                for half in (self._folder / name).glob("*.new"):
+                    half.unlink()
         self.count = 0
         """Publications, those of before among them."""
         self.size = 0
         """Their bytes, as they are on disk but for the part that is being written."""
-        for number, size in self._parts():
+        self._next = 0
+        for part, number, size in self._parts():
             self.count += number
             self.size += size
-        self._next = len(self._parts())
+            self._next = part + 1
         self._stack = ExitStack()
         self._rows: Rows | None = None
 
@@ -411,7 +418,7 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with report.writing(self._folder):
+        with self._held, report.writing(self._folder):
             self._stack.__exit__(kind, error, trace)
 
     def add(self, publication: Publication) -> None:
@@ -460,12 +467,18 @@ class Writer:
                     written.add({"table": reject.table, "row": reject.row, "reason": reject.reason})
             self.mark("complete", rows=rows)
 
-    def _parts(self) -> list[tuple[int, int]]:
-        """Rows and bytes of each part that is there."""
+    def _parts(self) -> Iterator[tuple[int, int, int]]:
+        """Number, rows and bytes of each part that is there. Raises StudyError for one that can't be read."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        found = sorted((self._folder / "publications").glob("part-*.parquet"))
-        return [(pq.read_metadata(path).num_rows, path.stat().st_size) for path in found]
+        for path in sorted((self._folder / "publications").glob("part-*.parquet")):
+            try:
+                yield int(path.stem.removeprefix("part-")), pq.read_metadata(path).num_rows, path.stat().st_size
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise StudyError(
+                    f"{path} is no part of a data set: {error}"[:400], hint="Remove it, and go on without it"
+                ) from error
 
 
 @contextmanager
@@ -479,7 +492,7 @@ def table(folder: Path, name: str, part: str = "part-00000") -> Iterator[Rows]:
         rows = Rows(writer, columns(name))
         yield rows
         rows.flush()
-    path.with_suffix(".new").replace(path)
+    report.settle(path.with_suffix(".new"), path)
 
 
 class Rows:

@@ -20,6 +20,7 @@ from typing import Final, Literal
 import msgspec
 
 from jbi_pubsub.core.errors import StudyError
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.spark import page, plots, report
 from jbi_pubsub.spark.dataset import Reject
 from jbi_pubsub.spark.plots import Plot
@@ -54,6 +55,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self) -> list[tuple[str, str]]:
         """(what, value) lines to print."""
         return list(self.facts)
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """result.json: what is told of a Result."""
+
+    study: str
+    facts: tuple[tuple[str, str], ...]
+    numbers: dict[str, float]
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +101,10 @@ def finish(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = (
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             report.write(folder / name, content)
         names = sorted(files)
+        for each in ("tables", "plots"):
+            for old in (folder / each).glob("*.*"):
+                if f"{each}/{old.name}" not in files:
+                    old.unlink()  # of another study that was here
         manifest = {"format": FORMAT, "state": "complete", "study": result.study, "run": run, "files": names}
         report.write(folder / report.MANIFEST, msgspec.json.format(encode(manifest)))
     return names
@@ -99,16 +112,20 @@ def finish(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = (
 
 def read(folder: Path) -> Result:
     """A finished result, without its tables and plots. Raises StudyError for what is none, or not finished."""
+    manifest, found = (report.json_in(folder / name) for name in (report.MANIFEST, "result.json"))
+    if not isinstance(manifest, dict) or manifest.get("format") not in report.RESULTS:
+        raise StudyError(f"{folder} holds no result of a study", hint="Give the folder of --out")
+    if manifest.get("state") != "complete":
+        raise StudyError(f"the study in {folder} was not finished", hint="Run it again with --resume")
+    if manifest["format"] != FORMAT:
+        raise StudyError(f"{folder} holds matches of a generated population, which are not compared")
     try:
-        manifest = msgspec.json.decode((folder / report.MANIFEST).read_bytes())
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise StudyError(f"{folder} holds no result of a study", hint="Give the folder of --out")
-        if manifest.get("state") != "complete":
-            raise StudyError(f"the study in {folder} was not finished", hint="Run it again with --resume")
-        found = msgspec.json.decode((folder / "result.json").read_bytes())
-        return msgspec.convert({"question": "", **found}, Result)
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise StudyError(f"{folder} holds no result of a study: {error}", hint="Give the folder of --out") from error
+        told = converted(found, _Told)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise StudyError(
+            f"{folder}/result.json is not what a study has written: {error}"[:400], hint="Run the study again"
+        ) from error
+    return Result(study=told.study, question="", facts=told.facts, numbers=told.numbers)
 
 
 def _rejected(rejects: Sequence[Reject]) -> Table:

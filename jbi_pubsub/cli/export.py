@@ -93,12 +93,16 @@ def export(
         writer.facts = {
             "since": writer.facts.get("since", round(began, 3)),
             "until": round(time.time(), 3),
-            "lost": int(writer.facts.get("lost", 0)) + lost,
+            "lost": _number(writer.facts.get("lost")) + lost,
             "unanswered": sorted(federation.unanswered),
         }
         writer.finish(contracts)
     counts = {name: len(getattr(contracts, name)) for name in dataset.CONTRACTS}
     return {**counts, "publications": writer.count, **writer.facts, "out": str(folder)}, interruption.is_set()
+
+
+def _number(kept: object) -> int:
+    return kept if isinstance(kept, int) else 0  # a manifest is a file, which anybody may have edited
 
 
 def _take(

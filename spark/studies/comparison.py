@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Final
 
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import result
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
+
+CHANGE_MOST: Final = 1e12
+"""Per cent; what is beyond, as what was 0, is told without."""
 
 
 def compare(before: Path, after: Path) -> Result:
@@ -52,7 +57,8 @@ def compare(before: Path, after: Path) -> Result:
 def _row(name: str, was: float | None, now: float | None) -> tuple[Value, Value, Value, Value]:
     if was is None or now is None:
         return name, "-" if was is None else was, "-" if now is None else now, "-"
-    return name, was, now, round(100 * (now - was) / abs(was), 2) if was else ("-" if now else 0.0)
+    change = 100 * (now - was) / abs(was) if was else (math.inf if now else 0.0)
+    return name, was, now, round(change, 2) if abs(change) <= CHANGE_MOST else "-"
 
 
 def _text(value: Value) -> str:

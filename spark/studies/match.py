@@ -105,19 +105,19 @@ def match_study(
     population = Population(registrations=registrations, templates=templates, seed=seed)
     chosen = "spark" if engine == "auto" and (master or settings) else _choose(engine, population)
     report.parquet_present()
-    folder = report.claim(out)
-    step = sample_step(registrations)
-    timings = _Timings()
-    if chosen == "spark":
-        made_from = stages.digest([f"match {registrations} {templates} {seed}".encode()])
-        done = stages.Stages(folder, made_from, resume=resume)
-        opened = partial(session.open_session, "jbi study match", extra=settings, master=master)
-        outcome = _on_spark(opened, done, population, folder, step, timings, progress)
-    else:
-        outcome = _in_process(population, folder, step, timings, progress)
-    with timings.stage("check"):
-        check = _check(population, outcome, step, progress)
-    return report.finish(folder, _report(population, chosen, outcome, check, timings, folder))
+    with report.claimed(out) as folder:
+        step = sample_step(registrations)
+        timings = _Timings()
+        if chosen == "spark":
+            made_from = stages.digest([f"match {registrations} {templates} {seed}".encode()])
+            done = stages.Stages(folder, made_from, resume=resume)
+            opened = partial(session.open_session, "jbi study match", extra=settings, master=master)
+            outcome = _on_spark(opened, done, population, folder, step, timings, progress)
+        else:
+            outcome = _in_process(population, folder, step, timings, progress)
+        with timings.stage("check"):
+            check = _check(population, outcome, step, progress)
+        return report.finish(folder, _report(population, chosen, outcome, check, timings, folder))
 
 
 def sample_step(registrations: int) -> int:

@@ -67,7 +67,20 @@ def run(study: Study, data: Data, out: Path, options: Options) -> tuple[Result, 
         )
     report.parquet_present()
     plots.present()
-    folder = report.claim(out)
+    _apart(out, data)
+    with report.claimed(out) as folder:
+        return _done(study, data, folder, options)
+
+
+def _apart(out: Path, data: Data) -> None:
+    """Raises ConfigurationError for a result among the tables that are read."""
+    tables = Path(data.publications.removeprefix("file://")).parent if _here(data) else None
+    for name in (*dataset.CONTRACTS, "publications", "rejects") if tables is not None else ():
+        if tables is not None and out.resolve().is_relative_to((tables / name).resolve()):
+            raise ConfigurationError(f"--out {out} lies in {tables / name}, which is read", hint="Name another folder")
+
+
+def _done(study: Study, data: Data, folder: Path, options: Options) -> tuple[Result, Run]:
     timings: dict[str, float] = {}
     done = stages.Stages(folder, _made_from(study, data), resume=options.resume)
     with _timed(timings, "judge"):

@@ -12,13 +12,15 @@ from click.testing import CliRunner
 
 from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.cli.app import run as command_line
-from jbi_pubsub.core.errors import StudyError
-from jbi_pubsub.spark import dataset
-from jbi_pubsub.spark.dataset import Contracts, Subscription
-from jbi_pubsub.spark.result import Result, Run
-from jbi_pubsub.spark.studies import aggregation, bandwidth, fanout, invariants, predicates
+from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.spark import dataset, passes, report
+from jbi_pubsub.spark.dataset import Contracts, Publication, Subscription, Writer
+from jbi_pubsub.spark.domain import Domain
+from jbi_pubsub.spark.judging import Judge
+from jbi_pubsub.spark.result import Result, Run, finish
+from jbi_pubsub.spark.studies import aggregation, bandwidth, capacity, fanout, invariants, predicates
+from jbi_pubsub.spark.studies.capacity import Costs
 from jbi_pubsub.spark.studies.study import Data, Options, Study, data_in, run
-
 
 pa = pytest.importorskip("pyarrow", reason="needs the spark extra")
 pytest.importorskip("matplotlib", reason="needs the spark extra")
@@ -180,3 +182,147 @@ def test_contracts_that_make_no_sense_are_rejects_and_nothing_goes_with_them(row
 
     assert [each.subscription for each in made] == ["twice", "z"]
     assert [reject.reason for reject in rejects if reason in reject.reason] == [rejects[0].reason]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A small data set of the paper's domain."""
+    domain = Domain(registrations=4, subscriptions=10, publications=40, selectivity=0.5)
+    dataset.write(tmp_path / "data", domain.contracts(), domain.published(), source="generated")
+    return tmp_path / "data"
+
+
+def test_two_do_not_write_to_one_folder(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted((data / "publications").iterdir())
+    with report.held(data):
+        assert said(capsys, "generate", "--out", data)[0] == 2
+    with report.claimed(tmp_path / "out"):
+        code, error = said(capsys, "fanout", data, "--out", tmp_path / "out")
+    assert (code, "another process writes to" in error) == (2, True)
+    assert sorted((data / "publications").iterdir()) == before
+    assert data_in(data)
+    assert said(capsys, "fanout", data, "--out", tmp_path / "out")[0] == 0
+
+
+@pytest.mark.parametrize("words", [["match"], ["generate"], ["import", "given"], ["compare", "given", "given"],
+                                   ["export", "--seconds", "0"]], ids=lambda words: words[0])  # fmt: skip
+def test_a_url_as_place_for_a_folder_of_this_machine_is_refused_and_makes_none(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "given").mkdir()
+    code, error = said(capsys, *words, "--out", "hdfs://host/data")
+    assert (code, "folders of this machine alone" in error) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["given"]
+
+
+def test_a_result_does_not_lie_in_what_is_read(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said(capsys, "fanout", data, "--out", tmp_path / "one")[0] == 0
+    before = (tmp_path / "one" / "result.json").read_bytes()
+
+    assert said(capsys, "compare", tmp_path / "one", tmp_path / "one", "--out", tmp_path / "one")[0] == 2
+    assert said(capsys, "fanout", data, "--out", data / "publications" / "new")[0] == 2
+
+    assert (tmp_path / "one" / "result.json").read_bytes() == before
+    assert said(capsys, "fanout", data, "--out", tmp_path / "two")[0] == 0  # its tables are no publications
+
+
+def test_tables_of_an_earlier_study_do_not_stay_in_a_result(data: Path, tmp_path: Path) -> None:
+    for study in (fanout.STUDY, aggregation.STUDY):
+        run(study, data_in(data), tmp_path / "out", Options(engine="local"))
+    assert {path.name for path in (tmp_path / "out" / "tables").iterdir()} == {"domains.csv", "domains.parquet"}
+    assert {path.name for path in (tmp_path / "out" / "plots").iterdir()} == {"saved.svg", "saved.png"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[1]", b"null", b"{", b'{"study": "fanout"}', b"[" * 100_000, b'{"study": 1, "facts": [], "numbers": {}}',
+     b"\xff", b'{"study": "fanout", "facts": [], "numbers": {"objects": "many"}}', b" " * ((16 << 20) + 1)],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["result.json", "manifest.json"])
+def test_a_result_that_somebody_has_edited_is_not_compared(
+    name: str, text: bytes, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(
+        report.claim(tmp_path / "one"),
+        Result(study="fanout", question="", facts=(), numbers={}),
+        Run(input="", engine="local"),
+    )
+    (tmp_path / "one" / name).write_bytes(text)
+    code, error = said(capsys, "compare", tmp_path / "one", tmp_path / "one", "--out", tmp_path / "out")
+    assert code == 1
+    assert "result" in error
+
+
+def test_numbers_as_large_as_they_get_are_compared(tmp_path: Path) -> None:
+    for name, numbers in (("one", {"a": 1e-300, "b": -1e308}), ("two", {"a": 1e308, "b": 1e308})):
+        finish(
+            report.claim(tmp_path / name),
+            Result(study="s", question="", facts=(), numbers=numbers),
+            Run(input="", engine="local"),
+        )
+    done = CliRunner().invoke(
+        jbi, ["study", "compare", *(str(tmp_path / n) for n in ("one", "two")), "--out", str(tmp_path / "out")]
+    )
+    assert done.exit_code == 0, done.exception
+
+
+@pytest.mark.parametrize("option", ["growth", "rate", "publishers", "subscribers", "utilisation"])
+def test_a_forecast_of_no_number_is_refused(option: str, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"publishers": "1", "rate": "1", "subscribers": "1", option: "nan"}
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    assert said(capsys, "capacity", data, *words, "--out", data.parent / "out")[0] == 2
+
+
+def test_a_forecast_without_measure_is_refused() -> None:
+    known = {"publishers": 1e9, "rate": 1e6, "subscribers": 1e9, "growth": 10.0, "years": 50, "utilisation": 0.7}
+    costs = Costs(((1.0, 1.0, 1, 1),)).parameters()
+    passed = passes.Passed({("publications", "r"): [1, 1, 0], ("deliveries", ""): [1, 1, 0]}, [])
+    wanted = Data("", Contracts((), (Subscription(subscription="s"),)))
+    with pytest.raises(StudyError, match="deliveries a second in year 0, more than"):
+        capacity.STUDY.tell(passed, Judge(wanted.contracts), wanted, {**known, **costs})
+
+
+def resumed(folder: Path) -> Writer:
+    return Writer(folder, source="exported", resume=True)
+
+
+def test_an_export_goes_on_behind_its_last_part_and_not_over_it(tmp_path: Path) -> None:
+    with resumed(tmp_path / "d") as writer:
+        for n in range(2):
+            writer.add(Publication(f"o{n}", "t", "1.0", 1.0, "r", DOCUMENT, 0))
+            writer.close_part()
+    (tmp_path / "d" / "publications" / "part-00000.parquet").unlink()
+
+    with resumed(tmp_path / "d") as writer:
+        assert writer.count == 1
+        writer.add(Publication("o2", "t", "1.0", 1.0, "r", DOCUMENT, 0))
+        writer.finish(Contracts())
+
+    files = passes.parquet_files(tmp_path / "d" / "publications")
+    assert [p.object_id for path, _ in files for p in passes.publications_in(path)] == ["o1", "o2"]
+
+
+def test_a_part_or_manifest_that_is_damaged_is_told_or_started_anew(tmp_path: Path) -> None:
+    with resumed(tmp_path / "d") as writer:
+        writer.add(Publication("o", "t", "1.0", 1.0, "r", DOCUMENT, 0))
+        writer.finish(Contracts())
+    manifest = tmp_path / "d" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"facts": {}', '"facts": [1]'))
+    with resumed(tmp_path / "d") as writer:
+        assert writer.facts == {}
+    (tmp_path / "d" / "publications" / "part-00000.parquet").write_bytes(b"PAR1")
+    with pytest.raises(StudyError, match="is no part of a data set"):
+        resumed(tmp_path / "d")
+    manifest.write_text("[" * 100_000)
+    with pytest.raises(ConfigurationError, match="holds no data set"):
+        resumed(tmp_path / "d")
+
+
+def test_a_table_that_cannot_be_removed_is_not_mixed_with_the_new_one(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data / "publications").rename(data / "elsewhere")
+    (data / "publications").symlink_to(data / "elsewhere")
+    with pytest.raises(StudyError, match="can't be written"):
+        dataset.write(data, Contracts(), [], source="test")
