@@ -19,7 +19,9 @@ from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.spark.dataset import Contracts, Publication, Reject, Subscription, fault, sayable
 
 MAX_REJECTS: Final = 1_000
-"""Rejects of a task that are kept with their reason; all are counted."""
+"""Rejects of a pass that are kept with their reason, the first by row and reason; all are counted."""
+MAX_SUMS: Final = 4_000_000
+"""Sums of a task: some 2 GB. Of what is made up to have more, nothing is to be learnt."""
 
 
 class Wanted(msgspec.Struct, frozen=True, eq=False):
@@ -134,7 +136,7 @@ class Judge:
 
 
 Sums = dict[tuple[str, str], list[int]]
-"""What studies count: by what and of which, [number, bytes, XOR of hashes]. Adding the sums of parts gives the sums of
+"""What studies count: by what and of which, [number, bytes, sum of hashes of 31 bits]. Adding the sums of parts gives the sums of
 the whole, in any order: so the parts may be judged anywhere."""
 
 MANY: Final = "\0"
@@ -157,7 +159,7 @@ class Tally:
         else:
             found[0] += number
             found[1] += size
-            found[2] ^= mixed
+            found[2] += mixed
 
     def keep(self, what: str, group: str, rank: int, text: str, most: int) -> None:
         """Keep the `most` texts of lowest rank, which is 0 at least, in a group. The lowest of all are among the lowest
@@ -204,17 +206,28 @@ def pack(contracts: Contracts) -> bytes:
 
 
 def judged(packed: bytes, see: See, publications: Iterable[Publication], rejects: list[Reject]) -> Sums:
-    """The sums of publications. To `rejects` what a delegate would refuse, MAX_REJECTS at most; all are counted as
-    ("rejected", "")."""
+    """The sums of publications. To `rejects` what a delegate would refuse, not much more than MAX_REJECTS; all are
+    counted as ("rejected", ""). Raises StudyError for more than MAX_SUMS."""
     judge, tally = judge_of(packed), Tally()
     for publication in publications:
         try:
             seen = judge.judge(publication)
         except JbiError as error:
             tally.add("rejected", "")
-            if len(rejects) < MAX_REJECTS:
-                rejects.append(Reject("publications", sayable(publication.object_id, 200), sayable(str(error), 500)))
+            rejects.append(Reject("publications", sayable(publication.object_id, 200), sayable(str(error), 500)))
+            if len(rejects) > 2 * MAX_REJECTS:
+                rejects[:] = tidy(rejects)
             continue
         tally.add("publications", publication.publisher, 1, seen.size)
         see(judge, seen, tally)
+        if len(tally.sums) > MAX_SUMS:
+            raise StudyError(
+                f"more than {MAX_SUMS:,} different things to count, at publication {publication.object_id[:100]}",
+                hint="Look for publications that each have a publisher of their own",
+            )
     return tally.closed()
+
+
+def tidy(rejects: Iterable[Reject]) -> list[Reject]:
+    """The first MAX_REJECTS, in an order that does not depend on who found them."""
+    return sorted(set(rejects), key=lambda each: (each.table, each.row, each.reason))[:MAX_REJECTS]

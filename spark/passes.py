@@ -15,7 +15,7 @@ import msgspec
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import dataset, session
 from jbi_pubsub.spark.dataset import Contracts, Reject
-from jbi_pubsub.spark.judging import MANY, See, Sums, judged, pack
+from jbi_pubsub.spark.judging import MANY, See, Sums, judged, pack, tidy
 from jbi_pubsub.spark.report import COMPRESSION
 from jbi_pubsub.spark.session import Progress
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _REJECT: Final = "reject"
 _SUMS: Final = "what string, key string, number bigint, size bigint, mixed bigint"
-_SUMMED: Final = ("sum(number)", "sum(size)", "bit_xor(mixed)")
+_SUMMED: Final = ("sum(number)", "sum(size)", "sum(mixed)")
 """The last three columns, added up."""
 _ROWS: Final = 4_096
 """Sums in a batch that a worker sends."""
@@ -61,7 +61,7 @@ class Passed(msgspec.Struct, frozen=True):
         return found
 
     def total(self, what: str, key: str = "") -> list[int]:
-        """One of the sums: number, bytes, XOR."""
+        """One of the sums: number, bytes, hashes."""
         return self.sums.get((what, key), [0, 0, 0])
 
 
@@ -82,7 +82,7 @@ def here(publications: Path, contracts: Contracts, see: See, progress: Progress 
     for path, _ in files:
         batches = _told(_batches(path), tell)
         _join(sums, judged(packed, see, _rows(batches), rejects))
-    return Passed(sums, _tidy(rejects))
+    return Passed(sums, tidy(rejects))
 
 
 def on_spark(
@@ -99,7 +99,7 @@ def on_spark(
 
     session.ship(spark)
     parts = frame.select(*names).mapInArrow(partial, _SUMS)
-    added = parts.groupBy("what", "key").agg({"number": "sum", "size": "sum", "mixed": "bit_xor"})
+    added = parts.groupBy("what", "key").agg({"number": "sum", "size": "sum", "mixed": "sum"})
     table = session.run(spark, "publications", added.toArrow, progress=progress)
     packed.destroy()
     return _decoded(table.to_batches(), spark.version, session.java_version(spark))
@@ -167,7 +167,7 @@ def _join(sums: Sums, part: Sums) -> None:
         found = sums.setdefault(of, [0, 0, 0])
         found[0] += number
         found[1] += size
-        found[2] ^= mixed
+        found[2] += mixed
 
 
 def _schema() -> pa.Schema:
@@ -197,7 +197,7 @@ def _decoded(batches: Iterable[pa.RecordBatch], spark: str, java: str) -> Passed
                 rejects.append(_decode_reject(row["key"]))
             else:
                 sums[row["what"], row["key"]] = [row[name] for name in _SUMMED]
-    return Passed(sums, _tidy(rejects), spark, java)
+    return Passed(sums, tidy(rejects), spark, java)
 
 
 def save(passed: Passed, path: Path) -> None:
@@ -223,7 +223,3 @@ def load(path: Path, *, spark: str, java: str) -> Passed:
 
 _decode_reject: Final = msgspec.json.Decoder(Reject).decode
 
-
-def _tidy(rejects: list[Reject]) -> list[Reject]:
-    """In an order that does not depend on who found them first."""
-    return sorted(rejects, key=lambda each: (each.table, each.row, each.reason))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -134,7 +135,7 @@ def _rejected(rejects: Sequence[Reject]) -> Table:
         title="What could not be read",
         columns=(("table", "text"), ("row", "text"), ("reason", "text")),
         rows=tuple((each.table, each.row, each.reason) for each in rejects),
-        note="Nothing of these is counted anywhere else.",
+        note="Nothing of these is counted anywhere else. Of many, the first by row are here.",
     )
 
 
@@ -142,8 +143,20 @@ def _csv(table: Table) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([name for name, _ in table.columns])
-    writer.writerows(table.rows)
+    writer.writerows(map(_harmless, row) for row in table.rows)
     return out.getvalue().encode()
+
+
+def _harmless(value: Value) -> Value:
+    """A text as a terminal shows and a spreadsheet takes it: neither obeys it (OWASP, CSV injection)."""
+    if not isinstance(value, str):
+        return value
+    text = value if value.isprintable() else "".join(c if c.isprintable() or c == "\n" else " " for c in value)
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+_FORMULA: Final = re.compile(r"[=+@]|-(?!\d*\.?\d*(e[+-]\d+)?\Z)")
+"""What a spreadsheet takes for a formula; a number below 0 is one."""
 
 
 def _parquet(table: Table) -> bytes:

@@ -28,8 +28,9 @@ def see(judge: Judge, seen: Seen, tally: Tally) -> None:  # noqa: ARG001  # the 
     """Of each subscription how many, and which."""
     publication = seen.publication
     which = hashed(publication.object_id.encode())
+    mixed = hashed(publication.object_id.encode() + publication.metadata) >> 29 if seen.matched else 0
     for number in seen.matched:
-        tally.add("match", f"{number:07d}", 1, seen.size, which)
+        tally.add("match", f"{number:07d}", 1, seen.size, mixed)
     if len(publication.metadata) <= SAMPLED_BYTES:
         tally.keep("sample", publication.publisher, which, publication.metadata.decode("latin-1"), SAMPLES)
 
@@ -194,12 +195,12 @@ def _nevers(never: Sequence[Wanted], reasons: Mapping[int, tuple[str, int, int]]
 
 
 def _same(judge: Judge, matches: Mapping[int, Sequence[int]]) -> list[list[int]]:
-    """Subscriptions that matched the very same objects, by number and XOR of their hashes."""
-    groups: dict[tuple[int, int], list[int]] = {}
+    """Subscriptions that matched the very same objects, by number, bytes, and hashes."""
+    groups: dict[tuple[int, ...], list[int]] = {}
     for number, sums in matches.items():
         found = judge.wanted[number]
         if found is not None and found.predicate is not None:
-            groups.setdefault((sums[0], sums[2]), []).append(number)
+            groups.setdefault(tuple(sums), []).append(number)
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,13 +145,17 @@ def _here(data: Data) -> bool:
     return "://" not in data.publications or data.publications.startswith("file://")
 
 
+_GLOB: Final = re.compile(r"[*?\[\]{}\\]")
+"""What Spark takes for a pattern in a path; it decodes no %20."""
+
+
 def _pass(study: Study, data: Data, options: Options) -> Passed:
     where, is_here = data.publications, _here(data)
     path = Path(where.removeprefix("file://"))
     if _chosen(options, path if is_here else None) == "local":
         return passes.here(path, data.contracts, study.see, options.progress)
     with session.open_session(f"jbi study {study.name}", extra=options.settings, master=options.master) as spark:
-        url = path.resolve().as_uri() if is_here else where
+        url = _GLOB.sub(r"\\\g<0>", f"file://{path.resolve()}") if is_here else where
         return passes.on_spark(spark, url, data.contracts, study.see, options.progress)
 
 

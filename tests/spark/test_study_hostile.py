@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from lxml import etree
 
 from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.cli.app import run as command_line
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
-from jbi_pubsub.spark import dataset, passes, report
-from jbi_pubsub.spark.dataset import Contracts, Publication, Subscription, Writer
+from jbi_pubsub.lookup.entry import EntryRep, define
+from jbi_pubsub.spark import dataset, judging, passes, report, result
+from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription, Writer
 from jbi_pubsub.spark.domain import Domain
-from jbi_pubsub.spark.judging import Judge
-from jbi_pubsub.spark.result import Result, Run, finish
+from jbi_pubsub.spark.judging import MAX_REJECTS, Judge
+from jbi_pubsub.spark.result import Result, Run, Table, finish
 from jbi_pubsub.spark.studies import aggregation, bandwidth, capacity, fanout, invariants, predicates
 from jbi_pubsub.spark.studies.capacity import Costs
 from jbi_pubsub.spark.studies.study import Data, Options, Study, data_in, run
@@ -326,3 +328,88 @@ def test_a_table_that_cannot_be_removed_is_not_mixed_with_the_new_one(
     (data / "publications").symlink_to(data / "elsewhere")
     with pytest.raises(StudyError, match="can't be written"):
         dataset.write(data, Contracts(), [], source="test")
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_of_more_rejects_than_are_kept_the_same_are_kept_whoever_reads_them(tmp_path: Path) -> None:
+    # Given three files with bad rows, some of them twice, in a folder whose name Spark could take for a pattern
+    folder = tmp_path / "given [a] b"
+    folder.mkdir()
+    for n in range(3):
+        ids = [f"o{(7 * k) % 1_100}" for k in range(n, 3_000, 3)]
+        parquet(folder / f"{n}.parquet", object_id=[*ids, "good"], metadata=[b"<t>"] * len(ids) + [DOCUMENT])
+
+    outs = {engine: asked(fanout.STUDY, folder, tmp_path / engine, engine=engine) for engine in ("local", "spark")}
+
+    assert {how.rejected for _, how in outs.values()} == {3_000}
+    files = [(tmp_path / engine / "tables" / "rejects.csv").read_bytes() for engine in outs]
+    assert files[0] == files[1]
+    assert len(table(tmp_path / "local", "rejects")) == MAX_REJECTS
+
+
+def test_objects_that_are_there_twice_do_not_make_predicates_the_same(tmp_path: Path) -> None:
+    given = parquet(tmp_path / "given.parquet", metadata=[b"<t><a>1</a></t>", b"<t><a>2</a></t>"] * 2)
+    wanted = Contracts((), tuple(Subscription(subscription=f"s{n}", predicate=f"/t[a = {n}]") for n in (1, 2)))
+    assert asked(predicates.STUDY, given, tmp_path / "out", wanted)[0].numbers["groups_of_same"] == 0
+
+
+def test_more_things_to_count_than_memory_holds_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judging, "MAX_SUMS", 100)
+    given = parquet(tmp_path / "g.parquet", metadata=[DOCUMENT] * 99, publisher=[f"{n}" for n in range(99)])
+    with pytest.raises(StudyError, match="more than 100 different things to count"):
+        asked(fanout.STUDY, given, tmp_path / "out")
+
+
+HOSTILE = [
+    "=cmd|' /C calc'!A0",
+    "@SUM(1)",
+    "+1+1",
+    "-1+cmd",
+    "\x1b[31mred\r\n\x07",
+    "<script>alert(1)</script>",
+    "中\u202e$x$",
+]
+
+
+def test_hostile_texts_reach_no_reader_of_a_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Given templates and predicates with such texts
+    cls = define("x.Y", {"a": str})
+    wanted = tuple(
+        Subscription(subscription=f"={n}", predicate=f"/t[a = '{text.replace(chr(39), '')}']",
+                     template=(EntryRep(cls, (text,)),))
+        for n, text in enumerate(HOSTILE)
+    )  # fmt: skip
+    owners = tuple(
+        Registration(registration=f"r{n}", entries=(EntryRep(cls, (text,)),)) for n, text in enumerate(HOSTILE)
+    )
+    dataset.write(tmp_path / "data", Contracts(owners, wanted), [], source="test")
+    parquet(tmp_path / "given.parquet", metadata=[DOCUMENT] * len(HOSTILE), object_id=HOSTILE, type=HOSTILE)
+
+    # When they are studied
+    assert command_line(["study", "match", str(tmp_path / "data"), "--out", str(tmp_path / "match")]) == 0
+    asked(fanout.STUDY, tmp_path / "given.parquet", tmp_path / "fanout", Contracts((), wanted))
+
+    # Expect that no cell is a formula, nothing is for a terminal, pages have no script of theirs, pictures are XML
+    assert "\x1b" not in capsys.readouterr().out
+    for out in (tmp_path / "match", tmp_path / "fanout"):
+        for path in (out / "tables").glob("*.csv"):
+            text = path.read_text()
+            assert text.replace("\n", "").isprintable()
+            with path.open(newline="") as opened:
+                assert not [
+                    cell for row in csv.reader(opened) for cell in row if cell[:1] in ("=", "@", "+", "-", "\t")
+                ]
+        assert "<script>alert" not in (out / "report.html").read_text()
+        for path in (out / "plots").glob("*.svg"):
+            etree.parse(path)
+    # and the whole text where programs read it
+    import pyarrow.parquet as pq
+
+    kept = pq.read_table(tmp_path / "fanout" / "tables" / "hottest.parquet")["object"].to_pylist()
+    assert set(kept) == {text for text in HOSTILE if "\x1b" not in text}
+
+
+def test_numbers_below_nothing_are_no_formulas() -> None:
+    told = Table(name="t", title="", columns=(("a", "text"), ("b", "number")), rows=(("-12.5", -1.5), ("-", 0.0)))
+    assert result._csv(told) == b"a,b\n-12.5,-1.5\n-,0.0\n"
