@@ -284,8 +284,6 @@ def contracts_of(rows: Iterable[Mapping[str, Any]], table: str, rejects: list[Re
         try:
             given = {key: _value(key, value) for key, value in row.items() if value is not None}
             made = converted(given, kind)
-            for entry in (*getattr(made, "entries", ()), *getattr(made, "template", ())):
-                check_rep(entry)
             _check(made, known)
         except (*UNREADABLE, EntryError) as error:
             rejects.append(Reject(table, sayable(str(row.get(name) or f"row {number}"), 200), sayable(str(error), 500)))
@@ -294,8 +292,25 @@ def contracts_of(rows: Iterable[Mapping[str, Any]], table: str, rejects: list[Re
             yield made
 
 
+def sound(contracts: Iterable[Any], table: str, rejects: list[Reject]) -> Iterator[Any]:
+    """The contracts that make sense; the others go to `rejects`."""
+    known: set[str] = set()
+    for each in contracts:
+        uid = getattr(each, each.__struct_fields__[0])
+        try:
+            _check(each, known)
+        except (msgspec.ValidationError, EntryError) as error:
+            rejects.append(Reject(table, sayable(uid, 200), sayable(str(error), 500)))
+        else:
+            known.add(uid)
+            yield each
+
+
 def _check(made: Registration | Subscription, known: Collection[str]) -> None:
-    """Raises ValidationError for ids and names that are none, an id that is there already, and odd numbers."""
+    """Raises ValidationError for ids and names that are none, an id that is there already, and odd numbers, EntryError
+    for entries."""
+    for entry in (*getattr(made, "entries", ()), *getattr(made, "template", ())):
+        check_rep(entry)
     uid = getattr(made, made.__struct_fields__[0])
     wrong = ""
     if not uid:
