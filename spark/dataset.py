@@ -226,6 +226,9 @@ def values_of(column: Any) -> list[Any]:
     """The values of a column. A text that is no UTF-8 has lone surrogates, by which `fault` knows it."""
     import pyarrow as pa
 
+    if pa.types.is_dictionary(column.type):
+        known = values_of(column.dictionary)
+        return [None if at is None else known[at] for at in column.indices.to_pylist()]
     try:
         return column.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
     except UnicodeDecodeError:
@@ -503,11 +506,13 @@ def table(folder: Path, name: str, part: str = "part-00000") -> Iterator[Rows]:
 
     (folder / name).mkdir(exist_ok=True)
     path = folder / name / f"{part}.parquet"
-    with pq.ParquetWriter(path.with_suffix(".new"), columns(name), compression=report.COMPRESSION) as writer:
+    few = [field for field in columns(name).names if field not in ("metadata", "payload")]  # of which many are equal
+    fresh = path.with_suffix(".new")
+    with pq.ParquetWriter(fresh, columns(name), compression=report.COMPRESSION, use_dictionary=few) as writer:
         rows = Rows(writer, columns(name))
         yield rows
         rows.flush()
-    report.settle(path.with_suffix(".new"), path)
+    report.settle(fresh, path)
 
 
 class Rows:

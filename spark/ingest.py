@@ -232,12 +232,14 @@ def _form(path: Path) -> Form | None:
 
 def _document(path: Path, name: str) -> Publication:
     payload: bytes | None = None
+    size = 0
     stem = name.removesuffix(".xml").removesuffix(".metadata")
     beside = path.with_name(path.name.removesuffix(METADATA) + PAYLOAD)
-    if path.name.endswith(METADATA) and beside.is_file() and beside.stat().st_size <= MAX_XML_PAYLOAD_BYTES:
-        payload = beside.read_bytes()
-    at, size = path.stat().st_mtime, len(payload or b"")
-    return Publication(stem, "", "1.0", at, "", path.read_bytes(), size, payload)
+    if path.name.endswith(METADATA) and beside.is_file():
+        size = beside.stat().st_size
+        payload = beside.read_bytes() if size <= MAX_XML_PAYLOAD_BYTES else None  # a larger one is not cut by filters
+    size = size if payload is None else len(payload)
+    return Publication(stem, "", "1.0", path.stat().st_mtime, "", path.read_bytes(), size, payload)
 
 
 def _of_line(line: Line, where: str) -> Publication:

@@ -6,7 +6,7 @@ product itself runs in the executors' Python workers (mapInArrow), beside the da
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +29,10 @@ _SUMMED: Final = ("sum(number)", "sum(size)", "sum(mixed)")
 """The last three columns, added up."""
 _ROWS: Final = 4_096
 """Sums in a batch that a worker sends."""
+
+
+_REPEATED_MOST: Final = 1 << 30
+"""Bytes that a batch may have if its rows all repeat the largest value there could be."""
 
 
 class Passed(msgspec.Struct, frozen=True):
@@ -121,17 +125,9 @@ def parquet_files(where: Path) -> list[tuple[Path, int]]:
 
 def rows_in(path: Path, table: str) -> Iterator[dict[str, Any]]:
     """The rows of a Parquet file of contracts. Raises StudyError."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as opened:
-            names = dataset.check_columns(opened.schema_arrow, table, str(path))
-            for batch in opened.iter_batches(dataset.BATCH_ROWS, columns=names):
-                columns = [dataset.values_of(column) for column in batch.columns]
-                yield from (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
-    except (pa.ArrowException, OSError) as error:
-        raise StudyError(f"{path} can't be read: {error}"[:400], hint="Look for a file cut short") from error
+    for batch in _batches(path, table):
+        columns = [dataset.values_of(column) for column in batch.columns]
+        yield from (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def publications_in(path: Path) -> Iterator[dataset.Publication]:
@@ -139,16 +135,36 @@ def publications_in(path: Path) -> Iterator[dataset.Publication]:
     return _rows(_batches(path))
 
 
-def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+def _batches(path: Path, table: str = "publications") -> Iterator[pa.RecordBatch]:
+    """The rows of a file, so many at once as memory has room for: fewer if they are large. A value that a dictionary
+    holds once is in memory once, however many rows repeat it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as opened:
-            names = dataset.check_columns(opened.schema_arrow, "publications", str(path))
-            yield from opened.iter_batches(dataset.BATCH_ROWS, columns=names)
+            names = dataset.check_columns(opened.schema_arrow, table, str(path))
+            for group in range(opened.num_row_groups):
+                rows, repeated = _plan(opened.metadata.row_group(group), names)
+                if not repeated:
+                    yield from opened.iter_batches(rows, row_groups=[group], columns=names)
+                    continue
+                with pq.ParquetFile(path, read_dictionary=repeated) as again:
+                    yield from again.iter_batches(rows, row_groups=[group], columns=names)
     except (pa.ArrowException, OSError) as error:
         raise StudyError(f"{path} can't be read: {error}"[:400], hint="Look for a file cut short") from error
+
+
+def _plan(group: Any, names: Collection[str]) -> tuple[int, list[str]]:
+    """How many rows of a row group are read at once, and the columns whose dictionaries could fill memory."""
+    chunks = [chunk for n in range(group.num_columns) if (chunk := group.column(n)).path_in_schema in names]
+    size = sum(chunk.total_uncompressed_size for chunk in chunks)
+    rows = max(1, min(dataset.BATCH_ROWS, dataset.GROUP_BYTES * group.num_rows // max(1, size)))
+    return rows, [
+        chunk.path_in_schema
+        for chunk in chunks
+        if chunk.has_dictionary_page and rows * chunk.total_uncompressed_size > _REPEATED_MOST
+    ]
 
 
 def _told(batches: Iterable[pa.RecordBatch], tell: Callable[[int], None]) -> Iterator[pa.RecordBatch]:

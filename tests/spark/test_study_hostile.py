@@ -13,9 +13,10 @@ from lxml import etree
 
 from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.cli.app import run as command_line
+from jbi_pubsub.cli.costs import measure
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.lookup.entry import EntryRep, define
-from jbi_pubsub.spark import dataset, judging, passes, report, result
+from jbi_pubsub.spark import dataset, ingest, judging, passes, report, result
 from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription, Writer
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.judging import MAX_REJECTS, Judge
@@ -413,3 +414,45 @@ def test_hostile_texts_reach_no_reader_of_a_result(tmp_path: Path, capsys: pytes
 def test_numbers_below_nothing_are_no_formulas() -> None:
     told = Table(name="t", title="", columns=(("a", "text"), ("b", "number")), rows=(("-12.5", -1.5), ("-", 0.0)))
     assert result._csv(told) == b"a,b\n-12.5,-1.5\n-,0.0\n"
+
+
+def test_a_small_file_that_unpacks_to_gigabytes_is_read_piece_by_piece(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    # Given a value of 4 MB that 2,000 rows repeat, and rows of half a megabyte
+    once = pa.array([b"x" * (4 << 20)])
+    repeated = pa.DictionaryArray.from_arrays(pa.array([0] * 2_000, pa.int32()), once)
+    bomb = pa.table({"metadata": [DOCUMENT] * 2_000, "payload": repeated})
+    pq.write_table(bomb, tmp_path / "bomb.parquet", store_schema=False)
+    given = parquet(tmp_path / "large.parquet", metadata=[b"%d" % n + b" " * (1 << 19) for n in range(300)])
+    assert (tmp_path / "bomb.parquet").stat().st_size < 1 << 20
+
+    # Expect all rows, of which few megabytes are in memory at once
+    for path, count in ((tmp_path / "bomb.parquet", 2_000), (given, 300)):
+        rows = 0
+        for batch in passes._batches(path):
+            assert batch.get_total_buffer_size() < 160 << 20
+            rows += batch.num_rows
+        assert rows == count
+    sizes = {len(each.payload or b"") for each in passes.publications_in(tmp_path / "bomb.parquet")}
+    assert sizes == {4 << 20}
+
+
+def test_a_payload_that_is_too_large_to_be_kept_still_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest, "MAX_XML_PAYLOAD_BYTES", 10)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.metadata.xml").write_bytes(DOCUMENT)
+    (tmp_path / "in" / "a.payload").write_bytes(b"12345678901")
+    [found] = ingest.Intake().publications(tmp_path / "in", "xml")
+    assert (found.payload, found.payload_bytes) == (None, 11)
+
+
+def test_costs_are_measured_by_what_a_publisher_could_have_published(tmp_path: Path) -> None:
+    good = [Publication(f"o{n}", "t", "1.0", 1.0, "r", DOCUMENT, 0) for n in range(40)]
+    bad = [
+        Publication("a", "t", "1.0", float("nan"), "r", DOCUMENT, 0), Publication("b", "t", "1.0", 1.0, "r", b"<t>", 0),
+        Publication("c", "t", "1.0", 1.0, "r", DOCUMENT, -5), Publication("d", "t", "1.0", 1.0, "r", DOCUMENT, 1 << 60),
+    ]  # fmt: skip
+    dataset.write(tmp_path / "d", Contracts((), (Subscription(subscription="s"),)), [*bad, *good], source="test")
+    costs = measure(data_in(tmp_path / "d"))
+    assert sum(number for _, _, number, _ in costs.rounds) == 40
