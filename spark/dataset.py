@@ -322,7 +322,9 @@ def _check(made: Registration | Subscription, known: Collection[str]) -> None:
         wrong = "is there twice: the first one counts"
     elif not 0 <= getattr(made, "recipients", 0) < MAX_CONTRACTS:
         wrong = f"recipients {getattr(made, 'recipients', 0)} is no number of recipients"
-    for name in () if wrong else ("registration", "subscription", "subscriber", "publisher", "delegate", "type", "version"):
+    for name in (
+        () if wrong else ("registration", "subscription", "subscriber", "publisher", "delegate", "type", "version")
+    ):
         if found := text_fault(getattr(made, name, "")):
             wrong = f"{name} {found}"
     if wrong:

@@ -238,4 +238,3 @@ def load(path: Path, *, spark: str, java: str) -> Passed:
 
 
 _decode_reject: Final = msgspec.json.Decoder(Reject).decode
-

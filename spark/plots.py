@@ -72,7 +72,9 @@ def drawn(plot: Plot) -> tuple[str, bytes]:
     ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
     settings = {**ink, "svg.hashsalt": plot.name, "svg.fonttype": "none", "font.size": 10, "axes.titlesize": 11}
     with mpl.rc_context(settings), warnings.catch_warnings():  # type: ignore[arg-type]  # its keys are literals
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # of a PNG; an SVG's reader has fonts of its own
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing from font"
+        )  # of a PNG; an SVG's reader has fonts of its own
         figure = Figure(figsize=_SIZE if plot.kind != "ranked" else _tall(plot), layout="constrained")
         axes = figure.subplots()
         _fill(axes, plot)

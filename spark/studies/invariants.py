@@ -176,7 +176,9 @@ def _moves(
         root = parse_metadata(data)
         for each in asked:
             said = [
-                c for c in _conditions(each, root, len(data)) if _is_constant(c, each, root, constants[registration])
+                c
+                for c in _conditions(each, root, len(data))
+                if _is_constant(c, each, root, constants.get(registration, {}))
             ]
             spared += number * any(condition.holds is False for condition in said)
             for condition in said:
