@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
+from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -93,6 +95,13 @@ def test_what_a_study_of_an_export_says_is_what_the_delegates_have_accounted_for
     accounts = [s["matched"] for pad in (alpha, bravo) for s in pad.status()["subscriptions"] if s["uid"] in mine]
     assert told["objects"] == 16
     assert told["deliveries"] == sum(accounts) > 16
+    # and each subscription's share is what they have counted for it
+    with (tmp_path / "out" / "tables" / "subscriptions.csv").open(newline="") as opened:
+        studied = {row["subscription"]: int(row["objects"]) for row in csv.DictReader(opened)}
+    counted = Counter[str]()
+    for pad in (alpha, bravo):
+        counted.update({s["uid"]: s["matched"] for s in pad.status()["subscriptions"] if s["uid"] in mine})
+    assert studied == +counted
 
 
 @pytest.mark.processes
