@@ -10,6 +10,7 @@ kept with its reason, and counted; nothing is left out silently.
 from __future__ import annotations
 
 import codecs
+import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -140,7 +141,7 @@ class Intake:
         return msgspec.structs.replace(given, type=what.type, version=what.version, publisher=uid)
 
     def _documents(self, source: Path, leave: Collection[Path]) -> Iterator[Publication]:
-        paths = sorted(source.rglob("*")) if source.is_dir() else [source]
+        paths = self._below(source) if source.is_dir() else [source]
         left = {path.resolve() for path in leave}
         for path in paths:
             name = str(path.relative_to(source)) if source.is_dir() else path.name
@@ -156,9 +157,18 @@ class Intake:
             except OSError as error:
                 self.reject("publications", name, f"can't be read: {error.strerror}")
 
+    def _below(self, source: Path) -> list[Path]:
+        """The files in a folder and its folders; one that can't be read is a reject."""
+
+        def note(error: OSError) -> None:
+            self.reject("publications", str(error.filename), f"can't be read: {error.strerror}")
+
+        walked = os.walk(source, onerror=note)
+        return sorted(Path(folder) / name for folder, _, names in walked for name in names)
+
     def _lines(self, source: Path, leave: Collection[Path]) -> Iterator[Publication]:
         left = {path.resolve() for path in leave}
-        paths = [source] if source.is_file() else [p for p in sorted(source.rglob("*")) if _form(p) == "lines"]
+        paths = [source] if source.is_file() else [p for p in self._below(source) if _form(p) == "lines"]
         for path in paths:
             if path.resolve() in left:
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -456,3 +457,22 @@ def test_costs_are_measured_by_what_a_publisher_could_have_published(tmp_path: P
     dataset.write(tmp_path / "d", Contracts((), (Subscription(subscription="s"),)), [*bad, *good], source="test")
     costs = measure(data_in(tmp_path / "d"))
     assert sum(number for _, _, number, _ in costs.rounds) == 40
+
+
+@pytest.mark.parametrize("form", ["xml", "lines"])
+def test_a_folder_that_cannot_be_read_is_told(form: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a folder below, which is ours to read only if we are root: so it is taken away in thought
+    (tmp_path / "in" / "closed").mkdir(parents=True)
+    (tmp_path / "in" / "a.xml").write_bytes(DOCUMENT)
+    (tmp_path / "in" / "a.jsonl").write_bytes(b'{"metadata":"<t/>"}\n')
+    scan = os.scandir
+
+    def refused(path: Any) -> Any:
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    intake = ingest.Intake()
+    assert len(list(intake.publications(tmp_path / "in", form))) == 1
+    assert [r.reason for r in intake.rejects if r.row.endswith("closed")] == ["can't be read: Permission denied"]
