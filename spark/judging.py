@@ -11,15 +11,17 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.errors import JbiError, StudyError
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, PredicateIndex, compile_filter, compile_predicate, select
 from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.lookup.index import TemplateIndex
-from jbi_pubsub.spark.dataset import Contracts, Publication, Reject, Subscription
+from jbi_pubsub.spark.dataset import Contracts, Publication, Reject, Subscription, fault, sayable
 
 MAX_REJECTS: Final = 1_000
-"""Rejects of a task that are kept with their reason; all are counted."""
+"""Rejects of a pass that are kept with their reason, the first by row and reason; all are counted."""
+MAX_SUMS: Final = 4_000_000
+"""Sums of a task: some 2 GB. Of what is made up to have more, nothing is to be learnt."""
 LARGEST_OWN: Final = 200
 """Candidates up to which a topic has an index of its own, as a registration has one in a delegate: 4 ms to make. Of
 larger ones those of the same entry classes share one: hundreds of topics would hold the same predicates again."""
@@ -140,7 +142,10 @@ class Judge:
         return topic
 
     def judge(self, publication: Publication) -> Seen:
-        """What becomes of it. Raises MetadataError or OversizeError, as a delegate refuses it."""
+        """What becomes of it. Raises MetadataError or OversizeError, as a delegate refuses it, and StudyError for a
+        row that makes no sense."""
+        if wrong := fault(publication):
+            raise StudyError(wrong)
         topic = self.topic(publication.publisher)
         root = parse_metadata(publication.metadata)
         matched = _matched(topic, root, len(publication.metadata))
@@ -184,8 +189,8 @@ def _matched(topic: Topic, root: Element, size: int) -> list[int]:
 
 
 Sums = dict[tuple[str, str], list[int]]
-"""What studies count: by what and of which, [number, bytes, XOR of hashes]. Adding the sums of parts gives the sums of
-the whole, in any order: so the parts may be judged anywhere."""
+"""What studies count: by what and of which, [number, bytes, sum of hashes of 31 bits]. Adding the sums of parts
+gives the sums of the whole, in any order: so the parts may be judged anywhere."""
 
 MANY: Final = "\0"
 """Stands for the values of something that has more than one."""
@@ -207,7 +212,7 @@ class Tally:
         else:
             found[0] += number
             found[1] += size
-            found[2] ^= mixed
+            found[2] += mixed
 
     def keep(self, what: str, group: str, rank: int, text: str, most: int) -> None:
         """Keep the `most` texts of lowest rank, which is 0 at least, in a group. The lowest of all are among the lowest
@@ -272,17 +277,28 @@ def pack(contracts: Contracts) -> bytes:
 
 
 def judged(packed: bytes, see: See, publications: Iterable[Publication], rejects: list[Reject]) -> Sums:
-    """The sums of publications. To `rejects` what a delegate would refuse, MAX_REJECTS at most; all are counted as
-    ("rejected", "")."""
+    """The sums of publications. To `rejects` what a delegate would refuse, not much more than MAX_REJECTS; all are
+    counted as ("rejected", ""). Raises StudyError for more than MAX_SUMS."""
     judge, tally = judge_of(packed), Tally()
     for publication in publications:
         try:
             seen = judge.judge(publication)
         except JbiError as error:
             tally.add("rejected", "")
-            if len(rejects) < MAX_REJECTS:
-                rejects.append(Reject("publications", publication.object_id, str(error)[:500]))
+            rejects.append(Reject("publications", sayable(publication.object_id, 200), sayable(str(error), 500)))
+            if len(rejects) > 2 * MAX_REJECTS:
+                rejects[:] = tidy(rejects)
             continue
         tally.add("publications", publication.publisher, 1, seen.size)
         see(judge, seen, tally)
+        if len(tally.sums) > MAX_SUMS:
+            raise StudyError(
+                f"more than {MAX_SUMS:,} different things to count, at publication {publication.object_id[:100]}",
+                hint="Look for publications that each have a publisher of their own",
+            )
     return tally.closed()
+
+
+def tidy(rejects: Iterable[Reject]) -> list[Reject]:
+    """The first MAX_REJECTS, in an order that does not depend on who found them."""
+    return sorted(set(rejects), key=lambda each: (each.table, each.row, each.reason))[:MAX_REJECTS]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -75,7 +76,10 @@ def drawn(plot: Plot) -> tuple[str, bytes]:
 
     ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
     settings = {**ink, "svg.hashsalt": plot.name, "svg.fonttype": "none", "font.size": 10, "axes.titlesize": 11}
-    with mpl.rc_context(settings):  # type: ignore[arg-type]  # its keys are literals
+    with mpl.rc_context(settings), warnings.catch_warnings():  # type: ignore[arg-type]  # its keys are literals
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing from font"
+        )  # of a PNG; an SVG's reader has fonts of its own
         figure = Figure(figsize=_SIZE if plot.kind != "ranked" else _tall(plot), layout="constrained")
         axes = figure.subplots()
         if any(y for series in plot.series for y in series.y):
@@ -157,6 +161,7 @@ def _dress(axes: Axes, plot: Plot) -> None:
 
 
 def _short(text: str, most: int = _TEXT_MOST) -> str:
+    text = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)  # XML has no others
     cut = text if len(text) <= most else text[: most - 3] + "..."
     return cut.replace("$", r"\$")  # what stands between two is set as a formula
 

@@ -11,6 +11,9 @@ All pairs (registration, template) are hits joined with templates on gid, tids u
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +36,10 @@ ROW_GROUP: Final = 1_000_000
 COMPRESSION: Final = "zstd"
 """Smallest of the codecs that every Parquet reader has."""
 MANIFEST: Final = "manifest.json"
+JSON_MOST: Final = 16 << 20
+"""Bytes of a manifest, or of a result's facts and numbers; ours have some kilobytes."""
+_NO_LOCKS: Final = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP}
+"""What file systems say that lock no folder: NFS, for one."""
 _PAGE: Final = "report.html"
 _TABLES: Final = ("templates", "hits", "counts")
 
@@ -160,13 +167,56 @@ def by_shape(cells: Iterable[Cell]) -> tuple[ShapeRow, ...]:
     return tuple(ShapeRow(str(SHAPES[n]), *sums[n]) for n in sorted(sums))
 
 
+@contextmanager
+def claimed(out: Path) -> Iterator[Path]:
+    """`claim`, and nobody else writes there meanwhile. Raises ConfigurationError."""
+    folder = out.expanduser().resolve()
+    with _usable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with held(folder):
+        yield claim(folder)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """A folder for ourselves, as long as we live (flock(2) ends with its process). Raises ConfigurationError."""
+    with _usable(folder):
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with _usable(folder):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError as error:
+        raise ConfigurationError(
+            f"another process writes to {folder}", hint="Wait for it, or name another folder", path=str(folder)
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"the result folder {folder} can't be used: {error.strerror}",
+            hint="Give a folder that you may write to",
+            path=str(folder),
+        ) from error
+
+
 def claim(out: Path) -> Path:
     """Take `out` for a result and return it absolute: made if missing, an earlier result in it marked as running.
 
     Raises ConfigurationError when it holds anything but a study's result, or can't be written.
     """
     folder = out.expanduser().resolve()
-    try:
+    with _usable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not _is_study(folder / MANIFEST):
             raise ConfigurationError(
@@ -175,12 +225,6 @@ def claim(out: Path) -> Path:
                 path=str(folder),
             )
         write(folder / MANIFEST, msgspec.json.encode({"format": FORMAT, "state": "running"}))
-    except OSError as error:
-        raise ConfigurationError(
-            f"the result folder {folder} can't be used: {error.strerror}",
-            hint="Give a folder that you may write to",
-            path=str(folder),
-        ) from error
     return folder
 
 
@@ -278,11 +322,18 @@ def _table_file(path: Path) -> OutputFile:
 
 
 def _is_study(manifest: Path) -> bool:
-    try:
-        found = msgspec.json.decode(manifest.read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return False
+    found = json_in(manifest)
     return isinstance(found, dict) and found.get("format") in RESULTS
+
+
+def json_in(path: Path) -> Any:
+    """What a small file of JSON holds, None for one that is not there, too large, or no JSON."""
+    try:
+        if path.stat().st_size <= JSON_MOST:
+            return msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return None
 
 
 def write(path: Path, content: bytes) -> None:
@@ -290,6 +341,18 @@ def write(path: Path, content: bytes) -> None:
     fresh = path.with_name(path.name + ".new")
     fresh.write_bytes(content)
     fresh.replace(path)
+
+
+def settle(fresh: Path, path: Path) -> None:
+    """A file becomes `path`, and is there even if the machine fails. Raises OSError."""
+    for each in (fresh, path.parent):
+        opened = os.open(each, os.O_RDONLY)
+        try:
+            if each == path.parent:
+                fresh.replace(path)
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -20,6 +21,7 @@ from typing import Final, Literal
 import msgspec
 
 from jbi_pubsub.core.errors import StudyError
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.spark import page, plots, report
 from jbi_pubsub.spark.dataset import Reject
 from jbi_pubsub.spark.plots import Plot
@@ -54,6 +56,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self) -> list[tuple[str, str]]:
         """(what, value) lines to print."""
         return list(self.facts)
+
+
+class _Told(msgspec.Struct, frozen=True):
+    """result.json: what is told of a Result."""
+
+    study: str
+    facts: tuple[tuple[str, str], ...]
+    numbers: dict[str, float]
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,17 +120,19 @@ def leave(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = ()
 def read(folder: Path) -> tuple[Result, Run]:
     """A finished result, without its tables and plots, and how it was found. Raises StudyError for what is none, or not
     finished."""
+    manifest, found = (report.json_in(folder / name) for name in (report.MANIFEST, "result.json"))
+    if not isinstance(manifest, dict) or manifest.get("format") not in report.RESULTS:
+        raise StudyError(f"{folder} holds no result of a study", hint="Give the folder of --out")
+    if manifest.get("state") != "complete":
+        raise StudyError(f"the study in {folder} was not finished", hint="Run it again with --resume")
     try:
-        manifest = msgspec.json.decode((folder / report.MANIFEST).read_bytes())
-        if not isinstance(manifest, dict) or manifest.get("format") not in report.RESULTS:
-            raise StudyError(f"{folder} holds no result of a study", hint="Give the folder of --out")
-        if manifest.get("state") != "complete":
-            raise StudyError(f"the study in {folder} was not finished", hint="Run it again with --resume")
-        found = msgspec.json.decode((folder / "result.json").read_bytes())
-        run = manifest.get("run") or {"input": "", "engine": ""}  # that of a made-up population is in its facts
-        return msgspec.convert({"question": "", **found}, Result), msgspec.convert(run, Run)
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise StudyError(f"{folder} holds no result of a study: {error}", hint="Give the folder of --out") from error
+        told = converted(found, _Told)
+        run = converted(manifest.get("run") or {"input": "", "engine": ""}, Run)  # a made-up one's is in its facts
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise StudyError(
+            f"{folder} is not as a study has left it: {error}"[:400], hint="Run the study again"
+        ) from error
+    return Result(study=told.study, question="", facts=told.facts, numbers=told.numbers), run
 
 
 def _rejected(rejects: Sequence[Reject]) -> Table:
@@ -129,7 +141,7 @@ def _rejected(rejects: Sequence[Reject]) -> Table:
         title="What could not be read",
         columns=(("table", "text"), ("row", "text"), ("reason", "text")),
         rows=tuple((each.table, each.row, each.reason) for each in rejects),
-        note="Nothing of these is counted anywhere else.",
+        note="Nothing of these is counted anywhere else. Of many, the first by row are here.",
     )
 
 
@@ -137,8 +149,20 @@ def _csv(table: Table) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([name for name, _ in table.columns])
-    writer.writerows(["" if value != value else value for value in row] for row in table.rows)  # NaN
+    writer.writerows(["" if value != value else _harmless(value) for value in row] for row in table.rows)  # NaN
     return out.getvalue().encode()
+
+
+def _harmless(value: Value) -> Value:
+    """A text as a terminal shows and a spreadsheet takes it: neither obeys it (OWASP, CSV injection)."""
+    if not isinstance(value, str):
+        return value
+    text = value if value.isprintable() else "".join(c if c.isprintable() or c == "\n" else " " for c in value)
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+_FORMULA: Final = re.compile(r"[=+@]|-(?!\d*\.?\d*(e[+-]\d+)?\Z)")
+"""What a spreadsheet takes for a formula; a number below 0 is one."""
 
 
 def _parquet(table: Table) -> bytes:

@@ -67,10 +67,32 @@ def telling() -> Iterator[Tell]:
         yield tell
 
 
+class _Here(click.Path):  # type: ignore[type-arg,unused-ignore]  # generic in some releases of click
+    """A folder of this machine."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A Path. Raises ConfigurationError for a URL."""
+        if "://" in str(value):
+            raise ConfigurationError(
+                f"--out {value}: this command writes to folders of this machine alone",
+                hint="Write it here, and copy it with `hadoop fs -put`",
+            )
+        return super().convert(value, param, ctx)
+
+
+class _Finite(click.FloatRange):
+    """A number in a range: NaN is in none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        found = super().convert(value, param, ctx)
+        return self.fail("NaN is no number.", param, ctx) if found != found else found  # only NaN is not itself
+
+
 def out_option(default: str) -> Callable[[Any], Any]:
     """--out of a study."""
     return click.option(
-        "--out", type=click.Path(file_okay=False, path_type=Path), default=Path(default), show_default=True,
+        "--out", type=_Here(file_okay=False, path_type=Path), default=Path(default), show_default=True,
         callback=try_folder, help="Folder for the result.",
     )  # fmt: skip
 
@@ -153,12 +175,12 @@ def match(
 def _match_data(data: Path, out: Path, max_rejects: int, as_json: bool) -> None:  # as the command's
     given = data_in(data)
     check_rejects(len(given.rejects), given.rejects, max_rejects)
-    folder = report.claim(out)
-    began = time.perf_counter()
-    found = with_rejects(contracts.match(given.contracts), len(given.rejects))
-    timings = (("match", round(time.perf_counter() - began, 3)),)
-    how = Run(input=str(data), engine="local", timings=timings, rejected=len(given.rejects))
-    finish(folder, found, how, given.rejects)
+    with report.claimed(out) as folder:
+        began = time.perf_counter()
+        found = with_rejects(contracts.match(given.contracts), len(given.rejects))
+        timings = (("match", round(time.perf_counter() - began, 3)),)
+        how = Run(input=str(data), engine="local", timings=timings, rejected=len(given.rejects))
+        finish(folder, found, how, given.rejects)
     _show(found, how, out, as_json)
 
 
@@ -203,7 +225,7 @@ def generate(out: Path, as_json: bool, **numbers: Any) -> None:
 
 @study.command("export")
 @click.option("--publications", type=click.IntRange(1), metavar="N", help="End the tap after so many objects.")
-@click.option("--seconds", type=click.FloatRange(0), metavar="S", help="End it after so long; 0: contracts alone.")
+@click.option("--seconds", type=_Finite(0), metavar="S", help="End it after so long; 0: contracts alone.")
 @click.option("--megabytes", type=click.IntRange(1), default=1024, show_default=True, help="End it at so much data.")
 @click.option("--payloads/--no-payloads", default=True, help="Whether payloads are kept, or only their length.")
 @click.option("--resume", is_flag=True, help="Keep what is there, and go on.")
@@ -409,16 +431,14 @@ study.add_command(watch)
 
 @study.command("capacity")
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--publishers", type=click.FloatRange(1, 1e9), required=True, help="Registrations that publish.")
-@click.option("--rate", type=click.FloatRange(0, 1e6, min_open=True), required=True, help="Objects a second of each.")
-@click.option("--subscribers", type=click.FloatRange(1, 1e9), required=True, help="Subscriptions.")
-@click.option(
-    "--growth", type=click.FloatRange(-0.9, 10), default=0.0, show_default=True, help="Of both, a year: 0.3 is 30 %."
-)
+@click.option("--publishers", type=_Finite(1, 1e9), required=True, help="Registrations that publish.")
+@click.option("--rate", type=_Finite(0, 1e6, min_open=True), required=True, help="Objects a second of each.")
+@click.option("--subscribers", type=_Finite(1, 1e9), required=True, help="Subscriptions.")
+@click.option("--growth", type=_Finite(-0.9, 10), default=0.0, show_default=True, help="Of both, a year: 0.3 is 30 %.")
 @click.option("--years", type=click.IntRange(1, 50), default=3, show_default=True, help="How far it looks ahead.")
 @click.option(
     "--utilisation",
-    type=click.FloatRange(0.05, 1),
+    type=_Finite(0.05, 1),
     default=0.7,
     show_default=True,
     help="Share of a core that is planned for.",
@@ -459,9 +479,12 @@ def compare(before: Path, after: Path, out: Path, as_json: bool) -> None:
     \b
     jbi study compare monday friday
     """
+    if any(out.resolve().is_relative_to(each.resolve()) for each in (before, after)):
+        raise ConfigurationError(f"--out {out} is in what is compared", hint="Name another folder")
     found = comparison.compare(before, after)
     how = Run(input=f"{before} and {after}", engine="local")
-    finish(report.claim(out), found, how)
+    with report.claimed(out) as folder:
+        finish(folder, found, how)
     _show(found, how, out, as_json)
 
 

@@ -26,7 +26,7 @@ _LAST: Final = 1 << 62
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:
     """Of each subscriber process the bytes that it gets: an object once for all its subscriptions, cut or whole."""
     publication = seen.publication
-    at = int(max(0.0, publication.time) * _NOW)
+    at = int(publication.time * _NOW)
     tally.keep("first", "", at, "", 1)
     tally.keep("last", "", _LAST - at, "", 1)
     if not seen.matched:
@@ -60,7 +60,7 @@ def _packed(metadata: bytes, payload: bytes | None, whole: int) -> int:
 def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:  # noqa: ARG001  # the form of all studies
     """The answer."""
     rates = _rates(str(parameters.get("rates", RATES)))
-    first, last = (passed.kept(name, 1).get("", [(0, "")])[0][0] for name in ("first", "last"))
+    first, last = (passed.kept(name, 1).get("", [(none, "")])[0][0] for name, none in (("first", 0), ("last", _LAST)))
     seconds = max(0, _LAST - last - first) / _NOW
     rates = rates if seconds >= SHORTEST else []
     per = {"offered": _offered(passed, judge)}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from math import isnan, nan
 from pathlib import Path
+from typing import Final
 
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import result
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Run, Table
+
+CHANGE_MOST: Final = 1e12
+"""Per cent; what is beyond, as what was 0, is told without."""
 
 
 def compare(before: Path, after: Path) -> Result:
@@ -60,7 +65,8 @@ def compare(before: Path, after: Path) -> Result:
 def _row(name: str, was: float | None, now: float | None) -> tuple[str, float, float, float]:
     if was is None or now is None:
         return name, nan if was is None else float(was), nan if now is None else float(now), nan
-    return name, float(was), float(now), round(100 * (now - was) / abs(was), 2) if was else (nan if now else 0.0)
+    change = 100 * (now - was) / abs(was) if was else (math.inf if now else 0.0)
+    return name, float(was), float(now), round(change, 2) if abs(change) <= CHANGE_MOST else nan
 
 
 def _change(name: str, was: float, now: float, change: float) -> str:  # noqa: ARG001  # a row

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from jbi_pubsub.spark.dataset import Registration, hashed
-from jbi_pubsub.spark.judging import Judge, Seen, Tally
+from jbi_pubsub.spark.judging import MANY, Judge, Seen, Tally
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
@@ -32,7 +32,7 @@ def see(judge: Judge, seen: Seen, tally: Tally) -> None:
         subscribers.add(wanted.subscription.subscriber or wanted.subscription.subscription)
     for subscriber in subscribers:
         tally.add("subscriber", subscriber, 1, size)
-    tally.keep("hot", "", _RANKS - number, f"{publication.object_id} {publication.type}", HOTTEST)
+    tally.keep("hot", "", _RANKS - number, f"{publication.object_id}{MANY}{publication.type}", HOTTEST)
 
 
 def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:
@@ -222,7 +222,7 @@ def _hot(passed: Passed) -> Table:
         name="hottest",
         title="Objects with most deliveries",
         columns=(("object", "text"), ("type", "text"), ("deliveries", "integer")),
-        rows=tuple((*text.split(" ", 1), _RANKS - rank) for rank, text in kept),
+        rows=tuple((*text.split(MANY, 1), _RANKS - rank) for rank, text in kept),
     )
 
 

@@ -41,7 +41,7 @@ def see(judge: Judge, seen: Seen, tally: Tally) -> None:  # noqa: ARG001  # the 
         tally.value("leaf", f"{where}{_JOINT}{path}", value if len(value) <= VALUE_MOST else MANY)
     if len(publication.metadata) <= SAMPLED_BYTES:
         which = hashed(publication.object_id.encode())
-        tally.keep("sample", where, which, publication.metadata.decode("utf-8", "replace"), 1)
+        tally.keep("sample", where, which, publication.metadata.decode("latin-1"), 1)
 
 
 def leaves(root: Element) -> Iterator[tuple[str, str]]:
@@ -172,14 +172,14 @@ def _moves(
         candidates += number * len(asked)
         if registration not in samples:
             continue
-        data = samples[registration][0][1].encode()
+        data = samples[registration][0][1].encode("latin-1")
         root = parse_metadata(data)
         of_text: dict[object, list[Condition]] = {}
         for each in asked:
             same = (each.subscription.predicate, tuple(each.subscription.namespaces.items()))
             if same not in of_text:
                 found = _conditions(each, root, len(data))
-                of_text[same] = [c for c in found if _is_constant(c, each, root, constants[registration])]
+                of_text[same] = [c for c in found if _is_constant(c, each, root, constants.get(registration, {}))]
             said = of_text[same]
             spared += number * any(condition.holds is False for condition in said)
             for condition in said:

@@ -108,25 +108,25 @@ def match_study(
     chosen = "spark" if engine == "auto" and (master or settings) else _choose(engine, population)
     report.parquet_present()
     plots.present()
-    folder = report.claim(out)
-    step = sample_step(registrations)
-    timings = _Timings()
-    if chosen == "spark":
-        made_from = stages.digest([f"match {registrations} {templates} {seed}".encode()])
-        done = stages.Stages(folder, made_from, resume=resume)
-        opened = partial(session.open_session, "jbi study match", extra=settings, master=master)
-        outcome = _on_spark(opened, done, population, folder, step, timings, progress)
-    else:
-        outcome = _in_process(population, folder, step, timings, progress)
-    with timings.stage("check"):
-        check = _check(population, outcome, step, progress)
-    made = _report(population, chosen, outcome, check, timings, folder)
-    how = Run(
-        input="a generated population", engine=chosen, spark=outcome.spark, java=outcome.java, timings=made.timings,
-        parameters={"seed": seed, **made.checks()}, resumed=outcome.resumed,
-    )  # fmt: skip
-    result.leave(folder, result_of(made), how)
-    return report.finish(folder, made)
+    with report.claimed(out) as folder:
+        step = sample_step(registrations)
+        timings = _Timings()
+        if chosen == "spark":
+            made_from = stages.digest([f"match {registrations} {templates} {seed}".encode()])
+            done = stages.Stages(folder, made_from, resume=resume)
+            opened = partial(session.open_session, "jbi study match", extra=settings, master=master)
+            outcome = _on_spark(opened, done, population, folder, step, timings, progress)
+        else:
+            outcome = _in_process(population, folder, step, timings, progress)
+        with timings.stage("check"):
+            check = _check(population, outcome, step, progress)
+        made = _report(population, chosen, outcome, check, timings, folder)
+        how = Run(
+            input="a generated population", engine=chosen, spark=outcome.spark, java=outcome.java, timings=made.timings,
+            parameters={"seed": seed, **made.checks()}, resumed=outcome.resumed,
+        )  # fmt: skip
+        result.leave(folder, result_of(made), how)
+        return report.finish(folder, made)
 
 
 def result_of(found: MatchReport) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +70,20 @@ def run(study: Study, data: Data, out: Path, options: Options) -> tuple[Result, 
         )
     report.parquet_present()
     plots.present()
-    folder = report.claim(out)
+    _apart(out, data)
+    with report.claimed(out) as folder:
+        return _done(study, data, folder, options)
+
+
+def _apart(out: Path, data: Data) -> None:
+    """Raises ConfigurationError for a result among the tables that are read."""
+    tables = Path(data.publications.removeprefix("file://")).parent if _here(data) else None
+    for name in (*dataset.CONTRACTS, "publications", "rejects") if tables is not None else ():
+        if tables is not None and out.resolve().is_relative_to((tables / name).resolve()):
+            raise ConfigurationError(f"--out {out} lies in {tables / name}, which is read", hint="Name another folder")
+
+
+def _done(study: Study, data: Data, folder: Path, options: Options) -> tuple[Result, Run]:
     timings: dict[str, float] = {}
     done = stages.Stages(folder, _made_from(study, data), resume=options.resume)
     with _timed(timings, "judge"):
@@ -142,13 +156,17 @@ def _here(data: Data) -> bool:
     return "://" not in data.publications or data.publications.startswith("file://")
 
 
+_GLOB: Final = re.compile(r"[*?\[\]{}\\]")
+"""What Spark takes for a pattern in a path; it decodes no %20."""
+
+
 def _pass(study: Study, data: Data, options: Options) -> Passed:
     where, is_here = data.publications, _here(data)
     path = Path(where.removeprefix("file://"))
     if _chosen(options, path if is_here else None) == "local":
         return passes.here(path, data.contracts, study.see, options.progress)
     with session.open_session(f"jbi study {study.name}", extra=options.settings, master=options.master) as spark:
-        url = path.resolve().as_uri() if is_here else where
+        url = _GLOB.sub(r"\\\g<0>", f"file://{path.resolve()}") if is_here else where
         return passes.on_spark(spark, url, data.contracts, study.see, options.progress)
 
 
