@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -106,7 +107,6 @@ def open_session(name: str, *, extra: Mapping[str, str] | None = None, master: s
                 except (PySparkException, Py4JError, ConnectionError) as error:  # between two stages
                     raise _failed("", error) from error
                 finally:
-                    pulse.hurry()
                     _stop(session)
 
 
@@ -193,16 +193,19 @@ def _end_starting() -> None:
                     os.kill(int(child), signal.SIGKILL)
 
 
-def _aside(work: Callable[[], object]) -> None:
-    """Do it in a thread of its own, which has its own connection to Java: after an interrupt there may be the answer to
-    an earlier question in ours. Errors of one that is no more are nobody's."""
+def ending(work: Callable[[], object]) -> None:
+    """Do what ends something, in a thread of its own, which has its own connection to Java: after an interrupt there
+    may be the answer to an earlier question in ours. Errors of one that is no more are nobody's."""
     from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     def tried() -> None:
-        with suppress(Py4JError, OSError):
+        with suppress(Py4JError, PySparkException, OSError):
             work()
 
-    thread = threading.Thread(target=tried, name="jbi-study-aside", daemon=True)
+    if _pulse is not None:
+        _pulse.hurry()
+    thread = threading.Thread(target=tried, name="jbi-study-ending", daemon=True)
     thread.start()
     thread.join(2 * _HURRY)
 
@@ -286,7 +289,7 @@ def _stop(session: SparkSession) -> None:
     """End a session, whether or not its Java process is still there."""
     from pyspark.core.context import SparkContext
 
-    _aside(session.stop)
+    ending(session.stop)
     if SparkContext._active_spark_context is not None:
         _forget()
 
@@ -327,9 +330,7 @@ def run(session: SparkSession, stage: str, work: Callable[[], T], *, progress: P
         except (Py4JError, PySparkException, ConnectionError) as error:
             raise _failed(stage, error) from error
         except BaseException:  # an interrupt, or the progress callback's own error: stop the jobs, then pass it on
-            if _pulse is not None:
-                _pulse.hurry()
-            _aside(lambda: context.cancelJobGroup(stage))
+            ending(lambda: context.cancelJobGroup(stage))
             raise
 
 
@@ -399,6 +400,13 @@ def pack_package(archive: Path) -> None:
                 written.write(path, Path("jbi_pubsub") / path.relative_to(root))
 
 
+def hadoop_path(path: Path, *, pattern: bool = False) -> str:
+    """A path of this machine as Hadoop reads it: no URI, for nothing is encoded. Where Spark takes a `pattern`, what
+    would be one in it stands for itself."""
+    text = str(path.resolve())
+    return "file://" + (re.sub(r"([{}\[\]*?\\])", r"\\\1", text) if pattern else text)
+
+
 def check_remote(session: SparkSession, url: str) -> None:
     """Whether a study may write to a folder of a Hadoop file system: new, empty, or an earlier result.
 
@@ -429,7 +437,7 @@ def upload(session: SparkSession, folder: Path, url: str) -> None:
         files.delete(path(target, "manifest.json"), False)
         names = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
         for name in (*(n for n in names if n != "manifest.json"), "manifest.json"):
-            files.copyFromLocalFile(False, True, path((folder / name).as_uri()), path(target, name))
+            files.copyFromLocalFile(False, True, path(hadoop_path(folder / name)), path(target, name))
     except Exception as error:
         raise _unusable(url, error) from error
 

@@ -137,7 +137,7 @@ def _pass(study: Study, data: Data, options: Options) -> Passed:
     if _chosen(options, path if is_here else None) == "local":
         return passes.here(path, data.contracts, study.see, options.progress)
     with session.open_session(f"jbi study {study.name}", extra=options.settings, master=options.master) as spark:
-        url = path.resolve().as_uri() if is_here else where
+        url = session.hadoop_path(path, pattern=True) if is_here else where
         return passes.on_spark(spark, url, data.contracts, study.see, options.progress)
 
 

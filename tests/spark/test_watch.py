@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -270,3 +271,84 @@ def test_contracts_that_change_are_read_again(data: Path) -> None:
     dataset.write(data, Contracts((), CONTRACTS.subscriptions[:1]), [], source="test")
 
     assert len(read().subscriptions) == 1
+
+
+@pytest.mark.parametrize("lost", ["state", "checkpoint", "commits ahead"])
+def test_a_state_and_a_checkpoint_that_are_not_of_each_other_are_refused(lost: str, tmp_path: Path) -> None:
+    for name in ("offsets", "commits"):
+        (tmp_path / "checkpoint" / name).mkdir(parents=True)
+        for batch in range(12):
+            (tmp_path / "checkpoint" / name / str(batch)).touch()
+    watching._check(tmp_path, 11)
+    (tmp_path / "checkpoint" / "commits" / "11").unlink()
+    watching._check(tmp_path, 11)  # killed before Spark knew
+    watching._check(tmp_path, 10)  # killed before we had counted
+    known = {"state": -1, "checkpoint": 11, "commits ahead": 9}[lost]
+    if lost == "checkpoint":
+        shutil.rmtree(tmp_path / "checkpoint")
+
+    with pytest.raises(ConfigurationError, match="are not of one watch"):
+        watching._check(tmp_path, known)
+
+
+@pytest.mark.parametrize(
+    "text", [b"{", b'{"settings": {"folder": "\xff"}}', b'{"settings": {"folder": "x"}, "format": "jbi-watch-9"}',
+             b'{"settings": {"folder": "x"}, "open": {"noon": {"start": 1}}}', b"[" * 100_000],
+)  # fmt: skip
+def test_a_state_that_is_not_ours_is_refused(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_bytes(text)
+
+    with pytest.raises(StudyError, match="can't be read"):
+        Watch(tmp_path, asked(), lambda: CONTRACTS)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_files_of_any_age_are_counted_in_folders_of_any_name(tmp_path: Path, spark: SparkSession) -> None:
+    # Given a file of the next century, by which others are older than Spark looks back to
+    folder, out = tmp_path / "a [1] {b} %20 é", tmp_path / "o %20 [2]"
+    folder.mkdir()
+    (folder / "0.xml").write_text("<t><n>1</n></t>")
+    os.utime(folder / "0.xml", (5e9, 5e9))
+    assert watched(folder, out, spark, 1).state.ahead == 1
+
+    # When such come afterwards, and one of a hundred megabytes
+    (folder / "1.xml").write_text("<t><n>1</n></t>")
+    os.utime(folder / "1.xml", (1000, 1000))
+    second = watched(folder, out, spark, 1)
+
+    # Expect them to be counted
+    assert (second.state.publications, second.state.deliveries) == (1, 2)
+    with (folder / "large.xml").open("wb") as opened:
+        opened.truncate(100 << 20)
+    with pytest.raises(StudyError, match=r"the stream ended: .*large\.xml"):
+        watched(folder, out, spark, 1)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_two_watches_do_not_count_into_one_folder(data: Path, tmp_path: Path, spark: SparkSession) -> None:
+    out = watching.report.claim(tmp_path / "out")
+
+    with watching._alone(out), pytest.raises(ConfigurationError, match="another watch counts into"):
+        watched(data, out, spark, 1)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_a_disk_that_is_full_is_told_as_such_and_nothing_is_lost(
+    data: Path, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(watching.report, "claim", lambda folder: folder.mkdir() or folder)
+        patch.setattr(watching.report, "write", full)
+        with pytest.raises(StudyError, match=r"can't be written to .*No space left"):
+            watched(data, out, spark, 1)
+
+    (out / "manifest.json").write_text('{"format": "jbi-study-1", "state": "running"}')
+    assert watched(data, out, spark, 1).state.publications == 2
