@@ -44,6 +44,8 @@ _MAXIMUM_HEAP: Final = 4 << 30
 _PACKAGE: Final = "jbi_pubsub.zip"
 _OUT_OF_MEMORY: Final = 52
 """Exit code of a Java process that Spark ended for want of memory (its SparkExitCode.OOM)."""
+_NO_MEMORY: Final = ("OutOfMemoryError", "UNABLE_TO_ACQUIRE_MEMORY", "Not enough memory to build and broadcast")
+"""In what Java and Spark say of it themselves."""
 _ENDED_WITHIN: Final = 5.0
 """Seconds until a Java process that has stopped answering has an exit code."""
 _SILENCE: Final = 120
@@ -349,7 +351,7 @@ def _failed(stage: str, error: BaseException) -> StudyError:
             hint="Look whether the machine is out of memory, or whether somebody has stopped it; --resume goes on",
             stage=stage,
         )
-    if code == _OUT_OF_MEMORY or "OutOfMemoryError" in told:
+    if code == _OUT_OF_MEMORY or any(words in told for words in _NO_MEMORY):
         return StudyError(
             f"Java ran out of memory{where}",
             hint="Give it more, --conf spark.driver.memory=8g (on a cluster also spark.executor.memory=8g), or study "
@@ -544,4 +546,6 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+    """What says most: of an error in Java not which of our calls met it."""
+    lines = [line.strip(" :.") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[1 if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else 0][:300]

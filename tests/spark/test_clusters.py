@@ -429,3 +429,20 @@ def test_results_go_to_other_file_systems_whole_and_never_over_something_else(ma
     assert json.loads((tmp_path / "mounted" / "new" / "manifest.json").read_text())["state"] == "complete"
     assert (taken[0], "is not empty and holds no earlier study" in taken[2]) == (2, True)
     assert (unknown[0], "nothing://x/y can't be written" in unknown[2]) == (2, True), unknown[2]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "x.SparkException: Not enough memory to build and broadcast the table",
+            "Java ran out of memory in stage 'match'",
+        ),
+        ("java.lang.OutOfMemoryError: Java heap space", "Java ran out of memory"),
+        ("java.io.IOException: disk full.", "Spark failed in stage 'match': java.io.IOException: disk full. Look"),
+    ],
+)
+def test_what_java_says_is_told_and_not_which_call_met_it(said: str, told: str) -> None:
+    error = RuntimeError(f"An error occurred while calling o866.parquet.\n: {said}\n\tat x.y")
+
+    assert told in str(session._failed("match", error))
