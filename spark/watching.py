@@ -250,7 +250,7 @@ class Watch:
         self.batches = 0
         """Batches counted by this process."""
         self.changed = time.monotonic()
-        """When a batch was counted last."""
+        """When there was something to count last."""
         self._contracts = contracts
         self._lock = threading.Lock()
 
@@ -272,6 +272,8 @@ class Watch:
             try:
                 while query.isActive and turn():
                     executors.there()
+                    if query.lastProgress is None or query.status["isDataAvailable"]:  # not idle: it has not looked yet
+                        self.changed = time.monotonic()
                     time.sleep(_TURN)
                 failed = query.exception()
             finally:

@@ -94,14 +94,19 @@ def test_a_live_watch_that_is_killed_takes_its_tap_with_it_and_goes_on_also_with
     eventually(lambda: json.loads((data / "manifest.json").read_text())["state"] == "complete", 60.0)
     eventually(lambda: len(bravo.status()["subscriptions"]) == 0, 60.0)
 
-    # and goes on, and one of its delegates ends meanwhile
+    # and goes on, and one of its delegates ends meanwhile, and comes again
     second = watch()
     eventually(lambda: counted() == 5, 120.0)
-    alpha.close()
+    alpha.stop(0.5)
     published(other, 4)
+    eventually(lambda: counted() == 9, 120.0)
+    again = federation.pad("alpha", "rome")
+    eventually(lambda: len(again.status()["subscriptions"]) == 1, 60.0)
+    new = publisher.connect_to_delegate("alpha", "rome")
+    published(publisher.register_publisher(new, figures.schema, figures.figure_1), 2)
 
     # Expect each to be counted once
-    eventually(lambda: counted() == 9, 120.0)
+    eventually(lambda: counted() == 11, 120.0)
     second.signal(signal.SIGINT)
     assert second.wait(60.0) == 130
-    assert json.loads((out / "result.json").read_text())["numbers"]["publications"] == 9
+    assert json.loads((out / "result.json").read_text())["numbers"]["publications"] == 11

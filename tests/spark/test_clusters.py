@@ -277,7 +277,7 @@ def test_a_master_that_says_nothing_is_not_waited_for_long(made: Path, tmp_path:
 @pytest.mark.timeout(300)
 def test_java_out_of_memory_says_what_to_set(tmp_path: Path) -> None:
     code, _, err = ended(
-        started("match", "--registrations", "1000000", "--templates", "1000000", "--out", str(tmp_path / "o"),
+        started("match", "--registrations", "1000000", "--templates", "2000000", "--out", str(tmp_path / "o"),
                 "--master", "local[2]", "--conf", "spark.driver.memory=480m")
     )  # fmt: skip
 

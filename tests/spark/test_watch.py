@@ -7,13 +7,17 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +27,10 @@ from jbi_pubsub.cli.watch import contracts_of
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.spark import dataset, watching
 from jbi_pubsub.spark.dataset import Contracts, Publication, Subscription
+from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.judging import pack
+from jbi_pubsub.spark.studies import fanout
+from jbi_pubsub.spark.studies.study import Options, data_in, run
 from jbi_pubsub.spark.watching import Settings, State, Watch, count, judged_by_window, told
 
 if TYPE_CHECKING:
@@ -352,3 +359,76 @@ def test_a_disk_that_is_full_is_told_as_such_and_nothing_is_lost(
 
     (out / "manifest.json").write_text('{"format": "jbi-study-1", "state": "running"}')
     assert watched(data, out, spark, 1).state.publications == 2
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(580)
+@pytest.mark.parametrize("form", ["parquet", "xml"])
+def test_killed_at_any_time_it_counts_what_a_study_counts(form: str, tmp_path: Path) -> None:
+    # Given a data set, whose publications arrive one file after the other, hostile ones among them
+    domain, chance = Domain(registrations=4, subscriptions=40, publications=240, seed=11, selectivity=0.3), Random(5)
+    publications = [*domain.published()]
+    publications.append(msgspec.structs.replace(at(0, broken=True), time=publications[0].time))
+    if form == "xml":  # documents are of one registration
+        first = publications[0].publisher
+        publications = [each for each in publications if each.publisher in {first, "r"}]
+        publications = [msgspec.structs.replace(each, publisher=first) for each in publications]
+    dataset.write(tmp_path / "all", domain.contracts(), publications, source="generated")
+    study = run(fanout.STUDY, data_in(tmp_path / "all"), tmp_path / "study", Options(engine="local"))
+    arriving, out = tmp_path / "arriving", tmp_path / "out"
+    arriving.mkdir()
+
+    def arrive(number: int, part: Sequence[Publication]) -> None:
+        if form == "parquet":
+            put(arriving, f"part-{number:05d}", part)
+        for n, each in enumerate(part if form == "xml" else ()):
+            (tmp_path / "half").write_bytes(each.metadata)
+            (tmp_path / "half").rename(arriving / f"{number} {n} [x].xml")
+
+    words = [sys.executable, "-m", "jbi_pubsub", "study", "watch", str(arriving), "--data", str(tmp_path / "all")]
+    words += ["--out", str(out), "--window", "86400", "--delay", "86400", "--every", "0.1", "--json"]
+    words += ["--publisher", publications[0].publisher] if form == "xml" else []
+    size = len(publications) // 6 + 1
+    parts = [publications[n : n + size] for n in range(0, len(publications), size)]
+    arrive(0, parts[0])
+
+    # When whoever counts is killed at some time, again and again, while they come
+    for number, part in enumerate(parts[1:], 1):
+        watch = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if number % 2 and watch.stdout is not None:
+            watch.stdout.readline()  # a batch was counted
+        arrive(number, part)
+        time.sleep(chance.uniform(0, 2))  # the point of time is what is tried
+        watch.kill()
+        watch.communicate(timeout=60)
+    done = subprocess.run([*words, "--until-idle", "20"], capture_output=True, text=True, timeout=240, check=False)
+
+    # Expect the account of the study
+    assert done.returncode == 0, done.stderr
+    found = json.loads((out / "result.json").read_text())["numbers"]
+    assert (found["publications"], found["deliveries"]) == (len(publications) - 1, study[0].numbers["deliveries"])
+    assert (found["rejected"], found["late"], found["ahead"]) == (1, 0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(580)
+def test_the_guide_comes_to_what_it_says(tmp_path: Path) -> None:
+    from test_pages import agree, blocks, commands, disagreement
+
+    page = Path(__file__).parents[2] / "docs" / "spark-clusters.md"
+    [block] = [each for each in blocks(page) if each.value == "tests/spark/test_watch.py"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    for command, expected in commands(block):
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path, "COLUMNS": "100"},
+            capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert agree(expected, done.stdout), disagreement(block, expected, done.stdout)
+
+    whole = run(fanout.STUDY, data_in(tmp_path / "data"), tmp_path / "whole", Options(engine="local"))[0].numbers
+    found = json.loads((tmp_path / "watched" / "result.json").read_text())["numbers"]
+    assert found["deliveries"] == 2 * whole["deliveries"] > 0
