@@ -546,6 +546,8 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What says most: of an error in Java not which of our calls met it."""
+    """What says most: of an error in Java neither which of our calls met it, nor who awaited it there."""
     lines = [line.strip(" :.") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[1 if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else 0][:300]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    said = [line for line in (*lines[:2], *causes) if not line.startswith("An error occurred while calling")]
+    return next((line for line in said if "awaitResult" not in line), lines[0])[:300]

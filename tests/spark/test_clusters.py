@@ -439,6 +439,10 @@ def test_results_go_to_other_file_systems_whole_and_never_over_something_else(ma
             "Java ran out of memory in stage 'match'",
         ),
         ("java.lang.OutOfMemoryError: Java heap space", "Java ran out of memory"),
+        (
+            "x.SparkException: Exception thrown in awaitResult:\n\tat y\nCaused by: x.Y: a worker crashed",
+            "x.Y: a worker",
+        ),
         ("java.io.IOException: disk full.", "Spark failed in stage 'match': java.io.IOException: disk full. Look"),
     ],
 )

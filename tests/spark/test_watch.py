@@ -376,8 +376,8 @@ def test_killed_at_any_time_it_counts_what_a_study_counts(form: str, tmp_path: P
         publications = [msgspec.structs.replace(each, publisher=first) for each in publications]
     dataset.write(tmp_path / "all", domain.contracts(), publications, source="generated")
     study = run(fanout.STUDY, data_in(tmp_path / "all"), tmp_path / "study", Options(engine="local"))
-    arriving, out = tmp_path / "arriving", tmp_path / "out"
-    arriving.mkdir()
+    arriving, out = tmp_path / "arriving" / "publications", tmp_path / "out"
+    arriving.mkdir(parents=True)
 
     def arrive(number: int, part: Sequence[Publication]) -> None:
         if form == "parquet":
