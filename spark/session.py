@@ -402,11 +402,19 @@ def pack_package(archive: Path) -> None:
                 written.write(path, Path("jbi_pubsub") / path.relative_to(root))
 
 
+_PATTERN: Final = re.compile(r"([{}\[\]*?\\])")
+
+
+def is_pattern(name: str) -> bool:
+    """Whether Hadoop would take a name for a pattern."""
+    return _PATTERN.search(name) is not None
+
+
 def hadoop_path(path: Path, *, pattern: bool = False) -> str:
     """A path of this machine as Hadoop reads it: no URI, for nothing is encoded. Where Spark takes a `pattern`, what
     would be one in it stands for itself."""
     text = str(path.resolve())
-    return "file://" + (re.sub(r"([{}\[\]*?\\])", r"\\\1", text) if pattern else text)
+    return "file://" + (_PATTERN.sub(r"\\\1", text) if pattern else text)
 
 
 def check_remote(session: SparkSession, url: str) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -62,6 +63,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     publisher: str = ""
     window: int = 60
     delay: int = 60
+
+
+class _Handed(msgspec.Struct):
+    """A file in Spark's log of a stream: its URI, and the number under which it was handed out."""
+
+    path: str
+    batchId: int  # noqa: N815  # Spark's name
 
 
 class Window(msgspec.Struct):
@@ -293,23 +301,27 @@ class Watch:
             return told(self.state)
 
     def _stream(self, spark: SparkSession) -> DataFrame:
+        reader = spark.readStream.option("maxFilesPerTrigger", FILES_A_BATCH).option("maxFileAge", _ANY_AGE)
+        return self._columns(spark, reader, session.hadoop_path(Path(self.state.settings.folder), pattern=True))
+
+    def _columns(self, spark: SparkSession, reader: Any, where: str | list[str]) -> DataFrame:
+        """What is judged, of a stream of a folder or of files."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        settings = self.state.settings
-        reader = spark.readStream.option("maxFilesPerTrigger", FILES_A_BATCH)
         reader = reader.option("ignoreMissingFiles", "true")  # so that one which can't be read may be moved away
-        reader = reader.option("maxFileAge", _ANY_AGE)
-        where = session.hadoop_path(Path(settings.folder), pattern=True)
-        if settings.xml:
-            spark.conf.set("spark.sql.sources.binaryFile.maxLength", str(MAX_XML_PAYLOAD_BYTES))  # else up to 2 GB
-            columns = "path string, modificationTime timestamp, length bigint, content binary"
-            files = reader.schema(columns).format("binaryFile").option("pathGlobFilter", "*.xml").load(where)
-            return files.selectExpr(
-                "path AS object_id", "content AS metadata",
-                "CAST(unix_micros(modificationTime) AS DOUBLE) / 1e6 AS time",
-            )  # fmt: skip
-        schema = from_arrow_schema(dataset.columns("publications"))
-        return reader.schema(schema).option("pathGlobFilter", "*.parquet").parquet(where)
+        if not self.state.settings.xml:
+            schema = from_arrow_schema(dataset.columns("publications"))
+            parquet: DataFrame = (
+                reader.schema(schema).format("parquet").option("pathGlobFilter", "*.parquet").load(where)
+            )
+            return parquet
+        spark.conf.set("spark.sql.sources.binaryFile.maxLength", str(MAX_XML_PAYLOAD_BYTES))  # else up to 2 GB
+        columns = "path string, modificationTime timestamp, length bigint, content binary"
+        files: DataFrame = reader.schema(columns).format("binaryFile").option("pathGlobFilter", "*.xml").load(where)
+        return files.selectExpr(
+            "path AS object_id", "content AS metadata",
+            "CAST(unix_micros(modificationTime) AS DOUBLE) / 1e6 AS time",
+        )  # fmt: skip
 
     def _batch(self, frame: DataFrame, batch: int) -> None:
         try:
@@ -322,6 +334,12 @@ class Watch:
         if batch <= self.state.batch:  # it was counted, and then we were interrupted before Spark knew
             return
         spark, settings = frame.sparkSession, self.state.settings
+        files = files_of(self.folder / _CHECKPOINT, batch)
+        if any(session.is_pattern(str(file)) for file in files):
+            # Spark 4.3 takes the name of such a file in a stream for a pattern, and reads others of the batch again
+            there = [session.hadoop_path(file, pattern=True) for file in files if file.is_file()]
+            if there:
+                frame = self._columns(spark, spark.read, there)
         packed = spark.sparkContext.broadcast(pack(self._contracts()))
 
         def partial(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -396,6 +414,27 @@ def _check(folder: Path, batch: int) -> None:
             f"{begun + 1}",
             hint="Somebody has removed or replaced one of them: give another --out, and count anew",
         )
+
+
+def files_of(checkpoint: Path, batch: int) -> list[Path]:
+    """The files that Spark hands out as a batch. Raises StudyError for a log that can't be read."""
+
+    def offset(number: int) -> int:
+        if number < 0:
+            return -1
+        lines = (checkpoint / "offsets" / str(number)).read_bytes().splitlines()
+        return int(from_json(dict[str, int], lines[-1])["logOffset"])
+
+    try:
+        found = []
+        for number in range(offset(batch - 1) + 1, offset(batch) + 1):
+            log = checkpoint / "sources" / "0" / str(number)
+            log = log if log.is_file() else log.with_name(f"{number}.compact")
+            entries = [from_json(_Handed, line) for line in log.read_bytes().splitlines()[1:]]
+            found += [Path(unquote(urlsplit(each.path).path)) for each in entries if each.batchId == number]
+    except (OSError, ValueError, KeyError, IndexError, msgspec.DecodeError) as error:
+        raise StudyError(f"{checkpoint} can't be read: {error}"[:400], hint="Give another --out") from error
+    return found
 
 
 def _last(log: Path) -> int:

@@ -312,6 +312,23 @@ def test_a_state_that_is_not_ours_is_refused(text: bytes, tmp_path: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["{} [x]", "{}*", "{}?", "{}{{a,b}}", "{}%20", "{}#\n"])
+def test_names_that_look_like_patterns_are_names(name: str, tmp_path: Path, spark: SparkSession) -> None:
+    folder, tables = tmp_path / "arriving", tmp_path / "p" / "publications"
+    for made in (folder, tables):
+        made.mkdir(parents=True)
+    for n in range(4):
+        (folder / f"{name.format(n)}.xml").write_text("<t><n>1</n></t>")
+        put(tables, name.format(n), [at(1000, n)])
+
+    documents, rows = watched(folder, tmp_path / "x", spark, 1), watched(tables, tmp_path / "y", spark, 1)
+
+    assert (documents.state.publications, rows.state.publications) == (4, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(240)
 def test_files_of_any_age_are_counted_in_folders_of_any_name(tmp_path: Path, spark: SparkSession) -> None:
     # Given a file of the next century, by which others are older than Spark looks back to
     folder, out = tmp_path / "a [1] {b} %20 é", tmp_path / "o %20 [2]"
