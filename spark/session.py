@@ -132,6 +132,7 @@ class _Pulse:
     def __enter__(self) -> _Pulse:
         global _pulse  # as PySpark has one context in a process
         _pulse = self
+        logging.getLogger().addFilter(_not_of_py4j)
         for thread in self._threads:
             thread.start()
         return self
@@ -142,6 +143,7 @@ class _Pulse:
         self._over.set()
         for thread in self._threads:
             thread.join(_HURRY)
+        logging.getLogger().removeFilter(_not_of_py4j)
 
     def hurry(self) -> None:
         """We are to end: there is little to wait for."""
@@ -183,6 +185,11 @@ class _Pulse:
 
 
 _pulse: _Pulse | None = None
+
+
+def _not_of_py4j(record: logging.LogRecord) -> bool:
+    """What it logs by the root's logger, with a traceback, it raises as well."""
+    return "py4j" not in Path(record.pathname).parts
 
 
 def _end_starting() -> None:
