@@ -6,6 +6,7 @@ like any other: it takes part in nothing that others get, and what it could not 
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -70,8 +71,10 @@ def export(
     payloads: bool,
     resume: bool,
     progress: Callable[[str, int, int], None],
+    parent: int = 0,
 ) -> tuple[dict[str, object], bool]:
-    """Write the data set; what to tell of it, and whether Ctrl-C made it end early.
+    """Write the data set; what to tell of it, and whether Ctrl-C made it end early, or the end of the process `parent`
+    that has started us for itself.
 
     Raises LookupNotFoundError, AccessDeniedError (contracts are for administrators), ConfigurationError, StudyError.
     """
@@ -96,7 +99,7 @@ def export(
         )  # nothing is replaced before
         writer.put(contracts)
         adapter.wait_matched(tap, federation.publishing, ANSWER_SECONDS)
-        _take(adapter, tap, writer, bounds, progress, interruption, payloads=payloads)
+        _take(adapter, tap, writer, bounds, progress, interruption, parent, payloads=payloads)
         contracts = merged(contracts, federation.contracts())
         lost = sum(adapter.losses(tap).values())
         writer.facts = {
@@ -127,6 +130,7 @@ def _take(
     bounds: Bounds,
     progress: Callable[[str, int, int], None],
     interruption: threading.Event,
+    parent: int,
     *,
     payloads: bool,
 ) -> None:
@@ -136,6 +140,8 @@ def _take(
     most = bounds.publications if bounds.publications > 0 else 0
     while (not most or writer.count < most) and writer.size < bounds.size:
         now = time.monotonic()
+        if parent and os.getppid() != parent:
+            interruption.set()
         if now >= end or (interruption.is_set() and not adapter.queue_size(tap)):
             return
         came = adapter.receive(tap, min(TURN_SECONDS, end - now))

@@ -229,6 +229,7 @@ def generate(out: Path, as_json: bool, **numbers: Any) -> None:
 @click.option("--megabytes", type=click.IntRange(1), default=1024, show_default=True, help="End it at so much data.")
 @click.option("--payloads/--no-payloads", default=True, help="Whether payloads are kept, or only their length.")
 @click.option("--resume", is_flag=True, help="Keep what is there, and go on.")
+@click.option("--parent", type=int, default=0, hidden=True, help="End with that process, which is ours.")
 @out_option("study-data")
 @json_option
 @pass_settings
@@ -239,6 +240,7 @@ def export_command(
     megabytes: int,
     payloads: bool,
     resume: bool,
+    parent: int,
     out: Path,
     as_json: bool,
 ) -> int:
@@ -257,7 +259,7 @@ def export_command(
     bounds = export.bounds_of(publications, seconds, megabytes)
     with telling() as tell:
         facts, interrupted = export.export(
-            settings.load(), out, bounds, payloads=payloads, resume=resume, progress=tell
+            settings.load(), out, bounds, payloads=payloads, resume=resume, progress=tell, parent=parent
         )
     if as_json:
         show_json(facts)

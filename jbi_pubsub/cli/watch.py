@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -208,6 +209,7 @@ def _nothing() -> None:
 def _tapping(configured: Settings, data: Path) -> Iterator[Callable[[], None]]:
     """A tap of its own process, as by `jbi study export`, that writes to a data set meanwhile."""
     words = [*configured.words(), "study", "export", "--seconds", TAP_FOR, "--resume", "--out", str(data), "--json"]
+    words += ["--parent", str(os.getpid())]  # else it would go on without us, up to its gigabyte
     with TemporaryFile("w+") as said:
         tap = subprocess.Popen(  # noqa: S603  # ourselves
             [sys.executable, "-m", "jbi_pubsub", *words], stdout=subprocess.DEVNULL, stderr=said

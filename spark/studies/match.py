@@ -6,7 +6,6 @@ Small inputs run in this process, large ones on Spark; the results are equal, ro
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -276,14 +275,12 @@ class _Views:
 
     def write(self, table: str, query: str) -> None:
         """Write the query's rows as Parquet."""
-        path = f"file://{self._folder / table}"  # its reading is another step: it may be there already
+        path = session.hadoop_path(self._folder / table)  # its reading is another step: it may be there already
         self._spark.sql(query).write.mode("overwrite").option("compression", report.COMPRESSION).parquet(path)
 
     def read(self, table: str) -> None:
         """Let the view `table` read what was written."""
-        path = f"file://{self._folder / table}"
-        # Reading takes a path as a pattern; a folder's own brackets and stars are meant literally.
-        self._name(table, self._spark.read.parquet(re.sub(r"([\[\]{}*?\\])", r"\\\1", path)))
+        self._name(table, self._spark.read.parquet(session.hadoop_path(self._folder / table, pattern=True)))
 
     def drop(self) -> None:
         for name in self.names.values():

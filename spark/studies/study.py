@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,17 +155,13 @@ def _here(data: Data) -> bool:
     return "://" not in data.publications or data.publications.startswith("file://")
 
 
-_GLOB: Final = re.compile(r"[*?\[\]{}\\]")
-"""What Spark takes for a pattern in a path; it decodes no %20."""
-
-
 def _pass(study: Study, data: Data, options: Options) -> Passed:
     where, is_here = data.publications, _here(data)
     path = Path(where.removeprefix("file://"))
     if _chosen(options, path if is_here else None) == "local":
         return passes.here(path, data.contracts, study.see, options.progress)
     with session.open_session(f"jbi study {study.name}", extra=options.settings, master=options.master) as spark:
-        url = _GLOB.sub(r"\\\g<0>", f"file://{path.resolve()}") if is_here else where
+        url = session.hadoop_path(path, pattern=True) if is_here else where
         return passes.on_spark(spark, url, data.contracts, study.see, options.progress)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
@@ -184,6 +186,37 @@ def test_what_a_delegate_tells_is_checked_and_has_bounds(monkeypatch: pytest.Mon
     monkeypatch.setattr(export, "TOLD_BYTES", 1_000_000)
     assert 90 < len(federation.contracts().subscriptions) < 100
     assert [text for text in federation.unanswered if "127.0.0.1:1 (told more than we take" in text]
+
+
+STARTER = """
+import os, subprocess, sys
+tap = subprocess.Popen([sys.executable, "-m", "jbi_pubsub", *sys.argv[1:], "--parent", str(os.getpid())])
+tap.wait()
+"""
+
+
+@pytest.mark.processes
+def test_a_tap_that_another_has_started_for_itself_ends_when_that_is_killed(
+    federation: Any, figures: Any, flags: list[str], tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    alpha, publisher = federation.pad("alpha", "rome"), federation.light()
+    registration = publisher.register_publisher(
+        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    data = tmp_path / "data"
+    words = [*flags, "study", "export", "--seconds", "600", "--out", str(data)]
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, *words])
+    try:
+        eventually(lambda: len(alpha.status()["subscriptions"]) == 1, 60.0)
+        publisher.publish(registration, figures.metadata(), b"<p/>")
+        publisher.flush()
+    finally:
+        starter.kill()
+        starter.wait(10.0)
+
+    eventually(lambda: json.loads((data / "manifest.json").read_text())["state"] == "complete", 30.0)
+    assert json.loads((data / "manifest.json").read_text())["rows"]["publications"] == 1
+    eventually(lambda: len(alpha.status()["subscriptions"]) == 0, 30.0)
 
 
 def terms(number: int, uid: str, session: str, name: str = "app") -> Terms:
