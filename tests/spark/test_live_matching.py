@@ -37,16 +37,17 @@ RULES = (
 )  # fmt: skip
 
 Sets = dict[int, tuple[int, int]]
-"""Of each predicate that matches: how many documents, and the XOR of their hashes."""
+"""Of each predicate that matches: how many documents, and the sum of their hashes."""
 
 
-def sets(found: Sequence[Sequence[int]]) -> Sets:
+def sets(found: Sequence[Sequence[int]], documents: Sequence[bytes]) -> Sets:
     """By the numbers of the predicates that match each document."""
     known: Sets = {}
     for at, numbers in enumerate(found):
+        which = hashed(f"o{at}".encode() + documents[at]) >> 29
         for number in numbers:
             count, mixed = known.get(number, (0, 0))
-            known[number] = count + 1, mixed ^ hashed(f"o{at}".encode())
+            known[number] = count + 1, mixed + which
     return known
 
 
@@ -70,8 +71,8 @@ def compare(texts: Sequence[str], documents: Sequence[bytes], folder: Path, spar
     dataset.write(folder, contracts, published, source="test")
 
     roots = [parse_metadata(each) for each in documents]
-    lxml = sets([[n for n, oracle in enumerate(oracles) if oracle(root)] for root in roots])
-    by_live = sets([live.match(root) for root in roots])
+    lxml = sets([[n for n, oracle in enumerate(oracles) if oracle(root)] for root in roots], documents)
+    by_live = sets([live.match(root) for root in roots], documents)
     here = of_study(passes.here(folder / "publications", contracts, predicates.STUDY.see))
     there = of_study(passes.on_spark(spark, (folder / "publications").as_uri(), contracts, predicates.STUDY.see))
 

@@ -130,7 +130,7 @@ def test_studies_count_what_plain_loops_count(world: tuple) -> None:  # type: ig
     assert {row[0]: row[2:4] for row in rows(found, "delegates")} == {
         d: (sum(delegate[p.publisher] == d for p in publications),
             sum(len(got) for p, _, got in pairs if delegate[p.publisher] == d))
-        for d in {delegate[p.publisher] for p in publications}
+        for d in set(delegate.values())
     }  # fmt: skip
 
     # bandwidth, without filters
@@ -148,7 +148,7 @@ def test_studies_count_what_plain_loops_count(world: tuple) -> None:  # type: ig
     assert {row[0]: row[1:5] for row in rows(found, "subscribers")} == expected
     room = 800 / 8 * found.numbers["seconds"]
     carried, whole = sum(min(each[3], room) for each in expected.values()), sum(each[3] for each in expected.values())
-    assert found.numbers["fits_800"] == round(carried / max(1, whole), 4)
+    assert found.numbers.get("fits_800") == (round(carried / max(1, whole), 4) if room else None)
 
     # aggregation
     found = told(aggregation.STUDY, contracts, publications)
