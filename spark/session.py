@@ -66,7 +66,8 @@ def open_session(name: str, *, extra: Mapping[str, str] | None = None, master: s
 
     A session made here is stopped at the end; one that was there is left as it was. `extra` are Spark settings for
     a session made here, `master` is where it runs. Raises StudyError when PySpark or Java is missing, or Spark does not
-    start, or nobody answers at `master` within cluster.PATIENCE seconds; ConfigurationError for what is no master.
+    start, or nobody answers at `master` within cluster.PATIENCE seconds; ConfigurationError for what is no master, or
+    not that of the session which is there.
     """
     cluster.check_master(master)
     try:
@@ -91,6 +92,7 @@ def open_session(name: str, *, extra: Mapping[str, str] | None = None, master: s
     except PySparkException:  # its way to say that there is none
         there = None
     if there is not None:
+        _check_there(there, master)
         yield there
         return
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # set by spark-submit, whose master and settings then hold
@@ -110,6 +112,16 @@ def open_session(name: str, *, extra: Mapping[str, str] | None = None, master: s
                     raise _failed("", error) from error
                 finally:
                     _stop(session)
+
+
+def _check_there(session: SparkSession, master: str) -> None:
+    """Raises ConfigurationError where another master was asked for than that of the session which is there."""
+    has = session.sparkContext.master
+    if master not in ("", has):
+        raise ConfigurationError(
+            f"this process has a Spark session already, at {has}, not at {master}",
+            hint="Stop that session first, or name no master",
+        )
 
 
 class _Pulse:

@@ -95,17 +95,18 @@ def test_spark_connect_is_refused_with_its_reason() -> None:
         cluster.check_master("sc://localhost:15002")
 
 
-def test_a_master_that_is_not_there_is_one_line_and_no_java(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_master_that_is_not_there_is_one_line_and_no_java(made: Path, tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         master = f"spark://127.0.0.1:{unused.getsockname()[1]}"
 
-        code = command_line(["study", "fanout", str(made), "--out", str(tmp_path / "o"), "--master", master])
+        words = ["study", "fanout", str(made), "--out", str(tmp_path / "o"), "--master", master]
+        done = subprocess.run(
+            [sys.executable, "-m", "jbi_pubsub", *words], stderr=subprocess.PIPE, text=True, timeout=60
+        )
 
-    assert code == 1
-    assert f"the Spark master {master} can't be reached: Connection refused" in capsys.readouterr().err
+    assert done.returncode == 1
+    assert f"the Spark master {master} can't be reached: Connection refused" in done.stderr
 
 
 def test_settings_are_spark_s_or_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
