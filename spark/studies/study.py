@@ -181,8 +181,13 @@ def data_in(folder: Path) -> Data:
         raise StudyError(f"{folder} is no data set", hint="`jbi study export` and `jbi study generate` make one")
     rejects: list[Reject] = []
     if (folder / "rejects").is_dir():
-        rejects += [msgspec.convert(row, Reject) for row in _rows(folder / "rejects")]
+        rejects += [_reject(row) for row in _rows(folder / "rejects")]
     return Data(str(folder / "publications"), contracts_in(folder, rejects), tuple(rejects))
+
+
+def _reject(row: Mapping[str, Any]) -> Reject:
+    """A row of `rejects`, which anybody may have written."""
+    return Reject(*(dataset.sayable(str(row.get(name) or ""), 500) for name in Reject.__struct_fields__))
 
 
 def contracts_in(folder: Path, rejects: list[Reject]) -> Contracts:

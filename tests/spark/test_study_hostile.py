@@ -476,3 +476,14 @@ def test_a_folder_that_cannot_be_read_is_told(form: Any, tmp_path: Path, monkeyp
     intake = ingest.Intake()
     assert len(list(intake.publications(tmp_path / "in", form))) == 1
     assert [r.reason for r in intake.rejects if r.row.endswith("closed")] == ["can't be read: Permission denied"]
+
+
+def test_rejects_that_somebody_has_edited_are_told_as_they_are(data: Path) -> None:
+    import pyarrow.parquet as pq
+
+    (data / "rejects").mkdir(exist_ok=True)
+    rows = [{"table": "publications", "row": None, "reason": "r" * 1_000}]
+    pq.write_table(pa.Table.from_pylist(rows, schema=dataset.columns("rejects")), data / "rejects" / "part-0.parquet")
+
+    [reject] = data_in(data).rejects
+    assert (reject.table, reject.row, len(reject.reason)) == ("publications", "", 500)
