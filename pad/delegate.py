@@ -1075,12 +1075,13 @@ class Delegate:
             registrations = list(self._registrations.values())
             subscriptions = list(self._subscriptions.values())
             sessions = list(self._sessions.values())
+            names = {c.connection_id: c.name for c in self._connections.values()}
             return {
                 "publishers": [
                     {"id": shown(c.connection_id), "name": c.name, "registrations": len(c.registrations)}
                     for c in self._connections.values()
                 ],
-                "registrations": [r.status() for r in registrations],
+                "registrations": [{**r.status(), "publisher": names.get(r.connection, "")} for r in registrations],
                 "sessions": [s.status() for s in sessions],
                 "subscriptions": [s.status() for s in subscriptions],
                 **self._totals(registrations, subscriptions, sessions),

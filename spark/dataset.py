@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -24,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, EntryError, StudyError
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.spark import report
 from jbi_pubsub.spark.session import Progress
@@ -42,6 +45,12 @@ BATCH_ROWS: Final = 2_000
 """Publications that are in memory at once, in each process that judges."""
 MAX_CONTRACTS: Final = 1_000_000
 """Registrations, or subscriptions, of a data set: about a gigabyte in each process that judges."""
+MAX_TEXT: Final = 4_096
+"""Characters of an id, a name, a type: the longest path of a file (Linux)."""
+MAX_SIZE: Final = 1 << 32
+"""Bytes of a payload: what a head can say on the wire. Sums of sizes stay far below 64 bits."""
+MAX_TIME: Final = 253_402_300_800.0
+"""The year 10000, in seconds since 1970."""
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,11 +148,14 @@ def columns(table: str) -> pa.Schema:
 
 def check_columns(given: pa.Schema, table: str, where: str) -> list[str]:
     """The columns of `given` that `table` uses. Raises StudyError for one that is missing or of another kind, naming
-    it, with what was expected."""
+    it, with what was expected. A column without any value (of Arrow's type null) is as one that is not there."""
     import pyarrow as pa
 
     wanted = columns(table)
-    known = [field for field in wanted if field.name in given.names]
+    for name in given.names:
+        if given.names.count(name) > 1:
+            raise StudyError(f"{where}: table {table} has two columns {name!r}", hint="Leave one", column=name)
+    known = [f for f in wanted if f.name in given.names and not pa.types.is_null(given.field(f.name).type)]
     name = _REQUIRED[table]
     if name not in given.names:
         raise StudyError(
@@ -165,6 +177,10 @@ def check_columns(given: pa.Schema, table: str, where: str) -> list[str]:
 def _fits(found: Any, wanted: Any, pa: Any) -> bool:
     """Whether a cast loses nothing: texts are bytes as well, timestamps seconds, small numbers large ones."""
     kinds = pa.types
+    if kinds.is_dictionary(found):  # categories
+        found = found.value_type
+    if kinds.is_string_view(found) or kinds.is_binary_view(found):
+        found = pa.string() if kinds.is_string_view(found) else pa.binary()
     if kinds.is_binary(wanted) or kinds.is_string(wanted):
         texts = kinds.is_string(found) or kinds.is_large_string(found)
         return bool(texts or (kinds.is_binary(wanted) and (kinds.is_binary(found) or kinds.is_large_binary(found))))
@@ -176,8 +192,8 @@ def _fits(found: Any, wanted: Any, pa: Any) -> bool:
 
 
 def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
-    """The rows of a batch of publications. What is not there: an id made of the metadata, version 1.0, time 0, the
-    type's name as the publisher, the payload's length."""
+    """The rows of a batch of publications, sound or not (fault). What is not there: an id made of the metadata, version
+    1.0, time 0, the type's name as the publisher, the payload's length."""
     import pyarrow as pa
 
     count = batch.num_rows
@@ -187,13 +203,13 @@ def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
             return [default] * count
         found = batch.column(name)
         if pa.types.is_timestamp(found.type):
-            found = found.cast(pa.timestamp("us")).cast(pa.int64()).cast(pa.float64())
-            return [default if v is None else v / 1e6 for v in found.to_pylist()]
-        return [default if v is None else v for v in found.to_pylist()]
+            second = _UNITS[found.type.unit]
+            return [default if v is None else v / second for v in found.cast(pa.int64()).to_pylist()]
+        return [default if v is None else v for v in values_of(found)]
 
     ids, types, versions = column("object_id", ""), column("type", ""), column("version", "1.0")
     times, publishers = column("time", 0.0), column("publisher", "")
-    metadata, sizes, payloads = column("metadata", b""), column("payload_bytes", -1), column("payload", None)
+    metadata, sizes, payloads = column("metadata", b""), column("payload_bytes", None), column("payload", None)
     for n in range(count):
         payload, document = _bytes(payloads[n]), _bytes(metadata[n]) or b""
         yield Publication(
@@ -203,9 +219,56 @@ def publications_of(batch: pa.RecordBatch) -> Iterator[Publication]:
             float(times[n]),
             publishers[n] or types[n],
             document,
-            sizes[n] if sizes[n] >= 0 else len(payload or b""),
+            sizes[n] if sizes[n] is not None else len(payload or b""),
             payload,
         )
+
+
+_UNITS: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def values_of(column: Any) -> list[Any]:
+    """The values of a column. A text that is no UTF-8 has lone surrogates, by which `fault` knows it."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        known = values_of(column.dictionary)
+        return [None if at is None else known[at] for at in column.indices.to_pylist()]
+    try:
+        return column.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
+    except UnicodeDecodeError:
+        found = column.cast(pa.large_binary()).to_pylist()
+        return [None if v is None else v.decode("utf-8", "surrogateescape") for v in found]
+
+
+def fault(given: Publication) -> str:
+    """What makes no sense in a row of publications but its metadata; "" if it is sound."""
+    for name in ("object_id", "type", "version", "publisher"):
+        if wrong := text_fault(getattr(given, name)):
+            return f"{name} {wrong}"
+    if not 0 <= given.time < MAX_TIME:
+        return f"time {given.time:g} is not between 1970 and the year 10000, in seconds"
+    if not 0 <= given.payload_bytes <= MAX_SIZE:
+        return f"payload_bytes {given.payload_bytes} is not between 0 and {MAX_SIZE:,}"
+    if given.payload is not None and len(given.payload) != given.payload_bytes:
+        return f"payload_bytes is {given.payload_bytes}, but its payload has {len(given.payload)}"
+    return ""
+
+
+def text_fault(text: str) -> str:
+    """What is wrong with an id or a name; "" if nothing is. Ids are keys of sums, and are shown."""
+    if len(text) > MAX_TEXT:
+        return f"has {len(text):,} characters, more than {MAX_TEXT:,}"
+    if text.isprintable():
+        return ""
+    if any(unicodedata.category(c) == "Cs" for c in text):
+        return "is no UTF-8"
+    return "has a control character" if any(unicodedata.category(c) == "Cc" for c in text) else ""
+
+
+def sayable(text: str, most: int) -> str:
+    """The beginning of a text that may be no text, as one that can be written."""
+    return text[:most].encode("utf-8", "replace").decode()
 
 
 def hashed(data: bytes) -> int:
@@ -214,7 +277,7 @@ def hashed(data: bytes) -> int:
 
 
 def _bytes(value: str | bytes | None) -> bytes | None:
-    return value.encode() if isinstance(value, str) else value
+    return value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
 
 
 def contracts_of(rows: Iterable[Mapping[str, Any]], table: str, rejects: list[Reject]) -> Iterator[Any]:
@@ -222,24 +285,90 @@ def contracts_of(rows: Iterable[Mapping[str, Any]], table: str, rejects: list[Re
     MAX_CONTRACTS."""
     kind = CONTRACTS[table]
     name = kind.__struct_fields__[0]
+    known: set[str] = set()
     for number, row in enumerate(rows):
         if number == MAX_CONTRACTS:
             raise StudyError(f"table {table} has more than {MAX_CONTRACTS:,} rows", hint="Study a part of it")
         try:
             given = {key: _value(key, value) for key, value in row.items() if value is not None}
-            made = msgspec.convert(given, kind)
-            for entry in (*getattr(made, "entries", ()), *getattr(made, "template", ())):
-                check_rep(entry)
+            made = converted(given, kind)
+            _check(made, known)
+        except (*UNREADABLE, EntryError) as error:
+            rejects.append(
+                Reject(table, sayable(str(row.get(name) or f"row {number + 1}"), 200), sayable(str(error), 500))
+            )
+        else:
+            known.add(getattr(made, name))
             yield made
-        except (msgspec.ValidationError, msgspec.DecodeError, EntryError) as error:
-            rejects.append(Reject(table, str(row.get(name) or f"row {number}")[:200], str(error)[:500]))
 
 
+def sound(contracts: Iterable[Any], table: str, rejects: list[Reject]) -> Iterator[Any]:
+    """The contracts that make sense; the others go to `rejects`."""
+    known: set[str] = set()
+    for each in contracts:
+        uid = getattr(each, each.__struct_fields__[0])
+        try:
+            _check(each, known)
+        except (msgspec.ValidationError, EntryError) as error:
+            rejects.append(Reject(table, sayable(uid, 200), sayable(str(error), 500)))
+        else:
+            known.add(uid)
+            yield each
+
+
+def _check(made: Registration | Subscription, known: Collection[str]) -> None:
+    """Raises ValidationError for ids and names that are none, an id that is there already, and odd numbers, EntryError
+    for entries."""
+    for entry in (*getattr(made, "entries", ()), *getattr(made, "template", ())):
+        check_rep(entry)
+    uid = getattr(made, made.__struct_fields__[0])
+    wrong = ""
+    if not uid:
+        wrong = "has no id"
+    elif uid in known:
+        wrong = "is there twice: the first one counts"
+    elif not 0 <= getattr(made, "recipients", 0) < MAX_CONTRACTS:
+        wrong = f"recipients {getattr(made, 'recipients', 0)} is no number of recipients"
+    for name in (
+        () if wrong else ("registration", "subscription", "subscriber", "publisher", "delegate", "type", "version")
+    ):
+        if found := text_fault(getattr(made, name, "")):
+            wrong = f"{name} {found}"
+    if wrong:
+        raise msgspec.ValidationError(wrong)
+
+
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for JSON that is none, is of other types, is no UTF-8, is nested a thousand deep."""
 _decode_json: Final = msgspec.json.Decoder().decode
 
 
 def _value(key: str, value: Any) -> Any:
-    return _decode_json(value) if key in _JSON and isinstance(value, str) else value
+    if key not in _JSON:
+        return value
+    if key == "namespaces":
+        return _decode_json(value) if isinstance(value, str) else value
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    try:
+        return _entries(text) if len(text) <= _REMEMBERED else _entries.__wrapped__(text)
+    except msgspec.DecodeError as error:  # a ValidationError is one
+        raise msgspec.ValidationError(f"{key}: {error}") from error
+
+
+_REMEMBERED: Final = 2_000
+"""Characters of entries that are remembered."""
+
+
+@lru_cache(maxsize=1 << 16)
+def _entries(text: str) -> tuple[EntryRep, ...]:
+    """Of many registrations and templates the entries are equal: read, checked and held once."""
+    made = _decode_entries(text)
+    for entry in made:
+        check_rep(entry)
+    return made
+
+
+_decode_entries: Final = msgspec.json.Decoder(tuple[EntryRep, ...]).decode
 
 
 def row_of(contract: Registration | Subscription) -> dict[str, Any]:
@@ -254,7 +383,8 @@ def is_dataset(folder: Path) -> bool:
     if found is None:
         return False
     if found.get("state") != "complete":
-        raise StudyError(f"{folder} is an unfinished data set", hint="Let `jbi study export --resume` finish it")
+        again = "Let `jbi study export --resume` finish it" if found.get("source") == "exported" else "Make it again"
+        raise StudyError(f"{folder} is an unfinished data set", hint=again)
     return True
 
 
@@ -267,10 +397,7 @@ def check_out(folder: Path) -> None:
 
 
 def _manifest(folder: Path) -> dict[str, Any] | None:
-    try:
-        found = msgspec.json.decode((folder / MANIFEST).read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return None
+    found = report.json_in(folder / MANIFEST)
     return found if isinstance(found, dict) and found.get("format") == FORMAT else None
 
 
@@ -294,6 +421,10 @@ def write(
     return writer.count
 
 
+EXPORTED: Final = "exported"
+"""Source of a data set that is never written anew: what was tapped comes once."""
+
+
 class Writer:
     """Writes a data set part by part: publications as they come, contracts and the manifest at the end. What makes a
     part is there when it is whole; a data set without `finish` is one that `resume` goes on with."""
@@ -303,27 +434,47 @@ class Writer:
         else, StudyError where it can't be written."""
         check_out(folder)
         self._folder, self._source = folder, source
-        before = _manifest(folder) if resume else None
+        there = _manifest(folder)
+        if (
+            there is not None
+            and there.get("source") == EXPORTED
+            and not resume
+            and any(rows for _, rows, _ in self._parts())
+        ):
+            raise ConfigurationError(
+                f"{folder} holds what a federation has published, which can't be had again",
+                hint="Go on with it (`jbi study export --resume`), name another folder, or remove it",
+            )
+        before = there if resume else None
         if before is not None and before.get("source") != source:
             raise ConfigurationError(f"{folder} is a data set that was {before.get('source')}, not {source}")
-        self.facts: dict[str, Any] = dict(before.get("facts") or {}) if before is not None else {}
+        kept = before.get("facts") if before is not None else None
+        self.facts: dict[str, Any] = dict(kept) if isinstance(kept, dict) else {}
         """Kept in the manifest."""
         with report.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            stack.enter_context(report.held(folder))
+            self._begin(resume=before is not None)
+            self._held = stack.pop_all()
+
+    def _begin(self, *, resume: bool) -> None:
+        with report.writing(self._folder):
             self.mark("running")
-            if before is None:
-                for old in (*CONTRACTS, "publications", "rejects"):
-                    shutil.rmtree(folder / old, ignore_errors=True)
-            for half in folder.rglob("*.new"):
-                half.unlink()
+            for name in (*CONTRACTS, "publications", "rejects"):
+                if not resume and (self._folder / name).exists():
+                    shutil.rmtree(self._folder / name)  # what can't be removed would be among the new parts
+                for half in (self._folder / name).glob("*.new"):
+                    half.unlink()
         self.count = 0
         """Publications, those of before among them."""
         self.size = 0
         """Their bytes, as they are on disk but for the part that is being written."""
-        for number, size in self._parts():
+        self._next = 0
+        for part, number, size in self._parts():
             self.count += number
             self.size += size
-        self._next = len(self._parts())
+            self._next = part + 1
         self._stack = ExitStack()
         self._rows: Rows | None = None
 
@@ -333,7 +484,7 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with report.writing(self._folder):
+        with self._held, report.writing(self._folder):
             self._stack.__exit__(kind, error, trace)
 
     def add(self, publication: Publication) -> None:
@@ -382,12 +533,18 @@ class Writer:
                     written.add({"table": reject.table, "row": reject.row, "reason": reject.reason})
             self.mark("complete", rows=rows)
 
-    def _parts(self) -> list[tuple[int, int]]:
-        """Rows and bytes of each part that is there."""
+    def _parts(self) -> Iterator[tuple[int, int, int]]:
+        """Number, rows and bytes of each part that is there. Raises StudyError for one that can't be read."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        found = sorted((self._folder / "publications").glob("part-*.parquet"))
-        return [(pq.read_metadata(path).num_rows, path.stat().st_size) for path in found]
+        for path in sorted((self._folder / "publications").glob("part-*.parquet")):
+            try:
+                yield int(path.stem.removeprefix("part-")), pq.read_metadata(path).num_rows, path.stat().st_size
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise StudyError(
+                    f"{path} is no part of a data set: {error}"[:400], hint="Remove it, and go on without it"
+                ) from error
 
 
 @contextmanager
@@ -397,11 +554,13 @@ def table(folder: Path, name: str, part: str = "part-00000") -> Iterator[Rows]:
 
     (folder / name).mkdir(exist_ok=True)
     path = folder / name / f"{part}.parquet"
-    with pq.ParquetWriter(path.with_suffix(".new"), columns(name), compression=report.COMPRESSION) as writer:
+    few = [field for field in columns(name).names if field not in ("metadata", "payload")]  # of which many are equal
+    fresh = path.with_suffix(".new")
+    with pq.ParquetWriter(fresh, columns(name), compression=report.COMPRESSION, use_dictionary=few) as writer:
         rows = Rows(writer, columns(name))
         yield rows
         rows.flush()
-    path.with_suffix(".new").replace(path)
+    report.settle(fresh, path)
 
 
 class Rows:

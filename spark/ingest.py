@@ -9,6 +9,8 @@ kept with its reason, and counted; nothing is left out silently.
 
 from __future__ import annotations
 
+import codecs
+import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -100,7 +102,7 @@ class Intake:
 
     def reject(self, table: str, row: str, reason: str) -> None:
         """Keep what could not be read. Raises StudyError for one too many."""
-        self.rejects.append(Reject(table, row[:200], reason[:500]))
+        self.rejects.append(Reject(table, dataset.sayable(row, 200), dataset.sayable(reason, 500)))
         most = self._most if 0 <= self._most < MAX_KEPT else MAX_KEPT
         if len(self.rejects) > most:
             raise StudyError(
@@ -113,13 +115,18 @@ class Intake:
     def _checked(self, given: Publication) -> Publication | None:
         """With type and registration; None for one that no delegate would take."""
         try:
+            if wrong := dataset.fault(given):
+                raise StudyError(wrong)
             root = parse_metadata(given.metadata)
             if self._describe is not None:
                 return self._registered(given, self._describe(root))
             type_ = given.type or str(root.tag).rpartition("}")[2]
             publisher = given.publisher or type_
             if self.known is not None and publisher not in self.known:
-                raise StudyError(f"registration {publisher[:100]!r} is not among the contracts")
+                raise StudyError(
+                    f"registration {publisher[:100]!r} is not among the contracts"
+                    + ("" if given.publisher else ": there is no `publisher`, so its type stands for it")
+                )
         except JbiError as error:
             self.reject("publications", given.object_id, error.message)
             return None
@@ -137,7 +144,7 @@ class Intake:
         return msgspec.structs.replace(given, type=what.type, version=what.version, publisher=uid)
 
     def _documents(self, source: Path, leave: Collection[Path]) -> Iterator[Publication]:
-        paths = sorted(source.rglob("*")) if source.is_dir() else [source]
+        paths = self._below(source) if source.is_dir() else [source]
         left = {path.resolve() for path in leave}
         for path in paths:
             name = str(path.relative_to(source)) if source.is_dir() else path.name
@@ -153,16 +160,25 @@ class Intake:
             except OSError as error:
                 self.reject("publications", name, f"can't be read: {error.strerror}")
 
+    def _below(self, source: Path) -> list[Path]:
+        """The files in a folder and its folders; one that can't be read is a reject."""
+
+        def note(error: OSError) -> None:
+            self.reject("publications", str(error.filename), f"can't be read: {error.strerror}")
+
+        walked = os.walk(source, onerror=note)
+        return sorted(Path(folder) / name for folder, _, names in walked for name in names)
+
     def _lines(self, source: Path, leave: Collection[Path]) -> Iterator[Publication]:
         left = {path.resolve() for path in leave}
-        paths = [source] if source.is_file() else [p for p in sorted(source.rglob("*")) if _form(p) == "lines"]
+        paths = [source] if source.is_file() else [p for p in self._below(source) if _form(p) == "lines"]
         for path in paths:
             if path.resolve() in left:
                 continue
             for number, line in self._read_lines(path, "publications"):
                 try:
                     found = _decode_line(line)
-                except (msgspec.DecodeError, msgspec.ValidationError) as error:
+                except dataset.UNREADABLE as error:
                     self.reject("publications", number, str(error))
                     continue
                 yield _of_line(found, number)
@@ -171,7 +187,7 @@ class Intake:
         for number, line in self._read_lines(source, table):
             try:
                 yield _decode_row(line)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            except dataset.UNREADABLE as error:
                 self.reject(table, number, str(error))
 
     def _read_lines(self, path: Path, table: str) -> Iterator[tuple[str, bytes]]:
@@ -185,7 +201,7 @@ class Intake:
                         self.reject(table, f"{path.name} line {number}", f"has more than {MAX_LINE:,} bytes")
                         while line and not line.endswith(b"\n"):
                             line = opened.readline(MAX_LINE)
-                    elif line.strip():
+                    elif (line := line.removeprefix(codecs.BOM_UTF8) if number == 1 else line).strip():
                         yield f"{path.name} line {number}", line
         except OSError as error:
             raise StudyError(f"{path} can't be read: {error.strerror}") from error
@@ -229,12 +245,14 @@ def _form(path: Path) -> Form | None:
 
 def _document(path: Path, name: str) -> Publication:
     payload: bytes | None = None
+    size = 0
     stem = name.removesuffix(".xml").removesuffix(".metadata")
     beside = path.with_name(path.name.removesuffix(METADATA) + PAYLOAD)
-    if path.name.endswith(METADATA) and beside.is_file() and beside.stat().st_size <= MAX_XML_PAYLOAD_BYTES:
-        payload = beside.read_bytes()
-    at, size = path.stat().st_mtime, len(payload or b"")
-    return Publication(stem, "", "1.0", at, "", path.read_bytes(), size, payload)
+    if path.name.endswith(METADATA) and beside.is_file():
+        size = beside.stat().st_size
+        payload = beside.read_bytes() if size <= MAX_XML_PAYLOAD_BYTES else None  # a larger one is not cut by filters
+    size = size if payload is None else len(payload)
+    return Publication(stem, "", "1.0", path.stat().st_mtime, "", path.read_bytes(), size, payload)
 
 
 def _of_line(line: Line, where: str) -> Publication:

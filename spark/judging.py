@@ -11,15 +11,22 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.errors import JbiError, StudyError
 from jbi_pubsub.core.xml import Element, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import PayloadFilter, Predicate, PredicateIndex, compile_filter, compile_predicate, select
-from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.lookup.entry import EntryClass, EntryRep
 from jbi_pubsub.lookup.index import TemplateIndex
-from jbi_pubsub.spark.dataset import Contracts, Publication, Reject, Subscription
+from jbi_pubsub.spark.dataset import Contracts, Publication, Reject, Subscription, fault, sayable
 
 MAX_REJECTS: Final = 1_000
-"""Rejects of a task that are kept with their reason; all are counted."""
+"""Rejects of a pass that are kept with their reason, the first by row and reason; all are counted."""
+MAX_SUMS: Final = 4_000_000
+"""Sums of a task: some 2 GB. Of what is made up to have more, nothing is to be learnt."""
+LARGEST_OWN: Final = 200
+"""Candidates up to which a topic has an index of its own, as a registration has one in a delegate: 4 ms to make. Of
+larger ones those of the same entry classes share one: hundreds of topics would hold the same predicates again."""
+MOST_KEPT: Final = 20_000_000
+"""Candidates of all topics that are kept, 200 MB: then they are made again as they come."""
 
 
 class Wanted(msgspec.Struct, frozen=True, eq=False):
@@ -32,12 +39,17 @@ class Wanted(msgspec.Struct, frozen=True, eq=False):
 
 
 class Topic(msgspec.Struct, eq=False):
-    """Registrations with equal entries: the subscriptions that their objects are judged for, and their predicates."""
+    """Registrations with equal entries: the subscriptions that their objects are judged for, and their predicates.
+
+    `index` has the predicates of all candidates, made when first needed. Where they `share` one, `chosen` has a byte
+    for each subscription, 1 for the candidates with a predicate; `always` are those without.
+    """
 
     candidates: tuple[Wanted, ...]
-    index: PredicateIndex[int]
-    evaluated: bool
-    """Whether a document has to be looked at at all."""
+    index: PredicateIndex[int] | None = None
+    shared: PredicateIndex[int] | None = None
+    chosen: bytearray = bytearray()
+    always: tuple[int, ...] = ()
 
 
 class Seen(msgspec.Struct, eq=False, gc=False):
@@ -60,13 +72,20 @@ class Judge:
     `rejects` are the subscriptions that no delegate would take.
     """
 
-    def __init__(self, contracts: Contracts) -> None:
+    def __init__(self, contracts: Contracts | Packed) -> None:
+        packed = contracts if isinstance(contracts, Packed) else _packed(contracts)
         self.wanted: list[Wanted | None] = []
         self.rejects: list[Reject] = []
-        self._entries = {each.registration: each.entries for each in contracts.registrations}
-        self._topics: dict[tuple[EntryRep, ...], Topic] = {}
+        self._entries, self._registrations = packed.entries, packed.registrations
+        self._topics: dict[int, Topic] = {}
+        self._kept = 0
+        # By the classes of entries the index that topics share, and whose predicates are in it.
+        self._shared: dict[tuple[EntryClass, ...], tuple[PredicateIndex[int], set[int]]] = {}
+        self._always: set[int] = set()
+        # In these lxml may have a part, whose time for an object is bounded: so what else is in the index matters.
+        self._alone: set[int] = set()
         self._templates: TemplateIndex[int] = TemplateIndex()
-        for number, subscription in enumerate(contracts.subscriptions):
+        for number, subscription in enumerate(packed.subscriptions):
             self.wanted.append(self._compiled(number, subscription))
 
     def _compiled(self, number: int, given: Subscription) -> Wanted | None:
@@ -82,29 +101,54 @@ class Judge:
         except JbiError as error:
             self.rejects.append(Reject("subscriptions", given.subscription, str(error)[:500]))
             return None
+        if predicate is None:
+            self._always.add(number)
+        elif predicate.evaluates or predicate.plan.is_relative:
+            self._alone.add(number)
         return Wanted(number, given, predicate, wanted)
 
     def topic(self, registration: str) -> Topic:
         """Of a registration; one that the contracts don't know has no entries, and only subscriptions without a
         template match it."""
-        entries = self._entries.get(registration, ())
-        found = self._topics.get(entries)
+        number = self._registrations.get(registration, NOBODY)
+        found = self._topics.get(number)
         if found is None:
-            found = self._topics[entries] = self._made(entries)
+            found = self._made(self._entries[number])
+            self._kept += len(found.candidates)
+            if self._kept > MOST_KEPT:
+                self._topics.clear()
+                self._kept = len(found.candidates)
+            self._topics[number] = found
         return found
 
     def _made(self, entries: tuple[EntryRep, ...]) -> Topic:
-        index: PredicateIndex[int] = PredicateIndex()
-        candidates = [each for n in sorted(self._templates.find(entries)) if (each := self.wanted[n]) is not None]
-        for each in candidates:
-            index.add(each.number, each.predicate)
-        return Topic(tuple(candidates), index, any(each.predicate is not None for each in candidates))
+        numbers = sorted(self._templates.find(entries))
+        topic = Topic(tuple([each for n in numbers if (each := self.wanted[n]) is not None]))
+        if len(numbers) <= LARGEST_OWN or not self._alone.isdisjoint(numbers):
+            return topic
+        classes = tuple(entry.cls for entry in entries)
+        topic.shared, known = self._shared.setdefault(classes, (PredicateIndex(), set()))
+        topic.chosen = bytearray(len(self.wanted))
+        topic.always = tuple(self._always.intersection(numbers))
+        for number in numbers:
+            topic.chosen[number] = 1
+        for number in topic.always:
+            topic.chosen[number] = 0
+        for number in {*numbers} - self._always - known:
+            wanted = self.wanted[number]
+            assert wanted is not None
+            topic.shared.add(number, wanted.predicate)
+            known.add(number)
+        return topic
 
     def judge(self, publication: Publication) -> Seen:
-        """What becomes of it. Raises MetadataError or OversizeError, as a delegate refuses it."""
+        """What becomes of it. Raises MetadataError or OversizeError, as a delegate refuses it, and StudyError for a
+        row that makes no sense."""
+        if wrong := fault(publication):
+            raise StudyError(wrong)
         topic = self.topic(publication.publisher)
         root = parse_metadata(publication.metadata)
-        matched = topic.index.match(root, len(publication.metadata))
+        matched = _matched(topic, root, len(publication.metadata))
         matched.sort()
         return Seen(publication, topic, root, matched)
 
@@ -130,9 +174,23 @@ class Judge:
         return cuts
 
 
+def _matched(topic: Topic, root: Element, size: int) -> list[int]:
+    if topic.shared is not None:
+        before = topic.shared.by_lxml()
+        found = topic.shared.match(root, size)
+        if topic.shared.by_lxml() == before:
+            return [*filter(topic.chosen.__getitem__, found), *topic.always]
+        # Several nodes at a path: lxml was asked, with candidates of others in its time. Decide as a delegate would.
+    if topic.index is None:
+        topic.index = PredicateIndex()
+        for each in topic.candidates:
+            topic.index.add(each.number, each.predicate)
+    return topic.index.match(root, size)
+
+
 Sums = dict[tuple[str, str], list[int]]
-"""What studies count: by what and of which, [number, bytes, XOR of hashes]. Adding the sums of parts gives the sums of
-the whole, in any order: so the parts may be judged anywhere."""
+"""What studies count: by what and of which, [number, bytes, sum of hashes of 31 bits]. Adding the sums of parts
+gives the sums of the whole, in any order: so the parts may be judged anywhere."""
 
 MANY: Final = "\0"
 """Stands for the values of something that has more than one."""
@@ -154,7 +212,7 @@ class Tally:
         else:
             found[0] += number
             found[1] += size
-            found[2] ^= mixed
+            found[2] += mixed
 
     def keep(self, what: str, group: str, rank: int, text: str, most: int) -> None:
         """Keep the `most` texts of lowest rank, which is 0 at least, in a group. The lowest of all are among the lowest
@@ -186,32 +244,61 @@ See = Callable[[Judge, Seen, Tally], None]
 """What a study counts of one publication. A function of a module, for it goes to other processes by its name."""
 
 
+NOBODY: Final = 0
+"""Where the entries of a registration stand that nobody knows."""
+
+
+class Packed(msgspec.Struct, frozen=True):
+    """Contracts as processes that judge need them: equal entries once."""
+
+    entries: tuple[tuple[EntryRep, ...], ...]
+    registrations: dict[str, int]
+    subscriptions: tuple[Subscription, ...]
+
+
+def _packed(contracts: Contracts) -> Packed:
+    numbers: dict[tuple[EntryRep, ...], int] = {(): NOBODY}
+    places = {each.registration: numbers.setdefault(each.entries, len(numbers)) for each in contracts.registrations}
+    return Packed(tuple(numbers), places, contracts.subscriptions)
+
+
 @lru_cache(maxsize=2)
 def judge_of(packed: bytes) -> Judge:
     """The judge of packed contracts: made once in a process, however many tasks it gets."""
     return Judge(_unpack(packed))
 
 
-_unpack: Final = msgspec.msgpack.Decoder(Contracts).decode
+_unpack: Final = msgspec.msgpack.Decoder(Packed).decode
 
 
 def pack(contracts: Contracts) -> bytes:
     """Contracts as they are sent to other processes."""
-    return msgspec.msgpack.encode(contracts)
+    return msgspec.msgpack.encode(_packed(contracts))
 
 
 def judged(packed: bytes, see: See, publications: Iterable[Publication], rejects: list[Reject]) -> Sums:
-    """The sums of publications. To `rejects` what a delegate would refuse, MAX_REJECTS at most; all are counted as
-    ("rejected", "")."""
+    """The sums of publications. To `rejects` what a delegate would refuse, not much more than MAX_REJECTS; all are
+    counted as ("rejected", ""). Raises StudyError for more than MAX_SUMS."""
     judge, tally = judge_of(packed), Tally()
     for publication in publications:
         try:
             seen = judge.judge(publication)
         except JbiError as error:
             tally.add("rejected", "")
-            if len(rejects) < MAX_REJECTS:
-                rejects.append(Reject("publications", publication.object_id, str(error)[:500]))
+            rejects.append(Reject("publications", sayable(publication.object_id, 200), sayable(str(error), 500)))
+            if len(rejects) > 2 * MAX_REJECTS:
+                rejects[:] = tidy(rejects)
             continue
         tally.add("publications", publication.publisher, 1, seen.size)
         see(judge, seen, tally)
+        if len(tally.sums) > MAX_SUMS:
+            raise StudyError(
+                f"more than {MAX_SUMS:,} different things to count, at publication {publication.object_id[:100]}",
+                hint="Look for publications that each have a publisher of their own",
+            )
     return tally.closed()
+
+
+def tidy(rejects: Iterable[Reject]) -> list[Reject]:
+    """The first MAX_REJECTS, in an order that does not depend on who found them."""
+    return sorted(set(rejects), key=lambda each: (each.table, each.row, each.reason))[:MAX_REJECTS]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from math import isnan
 from typing import TYPE_CHECKING, Final
 
 from jbi_pubsub.spark import plots
@@ -18,20 +19,29 @@ ROWS_MOST: Final = 200
 LONG: Final = 24
 """Characters of a text that may take several lines, but not one word each."""
 
+TEXT_MOST: Final = 300
+"""Characters of a text in the page; the rest is in its CSV."""
+
 _STYLE: Final = """
 :root{color-scheme:light dark;--line:#8884;--soft:#8881}
-body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;padding:1rem;max-width:64rem}
+body{font:16px/1.5 system-ui,sans-serif;margin:0 auto;padding:1rem;max-width:76rem}
 h1{font-size:1.6rem;margin:.2rem 0}h2{font-size:1.2rem;margin:2rem 0 .4rem}p{max-width:44rem}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+.wide{overflow:auto;max-height:36rem}.wide:focus-visible{outline:2px solid}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .55rem;border-bottom:1px solid var(--line);text-align:left;vertical-align:top}
-td{overflow-wrap:break-word;max-width:26rem}
-.facts td{max-width:none}thead~tbody td:not(.n):first-child,td.long{min-width:9rem}
-td.n,th.n{text-align:right;white-space:nowrap}td code{font-size:.9em}thead th{position:sticky;top:0;background:Canvas}
+td{max-width:26rem}td.long{overflow-wrap:anywhere;min-width:13rem}
+.facts td{max-width:44rem;overflow-wrap:anywhere}thead~tbody td:not(.n):first-child{min-width:9rem}
+td.n,th.n{text-align:right;white-space:nowrap}thead th{position:sticky;top:0;background:Canvas;vertical-align:bottom}
 thead button{all:unset;cursor:pointer;font-weight:600}thead button:focus-visible{outline:2px solid}
-tbody tr:nth-child(even){background:var(--soft)}figure{margin:1rem 0;max-width:46rem}figure svg{width:100%;height:auto}
-.facts th{font-weight:400;opacity:.8}footer{margin-top:2rem;font-size:.85rem;opacity:.8}
-@media print{body{max-width:none;font-size:11px}.wide{overflow:visible}
-th,td{padding:.15rem .3rem}thead th{position:static}figure,tr{break-inside:avoid}}
+[aria-sort=descending] button::after{content:" \\25be"}[aria-sort=ascending] button::after{content:" \\25b4"}
+tbody tr:nth-child(even){background:var(--soft)}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,32rem),1fr));gap:1rem;margin-top:1rem}
+figure{margin:0;max-width:46rem;overflow-x:auto}figure svg{width:100%;min-width:30rem;height:auto}
+.facts th{font-weight:400;opacity:.8}footer{margin-top:2rem;font-size:.85rem;opacity:.8;overflow-wrap:anywhere}
+@media print{body{max-width:none;padding:0;font-size:10px}.wide{overflow:visible;max-height:none}
+.plots{display:block}figure{margin:.5rem 0;overflow:visible}figure svg{min-width:0}
+td,th,thead~tbody td:not(.n):first-child,td.long{padding:.1rem .25rem;min-width:0}td{overflow-wrap:anywhere}
+th.n{white-space:normal}thead th{position:static}figure,tr{break-inside:avoid}}
 """
 
 _SCRIPT: Final = """
@@ -53,6 +63,7 @@ def of(
     figures = "".join(
         f'<figure role="img" aria-label="{escape(p.title)}">{plots.for_page(svg)}</figure>' for p, svg in drawn
     )
+    figures = f'<div class="plots">{figures}</div>' if drawn else ""
     told = "".join(map(_table, tables))
     title = f"Study: {escape(result.study)}"
     again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
@@ -60,31 +71,40 @@ def of(
         f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{again}<title>{title}</title>'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head><body>'
         f"<h1>{title}</h1><p>{escape(result.question)}</p>"
-        f'<div class="wide"><table class="facts"><tbody>{facts}</tbody></table></div>'
+        f'<table class="facts"><tbody>{facts}</tbody></table>'
         f"{figures}{told}<footer>{escape(_how(run))}</footer><script>{_SCRIPT}</script></body></html>\n"
     )
 
 
 def _table(table: Table) -> str:
     heads = "".join(f"<th scope=col{_class(kind)}><button>{escape(name)}</button></th>" for name, kind in table.columns)
+    first = table.rows[:ROWS_MOST]
     rows = "".join(
         "<tr>" + "".join(_cell(value, kind) for value, (_, kind) in zip(row, table.columns, strict=True)) + "</tr>"
-        for row in table.rows[:ROWS_MOST]
+        for row in first
     )
-    more = f"<p>The first {ROWS_MOST} of {len(table.rows):,} rows; all are in tables/{escape(table.name)}.csv.</p>"
+    left = [f"the first {ROWS_MOST} of {len(table.rows):,} rows"] if len(table.rows) > ROWS_MOST else []
+    if any(isinstance(value, str) and len(value) > TEXT_MOST for row in first for value in row):
+        left.append(f"of texts the first {TEXT_MOST} characters")
+    more = f"<p>Here are {' and '.join(left)}; all is in tables/{escape(table.name)}.csv.</p>" if left else ""
+    title = escape(table.title)
     return (
-        f"<h2>{escape(table.title)}</h2>" + (f"<p>{escape(table.note)}</p>" if table.note else "")
-        + f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>'
-        + (more if len(table.rows) > ROWS_MOST else "")
+        f"<h2>{title}</h2>" + (f"<p>{escape(table.note)}</p>" if table.note else "")
+        + (f'<div class="wide" tabindex=0 role=region aria-label="{title}">'
+           f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>" if rows else "<p>None.</p>")
+        + more
     )  # fmt: skip
 
 
 def _cell(value: Value, kind: Kind) -> str:
-    if kind == "text":
-        long = ' class="long"' if len(str(value)) > LONG else ""
-        return f"<td{long}>{escape(str(value))}</td>"
-    shown = f"{value:,}" if kind == "integer" else f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:,.4g}"  # type: ignore[arg-type]  # no text
-    return f'<td class="n" data-v="{value}">{shown}</td>'
+    if isinstance(value, str):
+        shown = value if len(value) <= TEXT_MOST else f"{value[:TEXT_MOST]}..."
+        long = ' class="long"' if len(shown) > LONG else ""
+        return f"<td{long}>{escape(shown)}</td>"
+    if isnan(value):
+        return '<td class="n" data-v="-Infinity">-</td>'
+    told = f"{value:,}" if kind == "integer" else f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:,.4g}"
+    return f'<td class="n" data-v="{value}">{told}</td>'
 
 
 def _class(kind: Kind) -> str:

@@ -6,7 +6,7 @@ product itself runs in the executors' Python workers (mapInArrow), beside the da
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +15,7 @@ import msgspec
 from jbi_pubsub.core.errors import StudyError
 from jbi_pubsub.spark import dataset, session
 from jbi_pubsub.spark.dataset import Contracts, Reject
-from jbi_pubsub.spark.judging import MANY, See, Sums, judged, pack
+from jbi_pubsub.spark.judging import MANY, See, Sums, judged, pack, tidy
 from jbi_pubsub.spark.report import COMPRESSION
 from jbi_pubsub.spark.session import Progress
 
@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 
 _REJECT: Final = "reject"
 _SUMS: Final = "what string, key string, number bigint, size bigint, mixed bigint"
-_SUMMED: Final = ("sum(number)", "sum(size)", "bit_xor(mixed)")
+_SUMMED: Final = ("sum(number)", "sum(size)", "sum(mixed)")
 """The last three columns, added up."""
 _ROWS: Final = 4_096
 """Sums in a batch that a worker sends."""
+
+
+_REPEATED_MOST: Final = 1 << 30
+"""Bytes that a batch may have if its rows all repeat the largest value there could be."""
 
 
 class Passed(msgspec.Struct, frozen=True):
@@ -61,7 +65,7 @@ class Passed(msgspec.Struct, frozen=True):
         return found
 
     def total(self, what: str, key: str = "") -> list[int]:
-        """One of the sums: number, bytes, XOR."""
+        """One of the sums: number, bytes, hashes."""
         return self.sums.get((what, key), [0, 0, 0])
 
 
@@ -82,7 +86,7 @@ def here(publications: Path, contracts: Contracts, see: See, progress: Progress 
     for path, _ in files:
         batches = _told(_batches(path), tell)
         _join(sums, judged(packed, see, _rows(batches), rejects))
-    return Passed(sums, _tidy(rejects))
+    return Passed(sums, tidy(rejects))
 
 
 def on_spark(
@@ -99,7 +103,7 @@ def on_spark(
 
     session.ship(spark)
     parts = frame.select(*names).mapInArrow(partial, _SUMS)
-    added = parts.groupBy("what", "key").agg({"number": "sum", "size": "sum", "mixed": "bit_xor"})
+    added = parts.groupBy("what", "key").agg({"number": "sum", "size": "sum", "mixed": "sum"})
     table = session.run(spark, "publications", added.toArrow, progress=progress)
     packed.destroy()
     return _decoded(table.to_batches(), spark.version, session.java_version(spark))
@@ -121,16 +125,9 @@ def parquet_files(where: Path) -> list[tuple[Path, int]]:
 
 def rows_in(path: Path, table: str) -> Iterator[dict[str, Any]]:
     """The rows of a Parquet file of contracts. Raises StudyError."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(path) as opened:
-            names = dataset.check_columns(opened.schema_arrow, table, str(path))
-            for batch in opened.iter_batches(dataset.BATCH_ROWS, columns=names):
-                yield from batch.to_pylist()
-    except (pa.ArrowException, OSError) as error:
-        raise StudyError(f"{path} can't be read: {error}"[:400], hint="Look for a file cut short") from error
+    for batch in _batches(path, table):
+        columns = [dataset.values_of(column) for column in batch.columns]
+        yield from (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def publications_in(path: Path) -> Iterator[dataset.Publication]:
@@ -138,16 +135,36 @@ def publications_in(path: Path) -> Iterator[dataset.Publication]:
     return _rows(_batches(path))
 
 
-def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+def _batches(path: Path, table: str = "publications") -> Iterator[pa.RecordBatch]:
+    """The rows of a file, so many at once as memory has room for: fewer if they are large. A value that a dictionary
+    holds once is in memory once, however many rows repeat it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with pq.ParquetFile(path) as opened:
-            names = dataset.check_columns(opened.schema_arrow, "publications", str(path))
-            yield from opened.iter_batches(dataset.BATCH_ROWS, columns=names)
+            names = dataset.check_columns(opened.schema_arrow, table, str(path))
+            for group in range(opened.num_row_groups):
+                rows, repeated = _plan(opened.metadata.row_group(group), names)
+                if not repeated:
+                    yield from opened.iter_batches(rows, row_groups=[group], columns=names)
+                    continue
+                with pq.ParquetFile(path, read_dictionary=repeated) as again:
+                    yield from again.iter_batches(rows, row_groups=[group], columns=names)
     except (pa.ArrowException, OSError) as error:
         raise StudyError(f"{path} can't be read: {error}"[:400], hint="Look for a file cut short") from error
+
+
+def _plan(group: Any, names: Collection[str]) -> tuple[int, list[str]]:
+    """How many rows of a row group are read at once, and the columns whose dictionaries could fill memory."""
+    chunks = [chunk for n in range(group.num_columns) if (chunk := group.column(n)).path_in_schema in names]
+    size = sum(chunk.total_uncompressed_size for chunk in chunks)
+    rows = max(1, min(dataset.BATCH_ROWS, dataset.GROUP_BYTES * group.num_rows // max(1, size)))
+    return rows, [
+        chunk.path_in_schema
+        for chunk in chunks
+        if chunk.has_dictionary_page and rows * chunk.total_uncompressed_size > _REPEATED_MOST
+    ]
 
 
 def _told(batches: Iterable[pa.RecordBatch], tell: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
@@ -166,7 +183,7 @@ def _join(sums: Sums, part: Sums) -> None:
         found = sums.setdefault(of, [0, 0, 0])
         found[0] += number
         found[1] += size
-        found[2] ^= mixed
+        found[2] += mixed
 
 
 def _schema() -> pa.Schema:
@@ -196,7 +213,7 @@ def _decoded(batches: Iterable[pa.RecordBatch], spark: str, java: str) -> Passed
                 rejects.append(_decode_reject(row["key"]))
             else:
                 sums[row["what"], row["key"]] = [row[name] for name in _SUMMED]
-    return Passed(sums, _tidy(rejects), spark, java)
+    return Passed(sums, tidy(rejects), spark, java)
 
 
 def save(passed: Passed, path: Path) -> None:
@@ -221,8 +238,3 @@ def load(path: Path, *, spark: str, java: str) -> Passed:
 
 
 _decode_reject: Final = msgspec.json.Decoder(Reject).decode
-
-
-def _tidy(rejects: list[Reject]) -> list[Reject]:
-    """In an order that does not depend on who found them first."""
-    return sorted(rejects, key=lambda each: (each.table, each.row, each.reason))

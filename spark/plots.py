@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -28,6 +29,11 @@ _FIXED: Final = re.compile(r'\b(?:width|height)="[\d.]+pt"')
 _BARS_MOST: Final = 30
 _TEXT_MOST: Final = 44
 """Characters of a bar's name."""
+_LINE: Final = 64
+"""Characters below an axis that stand beside each other without touching."""
+_TICKS: Final = 6
+_LARGE: Final = 1e7
+"""From here on ticks have prefixes (M, G), else all their digits."""
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -70,10 +76,19 @@ def drawn(plot: Plot) -> tuple[str, bytes]:
 
     ink = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), _INK)
     settings = {**ink, "svg.hashsalt": plot.name, "svg.fonttype": "none", "font.size": 10, "axes.titlesize": 11}
-    with mpl.rc_context(settings):  # type: ignore[arg-type]  # its keys are literals
+    with mpl.rc_context(settings), warnings.catch_warnings():  # type: ignore[arg-type]  # its keys are literals
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing from font"
+        )  # of a PNG; an SVG's reader has fonts of its own
         figure = Figure(figsize=_SIZE if plot.kind != "ranked" else _tall(plot), layout="constrained")
         axes = figure.subplots()
-        _fill(axes, plot)
+        if any(y for series in plot.series for y in series.y):
+            _fill(axes, plot)
+            if len(plot.series) > 1:
+                figure.legend(loc="outside right upper", frameon=False)
+        else:
+            axes.set(title=plot.title, xticks=[], yticks=[])
+            axes.text(0.5, 0.5, "nothing", transform=axes.transAxes, ha="center", va="center")
         svg, png = io.StringIO(), io.BytesIO()
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
         figure.savefig(png, format="png", dpi=150, facecolor="white", metadata={"Software": None})
@@ -106,7 +121,10 @@ def _fill(axes: Axes, plot: Plot) -> None:
             places = [at + 0.8 * (n - (many - 1) / 2) / many for at in range(len(series.x))]
             axes.bar(places, series.y, 0.8 / many, label=series.label, color=colour)
             step = max(1, len(series.x) // 16)
-            axes.set_xticks(range(0, len(series.x), step), [_number(x) for x in series.x[::step]])
+            labels = [_short(_number(x), _TEXT_MOST // 2) for x in series.x[::step]]
+            axes.set_xticks(range(0, len(series.x), step), labels)
+            if max(map(len, labels), default=0) * len(labels) > _LINE:
+                axes.set_xticks(axes.get_xticks(), labels, rotation=30, ha="right")
         elif plot.kind == "lines":
             axes.plot(series.x, series.y, marker="o", markersize=3, label=series.label, color=colour)
             if series.low:
@@ -117,6 +135,8 @@ def _fill(axes: Axes, plot: Plot) -> None:
 
 
 def _dress(axes: Axes, plot: Plot) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator, StrMethodFormatter
+
     axes.set_title(plot.title)
     axes.set_xlabel(plot.x)
     axes.set_ylabel(plot.y)
@@ -126,18 +146,24 @@ def _dress(axes: Axes, plot: Plot) -> None:
         axes.set_xscale("log")
     if plot.log_y and any(y > 0 for series in plot.series for y in series.y):
         axes.set_yscale("log")
+    if plot.kind in ("lines", "points") and not plot.log_x:
+        counts = all(float(x).is_integer() for series in plot.series for x in series.x)
+        axes.xaxis.set_major_locator(MaxNLocator(_TICKS, integer=counts))
     if not (plot.log_x if plot.kind == "ranked" else plot.log_y):
-        (axes.xaxis if plot.kind == "ranked" else axes.yaxis).set_major_formatter("{x:,.12g}")
+        axis = axes.xaxis if plot.kind == "ranked" else axes.yaxis
+        values = [y for series in plot.series for y in (*series.y, *series.low, *series.high)]
+        axis.set_major_locator(MaxNLocator(_TICKS, integer=all(y.is_integer() for y in values)))
+        large = max(map(abs, values), default=0.0) >= _LARGE
+        axis.set_major_formatter(EngFormatter() if large else StrMethodFormatter("{x:,.12g}"))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, axis="x" if plot.kind == "ranked" else "y", alpha=0.25, color=_INK)
     axes.set_axisbelow(True)
-    if len(plot.series) > 1:
-        axes.legend(frameon=False)
 
 
-def _short(text: str) -> str:
-    safe = text.replace("$", r"\$")  # what stands between two is set as a formula
-    return safe if len(safe) <= _TEXT_MOST else safe[: _TEXT_MOST - 3] + "..."
+def _short(text: str, most: int = _TEXT_MOST) -> str:
+    text = text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)  # XML has no others
+    cut = text if len(text) <= most else text[: most - 3] + "..."
+    return cut.replace("$", r"\$")  # what stands between two is set as a formula
 
 
 def _number(x: float | str) -> str:

@@ -1,7 +1,7 @@
-"""What a study leaves behind: Parquet tables, a manifest, a page to look at, and rows to print. The only PyArrow.
+"""What a study of a made-up population leaves behind besides result, page and plots (result.py): Parquet tables and a
+manifest; and how all studies take a folder and write to it.
 
     out/manifest.json    parameters, results, check, timings, files; `state` is "running" until all is there
-    out/report.html      the same for people, one file without scripts
     out/templates/       gid, entry_class, shape, f0 ... f7, tids: groups of equal templates
     out/hits/            rid, gid: which registration matches which group
     out/counts/          gid, registrations, checksum: matches per group (groups without a match have no row)
@@ -11,9 +11,11 @@ All pairs (registration, template) are hits joined with templates on gid, tids u
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +36,10 @@ ROW_GROUP: Final = 1_000_000
 COMPRESSION: Final = "zstd"
 """Smallest of the codecs that every Parquet reader has."""
 MANIFEST: Final = "manifest.json"
+JSON_MOST: Final = 16 << 20
+"""Bytes of a manifest, or of a result's facts and numbers; ours have some kilobytes."""
+_NO_LOCKS: Final = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP}
+"""What file systems say that lock no folder: NFS, for one."""
 _PAGE: Final = "report.html"
 _TABLES: Final = ("templates", "hits", "counts")
 
@@ -118,26 +124,34 @@ class MatchReport(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[OutputFile, ...]
     resumed: str = ""
 
-    def rows(self) -> list[tuple[str, str]]:
-        """(what, value) lines to print."""
-        check = self.check
-        compared = (
-            f"{check.registrations:,} registrations, {check.hits:,} hits equal in process"
-            if check.registrations
-            else "ran in process"
-        )
-        engine = f"Spark {self.spark}, Java {self.java}" if self.engine == "spark" else "this process"
+    def facts(self) -> list[tuple[str, str]]:
+        """(what, value) lines about the population, the same whatever the engine."""
         return [
             ("registrations x templates", f"{self.registrations:,} x {self.templates:,} (seed {self.seed})"),
-            ("engine", engine),
             ("matches", f"{self.pairs:,} pairs, stored as {self.hits:,} hits on {self.groups:,} distinct templates"),
             ("templates with a match", f"{self.templates_matched:,} of {self.templates:,}"),
             ("checksum", self.checksum),
-            ("check by sample", compared),
-            ("check by definition", f"{check.defined_pairs:,} pairs tried, {check.defined_matches:,} match, all equal"),
+        ]
+
+    def checks(self) -> dict[str, str]:
+        """What was compared, and found equal."""
+        check = self.check
+        sampled = f"{check.registrations:,} registrations, {check.hits:,} hits equal in process"
+        return {
+            "check by sample": sampled if check.registrations else "ran in process",
+            "check by definition": f"{check.defined_pairs:,} pairs tried, {check.defined_matches:,} match, all equal",
+        }
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(what, value) lines to print."""
+        engine = f"Spark {self.spark}, Java {self.java}" if self.engine == "spark" else "this process"
+        return [
+            *self.facts(),
+            *self.checks().items(),
+            ("engine", engine),
             ("seconds", ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in self.timings)),
             *([("resumed", self.resumed)] if self.resumed else []),
-            ("result", self.out),
+            ("report", f"{self.out}/{_PAGE}"),
         ]
 
 
@@ -153,13 +167,56 @@ def by_shape(cells: Iterable[Cell]) -> tuple[ShapeRow, ...]:
     return tuple(ShapeRow(str(SHAPES[n]), *sums[n]) for n in sorted(sums))
 
 
+@contextmanager
+def claimed(out: Path) -> Iterator[Path]:
+    """`claim`, and nobody else writes there meanwhile. Raises ConfigurationError."""
+    folder = out.expanduser().resolve()
+    with _usable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with held(folder):
+        yield claim(folder)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """A folder for ourselves, as long as we live (flock(2) ends with its process). Raises ConfigurationError."""
+    with _usable(folder):
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with _usable(folder):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except BlockingIOError as error:
+        raise ConfigurationError(
+            f"another process writes to {folder}", hint="Wait for it, or name another folder", path=str(folder)
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(
+            f"the result folder {folder} can't be used: {error.strerror}",
+            hint="Give a folder that you may write to",
+            path=str(folder),
+        ) from error
+
+
 def claim(out: Path) -> Path:
     """Take `out` for a result and return it absolute: made if missing, an earlier result in it marked as running.
 
     Raises ConfigurationError when it holds anything but a study's result, or can't be written.
     """
     folder = out.expanduser().resolve()
-    try:
+    with _usable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()) and not _is_study(folder / MANIFEST):
             raise ConfigurationError(
@@ -168,19 +225,12 @@ def claim(out: Path) -> Path:
                 path=str(folder),
             )
         write(folder / MANIFEST, msgspec.json.encode({"format": FORMAT, "state": "running"}))
-    except OSError as error:
-        raise ConfigurationError(
-            f"the result folder {folder} can't be used: {error.strerror}",
-            hint="Give a folder that you may write to",
-            path=str(folder),
-        ) from error
     return folder
 
 
 def finish(folder: Path, report: MatchReport) -> MatchReport:
-    """Write page and manifest, the manifest last; returns the report with its files."""
+    """Write the manifest, when all else is there; returns the report with its files."""
     with writing(folder):
-        write(folder / _PAGE, page(report).encode())
         tables = [_table_file(folder / name) for name in _TABLES]
         files = (*tables, OutputFile(_PAGE, -1, (folder / _PAGE).stat().st_size))
         done = msgspec.structs.replace(report, files=files)
@@ -242,46 +292,6 @@ class TableWriter:
         self._rows.clear()
 
 
-def page(report: MatchReport) -> str:
-    """The report as one HTML page with its plot."""
-    facts = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in report.rows())
-    spread = "".join(
-        f"<tr><td>{_span(r)}</td><td>{r.templates:,}</td><td>{r.pairs:,}</td></tr>" for r in report.distribution
-    )
-    shapes = "".join(
-        f"<tr><td>{escape(r.shape)}</td><td>{r.templates:,}</td><td>{r.groups:,}</td><td>{r.pairs:,}</td></tr>"
-        for r in report.shapes
-    )
-    return (
-        '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Study: match</title>'
-        "<style>body{font:15px sans-serif;margin:2em;max-width:60em}table{border-collapse:collapse;margin:1em 0}"
-        "td,th{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:right}"
-        "th,td:first-child{text-align:left}</style>"
-        f"<h1>Registrations matched with templates</h1><table>{facts}</table>"
-        f"<h2>Templates by the number of registrations each matches</h2>{_bars(report.distribution)}"
-        f"<table><tr><th>matches</th><th>templates</th><th>pairs</th></tr>{spread}</table>"
-        "<h2>By shape</h2><table><tr><th>class(fixed fields)</th><th>templates</th><th>distinct</th><th>pairs</th></tr>"
-        f"{shapes}</table></html>\n"
-    )
-
-
-def _bars(rows: tuple[DistributionRow, ...]) -> str:
-    """Horizontal bars as SVG, a bar of 500 units for the most frequent row."""
-    most = max((row.templates for row in rows), default=0) or 1
-    bars = "".join(
-        f'<text x="150" y="{24 * n + 16}" text-anchor="end">{_span(row)}</text>'
-        f'<rect x="160" y="{24 * n + 2}" width="{500 * row.templates // most}" height="18" fill="#37a"/>'
-        f'<text x="{166 + 500 * row.templates // most}" y="{24 * n + 16}">{row.templates:,}</text>'
-        for n, row in enumerate(rows)
-    )
-    label = "Number of templates by number of matches"
-    return f'<svg role="img" aria-label="{label}" width="780" height="{24 * len(rows) + 4}" font-size="13">{bars}</svg>'
-
-
-def _span(row: DistributionRow) -> str:
-    return f"{row.low:,}" if row.low == row.high else f"{row.low:,} - {row.high:,}"
-
-
 def _sums(rows: Iterable[tuple[int, tuple[int, ...]]]) -> Mapping[int, tuple[int, ...]]:
     sums: dict[int, tuple[int, ...]] = {}
     for key, values in rows:
@@ -312,11 +322,18 @@ def _table_file(path: Path) -> OutputFile:
 
 
 def _is_study(manifest: Path) -> bool:
-    try:
-        found = msgspec.json.decode(manifest.read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return False
+    found = json_in(manifest)
     return isinstance(found, dict) and found.get("format") in RESULTS
+
+
+def json_in(path: Path) -> Any:
+    """What a small file of JSON holds, None for one that is not there, too large, or no JSON."""
+    try:
+        if path.stat().st_size <= JSON_MOST:
+            return msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return None
 
 
 def write(path: Path, content: bytes) -> None:
@@ -324,6 +341,18 @@ def write(path: Path, content: bytes) -> None:
     fresh = path.with_name(path.name + ".new")
     fresh.write_bytes(content)
     fresh.replace(path)
+
+
+def settle(fresh: Path, path: Path) -> None:
+    """A file becomes `path`, and is there even if the machine fails. Raises OSError."""
+    for each in (fresh, path.parent):
+        opened = os.open(each, os.O_RDONLY)
+        try:
+            if each == path.parent:
+                fresh.replace(path)
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -20,6 +21,7 @@ from typing import Final, Literal
 import msgspec
 
 from jbi_pubsub.core.errors import StudyError
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.spark import page, plots, report
 from jbi_pubsub.spark.dataset import Reject
 from jbi_pubsub.spark.plots import Plot
@@ -32,7 +34,7 @@ Value = str | int | float
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows with their columns: name and kind of each. `note` says what they mean."""
+    """Rows with their columns: name and kind of each; a number that is not there is NaN. `note` says what they mean."""
 
     name: str
     title: str
@@ -56,6 +58,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return list(self.facts)
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """result.json: what is told of a Result."""
+
+    study: str
+    facts: tuple[tuple[str, str], ...]
+    numbers: dict[str, float]
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """How it was found. `spark` and `java` are versions, "" for the engine local; `timings` are (stage, seconds);
     `resumed` says what was taken from an earlier run."""
@@ -72,6 +82,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 def finish(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = ()) -> list[str]:
     """Write all of it, the manifest last; the files' names. Raises StudyError (full disk, no matplotlib)."""
+    names = leave(folder, result, run, rejects)
+    manifest = {"format": FORMAT, "state": "complete", "study": result.study, "run": run, "files": names}
+    with report.writing(folder):
+        encoded = msgspec.json.Encoder(order="sorted").encode(manifest)
+        report.write(folder / report.MANIFEST, msgspec.json.format(encoded))
+    return names
+
+
+def leave(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = ()) -> list[str]:
+    """Write all but the manifest, and remove what an earlier result has left; the files' names. Raises StudyError."""
     told = [*result.tables, *([_rejected(rejects)] if rejects else [])]
     drawn = [(plot, *plots.drawn(plot)) for plot in result.plots]
     encode = msgspec.json.Encoder(order="sorted").encode
@@ -88,27 +108,31 @@ def finish(folder: Path, result: Result, run: Run, rejects: Sequence[Reject] = (
         files[f"plots/{plot.name}.png"] = png
     files["report.html"] = page.of(result, run, told, [(plot, svg) for plot, svg, _ in drawn]).encode()
     with report.writing(folder):
+        for old in (path for kind in ("tables", "plots") for path in (folder / kind).glob("*.*")):
+            if f"{old.parent.name}/{old.name}" not in files:
+                old.unlink()
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             report.write(folder / name, content)
-        names = sorted(files)
-        manifest = {"format": FORMAT, "state": "complete", "study": result.study, "run": run, "files": names}
-        report.write(folder / report.MANIFEST, msgspec.json.format(encode(manifest)))
-    return names
+    return sorted(files)
 
 
-def read(folder: Path) -> Result:
-    """A finished result, without its tables and plots. Raises StudyError for what is none, or not finished."""
+def read(folder: Path) -> tuple[Result, Run]:
+    """A finished result, without its tables and plots, and how it was found. Raises StudyError for what is none, or not
+    finished."""
+    manifest, found = (report.json_in(folder / name) for name in (report.MANIFEST, "result.json"))
+    if not isinstance(manifest, dict) or manifest.get("format") not in report.RESULTS:
+        raise StudyError(f"{folder} holds no result of a study", hint="Give the folder of --out")
+    if manifest.get("state") != "complete":
+        raise StudyError(f"the study in {folder} was not finished", hint="Run it again with --resume")
     try:
-        manifest = msgspec.json.decode((folder / report.MANIFEST).read_bytes())
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise StudyError(f"{folder} holds no result of a study", hint="Give the folder of --out")
-        if manifest.get("state") != "complete":
-            raise StudyError(f"the study in {folder} was not finished", hint="Run it again with --resume")
-        found = msgspec.json.decode((folder / "result.json").read_bytes())
-        return msgspec.convert({"question": "", **found}, Result)
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise StudyError(f"{folder} holds no result of a study: {error}", hint="Give the folder of --out") from error
+        told = converted(found, _Told)
+        run = converted(manifest.get("run") or {"input": "", "engine": ""}, Run)  # a made-up one's is in its facts
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise StudyError(
+            f"{folder} is not as a study has left it: {error}"[:400], hint="Run the study again"
+        ) from error
+    return Result(study=told.study, question="", facts=told.facts, numbers=told.numbers), run
 
 
 def _rejected(rejects: Sequence[Reject]) -> Table:
@@ -117,7 +141,7 @@ def _rejected(rejects: Sequence[Reject]) -> Table:
         title="What could not be read",
         columns=(("table", "text"), ("row", "text"), ("reason", "text")),
         rows=tuple((each.table, each.row, each.reason) for each in rejects),
-        note="Nothing of these is counted anywhere else.",
+        note="Nothing of these is counted anywhere else. Of many, the first by row are here.",
     )
 
 
@@ -125,8 +149,20 @@ def _csv(table: Table) -> bytes:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([name for name, _ in table.columns])
-    writer.writerows(table.rows)
+    writer.writerows(["" if value != value else _harmless(value) for value in row] for row in table.rows)  # NaN
     return out.getvalue().encode()
+
+
+def _harmless(value: Value) -> Value:
+    """A text as a terminal shows and a spreadsheet takes it: neither obeys it (OWASP, CSV injection)."""
+    if not isinstance(value, str):
+        return value
+    text = value if value.isprintable() else "".join(c if c.isprintable() or c == "\n" else " " for c in value)
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+_FORMULA: Final = re.compile(r"[=+@]|-(?!\d*\.?\d*(e[+-]\d+)?\Z)")
+"""What a spreadsheet takes for a formula; a number below 0 is one."""
 
 
 def _parquet(table: Table) -> bytes:

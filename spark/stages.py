@@ -21,7 +21,7 @@ from jbi_pubsub.core.process import version
 from jbi_pubsub.spark import report
 
 FOLDER: Final = "stages"
-LAYOUT: Final = "1"
+LAYOUT: Final = "2"
 """Changes whenever a stage writes something else of the same input."""
 _CHUNK: Final = 1 << 20
 

@@ -12,17 +12,21 @@ would close them all.
 
 from __future__ import annotations
 
+import fcntl
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, StudyError
+from jbi_pubsub.core.values import from_json
+from jbi_pubsub.core.xml import MAX_XML_PAYLOAD_BYTES
 from jbi_pubsub.spark import dataset, page, report, session
 from jbi_pubsub.spark.dataset import Contracts, Publication, Reject
 from jbi_pubsub.spark.judging import Judge, Seen, Sums, Tally, judged, pack
@@ -44,6 +48,10 @@ REFRESH_SECONDS: Final = 5
 _TURN: Final = 0.2
 _STATE: Final = "state.json"
 _CHECKPOINT: Final = "checkpoint"
+_LOCK: Final = "lock"
+_FORMAT: Final = "jbi-watch-1"
+_ANY_AGE: Final = "1000000d"
+"""By its default Spark passes over files a week older than the newest it has seen: one wrong clock would lose all."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +63,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     publisher: str = ""
     window: int = 60
     delay: int = 60
+
+
+class _Handed(msgspec.Struct):
+    """A file in Spark's log of a stream: its URI, and the number under which it was handed out."""
+
+    path: str
+    batchId: int  # noqa: N815  # Spark's name
 
 
 class Window(msgspec.Struct):
@@ -76,6 +91,7 @@ class State(msgspec.Struct):
     """All that is known after batch `batch`."""
 
     settings: Settings
+    format: str = _FORMAT
     batch: int = -1
     watermark: float = 0.0
     latest: float = 0.0
@@ -238,36 +254,41 @@ class Watch:
             )
         self.folder = report.claim(out)
         self.state = before or State(settings)
+        self._broken: Exception | None = None
         self.batches = 0
         """Batches counted by this process."""
         self.changed = time.monotonic()
-        """When a batch was counted last."""
+        """When there was something to count last."""
         self._contracts = contracts
         self._lock = threading.Lock()
 
     def run(self, spark: SparkSession, every: float, turn: Callable[[], bool]) -> None:
         """Until `turn`, which is called often, is false. Raises StudyError when Spark gives up."""
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped,import-not-found,unused-ignore]  # no types
-        from pyspark.errors import PySparkException
-
         session.ship(spark)
-        query = (
-            self._stream(spark)
-            .writeStream.queryName("jbi study watch")
-            .option("checkpointLocation", (self.folder / _CHECKPOINT).as_uri())
-            .trigger(processingTime=f"{every:g} seconds")
-            .foreachBatch(self._batch)
-            .start()
-        )
-        try:
-            while query.isActive and turn():
-                time.sleep(_TURN)
-            failed: Exception | None = query.exception()
-        except (Py4JError, PySparkException, ConnectionError) as error:
-            failed = error
-        finally:
-            with suppress(Py4JError, PySparkException, ConnectionError):
-                query.stop()
+        with _alone(self.folder):
+            self.state = _read(self.folder / _STATE) or self.state  # by now another may have counted
+            _check(self.folder, self.state.batch)
+            executors = session.Executors(spark)
+            query = (
+                self._stream(spark)
+                .writeStream.queryName("jbi study watch")
+                .option("checkpointLocation", session.hadoop_path(self.folder / _CHECKPOINT))
+                .trigger(processingTime=f"{every:g} seconds")
+                .foreachBatch(self._batch)
+                .start()
+            )
+            try:
+                while query.isActive and turn():
+                    executors.there()
+                    if query.lastProgress is None or query.status["isDataAvailable"]:  # not idle: it has not looked yet
+                        self.changed = time.monotonic()
+                    time.sleep(_TURN)
+                failed = query.exception()
+            finally:
+                session.ending(query.stop)
+        if self._broken is not None:
+            with report.writing(self.folder):
+                raise self._broken
         if failed is not None:
             raise StudyError(
                 f"the stream ended: {_cause(str(failed))}",
@@ -280,26 +301,45 @@ class Watch:
             return told(self.state)
 
     def _stream(self, spark: SparkSession) -> DataFrame:
+        reader = spark.readStream.option("maxFilesPerTrigger", FILES_A_BATCH).option("maxFileAge", _ANY_AGE)
+        return self._columns(spark, reader, session.hadoop_path(Path(self.state.settings.folder), pattern=True))
+
+    def _columns(self, spark: SparkSession, reader: Any, where: str | list[str]) -> DataFrame:
+        """What is judged, of a stream of a folder or of files."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
-        settings = self.state.settings
-        reader = spark.readStream.option("maxFilesPerTrigger", FILES_A_BATCH)
         reader = reader.option("ignoreMissingFiles", "true")  # so that one which can't be read may be moved away
-        where = Path(settings.folder).as_uri()
-        if settings.xml:
-            columns = "path string, modificationTime timestamp, length bigint, content binary"
-            files = reader.schema(columns).format("binaryFile").option("pathGlobFilter", "*.xml").load(where)
-            return files.selectExpr(
-                "path AS object_id", "content AS metadata",
-                "CAST(unix_micros(modificationTime) AS DOUBLE) / 1e6 AS time",
-            )  # fmt: skip
-        schema = from_arrow_schema(dataset.columns("publications"))
-        return reader.schema(schema).option("pathGlobFilter", "*.parquet").parquet(where)
+        if not self.state.settings.xml:
+            schema = from_arrow_schema(dataset.columns("publications"))
+            parquet: DataFrame = (
+                reader.schema(schema).format("parquet").option("pathGlobFilter", "*.parquet").load(where)
+            )
+            return parquet
+        spark.conf.set("spark.sql.sources.binaryFile.maxLength", str(MAX_XML_PAYLOAD_BYTES))  # else up to 2 GB
+        columns = "path string, modificationTime timestamp, length bigint, content binary"
+        files: DataFrame = reader.schema(columns).format("binaryFile").option("pathGlobFilter", "*.xml").load(where)
+        return files.selectExpr(
+            "path AS object_id", "content AS metadata",
+            "CAST(unix_micros(modificationTime) AS DOUBLE) / 1e6 AS time",
+        )  # fmt: skip
 
     def _batch(self, frame: DataFrame, batch: int) -> None:
+        try:
+            self._counted(frame, batch)
+        except (JbiError, OSError) as error:  # through Java it would come back as a stack trace
+            self._broken = error
+            raise
+
+    def _counted(self, frame: DataFrame, batch: int) -> None:
         if batch <= self.state.batch:  # it was counted, and then we were interrupted before Spark knew
             return
         spark, settings = frame.sparkSession, self.state.settings
+        files = files_of(self.folder / _CHECKPOINT, batch)
+        if any(session.is_pattern(str(file)) for file in files):
+            # Spark 4.3 takes the name of such a file in a stream for a pattern, and reads others of the batch again
+            there = [session.hadoop_path(file, pattern=True) for file in files if file.is_file()]
+            if there:
+                frame = self._columns(spark, spark.read, there)
         packed = spark.sparkContext.broadcast(pack(self._contracts()))
 
         def partial(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -352,13 +392,67 @@ def _decoded(rows: Iterable[dict[str, Any]]) -> list[tuple[int, float, Sums]]:
 
 def _read(path: Path) -> State | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=State)
+        found = from_json(State, path.read_bytes())
+        if found.format != _FORMAT or any(str(window.start) != key for key, window in found.open.items()):
+            raise msgspec.ValidationError(f"it is not of format {_FORMAT}")
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StudyError(
-            f"the state of an earlier watch, {path}, can't be read: {error}", hint="Give another --out"
+            f"the state of an earlier watch, {path}, can't be read: {error}"[:400], hint="Give another --out"
         ) from error
+    return found
+
+
+def _check(folder: Path, batch: int) -> None:
+    """Raises ConfigurationError where the state, of after `batch`, and Spark's checkpoint are not of each other:
+    something would be lost, or counted twice."""
+    begun, done = (_last(folder / _CHECKPOINT / name) for name in ("offsets", "commits"))
+    if not done <= batch <= begun <= batch + 1:
+        raise ConfigurationError(
+            f"{_STATE} and {_CHECKPOINT} in {folder} are not of one watch: one knows {batch + 1} batches, the other "
+            f"{begun + 1}",
+            hint="Somebody has removed or replaced one of them: give another --out, and count anew",
+        )
+
+
+def files_of(checkpoint: Path, batch: int) -> list[Path]:
+    """The files that Spark hands out as a batch. Raises StudyError for a log that can't be read."""
+
+    def offset(number: int) -> int:
+        if number < 0:
+            return -1
+        lines = (checkpoint / "offsets" / str(number)).read_bytes().splitlines()
+        return int(from_json(dict[str, int], lines[-1])["logOffset"])
+
+    try:
+        found = []
+        for number in range(offset(batch - 1) + 1, offset(batch) + 1):
+            log = checkpoint / "sources" / "0" / str(number)
+            log = log if log.is_file() else log.with_name(f"{number}.compact")
+            entries = [from_json(_Handed, line) for line in log.read_bytes().splitlines()[1:]]
+            found += [Path(unquote(urlsplit(each.path).path)) for each in entries if each.batchId == number]
+    except (OSError, ValueError, KeyError, IndexError, msgspec.DecodeError) as error:
+        raise StudyError(f"{checkpoint} can't be read: {error}"[:400], hint="Give another --out") from error
+    return found
+
+
+def _last(log: Path) -> int:
+    """The last batch in one of Spark's logs, -1 for none."""
+    return max((int(path.name) for path in log.glob("*") if path.name.isdecimal()), default=-1)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Raises ConfigurationError where another process counts into the same folder."""
+    with report.writing(folder):
+        opened = (folder / _LOCK).open("ab")
+    with opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigurationError(f"another watch counts into {folder}", hint="Give another --out") from error
+        yield
 
 
 def _differences(before: Settings, now: Settings) -> str:

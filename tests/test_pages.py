@@ -8,7 +8,7 @@ delegate (alpha, rome) that default settings find. `examples/` is there. What a 
   stands below it is what it says (`...` stands for anything, on a line of its own for any lines);
 - `toml` is parsed, and loaded if it is a jbi.toml or a policy.toml; `json`, `xml` and `ini` are parsed; so is `sh`,
   which is a file, or run by another test, and says so: commands are `console`;
-- `text` and `mermaid` are no code.
+- `text` and `mermaid` are no code, but may become a file.
 
 A comment on the line above a block says more:
 
@@ -111,7 +111,7 @@ ALL: Final = {page.name: blocks(page) for page in PAGES}
 
 def here(block: Block) -> bool:
     """Whether it runs in this file."""
-    return block.language not in NO_CODE and block.mark not in ("run by", "not run", "test")
+    return (block.language not in NO_CODE or block.mark == "file") and block.mark not in ("run by", "not run", "test")
 
 
 def test_no_block_is_silent() -> None:

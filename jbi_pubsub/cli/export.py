@@ -6,12 +6,12 @@ like any other: it takes part in nothing that others get, and what it could not 
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -20,15 +20,17 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError
+from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.overview import Terms
-from jbi_pubsub.pad.proxy import fetch_terms
+from jbi_pubsub.pad.proxy import fetch_status, fetch_terms
 from jbi_pubsub.pad.subscription import PAD_TYPE, PUBLISHER_TYPE, InformationType, SigningKeyEntry
 from jbi_pubsub.spark import dataset, report
-from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription, Writer
+from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Reject, Subscription, Writer
+from jbi_pubsub.spark.judging import MAX_REJECTS
 from jbi_pubsub.spark.studies.study import contracts_in
 
 from .settings import looking
@@ -37,10 +39,14 @@ if TYPE_CHECKING:
     from jbi_pubsub.core.info_object import InfoObject
     from jbi_pubsub.subscriber import SubscriberAdapter, SubscriptionUid
 
-SOURCE: Final = "exported"
-"""Such a data set in its manifest."""
+NAME: Final = "jbi study"
+"""Of who taps."""
 ANSWER_SECONDS: Final = 10.0
 """For a page of a server's contracts."""
+SERVER_SECONDS: Final = 60.0
+"""For all contracts of a server."""
+TOLD_BYTES: Final = 1 << 30
+"""Of contracts that servers tell: a million of a kilobyte each."""
 PART_SECONDS: Final = 10.0
 """What came longer ago is on disk, whatever happens to us."""
 DEFAULT_SECONDS: Final = 60.0
@@ -65,40 +71,56 @@ def export(
     payloads: bool,
     resume: bool,
     progress: Callable[[str, int, int], None],
+    parent: int = 0,
 ) -> tuple[dict[str, object], bool]:
-    """Write the data set; what to tell of it, and whether Ctrl-C made it end early.
+    """Write the data set; what to tell of it, and whether Ctrl-C made it end early, or the end of the process `parent`
+    that has started us for itself.
 
     Raises LookupNotFoundError, AccessDeniedError (contracts are for administrators), ConfigurationError, StudyError.
     """
     from jbi_pubsub.subscriber import SubscriberAdapter
 
     report.parquet_present()
+    dataset.check_out(folder)
     known = contracts_in(folder, []) if resume and (folder / "subscriptions").is_dir() else Contracts()
     began = time.time()
     with (
-        Writer(folder, source=SOURCE, resume=resume) as writer,
-        SubscriberAdapter(config, name="jbi study") as adapter,
+        SubscriberAdapter(config, name=NAME) as adapter,
         _interrupted() as interruption,
-        closing(JoinManager(config, name="jbi study")) as community,
+        closing(JoinManager(config, name=NAME)) as community,
+        ExitStack() as stack,
     ):
         with looking(config):
             tap = adapter.register_subscriber()
-        federation = _Federation(config, community, tap)
+        federation = _Federation(config, community)
         contracts = merged(known, federation.contracts())
+        writer = stack.enter_context(
+            Writer(folder, source=dataset.EXPORTED, resume=resume)
+        )  # nothing is replaced before
         writer.put(contracts)
         adapter.wait_matched(tap, federation.publishing, ANSWER_SECONDS)
-        _take(adapter, tap, writer, bounds, progress, interruption, payloads=payloads)
+        _take(adapter, tap, writer, bounds, progress, interruption, parent, payloads=payloads)
         contracts = merged(contracts, federation.contracts())
         lost = sum(adapter.losses(tap).values())
         writer.facts = {
             "since": writer.facts.get("since", round(began, 3)),
             "until": round(time.time(), 3),
-            "lost": int(writer.facts.get("lost", 0)) + lost,
+            "lost": _number(writer.facts.get("lost")) + lost,
             "unanswered": sorted(federation.unanswered),
         }
-        writer.finish(contracts)
+        writer.finish(contracts, list(federation.rejects.values()))
     counts = {name: len(getattr(contracts, name)) for name in dataset.CONTRACTS}
-    return {**counts, "publications": writer.count, **writer.facts, "out": str(folder)}, interruption.is_set()
+    return {
+        **counts,
+        "publications": writer.count,
+        "rejects": len(federation.rejects),
+        **writer.facts,
+        "out": str(folder),
+    }, interruption.is_set()
+
+
+def _number(kept: object) -> int:
+    return kept if isinstance(kept, int) else 0  # a manifest is a file, which anybody may have edited
 
 
 def _take(
@@ -108,6 +130,7 @@ def _take(
     bounds: Bounds,
     progress: Callable[[str, int, int], None],
     interruption: threading.Event,
+    parent: int,
     *,
     payloads: bool,
 ) -> None:
@@ -117,6 +140,8 @@ def _take(
     most = bounds.publications if bounds.publications > 0 else 0
     while (not most or writer.count < most) and writer.size < bounds.size:
         now = time.monotonic()
+        if parent and os.getppid() != parent:
+            interruption.set()
         if now >= end or (interruption.is_set() and not adapter.queue_size(tap)):
             return
         came = adapter.receive(tap, min(TURN_SECONDS, end - now))
@@ -153,14 +178,24 @@ def publication_of(came: InfoObject, *, payloads: bool) -> Publication:
     )  # fmt: skip
 
 
+class _Published(msgspec.Struct, frozen=True):
+    """Of a registration in a delegate's status."""
+
+    uid: str
+    publisher: str = ""
+
+
 class _Federation:
     """What the lookup services and servers say of contracts."""
 
-    def __init__(self, config: Config, community: JoinManager, tap: str) -> None:
-        self._config, self._community, self._tap = config, community, tap
+    def __init__(self, config: Config, community: JoinManager) -> None:
+        self._config, self._community = config, community
+        self._room = TOLD_BYTES
         self.publishing = 0
         """Servers that have registrations."""
         self.unanswered: set[str] = set()
+        self.rejects: dict[str, Reject] = {}
+        """Contracts that make no sense, by their id."""
 
     def contracts(self) -> Contracts:
         """All registrations and subscriptions, as they stand now."""
@@ -171,22 +206,57 @@ class _Federation:
             item.proxy.service_id: item.proxy for item in items if {PAD_TYPE, PUBLISHER_TYPE}.intersection(item.types)
         }
         self.publishing = len({item.proxy.service_id for item in published})
+        self._room = TOLD_BYTES
         told = {server: list(self._terms(ref)) for server, ref in refs.items()}
-        registrations = tuple(registration_of(item, names) for item in published[: dataset.MAX_CONTRACTS])
-        return Contracts(registrations, subscriptions_of(told))
+        publishers: dict[str, str] = {}
+        for server in names:
+            publishers |= self._publishers(refs[server])
+        registrations = [registration_of(item, names, publishers) for item in published[: dataset.MAX_CONTRACTS]]
+        return Contracts(
+            self._sound("registrations", registrations), self._sound("subscriptions", subscriptions_of(told))
+        )
+
+    def _sound(self, table: str, contracts: Iterable[Any]) -> tuple[Any, ...]:
+        """Without those that make no sense: whoever told them, they are no contracts."""
+        rejects: list[Reject] = []
+        found = tuple(dataset.sound(contracts, table, rejects))
+        self.rejects |= {each.row: each for each in rejects[:MAX_REJECTS]}
+        return found
+
+    def _publishers(self, ref: ServiceRef) -> dict[str, str]:
+        """Names of the publishers by their registrations at a delegate, as far as its status tells of them; a peer
+        publisher has none but its address."""
+        try:
+            rows = fetch_status(ref, self._config.security(), timeout=ANSWER_SECONDS).get("registrations")
+            return {row.uid: row.publisher for row in converted(rows, list[_Published])}
+        except (JbiError, msgspec.ValidationError, RecursionError):
+            self.unanswered.add(", ".join(ref.endpoints))
+            return {}
 
     def _terms(self, ref: ServiceRef) -> Iterator[Terms]:
-        """Of one server. One that does not answer is noted: its lease may just not have run out yet."""
+        """Of one server, without taps. One that does not answer, or does not come to an end, is noted: the lease of the
+        first may just not have run out yet."""
+        where, end = ", ".join(ref.endpoints), time.monotonic() + SERVER_SECONDS
         try:
-            found = fetch_terms(ref, self._config.security(), timeout=ANSWER_SECONDS)
-            yield from (each for each in islice(found, dataset.MAX_CONTRACTS) if each.uid != self._tap)
+            for number, each in enumerate(fetch_terms(ref, self._config.security(), timeout=ANSWER_SECONDS)):
+                self._room -= len(msgspec.msgpack.encode(each))
+                if number == dataset.MAX_CONTRACTS or self._room < 0 or time.monotonic() > end:
+                    self.unanswered.add(f"{where} (told more than we take, {number:,} were taken)")
+                    return
+                if not is_tap(each):
+                    yield each
         except AccessDeniedError as error:
             raise AccessDeniedError(
-                f"{', '.join(ref.endpoints)} does not tell us who wants what: {error.message}",
+                f"{where} does not tell us who wants what: {error.message}",
                 hint="Export as somebody who may `administer` (docs/access.md)",
             ) from error
         except JbiError:
-            self.unanswered.add(", ".join(ref.endpoints))
+            self.unanswered.add(where)
+
+
+def is_tap(terms: Terms) -> bool:
+    """Whether it is an export's, of ours or of another that is running, or ended and is still waited for."""
+    return terms.subscriber == NAME and not (terms.entries or terms.predicate or terms.payload_filter)
 
 
 def _delegate_name(item: ServiceItem) -> str:
@@ -196,13 +266,14 @@ def _delegate_name(item: ServiceItem) -> str:
     return item.service_id
 
 
-def registration_of(item: ServiceItem, delegates: Mapping[str, str]) -> Registration:
+def registration_of(item: ServiceItem, delegates: Mapping[str, str], publishers: Mapping[str, str]) -> Registration:
     """The row of a registration. Its signing key is left out: nobody's template is about it."""
     entries = tuple(entry for entry in item.entries if entry.cls.name != SigningKeyEntry.entry_name)
     types = [entry.as_dict() for entry in entries if entry.cls.name == InformationType.entry_name]
     type_ = types[0] if types else {}
     return Registration(
         registration=item.service_id,
+        publisher=publishers.get(item.service_id, ""),
         delegate=delegates.get(item.proxy.service_id, f"peer {', '.join(item.proxy.endpoints)}"),
         type=type_.get("name") or "",
         version=type_.get("version") or "",
@@ -273,6 +344,8 @@ def bounds_of(publications: int | None, seconds: float | None, megabytes: int) -
 def shown(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Lines for people."""
     rows = [(name, f"{facts[name]:,}") for name in ("registrations", "subscriptions", "publications")]
+    if facts["rejects"]:
+        rows.append(("rejects", f"{facts['rejects']:,} contracts that make no sense"))
     if facts["lost"]:
         rows.append(("lost", f"{facts['lost']:,}: they came faster than they could be taken"))
     if facts["unanswered"]:

@@ -75,16 +75,17 @@ def looking(config: Config, what: str = "a lookup service") -> Iterator[None]:
         timer.join()
 
 
-def try_folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:  # noqa: ARG001  # click's form
-    """A folder to write to, made and tried before the work. Raises ConfigurationError."""
-    if path is not None:
+def try_folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """A folder to write to, made and tried before the work, but not while a shell completes what is typed. Raises
+    ConfigurationError."""
+    if path is not None and not context.resilient_parsing:
         _tried(parameter, path, path)
     return path
 
 
-def try_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:  # noqa: ARG001  # click's form
-    """A file to write, whose folder is tried before the work. Raises ConfigurationError."""
-    if path is not None:
+def try_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """A file to write, whose folder is tried before the work, as above. Raises ConfigurationError."""
+    if path is not None and not context.resilient_parsing:
         if path.exists() and not os.access(path, os.W_OK):
             raise ConfigurationError(f"{parameter.opts[0]} {path}: not to be written by us")
         _tried(parameter, path, path.parent)

@@ -154,6 +154,21 @@ def show_rows(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title
     show_table([Column(head, long=True) for head in columns], rows, title=title)
 
 
+def show_facts(facts: Sequence[tuple[str, str]], *, title: str) -> None:
+    """What something is: below each other in a terminal, nothing cut; tab-separated lines when piped."""
+    if not sys.stdout.isatty():
+        click.echo("\n".join(f"{printable(name)}\t{printable(value)}" for name, value in facts))
+        return
+    left = max(places(name) for name, _ in facts) + GAP
+    room = max(NARROWEST, terminal_width() - left)
+    click.echo(title)
+    for name, value in facts:
+        lines = wrapped(printable(value), room) or [""]
+        for number, line in enumerate(lines):
+            before = "" if number else printable(name)
+            click.echo(f"{before}{' ' * (left - places(before))}{line}".rstrip())
+
+
 def terminal_width() -> int:
     """Places in a line of the terminal."""
     return shutil.get_terminal_size().columns

@@ -31,12 +31,12 @@ from jbi_pubsub.spark.studies import (
     invariants,
     predicates,
 )
-from jbi_pubsub.spark.studies.study import Options, Study, data_in, run
+from jbi_pubsub.spark.studies.study import ANY, Options, Study, check_rejects, data_in, run, with_rejects
 
 from .cluster import on_clusters, place_option, resume_option, written_to
 from .near import NearNames
 from .settings import Settings, json_option, pass_settings, try_folder
-from .show import console, show_json, show_rows
+from .show import console, show_facts, show_json
 from .watch import watch
 
 Tell = Callable[[str, int, int], None]
@@ -47,9 +47,9 @@ def study() -> None:
     """Bulk studies with the product's own matching: who would get what, and what it would cost.
 
     \b
-    jbi study generate --out data          make up a data set, or
-    jbi study export --out data            take one from a running federation
-    jbi study predicates data              ask it something
+    jbi study generate --out data          # make up a data set, or
+    jbi study export --out data            # take one from a running federation
+    jbi study predicates data              # ask it something
     """
 
 
@@ -67,21 +67,55 @@ def telling() -> Iterator[Tell]:
         yield tell
 
 
+class _Here(click.Path):  # type: ignore[type-arg,unused-ignore]  # generic in some releases of click
+    """A folder of this machine."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A Path. Raises ConfigurationError for a URL."""
+        if "://" in str(value):
+            raise ConfigurationError(
+                f"--out {value}: this command writes to folders of this machine alone",
+                hint="Write it here, and copy it with `hadoop fs -put`",
+            )
+        return super().convert(value, param, ctx)
+
+
+class _Finite(click.FloatRange):
+    """A number in a range: NaN is in none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number."""
+        found = super().convert(value, param, ctx)
+        return self.fail("NaN is no number.", param, ctx) if found != found else found  # only NaN is not itself
+
+
 def out_option(default: str) -> Callable[[Any], Any]:
     """--out of a study."""
     return click.option(
-        "--out", type=click.Path(file_okay=False, path_type=Path), default=Path(default), show_default=True,
+        "--out", type=_Here(file_okay=False, path_type=Path), default=Path(default), show_default=True,
         callback=try_folder, help="Folder for the result.",
     )  # fmt: skip
 
 
+engine_option = click.option(
+    "--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True,
+    help="This process (local) or Spark; auto: this process, unless there is much.",
+)  # fmt: skip
+rejects_option = click.option(
+    "--max-rejects", type=click.IntRange(ANY), default=ANY, help="Fail above so many unreadable rows; -1: never."
+)
+
+
 @study.command()
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path), required=False)
-@click.option("--registrations", type=click.IntRange(1), default=100_000, show_default=True)
-@click.option("--templates", type=click.IntRange(1), default=1_000, show_default=True)
-@click.option("--seed", type=int, default=1, show_default=True)
+@click.option(
+    "--registrations", type=click.IntRange(1), default=100_000, show_default=True, help="Of the generated population."
+)
+@click.option("--templates", type=click.IntRange(1), default=1_000, show_default=True, help="Of the same.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Another one is another population.")
 @out_option("study-match")
-@click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
+@engine_option
+@rejects_option
 @resume_option
 @on_clusters
 @json_option
@@ -94,6 +128,7 @@ def match(
     seed: int,
     out: Path,
     engine: str,
+    max_rejects: int,
     master: str,
     settings: Mapping[str, str],
     resume: bool,
@@ -107,11 +142,18 @@ def match(
     jbi study match --registrations 1000000 --templates 100000 --engine spark --out big
     """
     if data is not None:
-        for name in ("registrations", "templates", "seed", "engine", "master", "conf", "resume"):
+        if engine == "spark":
+            raise ConfigurationError(
+                "contracts of a data set are matched in this process; --engine spark is for a generated population",
+                hint="Leave it out, or DATA",
+            )
+        for name in ("registrations", "templates", "seed", "master", "conf", "resume"):
             if context.get_parameter_source("confs" if name == "conf" else name) is ParameterSource.COMMANDLINE:
                 raise ConfigurationError(f"--{name} is for a generated population", hint="Leave it out, or DATA")
-        _match_data(data, out, as_json)
+        _match_data(data, out, max_rejects, as_json)
         return
+    if max_rejects != ANY:
+        raise ConfigurationError("--max-rejects is for a data set", hint="Give DATA, or leave it out")
     with telling() as tell:
         found = match_study(
             registrations=registrations,
@@ -127,30 +169,41 @@ def match(
     if as_json:
         show_json(json.loads(msgspec.json.encode(found)))
     else:
-        show_rows(("", ""), found.rows(), title="first-level match study")
+        show_facts(found.rows(), title="first-level match study")
 
 
-def _match_data(data: Path, out: Path, as_json: bool) -> None:  # as the command's
+def _match_data(data: Path, out: Path, max_rejects: int, as_json: bool) -> None:  # as the command's
     given = data_in(data)
-    folder = report.claim(out)
-    began = time.perf_counter()
-    found = contracts.match(given.contracts)
-    timings = (("match", round(time.perf_counter() - began, 3)),)
-    how = Run(input=str(data), engine="local", timings=timings, rejected=len(given.rejects))
-    finish(folder, found, how, given.rejects)
+    check_rejects(len(given.rejects), given.rejects, max_rejects)
+    with report.claimed(out) as folder:
+        began = time.perf_counter()
+        found = with_rejects(contracts.match(given.contracts), len(given.rejects))
+        timings = (("match", round(time.perf_counter() - began, 3)),)
+        how = Run(input=str(data), engine="local", timings=timings, rejected=len(given.rejects))
+        finish(folder, found, how, given.rejects)
     _show(found, how, out, as_json)
 
 
 @study.command()
-@click.option("--registrations", type=click.IntRange(1), default=100, show_default=True)
-@click.option("--subscriptions", type=click.IntRange(0), default=1_000, show_default=True)
-@click.option("--publications", type=click.IntRange(0), default=100_000, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=1, show_default=True)
-@click.option("--skew", type=float, default=1.0, show_default=True, help="Exponent of Zipf's law.")
-@click.option("--wildcards", type=float, default=0.5, show_default=True, help="Share of template fields left open.")
-@click.option("--selectivity", type=float, default=0.01, show_default=True, help="Share that a predicate lets through.")
+@click.option("--registrations", type=click.IntRange(1), default=100, show_default=True, help="Who publishes.")
+@click.option("--subscriptions", type=click.IntRange(0), default=1_000, show_default=True, help="Who wants something.")
+@click.option("--publications", type=click.IntRange(0), default=100_000, show_default=True, help="Objects, in all.")
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Another one is another data set.")
+@click.option(
+    "--skew",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Exponent of Zipf's law: 0 is all values alike, 5 nearly always the first.",
+)
+@click.option(
+    "--wildcards", type=float, default=0.5, show_default=True, help="Share of template fields left open, 0 to 1."
+)
+@click.option(
+    "--selectivity", type=float, default=0.01, show_default=True, help="Share that a predicate lets through, 0 to 1."
+)
 @click.option("--rate", type=float, default=100.0, show_default=True, help="Publications a second.")
-@click.option("--delegates", type=click.IntRange(1), default=4, show_default=True)
+@click.option("--delegates", type=click.IntRange(1), default=4, show_default=True, help="That registrations stand at.")
 @out_option("study-data")
 @json_option
 def generate(out: Path, as_json: bool, **numbers: Any) -> None:
@@ -167,15 +220,16 @@ def generate(out: Path, as_json: bool, **numbers: Any) -> None:
     if as_json:
         show_json({**facts, "out": str(out)})
     else:
-        show_rows(("", ""), [*((name, f"{n:,}") for name, n in facts.items()), ("data set", str(out))], title="made up")
+        show_facts([*((name, f"{n:,}") for name, n in facts.items()), ("data set", str(out))], title="made up")
 
 
 @study.command("export")
 @click.option("--publications", type=click.IntRange(1), metavar="N", help="End the tap after so many objects.")
-@click.option("--seconds", type=click.FloatRange(0), metavar="S", help="End it after so long; 0: contracts alone.")
+@click.option("--seconds", type=_Finite(0), metavar="S", help="End it after so long; 0: contracts alone.")
 @click.option("--megabytes", type=click.IntRange(1), default=1024, show_default=True, help="End it at so much data.")
 @click.option("--payloads/--no-payloads", default=True, help="Whether payloads are kept, or only their length.")
 @click.option("--resume", is_flag=True, help="Keep what is there, and go on.")
+@click.option("--parent", type=int, default=0, hidden=True, help="End with that process, which is ours.")
 @out_option("study-data")
 @json_option
 @pass_settings
@@ -186,6 +240,7 @@ def export_command(
     megabytes: int,
     payloads: bool,
     resume: bool,
+    parent: int,
     out: Path,
     as_json: bool,
 ) -> int:
@@ -204,12 +259,12 @@ def export_command(
     bounds = export.bounds_of(publications, seconds, megabytes)
     with telling() as tell:
         facts, interrupted = export.export(
-            settings.load(), out, bounds, payloads=payloads, resume=resume, progress=tell
+            settings.load(), out, bounds, payloads=payloads, resume=resume, progress=tell, parent=parent
         )
     if as_json:
         show_json(facts)
     else:
-        show_rows(("", ""), export.shown(facts), title="taken from the federation")
+        show_facts(export.shown(facts), title="taken from the federation")
     return 130 if interrupted else 0
 
 
@@ -219,7 +274,10 @@ existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @study.command("import")
 @click.argument("source", type=existing_path)
-@click.option("--format", "form", type=click.Choice(["auto", "xml", "lines", "parquet"]), default="auto")
+@click.option(
+    "--format", "form", type=click.Choice(["auto", "xml", "lines", "parquet"]), default="auto", show_default=True,
+    help="What SOURCE is; auto: by the endings of its files.",
+)  # fmt: skip
 @click.option("--schema", type=existing_file, help="XML Schema of the metadata: types and invariants are told by it.")
 @click.option("--marks", type=existing_file, help="Marks file, for a schema without marks.")
 @click.option("--type-name", default="", help="Type name, when the schema does not give the right one.")
@@ -229,7 +287,7 @@ existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 )  # fmt: skip
 @click.option("--registrations", type=existing_path, help="Take them of JSON lines or Parquet.")
 @click.option("--subscriptions", type=existing_path, help="Take them of JSON lines or Parquet.")
-@click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+@rejects_option
 @out_option("study-data")
 @json_option
 def import_command(
@@ -251,8 +309,9 @@ def import_command(
     registration.
 
     \b
-    jbi study import alerts --schema cap12.xsd --marks marks.json --subscriptions wanted.jsonl --out data
-    jbi study import archive.parquet --contracts exported --max-rejects 0 --out data
+    jbi study import examples/data/cap --schema examples/data/cap/cap12.xsd \
+        --marks examples/data/cap/marks.json --out alerts
+    jbi study import archive.parquet --contracts data --max-rejects 0 --out archive
     """
     if schema is None and (marks or type_name):
         raise ConfigurationError("--marks and --type-name are for --schema", hint="Give the schema, too")
@@ -283,7 +342,7 @@ def import_command(
     else:
         first = [("the first reject", f"{each.row}: {each.reason}") for each in intake.rejects[:1]]
         rows = [*((name, f"{n:,}") for name, n in facts.items()), *first, ("data set", str(out))]
-        show_rows(("", ""), rows, title="imported")
+        show_facts(rows, title="imported")
 
 
 def _described(schema: Path, marks: Path | None, type_name: str) -> ingest.Describe:
@@ -321,7 +380,9 @@ OWN: Final[Mapping[str, Callable[[Any], Any]]] = {
         show_default=True,
         help="Delegates to share registrations out to in thought.",
     ),
-    "bandwidth": click.option("--rates", default=bandwidth.RATES, show_default=True, help="Links' bits a second."),
+    "bandwidth": click.option(
+        "--rates", default=bandwidth.RATES, show_default=True, help="Links' bits a second, eight at most."
+    ),
 }
 """What a study asks beside what all do."""
 
@@ -329,8 +390,8 @@ OWN: Final[Mapping[str, Callable[[Any], Any]]] = {
 def _command(name: str, asked: Study, sentence: str) -> click.Command:
     @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
     @place_option(f"study-{name}")
-    @click.option("--engine", type=click.Choice(list(ENGINES)), default="auto", show_default=True)
-    @click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+    @engine_option
+    @rejects_option
     @resume_option
     @on_clusters
     @json_option
@@ -372,13 +433,19 @@ study.add_command(watch)
 
 @study.command("capacity")
 @click.argument("data", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--publishers", type=click.FloatRange(1, 1e9), required=True, help="Registrations that publish.")
-@click.option("--rate", type=click.FloatRange(0, 1e6, min_open=True), required=True, help="Objects a second of each.")
-@click.option("--subscribers", type=click.FloatRange(1, 1e9), required=True, help="Subscriptions.")
-@click.option("--growth", type=click.FloatRange(-0.9, 10), default=0.0, show_default=True, help="Of both, a year.")
-@click.option("--years", type=click.IntRange(1, 50), default=3, show_default=True)
-@click.option("--utilisation", type=click.FloatRange(0.05, 1), default=0.7, show_default=True, help="Of a core.")
-@click.option("--max-rejects", type=click.IntRange(-1), default=-1, help="Fail above so many unreadable rows.")
+@click.option("--publishers", type=_Finite(1, 1e9), required=True, help="Registrations that publish.")
+@click.option("--rate", type=_Finite(0, 1e6, min_open=True), required=True, help="Objects a second of each.")
+@click.option("--subscribers", type=_Finite(1, 1e9), required=True, help="Subscriptions.")
+@click.option("--growth", type=_Finite(-0.9, 10), default=0.0, show_default=True, help="Of both, a year: 0.3 is 30 %.")
+@click.option("--years", type=click.IntRange(1, 50), default=3, show_default=True, help="How far it looks ahead.")
+@click.option(
+    "--utilisation",
+    type=_Finite(0.05, 1),
+    default=0.7,
+    show_default=True,
+    help="Share of a core that is planned for.",
+)
+@rejects_option
 @out_option("study-capacity")
 @json_option
 def capacity_command(data: Path, max_rejects: int, out: Path, as_json: bool, **forecast: float) -> None:
@@ -412,11 +479,14 @@ def compare(before: Path, after: Path, out: Path, as_json: bool) -> None:
     """Put two results of a study side by side: what changed.
 
     \b
-    jbi study compare study-fanout-monday study-fanout-friday
+    jbi study compare monday friday
     """
+    if any(out.resolve().is_relative_to(each.resolve()) for each in (before, after)):
+        raise ConfigurationError(f"--out {out} is in what is compared", hint="Name another folder")
     found = comparison.compare(before, after)
     how = Run(input=f"{before} and {after}", engine="local")
-    finish(report.claim(out), found, how)
+    with report.claimed(out) as folder:
+        finish(folder, found, how)
     _show(found, how, out, as_json)
 
 
@@ -430,4 +500,4 @@ def _show(found: Result, how: Run, out: Path | str, as_json: bool) -> None:
         rows = [*found.rows(), ("engine", engine), ("seconds", seconds or "-")]
         rows += [("resumed", how.resumed)] if how.resumed else []
         rows += [("report", f"{out}/report.html")]
-        show_rows(("", ""), rows, title=f"study: {found.study}")
+        show_facts(rows, title=f"study: {found.study}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from jbi_pubsub.spark.studies.study import contracts_in
 
 from .cluster import on_clusters
 from .settings import Settings, json_option, pass_settings, try_folder
-from .show import console, printable, show_json, show_rows
+from .show import console, printable, show_facts, show_json
 
 TAP_SECONDS: Final = 30.0
 """For the contracts of a federation to be there."""
@@ -105,7 +106,7 @@ def watch(
     if as_json:
         show_json({"study": "watch", "numbers": found.numbers, "out": str(out)})
     else:
-        show_rows(("", ""), rows, title="watched")
+        show_facts(rows, title="watched")
     return code
 
 
@@ -208,6 +209,7 @@ def _nothing() -> None:
 def _tapping(configured: Settings, data: Path) -> Iterator[Callable[[], None]]:
     """A tap of its own process, as by `jbi study export`, that writes to a data set meanwhile."""
     words = [*configured.words(), "study", "export", "--seconds", TAP_FOR, "--resume", "--out", str(data), "--json"]
+    words += ["--parent", str(os.getpid())]  # else it would go on without us, up to its gigabyte
     with TemporaryFile("w+") as said:
         tap = subprocess.Popen(  # noqa: S603  # ourselves
             [sys.executable, "-m", "jbi_pubsub", *words], stdout=subprocess.DEVNULL, stderr=said

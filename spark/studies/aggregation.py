@@ -10,10 +10,10 @@ from jbi_pubsub.spark.judging import Judge, Seen, Tally
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
-from jbi_pubsub.spark.studies.study import Data, Study, share
+from jbi_pubsub.spark.studies.study import Data, Study, counted, share
 
 DOMAINS: Final = (1, 2, 4, 8, 16, 32, 64)
-"""How many domains the subscribers are grouped into, by their names."""
+"""How many domains the subscribers are grouped into, by their names; told as far as there are subscribers for."""
 
 
 def domain_of(subscriber: str, domains: int) -> int:
@@ -40,30 +40,32 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
     """The answer."""
     copies, size, _ = passed.total("copies")
     to = {int(key): sums for key, sums in passed.of("domains").items()}
-    profiles = {domains: _profile(judge, domains) for domains in DOMAINS}
+    wanted = [each.subscription for each in judge.wanted if each is not None]
+    said, subscribers = len(wanted), len({each.subscriber or each.subscription for each in wanted})
+    told = [domains for domains in DOMAINS if domains == 1 or domains <= subscribers]
+    profiles = {domains: _profile(judge, domains) for domains in told}
     rows = tuple(
         (domains, *to.get(domains, [0, 0, 0])[:2], copies - to.get(domains, [0, 0, 0])[0], *profiles[domains])
-        for domains in DOMAINS
+        for domains in told
     )
-    saved = {domains: 1 - to.get(domains, [0, 0, 0])[1] / size if size else 0.0 for domains in DOMAINS}
-    said = len([each for each in judge.wanted if each is not None])
+    saved = {domains: 1 - to.get(domains, [0, 0, 0])[1] / size if size else 0.0 for domains in told}
     return Result(
         study="aggregation",
         question="What do domains save, when an object goes to each domain once, whoever wants it there?",
         facts=(
-            ("without domains", f"{copies:,} copies, {size:,} bytes"),
+            ("without domains", f"{copies:,} copies, {size:,} bytes, to {counted(subscribers, 'subscriber')}"),
             *(
                 (
-                    f"{domains} domains",
+                    counted(domains, "domain"),
                     f"{share(saved[domains], 1)} of the bytes saved, {profiles[domains][1]:,} of {said:,} conditions",
                 )
-                for domains in DOMAINS
+                for domains in told
             ),
         ),
         numbers={
             "copies": copies,
             "bytes": size,
-            **{f"saved_{domains}": round(saved[domains], 6) for domains in DOMAINS},
+            **{f"saved_{domains}": round(saved[domains], 6) for domains in told},
         },
         tables=(
             Table(
@@ -89,7 +91,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 kind="bars",
                 x="domains",
                 y="% of the bytes saved",
-                series=(Series("saved", tuple(map(float, DOMAINS)), tuple(100 * saved[n] for n in DOMAINS)),),
+                series=(Series("saved", tuple(map(float, told)), tuple(100 * saved[n] for n in told)),),
             ),
         ),
     )

@@ -11,10 +11,12 @@ from jbi_pubsub.spark.judging import Judge, Seen, Tally
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
-from jbi_pubsub.spark.studies.study import Data, Study, share
+from jbi_pubsub.spark.studies.study import Data, Study, counted, share
 
 RATES: Final = "7200,23000,1000000"
 """Bits a second: the two links of the paper's airborne study (section 3.1), and a megabit."""
+SHORTEST: Final = 1.0
+"""Seconds between the first and the last publication that tell of rates."""
 STAGES: Final = ("offered", "predicates", "filters", "compressed")
 _NOW: Final = 1_000_000
 """Times are kept in microseconds, to be ranked."""
@@ -24,7 +26,7 @@ _LAST: Final = 1 << 62
 def see(judge: Judge, seen: Seen, tally: Tally) -> None:
     """Of each subscriber process the bytes that it gets: an object once for all its subscriptions, cut or whole."""
     publication = seen.publication
-    at = int(max(0.0, publication.time) * _NOW)
+    at = int(publication.time * _NOW)
     tally.keep("first", "", at, "", 1)
     tally.keep("last", "", _LAST - at, "", 1)
     if not seen.matched:
@@ -51,15 +53,16 @@ def see(judge: Judge, seen: Seen, tally: Tally) -> None:
 def _packed(metadata: bytes, payload: bytes | None, whole: int) -> int:
     """Bytes of an object that is deflated by itself; a payload that was not kept counts as it is."""
     if payload is None:
-        return len(zlib.compress(metadata)) + whole
+        return min(len(zlib.compress(metadata)), len(metadata)) + whole
     return min(len(zlib.compress(metadata + payload)), len(metadata) + len(payload))
 
 
 def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:  # noqa: ARG001  # the form of all studies
     """The answer."""
     rates = _rates(str(parameters.get("rates", RATES)))
-    first, last = (passed.kept(name, 1).get("", [(0, "")])[0][0] for name in ("first", "last"))
+    first, last = (passed.kept(name, 1).get("", [(none, "")])[0][0] for name, none in (("first", 0), ("last", _LAST)))
     seconds = max(0, _LAST - last - first) / _NOW
+    rates = rates if seconds >= SHORTEST else []
     per = {"offered": _offered(passed, judge)}
     per |= {stage: {who: sums[1] for who, sums in passed.of(stage).items()} for stage in STAGES[1:]}
     totals = {stage: sum(per[stage].values()) for stage in STAGES}
@@ -73,7 +76,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
         study="bandwidth",
         question="How many bytes would go to each subscriber, and what do predicates, filters and compression save?",
         facts=(
-            ("time", f"{seconds:,.0f} s of publications to {len(rows):,} subscribers"),
+            ("time", f"{seconds:,.0f} s of publications to {counted(len(rows), 'subscriber')}"),
             ("offered", f"{totals['offered']:,} bytes: all objects of the registrations that they match"),
             ("after predicates", f"{totals['predicates']:,} bytes, {share(totals['predicates'], totals['offered'])}"),
             ("after filters", f"{totals['filters']:,} bytes, {share(totals['filters'], totals['offered'])}"),
@@ -81,6 +84,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 "compressed",
                 f"{totals['compressed']:,} bytes, {share(totals['compressed'], totals['offered'])}; each object alone",
             ),
+            *([] if rates else [("links", f"less than {SHORTEST:g} s of publications tell nothing of rates")]),
             *((f"links of {rate:,} bit/s", _said(link)) for rate, link in zip(rates, links, strict=True)),
             *(
                 (("filters not applied", f"{unknown:,} times: the payload was not kept, the whole counts"),)
@@ -126,7 +130,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 y="bytes",
                 series=(Series("bytes", STAGES, tuple(float(totals[stage]) for stage in STAGES)),),
             ),
-            _sorted_plot(per, seconds, rates),
+            *([_sorted_plot(per, seconds, rates)] if rates else []),
         ),
     )
 
@@ -165,7 +169,8 @@ def _link(rate: int, stages: Sequence[Mapping[str, int]], seconds: float) -> tup
 
 def _said(link: Sequence[int | float]) -> str:
     offered, _, _, compressed, carried = link
-    return f"{compressed:,} subscribers fit, {offered:,} would unfiltered; {100 * carried:.1f} % of the bytes fit"
+    fit = counted(int(compressed), "subscriber")
+    return f"{fit} fit, {offered:,} would unfiltered; {100 * carried:.1f} % of the bytes fit"
 
 
 def _sorted_plot(per: Mapping[str, Mapping[str, int]], seconds: float, rates: Sequence[int]) -> Plot:
@@ -175,8 +180,8 @@ def _sorted_plot(per: Mapping[str, Mapping[str, int]], seconds: float, rates: Se
         needed = sorted((8 * per[stage].get(who, 0) / max(seconds, 1e-9) for who in per["offered"]), reverse=True)
         step = max(1, len(needed) // 400)
         curves.append(Series(stage, tuple(range(1, len(needed) + 1, step)), tuple(max(1.0, n) for n in needed[::step])))
-    most = max(1, len(per["offered"]))
-    lines = [Series(f"{rate:,} bit/s", (1, most), (float(rate), float(rate))) for rate in rates[:2]]
+    most = len(per["offered"])
+    lines = [Series(f"{rate:,} bit/s", (1, most), (float(rate), float(rate))) for rate in rates[:2] if most]
     return Plot(
         name="rates",
         title="The rate that each subscriber needs",

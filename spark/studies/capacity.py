@@ -27,6 +27,8 @@ SPREAD: Final = (10, 50, 90)
 """Percentiles of the measured rounds that are told."""
 STEPS: Final = 4
 """Of a year."""
+DELIVERIES_MOST: Final = 1e15
+"""A second: beyond, a forecast is a slip."""
 NOT_IN_IT: Final = "TLS, networks, validation by schemas, mail, access rules, signatures, subscribers that hang"
 
 
@@ -116,6 +118,12 @@ def _row(year: float, shape: float, size: float, parameters: Mapping[str, Value]
     publishers, subscriptions = given["publishers"] * times, given["subscribers"] * times
     objects = publishers * given["rate"]
     deliveries = objects * shape * subscriptions
+    if not deliveries <= DELIVERIES_MOST:
+        raise StudyError(
+            f"the forecast comes to {deliveries:.2g} deliveries a second in year {year:g}, more than "
+            f"{DELIVERIES_MOST:.0e}",
+            hint="Take smaller numbers, or fewer years",
+        )
     low, middle, high = (
         max(
             1,
@@ -145,10 +153,10 @@ def _table(rows: Sequence[Row]) -> Table:
         columns=(
             ("year", "number"),
             ("publishers", "number"),
-            ("objects_s", "number"),
+            ("objects_per_second", "number"),
             ("subscriptions", "number"),
-            ("deliveries_s", "number"),
-            ("mbit_s_out", "number"),
+            ("deliveries_per_second", "number"),
+            ("mbit_per_second_out", "number"),
             ("delegates_p10", "integer"),
             ("delegates_p50", "integer"),
             ("delegates_p90", "integer"),

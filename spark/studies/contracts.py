@@ -102,12 +102,18 @@ def _templates(groups: Mapping[Entries, int], matched: Mapping[Entries, int], re
 
 
 def _registrations(contracts: Contracts, matched: Mapping[Entries, int]) -> Table:
-    rows = [(each.registration, each.type, each.delegate, matched[each.entries]) for each in contracts.registrations]
-    rows.sort(key=lambda row: (-row[3], row[0]))
+    rows = [
+        (each.registration, each.publisher, each.type, each.delegate, matched[each.entries])
+        for each in contracts.registrations
+    ]
+    rows.sort(key=lambda row: (-row[4], row[0]))
     return Table(
         name="registrations",
         title="Registrations by the subscriptions that match them",
-        columns=(("registration", "text"), ("type", "text"), ("delegate", "text"), ("subscriptions", "integer")),
+        columns=(
+            *((name, "text") for name in ("registration", "publisher", "type", "delegate")),
+            ("subscriptions", "integer"),
+        ),
         rows=tuple(rows[:ROWS_MOST]),
     )
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from jbi_pubsub.spark.dataset import Registration, hashed
-from jbi_pubsub.spark.judging import Judge, Seen, Tally
+from jbi_pubsub.spark.judging import MANY, Judge, Seen, Tally
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
@@ -31,7 +32,7 @@ def see(judge: Judge, seen: Seen, tally: Tally) -> None:
         subscribers.add(wanted.subscription.subscriber or wanted.subscription.subscription)
     for subscriber in subscribers:
         tally.add("subscriber", subscriber, 1, size)
-    tally.keep("hot", "", _RANKS - number, f"{publication.object_id} {publication.type}", HOTTEST)
+    tally.keep("hot", "", _RANKS - number, f"{publication.object_id}{MANY}{publication.type}", HOTTEST)
 
 
 def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:
@@ -42,7 +43,9 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
     loads = _loads(passed, data)
     count = int(parameters.get("delegates", DELEGATES))
     assignments = {name: share_out(loads, count) for name, share_out in STRATEGIES.items()}
-    now = _balance(loads, {load.registration: load.delegate for load in loads})
+    at = {each.registration: each.delegate for each in (*data.contracts.registrations, *loads)}
+    now = _balance(loads, at, at.values())
+    then = {name: _balance(loads, given, _numbered(count))[0] for name, given in assignments.items()}
     return Result(
         study="fanout",
         question="How many deliveries does an object make, and how is the work shared out?",
@@ -55,8 +58,8 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             ("copies over links", f"{copies:,}: an object goes to a process once, for all its subscriptions"),
             ("delegates now", f"{len(now[1])}, the busiest has {now[0]:.2f} times the mean"),
             *(
-                (f"{count} delegates {name}", f"the busiest would have {_balance(loads, given)[0]:.2f} times the mean")
-                for name, given in assignments.items()
+                (f"{count} delegates {name}", f"the busiest would have {n:.2f} times the mean")
+                for name, n in then.items()
             ),
         ),
         numbers={
@@ -66,16 +69,13 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             "copies": copies,
             "most": max(spread, default=0),
             "balance_now": round(now[0], 4),
-            **{
-                f"balance_{name.replace(' ', '_')}": round(_balance(loads, given)[0], 4)
-                for name, given in assignments.items()
-            },
+            **{f"balance_{name.replace(' ', '_')}": round(n, 4) for name, n in then.items()},
         },
         tables=(
             _fanout(spread),
             _subscriptions(passed, judge),
             _subscribers(passed),
-            _delegates(now[1], loads),
+            _delegates(now[1], loads, Counter(at.values())),
             _hot(passed),
             _assigned(loads, assignments),
         ),
@@ -132,12 +132,18 @@ def _by_load(loads: Sequence[_Load], count: int) -> dict[str, str]:
 STRATEGIES: Final = {"by type": _by_type, "by hash": _by_hash, "by load": _by_load}
 
 
-def _balance(loads: Sequence[_Load], given: Mapping[str, str]) -> tuple[float, dict[str, int]]:
-    """How many times the mean the busiest has, and the work of each."""
-    work: dict[str, int] = {}
+def _numbered(count: int) -> list[str]:
+    return [f"{n}" for n in range(count)]
+
+
+def _balance(
+    loads: Sequence[_Load], given: Mapping[str, str], delegates: Iterable[str]
+) -> tuple[float, dict[str, int]]:
+    """How many times the mean the busiest has, and the work of each: of who has none, too."""
+    work = dict.fromkeys(delegates, 0)
     for load in loads:
-        work[given[load.registration]] = work.get(given[load.registration], 0) + load.work
-    return (max(work.values()) * len(work) / max(1, sum(work.values())) if work else 0.0), work
+        work[given[load.registration]] += load.work
+    return max(work.values(), default=0) * len(work) / max(1, sum(work.values())), work
 
 
 def _fanout(spread: Mapping[int, int]) -> Table:
@@ -183,14 +189,14 @@ def _subscribers(passed: Passed) -> Table:
     )
 
 
-def _delegates(work: Mapping[str, int], loads: Sequence[_Load]) -> Table:
+def _delegates(work: Mapping[str, int], loads: Sequence[_Load], registrations: Mapping[str, int]) -> Table:
     rows = []
     for delegate in sorted(work):
         own = [load for load in loads if load.delegate == delegate]
         rows.append(
             (
                 delegate,
-                len(own),
+                registrations[delegate],
                 sum(each.objects for each in own),
                 sum(each.deliveries for each in own),
                 sum(each.size for each in own),
@@ -216,7 +222,7 @@ def _hot(passed: Passed) -> Table:
         name="hottest",
         title="Objects with most deliveries",
         columns=(("object", "text"), ("type", "text"), ("deliveries", "integer")),
-        rows=tuple((*text.split(" ", 1), _RANKS - rank) for rank, text in kept),
+        rows=tuple((*text.split(MANY, 1), _RANKS - rank) for rank, text in kept),
     )
 
 
@@ -225,10 +231,11 @@ def _assigned(loads: Sequence[_Load], assignments: Mapping[str, Mapping[str, str
     return Table(
         name="assignment",
         title="Registrations shared out anew",
-        columns=(("registration", "text"), ("type", "text"), ("work", "integer"), *columns),  # type: ignore[arg-type]  # the kinds are literals
+        columns=(("registration", "text"), ("publisher", "text"), ("type", "text"), ("work", "integer"), *columns),  # type: ignore[arg-type]  # the kinds are literals
         rows=tuple(
             (
                 load.registration,
+                load.publisher,
                 load.type,
                 load.work,
                 *(int(given[load.registration]) for given in assignments.values()),
@@ -256,11 +263,11 @@ def _spread_plot(spread: Mapping[int, int]) -> Plot:
 
 
 def _balance_plot(loads: Sequence[_Load], count: int, assignments: Mapping[str, Mapping[str, str]]) -> Plot:
-    names = tuple(f"{n}" for n in range(count))
+    names = tuple(_numbered(count))
     series = []
     for name, given in assignments.items():
-        work = _balance(loads, given)[1]
-        series.append(Series(name, names, tuple(float(work.get(n, 0)) for n in names)))
+        work = _balance(loads, given, names)[1]
+        series.append(Series(name, names, tuple(float(work[n]) for n in names)))
     return Plot(
         name="balance",
         title=f"Work of {count} delegates",

@@ -17,7 +17,7 @@ from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
 from jbi_pubsub.spark.studies.predicates import SAMPLED_BYTES, conjuncts
-from jbi_pubsub.spark.studies.study import Data, Study, share
+from jbi_pubsub.spark.studies.study import Data, Study, counted, share
 
 PATHS: Final = 500
 """Leaves of a document that are looked at."""
@@ -41,7 +41,7 @@ def see(judge: Judge, seen: Seen, tally: Tally) -> None:  # noqa: ARG001  # the 
         tally.value("leaf", f"{where}{_JOINT}{path}", value if len(value) <= VALUE_MOST else MANY)
     if len(publication.metadata) <= SAMPLED_BYTES:
         which = hashed(publication.object_id.encode())
-        tally.keep("sample", where, which, publication.metadata.decode("utf-8", "replace"), 1)
+        tally.keep("sample", where, which, publication.metadata.decode("latin-1"), 1)
 
 
 def leaves(root: Element) -> Iterator[tuple[str, str]]:
@@ -81,7 +81,7 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
                 "first-level precision",
                 f"{share(_matched(passed), candidates)} now, {share(_matched(passed), hits)} then",
             ),
-            ("could move", f"{len({row[0] for row in moves}):,} predicates have conditions for templates"),
+            ("could move", f"conditions of {counted(len({row[0] for row in moves}), 'predicate')} into templates"),
         ),
         numbers={
             "constant_paths": len(paths),
@@ -172,19 +172,22 @@ def _moves(
         candidates += number * len(asked)
         if registration not in samples:
             continue
-        data = samples[registration][0][1].encode()
+        data = samples[registration][0][1].encode("latin-1")
         root = parse_metadata(data)
+        of_text: dict[object, list[Condition]] = {}
         for each in asked:
-            said = [
-                c for c in _conditions(each, root, len(data)) if _is_constant(c, each, root, constants[registration])
-            ]
+            same = (each.subscription.predicate, tuple(each.subscription.namespaces.items()))
+            if same not in of_text:
+                found = _conditions(each, root, len(data))
+                of_text[same] = [c for c in found if _is_constant(c, each, root, constants.get(registration, {}))]
+            said = of_text[same]
             spared += number * any(condition.holds is False for condition in said)
             for condition in said:
                 key, is_false = (each.subscription.subscription, condition.text), condition.holds is False
                 many, false_for, of_them = rows.get(key, (0, 0, 0))
                 rows[key] = many + 1, false_for + is_false, of_them + number * is_false
-    found = [(said, text, *counts) for (said, text), counts in rows.items()]
-    return sorted(found, key=lambda row: (-row[4], row[0], row[1])), spared, candidates
+    moves = [(uid, text, *counts) for (uid, text), counts in rows.items()]
+    return sorted(moves, key=lambda row: (-row[4], row[0], row[1])), spared, candidates
 
 
 def _conditions(wanted: Wanted, root: Element, size: int) -> Sequence[Condition]:

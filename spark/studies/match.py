@@ -6,7 +6,6 @@ Small inputs run in this process, large ones on Spark; the results are equal, ro
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -19,10 +18,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
-from jbi_pubsub.spark import level1, report, session, stages
+from jbi_pubsub.spark import level1, plots, report, result, session, stages
 from jbi_pubsub.spark.generators import CLASSES, SHAPES, WIDTH, Population, hash_long, xxhash64
+from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.reference import Group, Matcher, match_by_definition
 from jbi_pubsub.spark.report import Cell, Check, MatchReport
+from jbi_pubsub.spark.result import Result, Run, Table
 from jbi_pubsub.spark.session import Progress
 
 if TYPE_CHECKING:
@@ -100,24 +101,73 @@ def match_study(
     against the in-process matcher, and on both engines a sample of pairs against `entry.matches`.
 
     Raises ConfigurationError (numbers out of range, unknown engine, unusable folder) and StudyError (Java, Spark or
-    PyArrow missing or failing, or the check found a difference).
+    PyArrow or matplotlib missing or failing, or the check found a difference).
     """
     population = Population(registrations=registrations, templates=templates, seed=seed)
     chosen = "spark" if engine == "auto" and (master or settings) else _choose(engine, population)
     report.parquet_present()
-    folder = report.claim(out)
-    step = sample_step(registrations)
-    timings = _Timings()
-    if chosen == "spark":
-        made_from = stages.digest([f"match {registrations} {templates} {seed}".encode()])
-        done = stages.Stages(folder, made_from, resume=resume)
-        opened = partial(session.open_session, "jbi study match", extra=settings, master=master)
-        outcome = _on_spark(opened, done, population, folder, step, timings, progress)
-    else:
-        outcome = _in_process(population, folder, step, timings, progress)
-    with timings.stage("check"):
-        check = _check(population, outcome, step, progress)
-    return report.finish(folder, _report(population, chosen, outcome, check, timings, folder))
+    plots.present()
+    with report.claimed(out) as folder:
+        step = sample_step(registrations)
+        timings = _Timings()
+        if chosen == "spark":
+            made_from = stages.digest([f"match {registrations} {templates} {seed}".encode()])
+            done = stages.Stages(folder, made_from, resume=resume)
+            opened = partial(session.open_session, "jbi study match", extra=settings, master=master)
+            outcome = _on_spark(opened, done, population, folder, step, timings, progress)
+        else:
+            outcome = _in_process(population, folder, step, timings, progress)
+        with timings.stage("check"):
+            check = _check(population, outcome, step, progress)
+        made = _report(population, chosen, outcome, check, timings, folder)
+        how = Run(
+            input="a generated population", engine=chosen, spark=outcome.spark, java=outcome.java, timings=made.timings,
+            parameters={"seed": seed, **made.checks()}, resumed=outcome.resumed,
+        )  # fmt: skip
+        result.leave(folder, result_of(made), how)
+        return report.finish(folder, made)
+
+
+def result_of(found: MatchReport) -> Result:
+    """The same as other studies tell it: nothing in it depends on the engine."""
+    names = tuple(f"{r.low}" if r.low == r.high else f"{r.low}-{r.high}" for r in found.distribution)
+    return Result(
+        study="match",
+        question="Which templates of a made-up population match which registrations?",
+        facts=tuple(found.facts()),
+        numbers={
+            "registrations": found.registrations,
+            "subscriptions": found.templates,
+            "templates": found.groups,
+            "pairs": found.pairs,
+            "never": found.templates - found.templates_matched,
+        },
+        tables=(
+            Table(
+                name="distribution",
+                title="Templates by the number of registrations each matches",
+                columns=(("from", "integer"), ("to", "integer"), ("templates", "integer"), ("pairs", "integer")),
+                rows=tuple((r.low, r.high, r.templates, r.pairs) for r in found.distribution),
+            ),
+            Table(
+                name="shapes",
+                title="Templates by their shape",
+                columns=(("shape", "text"), ("templates", "integer"), ("distinct", "integer"), ("pairs", "integer")),
+                rows=tuple((r.shape, r.templates, r.groups, r.pairs) for r in found.shapes),
+                note="A shape is a class with the fields that are set.",
+            ),
+        ),
+        plots=(
+            Plot(
+                name="matches",
+                title="Templates by the number of registrations each matches",
+                kind="bars",
+                x="registrations",
+                y="templates",
+                series=(Series("templates", names, tuple(float(r.templates) for r in found.distribution)),),
+            ),
+        ),
+    )
 
 
 def sample_step(registrations: int) -> int:
@@ -225,14 +275,12 @@ class _Views:
 
     def write(self, table: str, query: str) -> None:
         """Write the query's rows as Parquet."""
-        path = f"file://{self._folder / table}"  # its reading is another step: it may be there already
+        path = session.hadoop_path(self._folder / table)  # its reading is another step: it may be there already
         self._spark.sql(query).write.mode("overwrite").option("compression", report.COMPRESSION).parquet(path)
 
     def read(self, table: str) -> None:
         """Let the view `table` read what was written."""
-        path = f"file://{self._folder / table}"
-        # Reading takes a path as a pattern; a folder's own brackets and stars are meant literally.
-        self._name(table, self._spark.read.parquet(re.sub(r"([\[\]{}*?\\])", r"\\\1", path)))
+        self._name(table, self._spark.read.parquet(session.hadoop_path(self._folder / table, pattern=True)))
 
     def drop(self) -> None:
         for name in self.names.values():

@@ -10,16 +10,16 @@ from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import Condition, examine
 from jbi_pubsub.spark.dataset import hashed
-from jbi_pubsub.spark.judging import Judge, Seen, Tally, Wanted
+from jbi_pubsub.spark.judging import Judge, Seen, Tally, Topic, Wanted
 from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Table, Value
-from jbi_pubsub.spark.studies.study import Data, Study, share
+from jbi_pubsub.spark.studies.study import Data, Study, counted, share
 
 SAMPLES: Final = 20
 """Publications of a registration that predicates which never match are examined with."""
 SAMPLED_BYTES: Final = 16 << 10
-"""Larger metadata are not among them."""
+"""Larger metadata are not among them. A sample is kept as a text of the document's bytes, whatever its encoding."""
 EXAMINED: Final = 2_000
 """Examinations in all: some seconds."""
 
@@ -28,10 +28,11 @@ def see(judge: Judge, seen: Seen, tally: Tally) -> None:  # noqa: ARG001  # the 
     """Of each subscription how many, and which."""
     publication = seen.publication
     which = hashed(publication.object_id.encode())
+    mixed = hashed(publication.object_id.encode() + publication.metadata) >> 29 if seen.matched else 0
     for number in seen.matched:
-        tally.add("match", f"{number:07d}", 1, seen.size, which)
+        tally.add("match", f"{number:07d}", 1, seen.size, mixed)
     if len(publication.metadata) <= SAMPLED_BYTES:
-        tally.keep("sample", publication.publisher, which, publication.metadata.decode("utf-8", "replace"), SAMPLES)
+        tally.keep("sample", publication.publisher, which, publication.metadata.decode("latin-1"), SAMPLES)
 
 
 def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Value]) -> Result:  # noqa: ARG001  # as above
@@ -56,8 +57,11 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
             ("subscriptions", f"{len(wanted):,}, {sum(1 for n in asked.values() if n):,} of them asked"),
             ("first level", f"{pairs:,} candidates, {share(pairs, total * len(wanted))} of all pairs"),
             ("second level", f"{hits:,} matches, {share(hits, pairs)} of the candidates"),
-            ("never match", f"{len(never):,} predicates"),
-            ("match the same objects", f"{len(same):,} groups, {sum(len(group) for group in same):,} subscriptions"),
+            ("never match", counted(len(never), "predicate")),
+            (
+                "match the same objects",
+                f"{counted(len(same), 'group')}, {counted(sum(map(len, same)), 'subscription')}",
+            ),
             ("cost class", f"{len(wanted) - evaluated:,} in the index, {evaluated:,} evaluated one by one"),
         ),
         numbers={
@@ -76,9 +80,12 @@ def tell(passed: Passed, judge: Judge, data: Data, parameters: Mapping[str, Valu
 
 def _asked(judge: Judge, published: Mapping[str, int]) -> Counter[int]:
     """Publications that each subscription's predicate is asked about."""
-    asked: Counter[int] = Counter()
+    topics: Counter[Topic] = Counter()
     for registration, number in published.items():
-        for each in judge.topic(registration).candidates:
+        topics[judge.topic(registration)] += number
+    asked: Counter[int] = Counter()
+    for topic, number in topics.items():
+        for each in topic.candidates:
             asked[each.number] += number
     return asked
 
@@ -145,7 +152,7 @@ def _reasons(judge: Judge, never: Sequence[Wanted], passed: Passed) -> dict[int,
 def _failing(wanted: Wanted, text: str) -> list[str]:
     """The conditions without which the predicate would be true of a document, or nearer to it."""
     assert wanted.predicate is not None
-    data = text.encode()
+    data = text.encode("latin-1")
     try:
         conditions = examine(wanted.predicate, parse_metadata(data), len(data))
     except JbiError:
@@ -194,12 +201,12 @@ def _nevers(never: Sequence[Wanted], reasons: Mapping[int, tuple[str, int, int]]
 
 
 def _same(judge: Judge, matches: Mapping[int, Sequence[int]]) -> list[list[int]]:
-    """Subscriptions that matched the very same objects, by number and XOR of their hashes."""
-    groups: dict[tuple[int, int], list[int]] = {}
+    """Subscriptions that matched the very same objects, by number, bytes, and hashes."""
+    groups: dict[tuple[int, ...], list[int]] = {}
     for number, sums in matches.items():
         found = judge.wanted[number]
         if found is not None and found.predicate is not None:
-            groups.setdefault((sums[0], sums[2]), []).append(number)
+            groups.setdefault(tuple(sums), []).append(number)
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -18,6 +18,8 @@ from jbi_pubsub.spark.passes import Passed
 from jbi_pubsub.spark.result import Result, Run, Value
 from jbi_pubsub.spark.session import Progress
 
+ANY: Final = -1
+"""Of rejects: any number."""
 ENGINES: Final = ("auto", "spark", "local")
 LARGEST_LOCAL: Final = 2_000_000
 """Publications up to which `auto` stays in this process: under a minute of judging (docs/spark.md)."""
@@ -41,13 +43,13 @@ class Study(msgspec.Struct, frozen=True):
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How a study runs: `master` and `settings` are Spark's, without them a local one; more than `max_rejects`
-    rejects (-1: any number) fail it; `resume` goes on from what an
+    rejects (ANY: any number) fail it; `resume` goes on from what an
     earlier run with the same input has finished; `parameters` are the study's own."""
 
     engine: str = "auto"
     master: str = ""
     settings: Mapping[str, str] = {}
-    max_rejects: int = -1
+    max_rejects: int = ANY
     resume: bool = False
     parameters: Mapping[str, Value] = {}
     progress: Progress | None = None
@@ -67,7 +69,20 @@ def run(study: Study, data: Data, out: Path, options: Options) -> tuple[Result, 
         )
     report.parquet_present()
     plots.present()
-    folder = report.claim(out)
+    _apart(out, data)
+    with report.claimed(out) as folder:
+        return _done(study, data, folder, options)
+
+
+def _apart(out: Path, data: Data) -> None:
+    """Raises ConfigurationError for a result among the tables that are read."""
+    tables = Path(data.publications.removeprefix("file://")).parent if _here(data) else None
+    for name in (*dataset.CONTRACTS, "publications", "rejects") if tables is not None else ():
+        if tables is not None and out.resolve().is_relative_to((tables / name).resolve()):
+            raise ConfigurationError(f"--out {out} lies in {tables / name}, which is read", hint="Name another folder")
+
+
+def _done(study: Study, data: Data, folder: Path, options: Options) -> tuple[Result, Run]:
     timings: dict[str, float] = {}
     done = stages.Stages(folder, _made_from(study, data), resume=options.resume)
     with _timed(timings, "judge"):
@@ -75,20 +90,9 @@ def run(study: Study, data: Data, out: Path, options: Options) -> tuple[Result, 
     judge = Judge(data.contracts)
     rejects = [*data.rejects, *judge.rejects, *passed.rejects]
     rejected = len(data.rejects) + len(judge.rejects) + passed.total("rejected")[0]
-    if 0 <= options.max_rejects < rejected:
-        first = rejects[0]
-        raise StudyError(
-            f"{rejected:,} rows could not be read, more than {options.max_rejects:,}; the first, of {first.table}: "
-            f"{first.row}: {first.reason}"[:600],
-            hint="Mend the input, or raise --max-rejects",
-            rejected=rejected,
-        )
+    check_rejects(rejected, rejects, options.max_rejects)
     with _timed(timings, "tell"):
-        told = study.tell(passed, judge, data, options.parameters)
-    if rejected:
-        told = msgspec.structs.replace(
-            told, facts=(*told.facts, ("could not be read", f"{rejected:,} rows (table rejects)"))
-        )
+        told = with_rejects(study.tell(passed, judge, data, options.parameters), rejected)
     how = Run(
         input=data.publications,
         engine="spark" if passed.spark else "local",
@@ -101,6 +105,26 @@ def run(study: Study, data: Data, out: Path, options: Options) -> tuple[Result, 
     )
     result.finish(folder, told, how, rejects)
     return told, how
+
+
+def check_rejects(rejected: int, rejects: Sequence[Reject], most: int) -> None:
+    """Raises StudyError for more than `most` rows that could not be read."""
+    if most != ANY and rejected > most:
+        first = rejects[0]
+        raise StudyError(
+            f"{counted(rejected, 'row')} could not be read, more than {most:,}; the first, of {first.table}: "
+            f"{first.row}: {first.reason}"[:600],
+            hint="Mend the input, or raise --max-rejects",
+            rejected=rejected,
+        )
+
+
+def with_rejects(told: Result, rejected: int) -> Result:
+    """With how many rows could not be read, if any."""
+    if not rejected:
+        return told
+    fact = ("could not be read", f"{counted(rejected, 'row')} (table rejects)")
+    return msgspec.structs.replace(told, facts=(*told.facts, fact))
 
 
 def _judged(study: Study, data: Data, options: Options, folder: Path, done: stages.Stages) -> Passed:
@@ -137,7 +161,7 @@ def _pass(study: Study, data: Data, options: Options) -> Passed:
     if _chosen(options, path if is_here else None) == "local":
         return passes.here(path, data.contracts, study.see, options.progress)
     with session.open_session(f"jbi study {study.name}", extra=options.settings, master=options.master) as spark:
-        url = path.resolve().as_uri() if is_here else where
+        url = session.hadoop_path(path, pattern=True) if is_here else where
         return passes.on_spark(spark, url, data.contracts, study.see, options.progress)
 
 
@@ -157,8 +181,13 @@ def data_in(folder: Path) -> Data:
         raise StudyError(f"{folder} is no data set", hint="`jbi study export` and `jbi study generate` make one")
     rejects: list[Reject] = []
     if (folder / "rejects").is_dir():
-        rejects += [msgspec.convert(row, Reject) for row in _rows(folder / "rejects")]
+        rejects += [_reject(row) for row in _rows(folder / "rejects")]
     return Data(str(folder / "publications"), contracts_in(folder, rejects), tuple(rejects))
+
+
+def _reject(row: Mapping[str, Any]) -> Reject:
+    """A row of `rejects`, which anybody may have written."""
+    return Reject(*(dataset.sayable(str(row.get(name) or ""), 500) for name in Reject.__struct_fields__))
 
 
 def contracts_in(folder: Path, rejects: list[Reject]) -> Contracts:
@@ -177,6 +206,11 @@ def _timed(timings: dict[str, float], stage: str) -> Iterator[None]:
     begin = perf_counter()
     yield
     timings[stage] = perf_counter() - begin
+
+
+def counted(count: int, noun: str) -> str:
+    """So many of them, for people."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def share(part: float, whole: float) -> str:

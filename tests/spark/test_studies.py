@@ -7,10 +7,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -21,12 +23,13 @@ from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.cli.app import run as command_line
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.lookup.entry import EntryRep, define, matches
-from jbi_pubsub.spark import dataset, passes
+from jbi_pubsub.spark import dataset, judging, passes
 from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription
 from jbi_pubsub.spark.domain import Domain
-from jbi_pubsub.spark.judging import Judge, Tally, judged, pack
+from jbi_pubsub.spark.judging import Judge, Sums, Tally, judged, pack
 from jbi_pubsub.spark.result import Result
 from jbi_pubsub.spark.studies import aggregation, bandwidth, comparison, fanout, invariants, predicates
+from jbi_pubsub.spark.studies.match import match_study
 from jbi_pubsub.spark.studies.study import Data, Options, Study, data_in, run
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ pytest.importorskip("matplotlib", reason="needs the spark extra")
 
 STUDIES = [module.STUDY for module in (predicates, fanout, bandwidth, invariants, aggregation)]
 SMALL = Domain(registrations=12, subscriptions=60, publications=300, seed=3, selectivity=0.2)
+FEW = msgspec.structs.replace(SMALL, publications=60)
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +92,38 @@ def test_each_subscription_matches_what_its_template_and_lxml_say(made: Path, tm
     assert sum(expected.values()) > 100
 
 
+@pytest.mark.parametrize("lonely", ["", "//lat > 80", "string-length(lat) > 3"])
+def test_topics_that_share_an_index_match_what_each_would_alone(lonely: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given predicates of all topics, one of which lxml may have to decide, and documents with several nodes at a path
+    made = SMALL.contracts()
+    more = [
+        Subscription(subscription="all"),
+        Subscription(subscription="one of several", predicate="/track[p[a = 1 and b = 2]]"),
+        *([Subscription(subscription="lonely", predicate=lonely)] if lonely else []),
+    ]
+    contracts = Contracts(made.registrations, (*made.subscriptions, *more))
+    several = [
+        msgspec.structs.replace(
+            each,
+            metadata=each.metadata.replace(b"</lat>", b"</lat><lat>10</lat><p><a>1</a></p><p><a>1</a><b>2</b></p>"),
+        )
+        for each in list(SMALL.published())[::3]
+    ]
+    published = [*SMALL.published(), *several, Publication("o", "t", "1.0", 0.0, "nobody knows", b"<t/>", 0)]
+    alone = [Judge(contracts).judge(each).matched for each in published]
+
+    monkeypatch.setattr(judging, "LARGEST_OWN", 0)
+    monkeypatch.setattr(judging, "MOST_KEPT", 50)
+    judge = Judge(contracts)
+    seen = [judge.judge(each) for each in published]
+
+    # Expect the same, and that they did share one where no lxml is needed
+    assert [each.matched for each in seen] == alone
+    assert len({id(each.topic.shared) for each in seen} - {id(None)}) == (0 if lonely else 5)
+    assert any(each.topic.index is not None for each in seen)
+    assert len(judge._topics) < len({id(each.topic) for each in seen})
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
 def test_spark_gives_the_same_bytes_as_this_process(
@@ -111,10 +147,25 @@ def test_spark_gives_the_same_bytes_as_this_process(
     }  # they say who has done it, and how long it took
 
 
+@cache
+def few() -> tuple[Contracts, Judge, bytes]:
+    contracts = FEW.contracts()
+    return contracts, Judge(contracts), pack(contracts)
+
+
+def told_of(study: Study, sums: Sums) -> Result:
+    return study.tell(passes.Passed(sums, []), few()[1], Data("", few()[0]), {})
+
+
+@cache
+def told_of_the_whole(study: Study) -> Result:
+    return told_of(study, judged(few()[2], study.see, FEW.published(), []))
+
+
 @settings(max_examples=30, deadline=None)
-@given(cuts=st.lists(st.integers(0, 300), max_size=5), order=st.randoms(use_true_random=False))
+@given(cuts=st.lists(st.integers(0, 60), max_size=5), order=st.randoms(use_true_random=False))
 def test_the_sums_of_parts_are_those_of_the_whole_in_any_order(cuts: list[int], order: random.Random) -> None:
-    packed, publications = pack(SMALL.contracts()), list(SMALL.published())
+    publications = list(FEW.published())
     order.shuffle(publications)
     bounds = [0, *sorted(cuts), len(publications)]
     parts = [publications[a:b] for a, b in pairwise(bounds)]
@@ -122,13 +173,8 @@ def test_the_sums_of_parts_are_those_of_the_whole_in_any_order(cuts: list[int], 
     for study in STUDIES:
         sums: dict[tuple[str, str], list[int]] = {}
         for part in parts:
-            passes._join(sums, judged(packed, study.see, part, []))
-        whole = judged(packed, study.see, list(SMALL.published()), [])
-        told = [
-            study.tell(passes.Passed(each, []), Judge(SMALL.contracts()), Data("", SMALL.contracts()), {})
-            for each in (sums, whole)
-        ]
-        assert told[0] == told[1]
+            passes._join(sums, judged(few()[2], study.see, part, []))
+        assert told_of(study, sums) == told_of_the_whole(study)
 
 
 def test_a_predicate_that_never_matches_is_told_with_the_condition_that_fails_most(tmp_path: Path) -> None:
@@ -178,6 +224,23 @@ def test_fan_out_adds_up_and_the_greedy_share_is_never_worse_than_its_bound(made
     assert max(work.values()) <= max(largest, mean + largest)
 
 
+def test_a_delegate_without_work_counts_in_the_mean(tmp_path: Path) -> None:
+    # Given all work at one of two delegates, by one registration
+    contracts = Contracts(
+        (Registration(registration="r", delegate="a", type="t"), Registration(registration="idle", delegate="b"))
+    )
+    data = written(tmp_path / "data", contracts, [Publication("o", "t", "1.0", 0.0, "r", b"<t/>", 0)])
+
+    found, out = asked(fanout.STUDY, data, tmp_path, delegates=4)
+
+    # Expect it to have twice the mean, and four times that of four, whatever the way to share out
+    numbers = found.numbers
+    assert [numbers[f"balance_{name}"] for name in ("now", "by_type", "by_hash", "by_load")] == [2, 4, 4, 4]
+    assert [(row["delegate"], row["registrations"], row["objects"]) for row in table(out, "delegates")] == [
+        ("a", "1", "1"), ("b", "1", "0"),
+    ]  # fmt: skip
+
+
 def test_bandwidth_counts_an_object_once_for_a_process_and_what_filters_leave_of_it(tmp_path: Path) -> None:
     def said(name: str, process: str, **more: Any) -> Subscription:
         return Subscription(subscription=name, subscriber=process, predicate="/t[a = 1]", **more)
@@ -208,6 +271,34 @@ def test_bandwidth_counts_an_object_once_for_a_process_and_what_filters_leave_of
     assert found.numbers["fits_8000"] == 1
 
 
+def test_a_payload_that_was_not_kept_does_not_grow_by_compression(tmp_path: Path) -> None:
+    contracts = Contracts((), (Subscription(subscription="all", subscriber="one"),))
+    published = [Publication("o", "t", "1.0", 0.0, "r", b"<t/>", 1000)]
+
+    found, _ = asked(bandwidth.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
+
+    assert found.numbers["bytes_compressed"] == found.numbers["bytes_filters"] == 1004
+    assert dict(found.facts)["time"] == "0 s of publications to 1 subscriber"
+    # Expect no word about rates, of which one moment tells nothing
+    assert "less than 1 s" in dict(found.facts)["links"]
+    assert [name for name in found.numbers if name.startswith("fits")] == []
+    assert [plot.name for plot in found.plots] == ["bytes"]
+
+
+def test_equal_predicates_are_examined_once_for_a_registration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ("//country = 'c1'", "//country = 'c2'")
+    contracts = Contracts((), tuple(Subscription(subscription=f"s{n}", predicate=texts[n % 2]) for n in range(40)))
+    published = [Publication(f"o{n}", "t", "1.0", 0.0, "r", b"<t><country>c1</country></t>", 0) for n in range(3)]
+    examined: list[str] = []
+    examine = invariants.examine
+    monkeypatch.setattr(invariants, "examine", lambda p, *of: (examined.append(p.expression), examine(p, *of))[1])
+
+    found, out = asked(invariants.STUDY, written(tmp_path / "data", contracts, published), tmp_path)
+
+    assert sorted(examined) == sorted(texts)
+    assert (len(table(out, "movable")), found.numbers["avoidable"]) == (40, 3 * 20)
+
+
 def test_what_never_changes_within_a_registration_could_be_invariant_and_spare_the_second_level(tmp_path: Path) -> None:
     contracts = Contracts(
         tuple(Registration(registration=f"r{n}", type="t") for n in range(3)),
@@ -232,7 +323,9 @@ def test_what_never_changes_within_a_registration_could_be_invariant_and_spare_t
 
 def test_domains_save_the_copies_that_go_to_the_same_one(made: Path, tmp_path: Path) -> None:
     judge, contracts = Judge(SMALL.contracts()), SMALL.contracts()
-    expected = dict.fromkeys(aggregation.DOMAINS, 0)
+    subscribers = len({each.subscriber for each in contracts.subscriptions})
+    expected = dict.fromkeys((domains for domains in aggregation.DOMAINS if domains <= subscribers), 0)
+    assert 1 < len(expected) < len(aggregation.DOMAINS)  # more domains than subscribers tell nothing
     for publication in SMALL.published():
         names = {contracts.subscriptions[n].subscriber for n in judge.judge(publication).matched}
         for domains in expected:
@@ -286,6 +379,44 @@ def test_columns_that_are_missing_or_of_another_kind_are_named(
         run(fanout.STUDY, Data(str(tmp_path / "given.parquet"), Contracts()), tmp_path / "out", Options(engine="local"))
 
 
+def test_columns_as_other_libraries_write_texts_are_taken(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    # Given texts as categories and as views, and documents as large texts
+    columns = {
+        "metadata": pa.array(["<t/>", "<u/>"], pa.large_string()),
+        "type": pa.array(["a", "a"]).dictionary_encode(),
+        "publisher": pa.array(["r", "s"], pa.string_view()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "given.parquet")
+
+    found = list(passes.publications_in(tmp_path / "given.parquet"))
+
+    assert [(each.type, each.publisher, each.metadata) for each in found] == [("a", "r", b"<t/>"), ("a", "s", b"<u/>")]
+    # Expect categories of something else to be refused as that
+    pq.write_table(pa.table({**columns, "type": pa.array([1, 1]).dictionary_encode()}), tmp_path / "given.parquet")
+    with pytest.raises(StudyError, match="column 'type' of table publications is int64"):
+        list(passes.publications_in(tmp_path / "given.parquet"))
+
+
+def test_what_was_tapped_of_a_federation_is_not_written_over(tmp_path: Path) -> None:
+    def write(folder: Path, published: list[Publication], source: str) -> None:
+        dataset.write(folder, Contracts(), published, source=source)
+
+    one = Publication("o", "t", "1.0", 0.0, "r", b"<t/>", 0)
+    # Given a data set of a federation, one of contracts alone, and one that was made up
+    for name, published, source in (("a", [one], "exported"), ("b", [], "exported"), ("c", [one], "generated")):
+        write(tmp_path / name, published, source)
+
+    # When each is written anew; Expect what can't be had again to be left as it is
+    with pytest.raises(ConfigurationError, match="can't be had again"):
+        write(tmp_path / "a", [one, one], "generated")
+    assert len(list(passes.publications_in(tmp_path / "a" / "publications" / "part-00000.parquet"))) == 1
+    write(tmp_path / "b", [one], "exported")
+    write(tmp_path / "c", [one], "exported")
+
+
 def test_an_unfinished_data_set_is_no_data_set(made: Path, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format": "jbi-data-1", "state": "running"}')
     with pytest.raises(StudyError, match="unfinished"):
@@ -326,10 +457,28 @@ def test_two_results_are_compared_number_by_number(tmp_path: Path) -> None:
 
     same, other = comparison.compare(outs[0], outs[0]), comparison.compare(*outs)
 
-    assert same.facts == (("changed", "nothing"),)
-    assert "copies" in other.numbers
+    assert dict(same.facts)["numbers that changed"] == f"0 of {len(same.tables[0].rows)}"
+    assert str(tmp_path / "data2") in dict(other.facts)["after"]  # what was compared with what
+    [copies] = [row for row in other.tables[0].rows if row[0] == "copies"]
+    assert dict(other.facts)["copies"] == f"{copies[1]:,.10g} -> {copies[2]:,.10g} ({copies[3]:+,.2f} %)"
+    assert other.numbers["copies"] == copies[3]
     with pytest.raises(StudyError, match="holds no result"):
         comparison.compare(outs[0], tmp_path)
+
+
+def test_a_result_in_the_place_of_another_leaves_nothing_of_it_and_made_up_ones_are_compared(
+    made: Path, tmp_path: Path
+) -> None:
+    # Given a result of another study in the same folder; Expect its tables and plots to be gone
+    out = tmp_path / "out"
+    run(fanout.STUDY, data_in(made), out, Options(engine="local"))
+    run(aggregation.STUDY, data_in(made), out, Options(engine="local"))
+    assert {path.stem for kind in ("tables", "plots") for path in (out / kind).iterdir()} == {"domains", "saved"}
+    # Given two made-up populations; Expect them to be compared as all results are
+    for seed in (1, 2):
+        match_study(registrations=500, templates=100, seed=seed, out=tmp_path / f"{seed}", engine="local")
+    told = comparison.compare(tmp_path / "1", tmp_path / "2")
+    assert {"registrations", "pairs", "never"} < {row[0] for row in told.tables[0].rows}
 
 
 def test_from_the_command_line_a_made_up_data_set_is_studied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

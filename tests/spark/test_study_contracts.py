@@ -13,7 +13,7 @@ from jbi_pubsub.cli.app import jbi
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.lookup.entry import matches
 from jbi_pubsub.spark import dataset
-from jbi_pubsub.spark.dataset import Contracts, Subscription
+from jbi_pubsub.spark.dataset import Contracts, Reject, Subscription
 from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.studies.contracts import match, shown
 
@@ -53,6 +53,18 @@ def test_templates_and_registrations_of_a_data_set_match_as_each_pair_does(
     assert {row["template"] for row in templates} == {shown(each.template) for each in contracts.subscriptions}
 
 
+def test_match_tells_what_could_not_be_read_and_fails_above_so_many(tmp_path: Path) -> None:
+    dataset.write(tmp_path / "data", Contracts(), [], source="x", rejects=[Reject("publications", "o1", "no XML")])
+    command = ["study", "match", str(tmp_path / "data"), "--out", str(tmp_path / "o"), "--max-rejects"]
+
+    enough, too_many = (CliRunner().invoke(jbi, [*command, most, "--json"]) for most in ("1", "0"))
+    made_up = CliRunner().invoke(jbi, ["study", "match", "--max-rejects", "0", "--out", str(tmp_path / "p")])
+
+    assert json.loads(enough.output)["facts"]["could not be read"] == "1 row (table rejects)"
+    assert str(too_many.exception).startswith("1 row could not be read, more than 0; the first, of publications: o1")
+    assert "for a data set" in str(made_up.exception)
+
+
 def test_options_of_the_generator_are_refused_with_a_data_set(tmp_path: Path) -> None:
     dataset.write(tmp_path / "data", Contracts(), [], source="x")
 
@@ -61,4 +73,12 @@ def test_options_of_the_generator_are_refused_with_a_data_set(tmp_path: Path) ->
     )
 
     assert isinstance(told.exception, ConfigurationError)
+    engines = {
+        engine: CliRunner().invoke(
+            jbi, ["study", "match", str(tmp_path / "data"), "--engine", engine, "--out", str(tmp_path / "o")]
+        )
+        for engine in ("local", "spark")
+    }
+    assert engines["local"].exit_code == 0
+    assert "in this process" in str(engines["spark"].exception)
     assert match(Contracts()).numbers["pairs"] == 0

@@ -122,6 +122,22 @@ def test_parquet_of_publications_takes_its_contracts_from_another_data_set(tmp_p
     assert len(kept) + len(some.rejects) == 60
 
 
+def test_rejects_name_the_row_from_one_and_what_stands_for_a_missing_publisher(tmp_path: Path) -> None:
+    # Given a subscription without an id, the second of its file, and a document that no registration is named for
+    dataset.write(tmp_path / "part", dataset.Contracts(), [], source="x")
+    wanted = lines(tmp_path / "wanted.jsonl", {"subscription": "s"}, {"predicate": "/t"})
+    source = lines(tmp_path / "given.jsonl", {"metadata": "<t/>"})
+
+    data, published, _ = imported(tmp_path, source, "--contracts", tmp_path / "part", "--subscriptions", wanted)
+
+    assert published == []
+    assert [(each.row, each.reason) for each in data.rejects] == [
+        ("row 2", "Object missing required field `subscription`"),
+        ("given.jsonl line 1",
+         "registration 't' is not among the contracts: there is no `publisher`, so its type stands for it"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("files", "more", "problem"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
-from jbi_pubsub.spark import match_study
+from jbi_pubsub.spark import javaenv, match_study
 from jbi_pubsub.spark.javaenv import find_java
 from jbi_pubsub.spark.session import open_session
 
@@ -37,7 +38,7 @@ def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
 
     found = find_java({"JAVA_HOME": str(old), "PATH": ""}, installed=(f"{tmp_path}/jvm/*",))
 
-    assert (found.path, found.release) == (new, 25)
+    assert (found.path, found.release, found.passed_over) == (new, 25, (f"{old} is Java 8",))
 
 
 def test_without_java_the_error_names_what_is_too_old_and_how_to_go_on(tmp_path: Path) -> None:
@@ -57,6 +58,56 @@ def test_a_java_that_does_not_answer_is_none(tmp_path: Path) -> None:
         find_java({"JAVA_HOME": str(broken), "PATH": str(tmp_path)}, installed=(), packaged=tmp_path / "none")
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "head -c 100000 /dev/urandom >&2",
+        "yes >&2",
+        "sleep 1000 & kill -STOP $$",
+        'echo version \\"9999999999999\\"',
+    ],
+)
+def test_a_java_that_hangs_or_talks_rubbish_is_passed_over_in_time(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = java_home(tmp_path / "bad", "")
+    (bad / "bin" / "java").write_text(f"#!/bin/sh\n{script}\n")
+    good = java_home(tmp_path / "jvm" / "good", 'openjdk version "21" 2023-09-19')
+    monkeypatch.setattr(javaenv, "_VERSION_TIMEOUT", 2.0)
+
+    found = find_java({"JAVA_HOME": str(bad), "PATH": ""}, installed=(f"{tmp_path}/jvm/*",))
+
+    assert found.path == good
+
+
+@pytest.mark.parametrize("harm", ["empty", "other", "not executable", "no file"])
+def test_a_folder_for_java_that_is_not_as_we_made_it_is_made_anew(harm: str, packaged: Path, tmp_path: Path) -> None:
+    environ = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    java = find_java(environ, installed=(), packaged=packaged).path / "bin" / "java"
+    made = java.read_bytes()
+    if harm == "no file":
+        java.unlink()
+    elif harm == "not executable":
+        java.chmod(0o644)
+    else:
+        java.write_text("" if harm == "empty" else "#!/bin/sh\necho somebody else's\n")
+
+    again = find_java(environ, installed=(), packaged=packaged)
+
+    assert (again.path / "bin" / "java").read_bytes() == made
+    assert os.access(again.path / "bin" / "java", os.X_OK)
+    assert [p.name for p in (tmp_path / "cache" / "jbi-pubsub").iterdir()] == [again.path.name]
+
+
+def test_without_any_home_the_error_names_the_variable(packaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+
+    with pytest.raises(StudyError, match="no home folder") as missing:
+        find_java({"PATH": ""}, installed=(), packaged=packaged)
+
+    assert "XDG_CACHE_HOME" in missing.value.hint
+
+
 ECHO = '#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "21.0.8"\' >&2 || printf \'<%s>\' "$@"\n'
 
 
@@ -72,6 +123,8 @@ def test_without_an_installed_java_the_packaged_one_is_used_less_the_module_it_l
     packaged: Path, tmp_path: Path
 ) -> None:
     environ = {"PATH": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    assert find_java(environ, installed=(), packaged=packaged, make=False).path == packaged
+    assert not (tmp_path / "cache").exists()
 
     found = find_java(environ, installed=(), packaged=packaged)
 
@@ -153,14 +206,25 @@ def test_opening_a_session_without_pyspark_names_the_local_engine(monkeypatch: p
     assert "engine local" in missing.value.hint
 
 
-def test_a_spark_connect_session_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SPARK_CONNECT_MODE_ENABLED", "1"),
+        ("SPARK_REMOTE", "sc://localhost"),
+        ("SPARK_CONNECT_MODE", "1"),
+        ("SPARK_API_MODE", "connect"),
+    ],
+)
+def test_a_spark_connect_session_is_refused_with_the_way_out(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("pyspark", reason="needs the spark extra")
-    monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+    monkeypatch.setenv(name, value)
 
     with pytest.raises(StudyError, match="Spark Connect") as refused, open_session("x"):
         pass
 
-    assert "SPARK_REMOTE" in refused.value.hint
+    assert name in refused.value.hint
 
 
 def test_an_unknown_engine_is_refused_before_anything_is_written(tmp_path: Path) -> None:

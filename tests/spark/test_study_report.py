@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.spark import report
 from jbi_pubsub.spark.report import Cell, Check, DistributionRow, MatchReport
-from jbi_pubsub.spark.studies.match import FEWEST_SAMPLED, MOST_SAMPLED, sample_step
+from jbi_pubsub.spark.studies.match import FEWEST_SAMPLED, MOST_SAMPLED, result_of, sample_step
 
 CELLS = [
     Cell(shape=0, bucket=0, groups=1, templates=5, hits=0, pairs=0),
@@ -69,12 +68,16 @@ def test_rows_say_what_ran_and_what_was_checked() -> None:
     assert dict(made_report(engine="local").rows())["engine"] == "this process"
 
 
-def test_page_is_well_formed_with_a_bar_per_row_and_escapes_the_path() -> None:
-    text = report.page(made_report(out="/a<b>&c"))
+def test_a_made_up_population_is_told_as_every_study_whatever_the_engine() -> None:
+    told, other = result_of(made_report()), result_of(made_report(engine="local", spark="", timings=(), out="/else"))
 
-    page = ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>").replace('<meta charset="utf-8">', ""))
-    assert len(page.findall(".//rect")) == 2
-    assert "/a<b>&c" in [cell.text for cell in page.iter("td")]
+    assert told == other
+    assert told.numbers["pairs"] == 23
+    assert [table.rows for table in told.tables] == [
+        ((0, 0, 5, 0), (4, 7, 4, 23)),
+        (("study.Product()", 8, 3, 16), ("study.Imagery()", 1, 1, 7)),
+    ]
+    assert told.plots[0].series[0].x == ("0", "4-7")
 
 
 def test_a_report_survives_its_json() -> None:

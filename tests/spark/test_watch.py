@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +27,10 @@ from jbi_pubsub.cli.watch import contracts_of
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
 from jbi_pubsub.spark import dataset, watching
 from jbi_pubsub.spark.dataset import Contracts, Publication, Subscription
+from jbi_pubsub.spark.domain import Domain
 from jbi_pubsub.spark.judging import pack
+from jbi_pubsub.spark.studies import fanout
+from jbi_pubsub.spark.studies.study import Options, data_in, run
 from jbi_pubsub.spark.watching import Settings, State, Watch, count, judged_by_window, told
 
 if TYPE_CHECKING:
@@ -230,7 +238,7 @@ def test_from_the_command_line_it_ends_when_nothing_comes(
     out = tmp_path / "out"
 
     code = command_line(
-        ["study", "watch", str(data), "--every", "0.1", "--until-idle", "8", "--out", str(out), "--json"]
+        ["study", "watch", str(data), "--every", "0.1", "--until-idle", "2", "--out", str(out), "--json"]
     )
 
     lines = capsys.readouterr().out.strip().splitlines()
@@ -270,3 +278,174 @@ def test_contracts_that_change_are_read_again(data: Path) -> None:
     dataset.write(data, Contracts((), CONTRACTS.subscriptions[:1]), [], source="test")
 
     assert len(read().subscriptions) == 1
+
+
+@pytest.mark.parametrize("lost", ["state", "checkpoint", "commits ahead"])
+def test_a_state_and_a_checkpoint_that_are_not_of_each_other_are_refused(lost: str, tmp_path: Path) -> None:
+    for name in ("offsets", "commits"):
+        (tmp_path / "checkpoint" / name).mkdir(parents=True)
+        for batch in range(12):
+            (tmp_path / "checkpoint" / name / str(batch)).touch()
+    watching._check(tmp_path, 11)
+    (tmp_path / "checkpoint" / "commits" / "11").unlink()
+    watching._check(tmp_path, 11)  # killed before Spark knew
+    watching._check(tmp_path, 10)  # killed before we had counted
+    known = {"state": -1, "checkpoint": 11, "commits ahead": 9}[lost]
+    if lost == "checkpoint":
+        shutil.rmtree(tmp_path / "checkpoint")
+
+    with pytest.raises(ConfigurationError, match="are not of one watch"):
+        watching._check(tmp_path, known)
+
+
+@pytest.mark.parametrize(
+    "text", [b"{", b'{"settings": {"folder": "\xff"}}', b'{"settings": {"folder": "x"}, "format": "jbi-watch-9"}',
+             b'{"settings": {"folder": "x"}, "open": {"noon": {"start": 1}}}', b"[" * 100_000],
+)  # fmt: skip
+def test_a_state_that_is_not_ours_is_refused(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_bytes(text)
+
+    with pytest.raises(StudyError, match="can't be read"):
+        Watch(tmp_path, asked(), lambda: CONTRACTS)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", ["{} [x]", "{}*", "{}?", "{}{{a,b}}", "{}%20", "{}#\n"])
+def test_names_that_look_like_patterns_are_names(name: str, tmp_path: Path, spark: SparkSession) -> None:
+    folder, tables = tmp_path / "arriving", tmp_path / "p" / "publications"
+    for made in (folder, tables):
+        made.mkdir(parents=True)
+    for n in range(4):
+        (folder / f"{name.format(n)}.xml").write_text("<t><n>1</n></t>")
+        put(tables, name.format(n), [at(1000, n)])
+
+    documents, rows = watched(folder, tmp_path / "x", spark, 1), watched(tables, tmp_path / "y", spark, 1)
+
+    assert (documents.state.publications, rows.state.publications) == (4, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_files_of_any_age_are_counted_in_folders_of_any_name(tmp_path: Path, spark: SparkSession) -> None:
+    # Given a file of the next century, by which others are older than Spark looks back to
+    folder, out = tmp_path / "a [1] {b} %20 é", tmp_path / "o %20 [2]"
+    folder.mkdir()
+    (folder / "0.xml").write_text("<t><n>1</n></t>")
+    os.utime(folder / "0.xml", (5e9, 5e9))
+    assert watched(folder, out, spark, 1).state.ahead == 1
+
+    # When such come afterwards, and one of a hundred megabytes
+    (folder / "1.xml").write_text("<t><n>1</n></t>")
+    os.utime(folder / "1.xml", (1000, 1000))
+    second = watched(folder, out, spark, 1)
+
+    # Expect them to be counted
+    assert (second.state.publications, second.state.deliveries) == (1, 2)
+    with (folder / "large.xml").open("wb") as opened:
+        opened.truncate(100 << 20)
+    with pytest.raises(StudyError, match=r"the stream ended: .*large\.xml"):
+        watched(folder, out, spark, 1)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_two_watches_do_not_count_into_one_folder(data: Path, tmp_path: Path, spark: SparkSession) -> None:
+    out = watching.report.claim(tmp_path / "out")
+
+    with watching._alone(out), pytest.raises(ConfigurationError, match="another watch counts into"):
+        watched(data, out, spark, 1)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_a_disk_that_is_full_is_told_as_such_and_nothing_is_lost(
+    data: Path, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _content: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(watching.report, "claim", lambda folder: folder.mkdir() or folder)
+        patch.setattr(watching.report, "write", full)
+        with pytest.raises(StudyError, match=r"can't be written to .*No space left"):
+            watched(data, out, spark, 1)
+
+    (out / "manifest.json").write_text('{"format": "jbi-study-1", "state": "running"}')
+    assert watched(data, out, spark, 1).state.publications == 2
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(580)
+@pytest.mark.parametrize("form", ["parquet", "xml"])
+def test_killed_at_any_time_it_counts_what_a_study_counts(form: str, tmp_path: Path) -> None:
+    # Given a data set, whose publications arrive one file after the other, hostile ones among them
+    domain, chance = Domain(registrations=4, subscriptions=40, publications=240, seed=11, selectivity=0.3), Random(5)
+    publications = [*domain.published()]
+    publications.append(msgspec.structs.replace(at(0, broken=True), time=publications[0].time))
+    if form == "xml":  # documents are of one registration
+        first = publications[0].publisher
+        publications = [each for each in publications if each.publisher in {first, "r"}]
+        publications = [msgspec.structs.replace(each, publisher=first) for each in publications]
+    dataset.write(tmp_path / "all", domain.contracts(), publications, source="generated")
+    study = run(fanout.STUDY, data_in(tmp_path / "all"), tmp_path / "study", Options(engine="local"))
+    arriving, out = tmp_path / "arriving" / "publications", tmp_path / "out"
+    arriving.mkdir(parents=True)
+
+    def arrive(number: int, part: Sequence[Publication]) -> None:
+        if form == "parquet":
+            put(arriving, f"part-{number:05d}", part)
+        for n, each in enumerate(part if form == "xml" else ()):
+            (tmp_path / "half").write_bytes(each.metadata)
+            (tmp_path / "half").rename(arriving / f"{number} {n} [x].xml")
+
+    words = [sys.executable, "-m", "jbi_pubsub", "study", "watch", str(arriving), "--data", str(tmp_path / "all")]
+    words += ["--out", str(out), "--window", "86400", "--delay", "86400", "--every", "0.1", "--json"]
+    words += ["--publisher", publications[0].publisher] if form == "xml" else []
+    size = len(publications) // 6 + 1
+    parts = [publications[n : n + size] for n in range(0, len(publications), size)]
+    arrive(0, parts[0])
+
+    # When whoever counts is killed at some time, again and again, while they come
+    for number, part in enumerate(parts[1:], 1):
+        watch = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if number % 2 and watch.stdout is not None:
+            watch.stdout.readline()  # a batch was counted
+        arrive(number, part)
+        time.sleep(chance.uniform(0, 2))  # the point of time is what is tried
+        watch.kill()
+        watch.communicate(timeout=60)
+    done = subprocess.run([*words, "--until-idle", "20"], capture_output=True, text=True, timeout=240, check=False)
+
+    # Expect the account of the study
+    assert done.returncode == 0, done.stderr
+    found = json.loads((out / "result.json").read_text())["numbers"]
+    assert (found["publications"], found["deliveries"]) == (len(publications) - 1, study[0].numbers["deliveries"])
+    assert (found["rejected"], found["late"], found["ahead"]) == (1, 0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(580)
+def test_the_guide_comes_to_what_it_says(tmp_path: Path) -> None:
+    from test_pages import agree, blocks, commands, disagreement
+
+    page = Path(__file__).parents[2] / "docs" / "spark-clusters.md"
+    [block] = [each for each in blocks(page) if each.value == "tests/spark/test_watch.py"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
+    for command, expected in commands(block):
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=tmp_path, env={**os.environ, "PATH": path, "COLUMNS": "100"},
+            capture_output=True, text=True, timeout=240, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert agree(expected, done.stdout), disagreement(block, expected, done.stdout)
+
+    whole = run(fanout.STUDY, data_in(tmp_path / "data"), tmp_path / "whole", Options(engine="local"))[0].numbers
+    found = json.loads((tmp_path / "watched" / "result.json").read_text())["numbers"]
+    assert found["deliveries"] == 2 * whole["deliveries"] > 0

@@ -307,6 +307,10 @@ class PredicateIndex(Generic[K]):
         tally[0] += 1
         tally[1] += len(self._placed)
 
+    def by_lxml(self) -> int:
+        """Expressions that lxml has evaluated for all matches so far, or refused or failed to."""
+        return sum(tally[2] + tally[3] for tally in list(self._tallies.values()))
+
     def stats(self) -> dict[str, int]:
         """Counters.
 

@@ -1,0 +1,174 @@
+"""The pages of studies in a real headless browser: at both widths, in both colours, on paper, and sorted.
+
+What they show is hostile throughout: a page that takes a name for markup fails here.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from jbi_pubsub.lookup.entry import EntryRep, define
+from jbi_pubsub.spark import dataset, page, report, result
+from jbi_pubsub.spark.dataset import Contracts, Publication, Registration, Subscription
+from jbi_pubsub.spark.result import Run
+from jbi_pubsub.spark.studies import bandwidth, comparison, contracts, fanout
+from jbi_pubsub.spark.studies.match import match_study
+from jbi_pubsub.spark.studies.study import Options, data_in, run
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra test)")
+pytest.importorskip("pyarrow", reason="needs the spark extra")
+pytest.importorskip("matplotlib", reason="needs the spark extra")
+
+CHROMIUM: Final = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this host (apt-get install chromium)"),
+]
+
+HOSTILE: Final = "<img src=x onerror=alert(1)></script><script>alert(2)</script>$\\frac{"
+LONG: Final = "https://example.org/" + "one-name-without-a-space" * 40
+SUBSCRIPTIONS: Final = 250
+STUDIES: Final = ("fanout", "bandwidth", "match", "made-up", "compare", "nothing")
+PAPER: Final = 718
+"""CSS pixels between the margins (1 cm) of A4 upright."""
+
+WIDER: Final = """() => [...document.querySelectorAll('body *')].filter(e => {
+    const box = e.getBoundingClientRect(), paper = matchMedia('print').matches;
+    const rolls = !paper && e.parentElement.closest('.wide, figure');
+    return box.width > 0 && !rolls && !e.closest('svg') && (box.right > innerWidth + 1 || box.left < -1);
+}).map(e => e.outerHTML.slice(0, 200))"""
+"""Elements beyond the edges of the window, and not in a part that rolls."""
+OVERLAPPING: Final = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
+    const texts = [...svg.querySelectorAll('text')], found = [], edge = svg.getBoundingClientRect();
+    const upright = texts.filter(t => !/rotate\\((?!-?0\\b)/.test(t.getAttribute('transform') || ''));
+    const boxes = upright.map(t => t.getBoundingClientRect());
+    for (let i = 0; i < boxes.length; i++) for (let j = i + 1; j < boxes.length; j++) {
+        const a = boxes[i], b = boxes[j];
+        if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3 && b.top < a.bottom - 3)
+            found.push([upright[i].textContent, upright[j].textContent]);
+    }
+    return found.concat(texts.filter(t => t.getBoundingClientRect().right > edge.right + 1).map(t => t.textContent));
+})"""
+"""Texts of plots that lie on each other, or go beyond their plot."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of each kind: hostile and long names, more rows than a page has, numbers of many digits."""
+    home = tmp_path_factory.mktemp("pages")
+    cls = define("x.Y", {"a": str})
+    registrations = tuple(
+        Registration(
+            registration=f"{HOSTILE}{n}", delegate=(HOSTILE, LONG)[n % 2], type=f"{HOSTILE}{n % 3}",
+            entries=(EntryRep(cls, ((HOSTILE, LONG)[n % 2],)),),
+        )
+        for n in range(4)
+    )  # fmt: skip
+    subscriptions = tuple(
+        Subscription(
+            subscription=f"{HOSTILE}{n}", subscriber=(LONG, HOSTILE, f"app {n}")[n % 3], predicate=f"//x > {n}"
+        )
+        for n in range(SUBSCRIPTIONS)
+    )
+    published = [
+        Publication(
+            f"{HOSTILE}{n}", registrations[n % 4].type, "1.0", float(n), registrations[n % 4].registration,
+            f"<t><x>{(n * 37) % 300}</x></t>".encode(), 10 ** (8 - n),
+        )
+        for n in range(9)
+    ]  # fmt: skip
+    dataset.write(home / "data", Contracts(registrations, subscriptions), published, source="test")
+    data = data_in(home / "data")
+    for study in (fanout.STUDY, bandwidth.STUDY):
+        run(study, data, home / study.name, Options(engine="local"))
+    run(fanout.STUDY, data, home / "more", Options(engine="local", parameters={"delegates": 9}))
+    how = Run(input="test", engine="local")
+    result.finish(report.claim(home / "match"), contracts.match(data.contracts), how)
+    result.finish(report.claim(home / "compare"), comparison.compare(home / "fanout", home / "more"), how)
+    dataset.write(home / "nobody", Contracts(registrations), published, source="test")
+    run(bandwidth.STUDY, data_in(home / "nobody"), home / "nothing", Options(engine="local"))
+    match_study(registrations=2_000, templates=500, seed=1, out=home / "made-up", engine="local")
+    return home
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with ExitStack() as stack:
+        pw = stack.enter_context(sync_api.sync_playwright())
+        opened = pw.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        stack.callback(opened.close)
+        yield opened
+
+
+@pytest.fixture
+def troubles() -> Iterator[list[str]]:
+    """What a page complained of, asked for elsewhere, or ran of what it was shown: nothing, at the end of each test."""
+    found: list[str] = []
+    yield found
+    assert found == []
+
+
+def opened(browser: Any, folder: Path, troubles: list[str], *, width: int = 1280, scheme: str = "light") -> Any:
+    shown = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    own = (folder / "report.html").as_uri()
+    shown.on("console", lambda m: troubles.append(m.text))
+    shown.on("pageerror", lambda e: troubles.append(str(e)))
+    shown.on("dialog", lambda d: (troubles.append(f"dialog {d.message}"), d.dismiss()))
+    shown.on("request", lambda r: troubles.append(r.url) if r.url != own else None)
+    shown.goto(own)
+    return shown
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_nothing_is_cut_or_lies_on_another_at_any_width_or_on_paper(
+    study: str, folders: Path, browser: Any, troubles: list[str]
+) -> None:
+    for width, scheme, medium in ((1280, "light", "screen"), (390, "dark", "screen"), (PAPER, "light", "print")):
+        shown = opened(browser, folders / study, troubles, width=width, scheme=scheme)
+        shown.emulate_media(media=medium, color_scheme=scheme)
+        at = (study, width, medium)
+        assert (at, shown.evaluate(WIDER)) == (at, [])
+        assert (at, shown.evaluate(OVERLAPPING)) == (at, [])
+        assert shown.locator("img, body script[src], figure:empty").count() == 0
+        ink = shown.evaluate("getComputedStyle(document.querySelector('svg text')).fill")
+        assert ink == {"light": "rgb(0, 0, 0)", "dark": "rgb(255, 255, 255)"}[scheme]
+        shown.close()
+
+
+def test_a_long_table_has_its_first_rows_and_sorts_by_numbers(folders: Path, browser: Any, troubles: list[str]) -> None:
+    shown = opened(browser, folders / "fanout", troubles)
+    region = shown.get_by_role("region", name="Subscriptions by what they get")
+    rows = region.locator("tbody tr")
+
+    def column() -> list[int]:
+        return [int(text.replace(",", "")) for text in rows.locator("td:last-child").all_inner_texts()]
+
+    # Given more rows than a page has; Expect the first, and where the rest is
+    assert rows.count() == page.ROWS_MOST
+    assert shown.get_by_text("tables/subscriptions.csv").count() == 1
+    # When sorted by a number, both ways, by the keyboard; Expect its order to be that of numbers, and said
+    button = region.get_by_role("button", name="bytes")
+    button.click()
+    assert column() == sorted(column(), reverse=True)
+    assert len(str(max(column()))) > len(str(min(column())))
+    button.press("Enter")
+    assert column() == sorted(column())
+    assert region.locator("th[aria-sort=ascending]").count() == 1
+    # Expect names as text, and long ones cut, with a word of it
+    shown.get_by_role("region", name="Delegates as they are").get_by_text(HOSTILE, exact=True).wait_for()
+    assert "of texts the first 300 characters" in shown.inner_text("body")
+    shown.close()
+
+
+def test_a_plot_of_nothing_says_so(folders: Path, browser: Any, troubles: list[str]) -> None:
+    shown = opened(browser, folders / "nothing", troubles)
+
+    assert shown.locator("svg text", has_text="nothing").count() == 2
+    assert shown.locator("svg text").count() == 4  # with their titles: no ticks, no legend
+    shown.close()
