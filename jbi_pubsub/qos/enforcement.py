@@ -16,7 +16,7 @@ from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.manager import AccessManager
 from jbi_pubsub.qos.bandwidth import BandwidthManager
 from jbi_pubsub.qos.local import LocalManager
-from jbi_pubsub.qos.process import ProcessUse
+from jbi_pubsub.qos.process import Losses, ProcessUse
 from jbi_pubsub.qos.queue import LevelQueue, W
 from jbi_pubsub.qos.tasks import TaskManager
 
@@ -38,6 +38,7 @@ class Enforcement:
         self.links = BandwidthManager(chunk=config.link.chunk)
         self._process = ProcessUse()
         self._queued: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._losses: Losses | None = None
         self.local = LocalManager(
             component,
             installed=self._installed,
@@ -60,10 +61,17 @@ class Enforcement:
 
     def _measured(self, link: str) -> Resources:
         """What is known of a link, and of this process."""
+        asked = self.local.policies.asks
         memory, cpu = self._process.look()
-        queue, queue_bytes = self._queued()
-        found = self.links.resources(link)
-        return msgspec.structs.replace(found, memory=memory, cpu=cpu, queue=queue, queue_bytes=queue_bytes)
+        queue, queue_bytes = (None, None) if asked.isdisjoint(("queue", "queue_bytes")) else self._queued()
+        loss = self._losses.look() if self._losses is not None and "loss" in asked else None
+        known = self.links.resources(link)
+        return msgspec.structs.replace(known, memory=memory, cpu=cpu, queue=queue, queue_bytes=queue_bytes, loss=loss)
+
+    def watch(self, queued: Callable[[], tuple[int, int]], counted: Callable[[], tuple[int, int]]) -> None:
+        """`queued` says how many objects, and bytes, wait in all queues; `counted` how many were matched, and lost."""
+        self._queued = queued
+        self._losses = Losses(counted)
 
     def strategy(self) -> Strategy:
         """How levels share what is short, now."""
@@ -72,10 +80,6 @@ class Enforcement:
     def queue_of(self, contract: Contract, lost: Callable[[W, Cause], None]) -> LevelQueue[W]:
         """What holds objects back for a contract."""
         return LevelQueue(contract, lost)
-
-    def watch(self, queued: Callable[[], tuple[int, int]]) -> None:
-        """`queued` says how many objects, and bytes, wait in all queues."""
-        self._queued = queued
 
     def opened(
         self,

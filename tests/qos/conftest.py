@@ -1,10 +1,11 @@
-"""Federations with quality of service, where a test double of the policies says how important a type is."""
+"""Federations with quality of service, where policies say how important a type is."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,36 +13,36 @@ import pytest
 
 from jbi_pubsub import Config, PublisherAdapterLight, RegistrationUid
 from jbi_pubsub.core.config import QosSection
-from jbi_pubsub.core.quality import Contract, GrantedQos, Settings, Strategy, Wish
-from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.pipeline import Pipeline
-from jbi_pubsub.qos import enforcement
-from jbi_pubsub.qos.enforcement import Enforcement
-from jbi_pubsub.qos.tasks import TaskManager
 
-IMPORTANCE = {"important": 5, "normal": 1}
+POLICIES = """
+[space]
+strategy = "strict"
 
+[[policy]]
+name = "what is important"
+type = "important"
+importance = 5
 
-def with_qos(config: Config, **changes: Any) -> Config:
-    """The same with quality of service."""
-    return msgspec.structs.replace(config, qos=QosSection(mode="on", **changes))
+[[policy]]
+name = "what is not"
+type = "normal"
+importance = 1
+"""
 
 
 @pytest.fixture
-def by_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects of type "important" are, those of type "normal" are not, and more important ones go first."""
+def by_type(tmp_path: Path) -> Callable[..., Config]:
+    """A configuration with quality of service: objects of type "important" are, those of type "normal" are not, and
+    more important ones go first."""
+    file = tmp_path / "policies.toml"
+    file.write_text(POLICIES)
 
-    def opened(
-        self: Enforcement, caller: Caller, action: str, type_name: str, version: str, delivery: str, wish: Wish
-    ) -> tuple[Contract, GrantedQos]:
-        settings = Settings(importance=IMPORTANCE.get(type_name, 3))
-        assert (action, delivery, version, wish) == ("publish", "queue", "1.0", Wish()), (self.component, caller)
-        return Contract(settings), GrantedQos(settings)
+    def made(config: Config, **changes: Any) -> Config:
+        policy = msgspec.structs.replace(config.policy, file=str(file))
+        return msgspec.structs.replace(config, policy=policy, qos=QosSection(mode="on", **changes))
 
-    monkeypatch.setattr(Enforcement, "opened", opened)
-    monkeypatch.setattr(
-        enforcement, "TaskManager", lambda name, **options: TaskManager(name, Strategy(name="strict"), **options)
-    )
+    return made
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ class Judging:
         self.waiting = threading.Event()
 
     @contextmanager
-    def held(self) -> Any:
+    def held(self) -> Iterator[None]:
         """Who judges waits at the first object that comes, with the baton."""
         self.waiting.clear()
         self.bar.clear()
@@ -91,6 +92,3 @@ def judging(monkeypatch: pytest.MonkeyPatch) -> Judging:
 
     monkeypatch.setattr(Pipeline, "judge", judges)
     return noted
-
-
-Held = Callable[[], AbstractContextManager[None]]

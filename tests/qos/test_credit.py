@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jbi_pubsub import RegistrationUid
+from jbi_pubsub import Config, RegistrationUid
 from jbi_pubsub.core.errors import BackPressureError, JbiError
 from jbi_pubsub.core.info_object import Head, Parcel
 from jbi_pubsub.core.quality import Rate, Settings
@@ -25,9 +25,10 @@ from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, Registered
 from jbi_pubsub.pad.subscription import SubscriptionRequest, owned_uid
 from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes
 from tests.conftest import eventually
-from tests.qos.conftest import Judging, with_qos
+from tests.qos.conftest import Judging
 
 Register = Callable[..., RegistrationUid]
+Configured = Callable[..., Config]
 
 CREDIT = Registered(credit=8, importance=3, credit_bytes=10_000)
 
@@ -204,9 +205,9 @@ def test_important_lanes_have_more_turns_and_all_of_them_under_strict() -> None:
 
 
 @pytest.fixture
-def delegate(federation: Any, by_type: None) -> Any:
+def delegate(federation: Any, by_type: Configured) -> Any:
     """With quality of service, and a credit of 16."""
-    return federation.pad(config=with_qos(federation.config, credit=16))
+    return federation.pad(config=by_type(federation.config, credit=16))
 
 
 def subscribed(federation: Any, type_name: str, subscriber: Any = None, **options: Any) -> tuple[Any, str]:
@@ -299,11 +300,11 @@ def test_a_full_unimportant_registration_never_blocks_an_important_one_of_its_pu
 
 
 def test_what_finds_no_memory_in_time_is_refused_and_told(
-    federation: Any, figures: Any, register: Register, by_type: None, monkeypatch: pytest.MonkeyPatch
+    federation: Any, figures: Any, register: Register, by_type: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given
     queue = msgspec.structs.replace(federation.config.queue, block_seconds=0.2)
-    federation.pad(config=with_qos(msgspec.structs.replace(federation.config, queue=queue)))
+    federation.pad(config=by_type(msgspec.structs.replace(federation.config, queue=queue)))
     monkeypatch.setattr(Pipeline, "has_room", lambda *_: False)
     told: list[tuple[str, JbiError]] = []
     publisher = federation.light(refused=lambda *error: told.append(error))
@@ -365,11 +366,11 @@ def test_a_subscriber_that_blocks_parks_that_registration_alone(
 
 
 def test_a_subscriber_that_blocks_for_too_long_loses_and_is_told(
-    federation: Any, figures: Any, register: Register, by_type: None
+    federation: Any, figures: Any, register: Register, by_type: Configured
 ) -> None:
     # Given
     queue = msgspec.structs.replace(federation.config.queue, block_seconds=0.2)
-    config = with_qos(msgspec.structs.replace(federation.config, queue=queue))
+    config = by_type(msgspec.structs.replace(federation.config, queue=queue))
     federation.pad(config=config)
     publisher = federation.light()
     registration = register(publisher, "normal")
@@ -393,7 +394,7 @@ def test_mail_is_done_when_it_is_on_disk_and_holds_up_nobody(
     federation: Any,
     figures: Any,
     register: Register,
-    by_type: None,
+    by_type: Configured,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -406,7 +407,7 @@ def test_mail_is_done_when_it_is_on_disk_and_holds_up_nobody(
 
     monkeypatch.setattr(MailStore, "commit", slow)
     section = msgspec.structs.replace(federation.config.pad, state=str(tmp_path / "state.db"))
-    pad = federation.pad(config=with_qos(msgspec.structs.replace(federation.config, pad=section)))
+    pad = federation.pad(config=by_type(msgspec.structs.replace(federation.config, pad=section)))
     secret = "0123456789abcdef" * 2
     publisher = federation.light()
     at = publisher.connect_to_delegate("alpha", "rome")
@@ -494,9 +495,9 @@ def test_a_publisher_that_may_publish_so_many_a_second_is_held_back_without_a_lo
     assert received(subscriber, uid, 60) == list(range(1, 61))
 
 
-def test_a_peer_publisher_judges_by_turns_and_keeps_its_promise(federation: Any, figures: Any, by_type: None) -> None:
+def test_a_peer_publisher_judges_by_turns(federation: Any, figures: Any, by_type: Configured) -> None:
     # Given
-    peer = federation.peer(with_qos(federation.config))
+    peer = federation.peer(by_type(federation.config))
     registration = peer.register_publisher(figures.schema, figures.figure_1, type_name="important")
     subscriber, uid = subscribed(federation, "important")
     # When
