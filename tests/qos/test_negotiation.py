@@ -301,15 +301,15 @@ def test_conditions_about_the_process_hold_when_it_is_so(
     publisher = federation.light()
     registration = figures.register(publisher)
     subscriber = federation.subscriber()
-    uid = subscriber.register_subscriber(type_name=TYPE, version="1.0", bound=4)
+    uid = subscriber.register_subscriber(type_name=TYPE, version="1.0", bound=3)
     assert subscriber.wait_matched(uid) == 1
     eventually(lambda: importance(pad) == [5, 5], timeout=10.0)
-    # When an application takes none, and three more wait here; Expect it to hold
-    for count in (4, 3):
-        for _ in range(count):
+    # When three wait here, and three with an application that takes none; Expect it to hold
+    for _ in range(2):
+        for _ in range(3):
             publisher.publish(registration, figures.figure_1)
-        eventually(lambda: subscriber.queue_size(uid) == 4, timeout=10.0)
+        eventually(lambda: subscriber.queue_size(uid) == 3, timeout=10.0)
     eventually(lambda: importance(pad) == [1, 1], timeout=10.0)
     # and no more once they are taken
-    assert [subscriber.receive(uid) is not None for _ in range(7)] == [True] * 7
+    assert [subscriber.receive(uid) is not None for _ in range(6)] == [True] * 6
     eventually(lambda: importance(pad) == [5, 5], timeout=10.0)
