@@ -327,15 +327,15 @@ def publish(config: Config, number: str, mode: str, points: str) -> None:
         is_light, is_full = mode == "light", False
         while not ended.wait(POLL_SECONDS):
             known = publisher.status()["registrations"]
-            for name, uid in uids.items():
-                if is_light and name == "important":
-                    count = int(number == "0" and time.monotonic() >= due)
-                    due += count / LIGHT
-                else:
-                    count = WAITING - known[uid]["unfinished"]
-                for _ in range(count):
-                    publisher.publish(uid, documents[(sent[name] * PUBLISHERS + int(number)) * 7 % total])
+            room = {name: WAITING - known[uid]["unfinished"] for name, uid in uids.items()}
+            if is_light:
+                room["important"] = int(number == "0" and time.monotonic() >= due)
+                due += room["important"] / LIGHT
+            while any(room.values()):  # in turn: what is published first is not to be of one type
+                for name in [name for name, left in room.items() if left]:
+                    publisher.publish(uids[name], documents[(sent[name] * PUBLISHERS + int(number)) * 7 % total])
                     sent[name] += 1
+                    room[name] -= 1
             if not is_full:
                 is_full = True
                 say(full=[number])

@@ -88,7 +88,7 @@ class Lane:
         """When it began to wait for memory or subscribers."""
         self._again = AGAIN_FIRST
         self._may_go = 0.0
-        """When the next object may be judged by the registration's max_rate (monotonic seconds)."""
+        """When the next object may be judged by the registration's max_rate (monotonic seconds); 0.0: it has none."""
         self.task = intake.turns.task("judge", self)
 
     def put(self, entries: Sequence[Entry]) -> None:
@@ -112,20 +112,27 @@ class Lane:
 
     def step(self, most: int) -> tuple[int, int, float]:
         """Judge some objects."""
-        now = time.monotonic()
-        if self._blocked is not None:
-            self._blocked = self._pipeline.deliver_without_waiting(self._blocked, now - self._since)
-            if self._blocked is not None:
-                return 0, 0, self._wait_again()
-            self._has_room()
-            self._finish(*self._in_hand, [])
+        if self._blocked is not None and not self._is_unblocked():
+            return 0, 0, self._wait_again()
         if not self._waiting:
             return 0, 0, 0.0
         first = self._waiting[0]
-        if isinstance(first, Parcel) and (pause := self._pause(first, now)):
-            return 0, 0, pause
+        if isinstance(first, Parcel) and (self._may_go or not self._pipeline.is_clear(self.registration, first.size)):
+            pause = self._pause(first, time.monotonic())
+            if pause:
+                return 0, 0, pause
         run, size = self._next_run(most)
         return len(run), size, self._judge(run)
+
+    def _is_unblocked(self) -> bool:
+        """Whether subscribers under policy `block` have room by now for what is in hand, or have lost it."""
+        assert self._blocked is not None
+        self._blocked = self._pipeline.deliver_without_waiting(self._blocked, time.monotonic() - self._since)
+        if self._blocked is not None:
+            return False
+        self._has_room()
+        self._finish(*self._in_hand, [])
+        return True
 
     def _pause(self, parcel: Parcel, now: float) -> float:
         """Seconds until an object may be judged; 0.0: now, or never, which it is told."""
@@ -155,10 +162,9 @@ class Lane:
     def _next_run(self, most: int) -> tuple[list[Entry], int]:
         """What is judged in one step, and the bytes of its metadata: all of one importance."""
         waiting, by_object = self._waiting, self._contract.by_object
-        importance = self.importance()
+        importance = self.importance() if by_object is not None else 0
         run = [waiting.popleft()]
-        size = _size(run[0])
-        whole = _whole_size(run[0])
+        size, whole = _size(run[0]), _whole_size(run[0])
         while waiting and len(run) < RUN_MOST and whole < RUN_BYTES:
             size += _size(waiting[0])
             if size > most or (by_object is not None and self.importance() != importance):
@@ -196,6 +202,7 @@ class Lane:
         """By the registration's max_rate: what comes too fast waits, and its publisher is out of credit."""
         rate = self._contract.settings.max_rate
         if rate is None:
+            self._may_go = 0.0
             return 0.0
         amount = len(run) if rate.unit == "objects" else sum(parcel.size for parcel in run)
         now = time.monotonic()
@@ -294,9 +301,10 @@ class Intake:
 
     def finish(self, lane: Lane, entries: list[Entry], mail: int, refused: Refused) -> None:
         """Objects of a lane are done, when the mail up to that number is on disk (0: there is none)."""
-        self.refuse(refused)
+        if refused:
+            self.refuse(refused)
         with self._lock:
-            if lane.unsynced or not self.pipeline.is_synced(mail):
+            if lane.unsynced or (mail and not self.pipeline.is_synced(mail)):
                 lane.unsynced.append((mail, time.monotonic(), entries))
                 self._unsynced[lane.number] = lane
             else:

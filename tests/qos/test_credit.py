@@ -324,6 +324,7 @@ def test_a_full_unimportant_registration_never_blocks_an_important_one_of_its_pu
 ) -> None:
     # Given: a delegate that has no memory for what is not important
     has_room = threading.Event()
+    monkeypatch.setattr(Pipeline, "is_clear", lambda *_: False)
     monkeypatch.setattr(Pipeline, "has_room", lambda _, importance: importance > 1 or has_room.is_set())
     publisher = federation.light()
     at = publisher.connect_to_delegate("alpha", "rome")
@@ -352,6 +353,7 @@ def test_what_finds_no_memory_in_time_is_refused_and_told(
     # Given
     queue = msgspec.structs.replace(federation.config.queue, block_seconds=0.2)
     federation.pad(config=by_type(msgspec.structs.replace(federation.config, queue=queue)))
+    monkeypatch.setattr(Pipeline, "is_clear", lambda *_: False)
     monkeypatch.setattr(Pipeline, "has_room", lambda *_: False)
     told: list[tuple[str, JbiError]] = []
     publisher = federation.light(refused=lambda *error: told.append(error))
