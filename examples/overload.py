@@ -49,6 +49,8 @@ WEIGHT: Final = 64
 LIGHT: Final = 10.0
 """Important objects a second, beside overload."""
 TYPES: Final = ("important", "normal")
+BATCH_BYTES: Final = 8 << 10
+"""Some objects."""
 POLL_SECONDS: Final = 0.005
 
 POLICIES: Final = """
@@ -312,6 +314,8 @@ def publish(config: Config, number: str, mode: str, points: str) -> None:
         ended.set()
 
     threading.Thread(target=wait_for_the_end, name="end", daemon=True).start()
+    # what has gone in one batch is acknowledged together: with large ones WAITING would mean little without credits
+    config = msgspec.structs.replace(config, link=msgspec.structs.replace(config.link, chunk=BATCH_BYTES))
     with PublisherAdapterLight(config) as publisher:
         delegate = publisher.connect_to_delegate("overload", "here")
         uids = {
