@@ -1,12 +1,13 @@
 """What quality of service costs and keeps, part by part.
 
-    python benchmarks/qos.py [--only policies|queue|meter|shaping] [--json]
+    python benchmarks/qos.py [--only policies|bins|queue|meter|shaping] [--json]
 
 policies: 1,000 are read and checked; a contract is resolved among them; 200,000 contracts follow another
 file; CPU time.
 queue: a put and a take of a level queue, with key and deadline, in us of CPU time, with 100 to 100,000 waiting.
 meter: an object that a contract's meter is told of, and a look at a thousand contracts, in CPU time.
 shaping: a picture of 62 KB (640 x 480), in ms of CPU time and bytes, and the longest that a picture may take.
+bins: a task put and another one taken, with up to a million waiting (goal: 1 us, and as much with a million); CPU time.
 
 Exit code 1 if a part misses its goal.
 """
@@ -24,12 +25,13 @@ from collections.abc import Callable
 from PIL import Image
 
 from jbi_pubsub.core.info_object import Cause, Head, pack
-from jbi_pubsub.core.quality import Contract, Settings, Shape, Wish
+from jbi_pubsub.core.quality import Contract, Settings, Shape, Strategy, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.pad.outlet import Waiting
 from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.file import parse
 from jbi_pubsub.policy.policyfile import policies_of, review
+from jbi_pubsub.qos.bins import Bins
 from jbi_pubsub.qos.local import LocalManager
 from jbi_pubsub.qos.meter import Meters
 from jbi_pubsub.qos.queue import LevelQueue
@@ -39,6 +41,7 @@ Part = tuple[dict[str, object], bool]
 """What was measured, and whether the goal is reached."""
 
 POLICIES, CONTRACTS, CLASSES = 1_000, 200_000, 1_000
+WAITING = (100, 10_000, 1_000_000)
 
 
 def cpu(work: Callable[[], object]) -> float:
@@ -200,7 +203,36 @@ def _jpeg(picture: Image.Image, **options: object) -> bytes:
     return out.getvalue()
 
 
-PARTS: dict[str, Callable[[], Part]] = {"policies": policies, "queue": queue, "meter": meter, "shaping": shaping}
+def bins() -> Part:
+    """Of qos/bins.py: a task taken and another one put, with so many waiting in 5 levels; the best of ten."""
+    chance = random.Random(7)
+    tasks = [(chance.randint(1, 5), chance.random() / 100) for _ in range(5_000)]
+    found: dict[str, float] = {}
+    for name in ("strict", "weighted_fair"):
+        for waiting in WAITING:
+            line: Bins[int] = Bins(Strategy(name=name))
+            for number in range(waiting):
+                line.put(number, *tasks[number % len(tasks)])
+
+            def turns(line: Bins[int] = line) -> None:
+                for importance, cost in tasks:
+                    task, _ = line.take()
+                    line.put(task, importance, cost)
+
+            found[f"{name}, {waiting:,} wait, us"] = round(min(cpu(turns) for _ in range(10)) / len(tasks) * 1e6, 3)
+    each = list(found.values())
+    flat = max(max(part) / min(part) for part in (each[:3], each[3:]))
+    found["slowest by fastest of a strategy (goal 1.3)"] = round(flat, 2)
+    return {**found}, max(each) <= 1 and flat <= 1.3
+
+
+PARTS: dict[str, Callable[[], Part]] = {
+    "policies": policies,
+    "bins": bins,
+    "queue": queue,
+    "meter": meter,
+    "shaping": shaping,
+}
 
 
 def main() -> None:
