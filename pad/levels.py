@@ -384,10 +384,11 @@ class LevelledSession(SubscriberSession):
     # -- out ----------------------------------------------------------------------------------------------------
 
     def _levels(self) -> int:
-        """Bit mask of what could go out now."""
-        if self._granted or self._expelled or self._is_to_ask or self._parting:
-            return self._ready.levels | TOP
-        return self._ready.levels
+        """Bit mask of what could go out now; maybe of what has just gone or expired, too. Asked without our lock."""
+        levels = self._ready.levels
+        if self._granted or self._expelled or self._is_to_ask or (self._parting and not levels):
+            return levels | TOP
+        return levels
 
     def _take(self, max_items: int, max_bytes: int, levels: int = ALL) -> list[Parts]:
         """What goes out next, of these levels: outlets take turns. On the hub's thread."""
