@@ -34,6 +34,7 @@ from jbi_pubsub.examples.federation import PATIENCE, Federation, application, sa
 from jbi_pubsub.pad.proxy import fetch_status
 from jbi_pubsub.policy.policy import PolicySet
 from jbi_pubsub.qos.simulate import DEMO_FLOWS, DEMO_SUBSCRIBERS, Change, Publication, Simulated, Workload, simulate
+from jbi_pubsub.spark.plots import Plot, Series
 
 SCHEMA: Final = DATA / "targeting" / "Report.xsd"
 LIMIT: Final = 800_000
@@ -50,6 +51,7 @@ STAGES: Final = ((FREE, 0.0), (LIMITED, 0.25), (SUPPORT, 0.3), (PREFERENCES, 0.5
 """When each begins, as a part of the whole."""
 WINDOW_SECONDS: Final = 0.9
 """What goes over the link is counted over so long at least."""
+IMAGES: Final = ("cas.image", "uav.imagery")
 PROTECTED: Final = 4
 """Importance from which on nearly all is to come."""
 
@@ -202,7 +204,33 @@ def outcome(played: Played, said: Simulated) -> Outcome:
         for row in rows
     ]  # fmt: skip
     table = Table("QED, section IV: who got what", columns, cells)
-    return Outcome((table,), tuple(promises(played, rows)))
+    return Outcome((table,), tuple(promises(played, rows)), tuple(_plots(played, said, rows)))
+
+
+def _plots(played: Played, said: Simulated, rows: Sequence[Row]) -> Iterator[Plot]:
+    """The link over time, latency against importance, and played against simulated."""
+    limits = [(dict(STAGES)[LIMITED] * played.seconds, LIMIT / 1000), (played.seconds, LIMIT / 1000)]
+    use = [
+        Series.of("played", ((at, used * 8 / 1000) for at, used in played.use)),
+        Series.of("simulated", ((at, used * 8 / 1000) for at, used in said.links["downlink"] if at <= played.seconds)),
+        Series.of("limit", limits),
+    ]
+    title = "The link, limited from a quarter of the time on"
+    yield Plot(name="demo-link", title=title, kind="lines", x="seconds", y="kbit/s", series=tuple(use))
+    narrow = [row for row in rows if row.stage in (SUPPORT, PREFERENCES, IMPORTANCE) and row.came]
+    images = [(row.importance, row.mean) for row in narrow if row.type in IMAGES]
+    others = [(row.importance, row.mean) for row in narrow if row.type not in IMAGES]
+    latency = Series.of("images", images), Series.of("reports, tasks, tracks", others)
+    title = "Mean latency against importance, while the link is too narrow"
+    yield Plot(name="demo-latency", title=title, kind="points", x="importance", y="seconds", series=latency, log_y=True)
+    both = [
+        Series.of(stage, ((max(0.001, row.simulated["delay"]), row.mean) for row in narrow if row.stage == stage))
+        for stage in (SUPPORT, PREFERENCES, IMPORTANCE)
+    ]
+    yield Plot(
+        name="demo-simulated", title="Mean latency of each subscription: played against simulated", kind="points",
+        x="seconds, simulated", y="seconds, played", log_x=True, log_y=True, series=tuple(both),
+    )  # fmt: skip
 
 
 def promises(played: Played, rows: Sequence[Row]) -> Iterator[Promise]:
@@ -254,8 +282,8 @@ def _accounts(played: Played) -> Iterator[Promise]:
 def _orders(rows: Sequence[Row]) -> Iterator[Promise]:
     """Of one size, and while the link is too narrow: more important is sooner, and steadier."""
     for stage, kind, types in (
-        (SUPPORT, "images", ("cas.image", "uav.imagery")),
-        (IMPORTANCE, "images", ("cas.image", "uav.imagery")),
+        (SUPPORT, "images", IMAGES),
+        (IMPORTANCE, "images", IMAGES),
         (IMPORTANCE, "reports", ("patrol_report", "uav.tasking", "blue_force_tracking")),
     ):
         by_level: dict[int, list[Came]] = defaultdict(list)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -39,6 +40,12 @@ class Series(msgspec.Struct, frozen=True):
     y: tuple[float, ...]
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
+
+    @staticmethod
+    def of(label: str, points: Iterable[tuple[float | str, float]]) -> Series:
+        """From (x, y)."""
+        known = list(points)
+        return Series(label, tuple(x for x, _ in known), tuple(y for _, y in known))
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
