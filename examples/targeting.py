@@ -218,9 +218,13 @@ def _plots(played: Played, said: Simulated, rows: Sequence[Row]) -> Iterator[Plo
     title = "The link, limited from a quarter of the time on"
     yield Plot(name="demo-link", title=title, kind="lines", x="seconds", y="kbit/s", series=tuple(use))
     narrow = [row for row in rows if row.stage in (SUPPORT, PREFERENCES, IMPORTANCE) and row.came]
-    images = [(row.importance, row.mean) for row in narrow if row.type in IMAGES]
-    others = [(row.importance, row.mean) for row in narrow if row.type not in IMAGES]
-    latency = Series.of("images", images), Series.of("reports, tasks, tracks", others)
+    kinds: dict[str, list[tuple[float, float]]] = {
+        name: [] for name in ("images", "scaled images", "reports, tasks, tracks")
+    }
+    for row in narrow:
+        image = "scaled images" if row.simulated["shaped"] else "images"
+        kinds[image if row.type in IMAGES else "reports, tasks, tracks"].append((row.importance, row.mean))
+    latency = tuple(Series.of(name, points) for name, points in kinds.items() if points)
     title = "Mean latency against importance, while the link is too narrow"
     yield Plot(name="demo-latency", title=title, kind="points", x="importance", y="seconds", series=latency, log_y=True)
     both = [

@@ -133,6 +133,7 @@ def _dress(axes: Axes, plot: Plot) -> None:
         axes.set_xscale("log")
     if plot.log_y and any(y > 0 for series in plot.series for y in series.y):
         axes.set_yscale("log")
+    _tick(axes, plot)
     if not (plot.log_x if plot.kind == "ranked" else plot.log_y):
         (axes.xaxis if plot.kind == "ranked" else axes.yaxis).set_major_formatter("{x:,.12g}")
     axes.spines[["top", "right"]].set_visible(False)
@@ -140,6 +141,20 @@ def _dress(axes: Axes, plot: Plot) -> None:
     axes.set_axisbelow(True)
     if len(plot.series) > 1:
         axes.legend(frameon=False)
+
+
+def _tick(axes: Axes, plot: Plot) -> None:
+    """Few and plain numbers: whole ones where all are, 1, 2 and 5 of each power of ten on logarithmic axes."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+
+    for axis, is_log in ((axes.xaxis, axes.get_xscale() == "log"), (axes.yaxis, axes.get_yscale() == "log")):
+        if is_log:
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter("{x:,.12g}")
+            axis.set_minor_formatter(NullFormatter())
+    numbers = [x for series in plot.series for x in series.x if not isinstance(x, str)]
+    if plot.kind in ("lines", "points") and not plot.log_x and all(float(x).is_integer() for x in numbers):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _short(text: str) -> str:

@@ -22,7 +22,7 @@ from jbi_pubsub.policy.policy import OPERATIONS, PolicySet
 from jbi_pubsub.policy.policyfile import policies_of
 from jbi_pubsub.policy.policyfile import review as review_policies
 
-from . import policies
+from . import policies, simulation
 from .near import NearNames
 from .settings import Settings, json_option, pass_settings
 from .show import Column, counted, printable, show_json, show_table
@@ -41,6 +41,8 @@ def policy() -> None:
     jbi policy new policy.toml name=tracks type=blue_force_tracking importance=4
     """
 
+
+policy.add_command(simulation.simulated)
 
 _file = click.argument("file", type=click.Path(path_type=Path), required=False)
 
