@@ -262,7 +262,7 @@ class Delegate:
             refuse=self.pipeline.refuse,
         )
         if self._quality is not None:
-            self._quality.watch(self._queued)
+            self._quality.watch(self._queued, self._counted)
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
         for ended in self._mail.start():
@@ -408,6 +408,11 @@ class Delegate:
     def _queued(self) -> tuple[int, int]:
         """Objects that wait in all queues, and their bytes."""
         return sum(session.queued for session in list(self._sessions.values())), self._budget.used
+
+    def _counted(self) -> tuple[int, int]:
+        """Objects that matched the subscriptions there are, and that they lost."""
+        standing = list(self._subscriptions.values())
+        return sum(each.matched for each in standing), sum(sum(each.lost.copy().values()) for each in standing)
 
     def _end_contract(self, contract: Contract | None) -> None:
         if self._quality is not None and contract is not None:

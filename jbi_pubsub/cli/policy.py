@@ -257,6 +257,40 @@ def new(file: Path, said: tuple[str, ...]) -> None:
         click.echo(printable(line))
 
 
+@policy.command("set")
+@click.argument("key")
+@click.argument("value")
+@click.option("--file", type=click.Path(path_type=Path), help="Policy file; default the configured one.")
+@pass_settings
+def set_value(settings: Settings, key: str, value: str, file: Path | None) -> None:
+    """Change one value of a policy file, if all of it can be used then; all else stays as it is written. Whoever has
+    the file in force follows within a second.
+
+    KEY is the file's own path, with names for numbers.
+
+    \b
+    jbi policy set space.strategy strict
+    jbi policy set policy.BFTrack.importance 5
+    jbi policy set link.satcom.rate "800 kbps"
+    jbi policy set role.Patrol-1 cas
+    jbi policy set 'mission."Route Irish".active' false
+    """
+    path = _path(settings, file)
+    before, after = policies.set_value(path, key, policies.value_of(key, value))
+    found = policies.differences(before, after)
+    policies.tell_differences(found)
+    people = [
+        (kind, name, was.get(name), will.get(name)) for kind, was, will in _people(before, after) for name in will
+    ]
+    for kind, name, was, will in people:
+        if was != will:
+            click.echo(printable(f"~ {kind} {name}: {_said(was)} -> {_said(will)}"))
+
+
+def _people(before: PolicySet, after: PolicySet) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    return [(kind, before.tables.get(kind, {}), after.tables.get(kind, {})) for kind in ("group", "role")]
+
+
 def _path(settings: Settings, file: Path | None) -> Path:
     configured = settings.load().policy.file
     if file is None and not configured:
