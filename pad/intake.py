@@ -72,6 +72,8 @@ class Lane:
         """Objects that are not done, and their bytes."""
         self.done = 0
         """The number up to which all are done."""
+        self.told = 0
+        """How important its publisher was told on this connection that it is; 0: not yet."""
         self.unsynced: deque[tuple[int, float, list[Entry]]] = deque()
         """Judged, with mail that is not on disk: its number there, and since when (monotonic seconds)."""
         self._intake = intake
@@ -86,7 +88,7 @@ class Lane:
         """When it began to wait for memory or subscribers."""
         self._again = AGAIN_FIRST
         self._may_go = 0.0
-        """When the next object may be judged by the registration's max_rate (monotonic seconds)."""
+        """When the next object may be judged by the registration's max_rate (monotonic seconds); 0.0: it has none."""
         self.task = intake.turns.task("judge", self)
 
     def put(self, entries: Sequence[Entry]) -> None:
@@ -110,20 +112,27 @@ class Lane:
 
     def step(self, most: int) -> tuple[int, int, float]:
         """Judge some objects."""
-        now = time.monotonic()
-        if self._blocked is not None:
-            self._blocked = self._pipeline.deliver_without_waiting(self._blocked, now - self._since)
-            if self._blocked is not None:
-                return 0, 0, self._wait_again()
-            self._has_room()
-            self._finish(*self._in_hand, [])
+        if self._blocked is not None and not self._is_unblocked():
+            return 0, 0, self._wait_again()
         if not self._waiting:
             return 0, 0, 0.0
         first = self._waiting[0]
-        if isinstance(first, Parcel) and (pause := self._pause(first, now)):
-            return 0, 0, pause
+        if isinstance(first, Parcel) and (self._may_go or not self._pipeline.is_clear(self.registration, first.size)):
+            pause = self._pause(first, time.monotonic())
+            if pause:
+                return 0, 0, pause
         run, size = self._next_run(most)
         return len(run), size, self._judge(run)
+
+    def _is_unblocked(self) -> bool:
+        """Whether subscribers under policy `block` have room by now for what is in hand, or have lost it."""
+        assert self._blocked is not None
+        self._blocked = self._pipeline.deliver_without_waiting(self._blocked, time.monotonic() - self._since)
+        if self._blocked is not None:
+            return False
+        self._has_room()
+        self._finish(*self._in_hand, [])
+        return True
 
     def _pause(self, parcel: Parcel, now: float) -> float:
         """Seconds until an object may be judged; 0.0: now, or never, which it is told."""
@@ -153,10 +162,9 @@ class Lane:
     def _next_run(self, most: int) -> tuple[list[Entry], int]:
         """What is judged in one step, and the bytes of its metadata: all of one importance."""
         waiting, by_object = self._waiting, self._contract.by_object
-        importance = self.importance()
+        importance = self.importance() if by_object is not None else 0
         run = [waiting.popleft()]
-        size = _size(run[0])
-        whole = _whole_size(run[0])
+        size, whole = _size(run[0]), _whole_size(run[0])
         while waiting and len(run) < RUN_MOST and whole < RUN_BYTES:
             size += _size(waiting[0])
             if size > most or (by_object is not None and self.importance() != importance):
@@ -194,6 +202,7 @@ class Lane:
         """By the registration's max_rate: what comes too fast waits, and its publisher is out of credit."""
         rate = self._contract.settings.max_rate
         if rate is None:
+            self._may_go = 0.0
             return 0.0
         amount = len(run) if rate.unit == "objects" else sum(parcel.size for parcel in run)
         now = time.monotonic()
@@ -292,9 +301,10 @@ class Intake:
 
     def finish(self, lane: Lane, entries: list[Entry], mail: int, refused: Refused) -> None:
         """Objects of a lane are done, when the mail up to that number is on disk (0: there is none)."""
-        self.refuse(refused)
+        if refused:
+            self.refuse(refused)
         with self._lock:
-            if lane.unsynced or not self.pipeline.is_synced(mail):
+            if lane.unsynced or (mail and not self.pipeline.is_synced(mail)):
                 lane.unsynced.append((mail, time.monotonic(), entries))
                 self._unsynced[lane.number] = lane
             else:
@@ -327,17 +337,22 @@ class Intake:
                 self._refused.popleft() for _ in range(min(REFUSALS_AT_ONCE, len(self._refused)))
             )
             has_more = bool(self._refused)
-            done = {} if has_more else {number: lane.done for number, lane in self._news.items()}
+            news = {} if has_more else self._news
             if not has_more:
-                self._news.clear()
+                self._news = {}
         if has_more:
             self._reports.wanted(self)
-        return msgspec.msgpack.encode(Taken(refusals, done)) if refusals or done else b""
+        if not refusals and not news:
+            return b""
+        done = {number: lane.done for number, lane in news.items()}
+        return msgspec.msgpack.encode(Taken(refusals, done, _changed(news)))
 
     def tell_again(self) -> None:
         """Another connection: the one before may have swallowed what was told."""
         with self._lock:
             self._news = {number: lane for number, lane in self._lanes.items() if lane.done}
+            for lane in self._lanes.values():
+                lane.told = 0
 
     def report(self) -> bool:
         """Tell what is new, without waiting for disk or socket; False: there is more to tell, later."""
@@ -361,6 +376,16 @@ class Intake:
             lane.unsynced.popleft()
             self._done(lane, entries)
         self._unsynced.pop(lane.number, None)
+
+
+def _changed(lanes: Mapping[int, Lane]) -> dict[int, int]:
+    """How important those are that were more or less so when they were told last."""
+    found = {}
+    for number, lane in lanes.items():
+        contract = lane.registration.contract
+        if contract is not None and contract.settings.importance != lane.told:
+            found[number] = lane.told = contract.settings.importance
+    return found
 
 
 def _marked(run: Sequence[Parcel], admitted: Sequence[Parcel]) -> list[Entry]:

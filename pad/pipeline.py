@@ -200,6 +200,12 @@ class Pipeline:
         """Seconds that an object waits for memory."""
         return self._config.queue.block_seconds
 
+    def is_clear(self, registration: Registration, size: int) -> bool:
+        """Whether an object of any importance may be judged at once: there is memory for all, and nobody to be waited
+        for. Otherwise see `settling` and `has_room`."""
+        budget = self._budget
+        return budget.used * 2 < budget.limit and (registration.has_settled or self._shelves.has_room(size))
+
     def has_room(self, importance: int) -> bool:
         """Whether an object of that importance (1 to 5) may take memory: the more important, the more of it."""
         return self._budget.used < self._budget.limit * (50 + 10 * importance) / 100

@@ -170,6 +170,11 @@ class Cost:
     def __init__(self) -> None:
         self._seconds = self._size = 0.0
 
+    @property
+    def is_known(self) -> bool:
+        """Whether anything was learned."""
+        return self._size > 0
+
     def of(self, size: int) -> float:
         """The estimate for so many bytes, in seconds; USUAL_COST as long as nothing is known."""
         return self._seconds * size / self._size if self._size else USUAL_COST

@@ -32,6 +32,9 @@ STEP_SECONDS: Final = 0.002
 """Estimated cost of a step that has more than one piece: how long an important task waits for it at most."""
 STEP_MOST: Final = 1 << 30
 """Bytes of a step when nothing is known of their cost: its work knows what it does at most."""
+MEASURED_EVERY: Final = 8
+"""Of steps that are done at once, while nobody else wants anything, one in so many has its CPU time taken; of the
+others the time that goes by is looked at: when that is long, which may be others' doing, the next one is measured."""
 FAULT_SECONDS: Final = 1.0
 """Until what has failed in a way that nobody foresaw is tried again."""
 TURN_SECONDS: Final = 30.0
@@ -60,7 +63,7 @@ class Work(Protocol):
 class Task:
     """Work that is done when its turn comes, as often as it is submitted. TaskManager.task makes it."""
 
-    __slots__ = ("cost", "is_queued", "kind", "work")
+    __slots__ = ("cost", "is_queued", "is_suspect", "kind", "work")
 
     def __init__(self, kind: str, work: Work) -> None:
         self.kind = kind
@@ -68,6 +71,8 @@ class Task:
         self.cost = Cost()
         self.is_queued = False
         """It waits, is parked, or its step is being done."""
+        self.is_suspect = False
+        """Its last step took long, and was not measured."""
 
     def most(self) -> int:
         """Bytes of one step."""
@@ -103,7 +108,10 @@ class TaskManager:
         self._clock = clock
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        """For the judging thread, and who waits until nothing is left."""
+        """For the judging thread."""
+        self._drained = threading.Condition(self._lock)
+        """For those who wait until nothing is left, of whom there are so many (`_draining`)."""
+        self._draining = 0
         self._bins: Bins[Task | _Waiter] = Bins(strategy, bins=bins)
         self._is_busy = False
         """Somebody has the baton."""
@@ -233,8 +241,8 @@ class TaskManager:
                 next_.turn.set()
                 return
         self._is_busy = False
-        if not self._parked:
-            self._changed.notify_all()  # who waits until nothing is left
+        if self._draining:
+            self._drained.notify_all()
 
     def _unpark(self) -> None:
         while self._is_due():
@@ -264,17 +272,20 @@ class TaskManager:
         it; True then."""
         count, size, pause = 1, 1, FAULT_SECONDS
         fault: Exception | None = None
-        began = time.thread_time()
+        is_measured = not alone or task.is_suspect or not self._at_once % MEASURED_EVERY or not task.cost.is_known
+        clock = time.thread_time if is_measured else time.monotonic  # which costs a sixth
+        began = clock()
         try:
             count, size, pause = task.work.step(task.most())
         except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as a match
             note(f"{self._name}: {task.kind}", exc)
             fault = exc
-        spent = time.thread_time() - began
+        spent = clock() - began
         goes_on = False
         with self._lock:
             try:
-                if count:
+                task.is_suspect = not is_measured and spent > STEP_SECONDS
+                if count and is_measured:
                     task.cost.learn(spent, count, size)
                 self._account(task.kind, ticket, count, spent)
                 if fault is not None:
@@ -347,13 +358,14 @@ class TaskManager:
     def drain(self, timeout: float) -> bool:
         """Wait until nothing is left to do; whether that was within `timeout` seconds."""
         deadline = self._clock() + timeout
-        with self._changed:
-            while self._is_busy or len(self._bins) or self._parked:
-                left = deadline - self._clock()
-                if left <= 0:
-                    return False
-                self._changed.wait(min(left, 0.05))
-        return True
+        with self._lock:
+            self._draining += 1
+            try:
+                while (self._is_busy or len(self._bins) or self._parked) and (left := deadline - self._clock()) > 0:
+                    self._drained.wait(left)
+            finally:
+                self._draining -= 1
+            return not (self._is_busy or len(self._bins) or self._parked)
 
     def close(self, timeout: float = 5.0) -> None:
         """End the thread, behind its step. What waits is not done any more."""

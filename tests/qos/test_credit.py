@@ -24,7 +24,7 @@ from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.pipeline import Pipeline
 from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, Registered
 from jbi_pubsub.pad.subscription import SubscriptionRequest, owned_uid
-from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes
+from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes, _Turns
 from tests.conftest import eventually
 from tests.qos.conftest import Judging
 
@@ -296,6 +296,9 @@ def test_what_waits_follows_a_policy_file_that_changes(
     publisher.flush(20.0)
     # Expect
     assert [name for name, _ in judging.judged] == ["blocking", *["normal"] * 3, *["important"] * 3]
+    turns = publisher._connections[at]._queue._turns
+    assert isinstance(turns, _Turns)
+    assert turns.levels == {1: 4, 2: 1}  # the publisher knows it, too
 
 
 def test_draining_waits_for_what_is_admitted(
@@ -321,6 +324,7 @@ def test_a_full_unimportant_registration_never_blocks_an_important_one_of_its_pu
 ) -> None:
     # Given: a delegate that has no memory for what is not important
     has_room = threading.Event()
+    monkeypatch.setattr(Pipeline, "is_clear", lambda *_: False)
     monkeypatch.setattr(Pipeline, "has_room", lambda _, importance: importance > 1 or has_room.is_set())
     publisher = federation.light()
     at = publisher.connect_to_delegate("alpha", "rome")
@@ -349,6 +353,7 @@ def test_what_finds_no_memory_in_time_is_refused_and_told(
     # Given
     queue = msgspec.structs.replace(federation.config.queue, block_seconds=0.2)
     federation.pad(config=by_type(msgspec.structs.replace(federation.config, queue=queue)))
+    monkeypatch.setattr(Pipeline, "is_clear", lambda *_: False)
     monkeypatch.setattr(Pipeline, "has_room", lambda *_: False)
     told: list[tuple[str, JbiError]] = []
     publisher = federation.light(refused=lambda *error: told.append(error))
