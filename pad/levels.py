@@ -26,7 +26,6 @@ from jbi_pubsub.pad.delivery import (
     ITEM,
     LAST_CHUNK,
     SHARED_MOST,
-    Consumed,
     Delivery,
     Parts,
     SubscriberSession,
@@ -144,6 +143,8 @@ class LevelledOutlet(Outlet):
     @property
     def levels(self) -> int:
         """Bit mask of what it could send now."""
+        if self.cutting is None and self.source is None and not self.untold and not self.held:  # nearly always
+            return self.levelled.levels if self.prefetch > self.sent - self.consumed else 0
         if self.held:
             return 0
         if self.cutting is not None:
@@ -192,7 +193,7 @@ class LevelledOutlet(Outlet):
         self.waiting_bytes -= waiting.parcel.size
 
     def adapt(self, now: float, trip: float) -> None:
-        """Its application has taken more: so much it may have by now."""
+        """What its application may have by what it took lately."""
         if now - self._since < PREFETCH_SECONDS:
             return
         taken = (self.consumed - self._from) / (now - self._since)
@@ -258,10 +259,6 @@ class ByLevel:
             if outlet.levels >> level & 1:
                 return outlet, level
         return None
-
-    def others(self, level: int) -> bool:
-        """Whether somebody else waits at that level."""
-        return bool(self.levels >> level & 1)
 
     def charge(self, level: int, size: int) -> None:
         """So much was sent."""
@@ -376,8 +373,10 @@ class LevelledSession(SubscriberSession):
             self._lose(outlet, Cause.QUEUE_OVERFLOW, count)
         return has_room
 
-    def _make_ready(self, outlet: Outlet) -> None:
-        assert isinstance(outlet, LevelledOutlet)
+    def _make_ready(self, outlet: Any) -> None:
+        if outlet.prefetch <= outlet.sent - outlet.consumed and outlet.waiting:
+            now = self._clock()
+            outlet.adapt(now, self._delay.seconds(now))
         self._busy[outlet] = None
         self._ready.append(outlet)
 
@@ -413,8 +412,7 @@ class LevelledSession(SubscriberSession):
             self._take_rest(items, max_items)
         return items
 
-    def _next(self, outlet: Outlet, items: list[Parts], max_items: int, max_bytes: int) -> int:
-        assert isinstance(outlet, LevelledOutlet)
+    def _next(self, outlet: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
         if outlet.cutting is not None:
             item = self._next_chunk(outlet)
         elif outlet.untold:
@@ -425,15 +423,15 @@ class LevelledSession(SubscriberSession):
         items.append(item)
         return sum(map(len, item))
 
-    def _next_run(self, first: Outlet, items: list[Parts], max_items: int, max_bytes: int) -> int:
+    def _next_run(self, first: Any, items: list[Parts], max_items: int, max_bytes: int) -> int:
         """Objects of one level, one if others wait there, too; one that others take as well goes by itself."""
-        assert isinstance(first, LevelledOutlet)
         level, most = self._level, min(first.credit, max_items - len(items))
         largest = self._chunk if self._piece >= self._chunk else 2 * self._piece
         head = item_head([first])
+        is_queue, take = first.source is None, first.levelled.take
         count = size = sent = 0
         while count < most and sent < max_bytes:
-            waiting = self._head(first, level)
+            waiting = first.levelled.select(level, self.now) if is_queue else self._head(first, level)
             if waiting is None or (count and (len(waiting.outlets) > 1 or waiting.parcel.size > largest)):
                 break
             parcel = waiting.parcel
@@ -444,14 +442,23 @@ class LevelledSession(SubscriberSession):
                 return sum(map(len, items[-1]))
             if len(waiting.outlets) > 1:
                 return self._next_shared(first, waiting, items)
-            self._take_from([first], waiting)
+            if not is_queue:
+                self._take_from([first], waiting)
+                items.append((head, *parcel.parts))
+                self._fly((first.subscription,), 1)
+                return len(head) + parcel.size
+            take()
+            waiting.places -= 1
+            if not waiting.places:
+                self._freed += parcel.size
             items.append((head, *parcel.parts))
             count += 1
             size += parcel.size
             sent += len(head) + parcel.size
-            if self._ready.others(level):
+            if self._ready.levels >> level & 1:  # somebody else's turn
                 break
         if count:
+            first.took(count, size)
             self._fly((first.subscription,), count)
         return sent
 
@@ -509,16 +516,6 @@ class LevelledSession(SubscriberSession):
 
     # -- meanwhile ----------------------------------------------------------------------------------------------
 
-    def _land(self, count: int, consumed: Consumed) -> None:
-        super()._land(count, consumed)
-        now = self._clock()
-        trip = self._delay.seconds(now)
-        for number in consumed:
-            outlet = self._outlets.get(number)
-            if isinstance(outlet, LevelledOutlet):
-                outlet.adapt(now, trip)
-                self._make_ready(outlet)
-
     def sweep(self) -> None:
         """Lose what has expired, follow settings that have changed, tell losses that had no turn. On the hub's thread,
         a few times a second."""
@@ -527,11 +524,12 @@ class LevelledSession(SubscriberSession):
         with self._changed:
             self.now = now = self._clock()
             self._ready.look()
-            urged = 0
+            urged, trip = 0, self._delay.seconds(now)
             busy = list(self._busy)
             for outlet in busy:
                 outlet.levelled.refresh(now)
                 outlet.levelled.expire(now)
+                outlet.adapt(now, trip)
                 if outlet.untold and outlet.cutting is None and not outlet.urged and urged < URGED_MOST:
                     outlet.urged = True
                     urged += 1
