@@ -1,6 +1,6 @@
 """What quality of service costs and keeps, part by part.
 
-    python benchmarks/qos.py [--only policies|bins|queue|meter|shaping|bandwidth|link] [--json]
+    python benchmarks/qos.py [--only policies|queue|bins|meter|shaping|bandwidth|link] [--json]
 
 policies: 1,000 are read and checked; a contract is resolved among them; 200,000 contracts follow another
 file; CPU time.
@@ -19,8 +19,8 @@ Exit code 1 if a part misses its goal.
 from __future__ import annotations
 
 import argparse
-import io
 import importlib.util
+import io
 import json
 import random
 import sys
@@ -422,8 +422,8 @@ def _of_tests(name: str) -> Any:
 
 PARTS: dict[str, Callable[[], Part]] = {
     "policies": policies,
-    "bins": bins,
     "queue": queue,
+    "bins": bins,
     "meter": meter,
     "shaping": shaping,
     "bandwidth": bandwidth,
