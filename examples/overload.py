@@ -50,6 +50,8 @@ WEIGHT: Final = 64
 LIGHT: Final = 10.0
 """Important objects a second, beside overload."""
 TYPES: Final = ("important", "normal")
+BATCH_BYTES: Final = 8 << 10
+"""Some objects."""
 POLL_SECONDS: Final = 0.005
 
 POLICIES: Final = """
@@ -331,6 +333,8 @@ def publish(config: Config, number: str, mode: str, points: str) -> None:
         ended.set()
 
     threading.Thread(target=wait_for_the_end, name="end", daemon=True).start()
+    # what has gone in one batch is acknowledged together: with large ones WAITING would mean little without credits
+    config = msgspec.structs.replace(config, link=msgspec.structs.replace(config.link, chunk=BATCH_BYTES))
     with PublisherAdapterLight(config) as publisher:
         delegate = publisher.connect_to_delegate("overload", "here")
         uids = {
@@ -346,15 +350,15 @@ def publish(config: Config, number: str, mode: str, points: str) -> None:
         is_light, is_full = mode == "light", False
         while not ended.wait(POLL_SECONDS):
             known = publisher.status()["registrations"]
-            for name, uid in uids.items():
-                if is_light and name == "important":
-                    count = int(number == "0" and time.monotonic() >= due)
-                    due += count / LIGHT
-                else:
-                    count = WAITING - known[uid]["unfinished"]
-                for _ in range(count):
-                    publisher.publish(uid, documents[(sent[name] * PUBLISHERS + int(number)) * 7 % total])
+            room = {name: WAITING - known[uid]["unfinished"] for name, uid in uids.items()}
+            if is_light:
+                room["important"] = int(number == "0" and time.monotonic() >= due)
+                due += room["important"] / LIGHT
+            while any(room.values()):  # in turn: what is published first is not to be of one type
+                for name in [name for name, left in room.items() if left]:
+                    publisher.publish(uids[name], documents[(sent[name] * PUBLISHERS + int(number)) * 7 % total])
                     sent[name] += 1
+                    room[name] -= 1
             if not is_full:
                 is_full = True
                 say(full=[number])

@@ -318,3 +318,42 @@ def test_the_status_tells_each_level_and_kind(manager: TaskManager) -> None:
     assert served == {1: 1, 5: 4}
     assert {kind: facts["served"] for kind, facts in told["kinds"].items()} == {"judge": 1, "query": 4}
     assert (told["waiting"], told["parked"], told["fault"]) == (0, 0, "")
+
+
+def test_costly_work_is_never_done_by_who_brings_it(manager: TaskManager) -> None:
+    # Given: 28 ms a piece, and nothing else to do
+    pieces = Pieces([], "a")
+    task = manager.task("judge", pieces)
+    task.cost.learn(0.028, 1, 100)
+    # When
+    pieces.waiting.extend("12")
+    manager.submit(task)
+    # Expect
+    assert manager.drain(30)
+    assert pieces.threads == ["judge-test", "judge-test"]
+
+
+def test_work_that_becomes_costly_is_noticed_with_the_second_step(manager: TaskManager) -> None:
+    # Given: work that has cost little, done at once, of which few steps are measured
+    pieces = Pieces([], "a")
+    task = manager.task("judge", pieces)
+    for _ in range(tasks.MEASURED_EVERY):
+        pieces.waiting.append("")
+        manager.submit(task)
+    step = pieces.step
+
+    def costly(most: int) -> tuple[int, int, float]:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.03:
+            pass
+        return step(most)
+
+    pieces.step = costly  # type: ignore[method-assign]
+    del pieces.threads[:]
+    # When
+    pieces.waiting.extend("1" * 6)
+    manager.submit(task)
+    assert manager.drain(30)
+    # Expect
+    assert len(pieces.threads) == 6
+    assert pieces.threads[2:] == ["judge-test"] * 4
