@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub import Config, InfoObject, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
-from jbi_pubsub.core.config import LookupSection
+from jbi_pubsub.core.config import effective
 from jbi_pubsub.core.errors import DemoError
 from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.wire import ServiceRef
@@ -141,7 +141,9 @@ def narrow(mode: str, limit: int, seconds: float, *, size: int = WIRE_BYTES) -> 
         file = Path(folder) / "policy.toml"
         file.write_text(POLICIES.format(strategy=strategy, important=important, normal=normal, rate=limit))
         locator, delegate = stack.enter_context(servers(file))
-        config = Config(lookup=LookupSection(locators=(locator,), multicast=False))
+        known = effective()  # what the servers have, too
+        lookup = msgspec.structs.replace(known.lookup, locators=(locator,), multicast=False)
+        config = msgspec.structs.replace(known, lookup=lookup)
         load = stack.enter_context(Load(config, size))
         load.start()
         time.sleep(seconds)
