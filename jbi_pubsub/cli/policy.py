@@ -1,4 +1,5 @@
-"""`jbi policy`: check, show and compare policy files, say why somebody may do something, or not, and who matters."""
+"""`jbi policy`: check, show and compare policy files, say why somebody may do something, or not, and who matters; what
+concerns the policy manager is in steering.py."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from jbi_pubsub.policy.policy import OPERATIONS, PolicySet
 from jbi_pubsub.policy.policyfile import policies_of
 from jbi_pubsub.policy.policyfile import review as review_policies
 
-from . import policies
+from . import policies, steering
 from .near import NearNames
 from .settings import Settings, json_option, pass_settings
 from .show import Column, counted, printable, show_json, show_table
@@ -33,12 +34,14 @@ OWN_COLUMNS: Final = ("rule", "allow", "action")
 
 @click.group(cls=NearNames)
 def policy() -> None:
-    """Check and explain who may do what, and who matters.
+    """Check and explain who may do what, and who matters; manage that for a whole information space.
 
     \b
     jbi policy check policy.toml
     jbi policy explain --user alice --action subscribe --type intel.Report
     jbi policy new policy.toml name=tracks type=blue_force_tracking importance=4
+    jbi policy serve policy.toml
+    jbi policy set space.strategy strict
     """
 
 
@@ -253,6 +256,10 @@ def new(file: Path, said: tuple[str, ...]) -> None:
     """
     for line in policies.append_policy(file, policies.as_table(said)).splitlines():
         click.echo(printable(line))
+
+
+for command in (steering.serve, steering.apply, steering.set_value, steering.history, steering.rollback):
+    policy.add_command(command)
 
 
 def _path(settings: Settings, file: Path | None) -> Path:

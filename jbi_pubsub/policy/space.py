@@ -271,6 +271,14 @@ def read_set(text: str, name: str, version: int = 0) -> PolicySet:
 # -- the manager --------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A version that is not in force yet, and the set that its text is."""
+
+    version: Version
+    policies: PolicySet
+
+
 @dataclass(eq=False)
 class Member:
     """A local manager that follows. `ceilings`: what it may be using of each link, at most; `shares`: what it was told
@@ -296,7 +304,8 @@ class Member:
 
 
 class InformationSpaceManager:
-    """See the module. The owner's lock covers it."""
+    """See the module. The owner's lock covers it; what proposes takes its time, and only needs that nobody else changes
+    anything meanwhile."""
 
     def __init__(self, manager: str, epoch: int = 1, versions: Sequence[Version] = ()) -> None:
         """`versions` that were kept, the oldest first. Raises PolicyError when the last can't be used any more."""
@@ -318,16 +327,17 @@ class InformationSpaceManager:
 
     # -- versions -----------------------------------------------------------------------------------------------
 
-    def proposed(self, toml: str, who: str, why: str, now: float) -> Version | None:
+    def proposed(self, toml: str, who: str, why: str, now: float) -> Proposal | None:
         """The version that would say that; None: what is in force says it. `take` comes next, once it is on disk.
         Raises PolicyError, OversizeError."""
         policies = read_set(toml, "policy.toml")
         if self.versions and policies == self.policies:
             return None
         number = self.policies.version + 1
-        return Version(version=number, at=now, who=who[:200], why=why[:WHY_MOST], toml=policies.write())
+        version = Version(version=number, at=now, who=who[:200], why=why[:WHY_MOST], toml=policies.write())
+        return Proposal(version, policies.of_version(number))
 
-    def proposed_value(self, key: str, value: str, who: str, why: str, now: float) -> Version | None:
+    def proposed_value(self, key: str, value: str, who: str, why: str, now: float) -> Proposal | None:
         """The same with one key changed (see with_value)."""
         try:
             text = dumped(with_value(self.policies.tables, key, value))
@@ -338,7 +348,7 @@ class InformationSpaceManager:
             what = exc.message.partition(": ")[2] or exc.message  # where it is in a text that nobody has written
             raise PolicyError(f"{key[:200]} = {value[:200]!r}: {what}", hint=exc.hint) from exc
 
-    def proposed_again(self, version: int, who: str, why: str, now: float) -> Version | None:
+    def proposed_again(self, version: int, who: str, why: str, now: float) -> Proposal | None:
         """What an earlier version said. Raises PolicyError."""
         return self.proposed(self.version(version).toml, who, why or f"back to version {version}", now)
 
@@ -351,10 +361,10 @@ class InformationSpaceManager:
         kept = f"Kept are {self.versions[0].version} to {self.versions[-1].version}" if self.versions else "None is"
         raise PolicyError(f"no version {number}", hint=kept)
 
-    def take(self, version: Version) -> None:
+    def take(self, proposal: Proposal) -> None:
         """It is in force from now on."""
-        self.policies = read_set(version.toml, f"version {version.version}", version.version)
-        self.versions = [*self.versions, version][-HISTORY_MOST:]
+        self.policies = proposal.policies
+        self.versions = [*self.versions, proposal.version][-HISTORY_MOST:]
         for member in self.members.values():
             member.is_due = True
 
@@ -374,7 +384,7 @@ class InformationSpaceManager:
             if len(self.members) >= MEMBERS_MOST:
                 raise OversizeError(f"{MEMBERS_MOST} local managers follow already", hint="Divide the space")
             member = self.members[lqm] = Member(component, now)
-        known = {name: max(0.0, rate) for name, rate in list(rates.items())[:LINKS_TOLD] if rate == rate}
+        known = {name: rate for name, rate in list(rates.items())[:LINKS_TOLD] if 0 < rate < math.inf}
         member.component, member.joined_at, member.away_since = component, now, None
         member.ceilings = {name: max(known.get(name, 0.0), member.ceilings.get(name, 0.0)) for name in
                            {*known, *member.ceilings}}  # fmt: skip
@@ -414,11 +424,9 @@ class InformationSpaceManager:
         for name, rate in member.shares.items():
             member.ceilings[name] = max(rate, member.ceilings.get(name, 0.0))
         version = self.policies.version
-        is_known = member.told == version
+        text = None if member.told == version else self.version(version).toml
         member.told = version
-        return PolicyNews(
-            member.number, self.standing, dict(member.shares), None if is_known else self.policies.write()
-        )
+        return PolicyNews(member.number, self.standing, dict(member.shares), text)
 
     # -- shared links -------------------------------------------------------------------------------------------
 

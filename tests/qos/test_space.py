@@ -278,7 +278,8 @@ def test_the_history_is_bounded() -> None:
 def test_what_is_pushed_holds_no_access_rules_and_is_bounded() -> None:
     space = InformationSpaceManager("m")
     version = space.proposed('[[access]]\nallow = "status"\nuser = "boss"\n' + FILE, "me", "", 0.0)
-    assert version is None or "access" not in version.toml
+    assert version is not None
+    assert "access" not in version.version.toml
     with pytest.raises(OversizeError):
         space.proposed("".join(f'[[policy]]\nname = "{n}"\nuser = "{"u" * 150}"\n' for n in range(9_000)), "me", "", 0)
 
@@ -310,10 +311,10 @@ def test_each_control_is_a_path_of_the_file(key: str, value: str, expected: obje
     first = space.proposed(FILE, "me", "", 0.0)
     assert first is not None
     space.take(first)
-    version = space.proposed_value(key, value, "me", "", 1.0)
-    assert version is not None
-    assert version.why == f"{key} = {value}"
-    assert expected(PolicySet.parse(version.toml))  # type: ignore[operator]  # one of the above
+    changed = space.proposed_value(key, value, "me", "", 1.0)
+    assert changed is not None
+    assert changed.version.why == f"{key} = {value}"
+    assert expected(PolicySet.parse(changed.version.toml))  # type: ignore[operator]  # one of the above
 
 
 @pytest.mark.parametrize(
