@@ -1,4 +1,4 @@
-"""`jbi policy serve`, `apply`, `set`, `history`, `rollback`: the policy manager of an information space and its tools."""
+"""`jbi policy serve`, `apply`, `set`, `history`, `rollback`: the policy manager of an information space, its tools."""
 
 from __future__ import annotations
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -15,7 +14,7 @@ from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.lookup.entry import Entry
 from jbi_pubsub.lookup.item import ServiceItem
 
-from .space import Standing
+from .space import LINKS_TOLD, Short, Standing
 
 POLICY_MANAGER: Final = "policy_manager"
 """Name of the exported object."""
@@ -44,6 +43,16 @@ def epoch_of(item: ServiceItem) -> int:
             except EntryError:
                 return 0
     return 0
+
+
+class Joining(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A local manager that comes: the id of its service, what it is called, which policies it has, and its shares of
+    links, bytes a second by name."""
+
+    lqm: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    component: Short
+    standing: Standing = Standing()
+    rates: Annotated[dict[Short, float], msgspec.Meta(max_length=LINKS_TOLD)] = {}
 
 
 class Joined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,9 +89,9 @@ class PolicyProxy:
         """Close the connection."""
         self._client.close()
 
-    def join(self, lqm: str, component: str, standing: Standing, rates: Mapping[str, float]) -> Joined:
+    def join(self, who: Joining) -> Joined:
         """A local manager comes with what it has. Raises PolicyError when it is not to follow this one."""
-        return self._client.call("join", Joined, lqm, component, standing, dict(rates))
+        return self._client.call("join", Joined, who)
 
     def leave(self, lqm: str) -> None:
         """A local manager ends: what it had of links is free."""

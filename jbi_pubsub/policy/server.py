@@ -14,10 +14,10 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -55,12 +55,13 @@ from .proxy import (
     POLICY_MANAGER,
     Changed,
     Joined,
+    Joining,
     PolicyManager,
     PolicyProxy,
     VersionTold,
     epoch_of,
 )
-from .space import InformationSpaceManager, LqmReport, Proposal, Standing
+from .space import EPOCH_MOST, InformationSpaceManager, LqmReport, Proposal, Standing
 
 log = logging.getLogger("jbi_pubsub.policy")
 
@@ -81,9 +82,6 @@ TAKE_OVER_SECONDS: Final = 60.0
 DELEGATE_TYPE: Final = "jbi.PublisherAdapterDelegate"
 TEXT_MOST: Final = 8 << 20
 """Of a file that is applied: comments count here, and are not kept."""
-
-LqmId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
-Name = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class _Channel:
@@ -300,6 +298,10 @@ class PolicyServer:
             epoch = self._space.epoch
         if epoch > other:
             return
+        if other >= EPOCH_MOST:
+            raise PolicyError(
+                f"epoch {other} is the last one", hint="Let local managers forget it: their [policy] state"
+            )
         if self._history is not None:
             self._history.put({"epoch": str(other + 1)})
         with self._lock:
@@ -342,22 +344,23 @@ class PolicyServer:
 
     # -- local managers -----------------------------------------------------------------------------------------
 
-    def join(self, lqm: str, component: str, standing: Standing, rates: Mapping[str, float]) -> Joined:
+    def join(self, who: Joining) -> Joined:
         """See PolicyProxy."""
         if self._superseded:
             raise PolicyError(self._superseded, hint="Follow the other manager")
+        standing = who.standing
         is_others = standing.manager not in ("", self.manager) and standing.epoch >= self._space.epoch
         if is_others and self._clock() < self._takes_over_until:
             self._raise_epoch(standing.epoch)
             self._show()
         with self._lock:
-            self._space.join(lqm, component, standing, rates, self._clock())
-            before = self._channels.get(lqm)
-            self._channels[lqm] = channel = _Channel(self, lqm, self._hub)
+            self._space.join(who.lqm, who.component, standing, who.rates, self._clock())
+            before = self._channels.get(who.lqm)
+            self._channels[who.lqm] = channel = _Channel(self, who.lqm, self._hub)
             found = self._space.standing
         if before is not None:
             before.stop()
-        log.info("%s follows", component)
+        log.info("%s follows", who.component)
         return Joined(self._tokens.issue(channel), found)
 
     def leave(self, lqm: str) -> None:
@@ -510,19 +513,12 @@ class _Calls:
         self._server = server
 
     @exported
-    def join(
-        self,
-        caller: Caller,
-        lqm: LqmId,
-        component: Name,
-        standing: Standing,
-        rates: Annotated[dict[Name, float], msgspec.Meta(max_length=1_000)],
-    ) -> Joined:
+    def join(self, caller: Caller, who: Joining) -> Joined:
         self._server.allow(caller, "peer")
-        return self._server.join(lqm, component, standing, rates)
+        return self._server.join(who)
 
     @exported
-    def leave(self, caller: Caller, lqm: LqmId) -> None:
+    def leave(self, caller: Caller, lqm: str) -> None:
         self._server.allow(caller, "peer")
         self._server.leave(lqm)
 

@@ -53,6 +53,7 @@ GROWTH: Final = 1.25
 
 Five = tuple[float, float, float, float, float]
 Short = Annotated[str, msgspec.Meta(max_length=200)]
+EPOCH_MOST: Final = 1 << 31
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +70,8 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which set somebody has: the manager ("" for none) and its epoch, the number, the digest."""
 
     manager: Short = ""
-    epoch: int = 0
-    version: int = 0
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=EPOCH_MOST)] = 0
+    version: Annotated[int, msgspec.Meta(ge=0)] = 0
     digest: Short = ""
 
 

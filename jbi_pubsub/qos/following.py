@@ -31,7 +31,7 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.policy.file import MAX_BYTES, parse
 from jbi_pubsub.policy.policy import NOTHING, PolicySet
-from jbi_pubsub.policy.proxy import ALIVE, MANAGER_TYPE, NEWS, PolicyProxy, epoch_of
+from jbi_pubsub.policy.proxy import ALIVE, MANAGER_TYPE, NEWS, Joining, PolicyProxy, epoch_of
 from jbi_pubsub.policy.space import LINKS_TOLD, TYPES_TOLD, LinkUse, LqmReport, PolicyNews, Standing, read_set, refusal
 
 log = logging.getLogger("jbi_pubsub.qos")
@@ -176,25 +176,26 @@ class Following:
         if why:
             raise ProtocolError(f"news of a policy manager: {why}")
         policies, standing, fault = self._policies, news.standing, ""
-        if news.toml is not None:
+        is_other = (standing.version, standing.digest) != (self._standing.version, self._standing.digest)
+        if news.toml is not None and is_other:
             try:
                 policies = _checked(news.toml, news.standing)
             except JbiError as exc:
                 fault = f"version {news.standing.version} can't be used here: {exc.message}"
                 log.error("%s; what was in force stays so", fault)
-        elif news.standing.version != self._standing.version:
-            fault = self._fault
+        elif is_other:
+            fault = self._fault  # of the text that came before
         if fault:
             standing = msgspec.structs.replace(
                 news.standing, version=self._standing.version, digest=self._standing.digest
             )
         rates = {name: max(1.0, rate) for name, rate in news.rates.items()}
-        is_other = policies is not self._policies
+        is_new = policies is not self._policies
         self._install(policies, rates)
         with self._lock:
             self._policies, self._standing, self._rates = policies, standing, rates
             self._number, self._fault, self._source = news.number, fault, "manager"
-        if is_other:
+        if is_new:
             log.warning("version %d of the policies is in force", policies.version)
         self._keep()
 
@@ -238,7 +239,7 @@ class Following:
         security = self._config.security()
         proxy = PolicyProxy(ref, security, timeout=CALL_SECONDS)
         try:
-            joined = proxy.join(self._lqm, self._component, self._standing, self._rates)
+            joined = proxy.join(Joining(self._lqm, self._component, self._standing, self._rates))
             sock = dial(ref, DATA, security, CALL_SECONDS)
             try:
                 line = Line(sock)
