@@ -126,13 +126,15 @@ def subscribe(config: Config, predicates: Sequence[str], expected: int, out: Any
 class Federation:
     """A lookup service and a delegate, each a process; in clear, or with mutual TLS."""
 
-    def __init__(self, tls: TlsSection, *, keeps: bool = True, signed: str = "") -> None:
+    def __init__(self, tls: TlsSection, *, keeps: bool = True, signed: str = "", qos: bool = False) -> None:
         self._tls = tls
         self._signed = signed
         names = ("certificate", "key", "ca")
         given = {f"JBI_TLS_{n.upper()}": getattr(tls, n) for n in names if getattr(tls, n)}
         if signed in ("require", "cut"):
             given |= {"JBI_TLS_VERIFY": "require", "JBI_TLS_SIGN": "true"}
+        if qos:
+            given["JBI_QOS_MODE"] = "on"
         self._environment = {**os.environ, **given, **({} if keeps else {"JBI_PAD_KEEP_SECONDS": "0"})}
         self.lookup, answer = self._start("lookup", "--port", "0")
         self._locator = answer["address"]
@@ -193,6 +195,8 @@ class Case:
     signed: str = ""
     """Who has to do with signatures: `sign` the publisher; `require` the delegate and the subscribers as well; `cut`
     the same, and the subscribers have a filter, so that the delegate signs what it leaves. With TLS alone."""
+    qos: bool = False
+    """Whether the delegate manages quality of service, with nothing to hold anybody back."""
     keeps: bool = True
     """Whether the delegate keeps objects for newcomers (`[pad] keep_seconds`), which hides what a queue weighs."""
 
@@ -229,7 +233,7 @@ class Case:
 
 def measure(case: Case, tls: TlsSection | None = None, watch: Watch = lambda _: nullcontext()) -> dict[str, Any]:
     """A row: the case in a federation of its own, in clear or with `tls`."""
-    federation = Federation(tls or TlsSection(), keeps=case.keeps, signed=case.signed)
+    federation = Federation(tls or TlsSection(), keeps=case.keeps, signed=case.signed, qos=case.qos)
     out: Any = multiprocessing.Queue()
     config = federation.config(case.bound)
     wanted = "//a" if case.signed == "cut" else None
@@ -267,6 +271,7 @@ def measure(case: Case, tls: TlsSection | None = None, watch: Watch = lambda _: 
     deliveries = sum(expected for _, expected in case.subscribers()[: case.processes])
     return {
         "objects": case.count,
+        "delegate us": round(spent["delegate"] / case.count * 1e6, 1),
         "objects/s": round(case.count / took),
         "publish/s": round(case.count / published),
         "MB/s": round(case.count * case.payload / took / 1e6, 1),
@@ -306,12 +311,14 @@ CASES = {
     "100 B, publish_many": Case(80_000, SMALL, many=True),
     "100 B, same metadata": Case(80_000, SMALL, vary=False),
     "1 KB, predicate": Case(20_000, KILO, KABUL),
+    "1 KB, predicate, with QoS": Case(20_000, KILO, KABUL, qos=True),
     "64 KB": Case(6_000, LARGE),
     "1 MB": Case(600, HUGE),
     "1 KB, all match: 10 in 1 process": Case(5_000, KILO, KABUL, each=10),
     "1 KB, all match: 10 in 2 processes": Case(5_000, KILO, KABUL, processes=2, each=5),
     "1 KB, all match: 10 in 10 processes": Case(5_000, KILO, KABUL, processes=10),
     "12,500/s: 1 in 1 process": Case(25_000, KILO, own=True, rate=12_500),
+    "12,500/s: 1 in 1 process, with QoS": Case(25_000, KILO, own=True, rate=12_500, qos=True),
     "12,500/s: 10 in 2 processes": Case(25_000, KILO, own=True, rate=12_500, processes=2, each=5),
     "12,500/s: 100 in 2 processes": Case(25_000, KILO, own=True, rate=12_500, processes=2, each=50),
     "300/s": Case(900, KILO, KABUL, rate=300),

@@ -1,12 +1,17 @@
 """What quality of service costs and keeps, part by part.
 
-    python benchmarks/qos.py [--only policies|queue|meter|shaping] [--json]
+    python benchmarks/qos.py [--only policies|queue|bins|meter|shaping|bandwidth|link] [--json]
 
 policies: 1,000 are read and checked; a contract is resolved among them; 200,000 contracts follow another
 file; CPU time.
 queue: a put and a take of a level queue, with key and deadline, in us of CPU time, with 100 to 100,000 waiting.
 meter: an object that a contract's meter is told of, and a look at a thousand contracts, in CPU time.
 shaping: a picture of 62 KB (640 x 480), in ms of CPU time and bytes, and the longest that a picture may take.
+bins: a task put and another one taken, with up to a million waiting (goal: 1 us, and as much with a million); CPU time.
+bandwidth: Table 2 of the QED paper with too little bandwidth, over real processes (examples/narrow.py); four minutes.
+link: a link of 800 kbit/s with 400 KB of buffer that nobody has told the rate of, bulk that saturates it, and an urgent
+10 KB object each 0.5 s; then 8 Mbit/s, then 800 kbit/s again; without quality of service beside it. In network
+namespaces (root, ip and tc); two minutes.
 
 Exit code 1 if a part misses its goal.
 """
@@ -14,31 +19,42 @@ Exit code 1 if a part misses its goal.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import io
 import json
 import random
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
 from jbi_pubsub.core.info_object import Cause, Head, pack
-from jbi_pubsub.core.quality import Contract, Settings, Shape, Wish
+from jbi_pubsub.core.quality import Contract, Settings, Shape, Strategy, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.examples.narrow import run_link
 from jbi_pubsub.pad.outlet import Waiting
 from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.file import parse
 from jbi_pubsub.policy.policyfile import policies_of, review
+from jbi_pubsub.qos.bins import Bins
 from jbi_pubsub.qos.local import LocalManager
 from jbi_pubsub.qos.meter import Meters
 from jbi_pubsub.qos.queue import LevelQueue
 from jbi_pubsub.qos.shaping import shape
 
+HERE = Path(__file__).parent
+
 Part = tuple[dict[str, object], bool]
 """What was measured, and whether the goal is reached."""
 
 POLICIES, CONTRACTS, CLASSES = 1_000, 200_000, 1_000
+WAITING = (100, 10_000, 1_000_000)
 
 
 def cpu(work: Callable[[], object]) -> float:
@@ -200,7 +216,219 @@ def _jpeg(picture: Image.Image, **options: object) -> bytes:
     return out.getvalue()
 
 
-PARTS: dict[str, Callable[[], Part]] = {"policies": policies, "queue": queue, "meter": meter, "shaping": shaping}
+def bins() -> Part:
+    """Of qos/bins.py: a task taken and another one put, with so many waiting in 5 levels; the best of ten."""
+    chance = random.Random(7)
+    tasks = [(chance.randint(1, 5), chance.random() / 100) for _ in range(5_000)]
+    found: dict[str, float] = {}
+    for name in ("strict", "weighted_fair"):
+        for waiting in WAITING:
+            line: Bins[int] = Bins(Strategy(name=name))
+            for number in range(waiting):
+                line.put(number, *tasks[number % len(tasks)])
+
+            def turns(line: Bins[int] = line) -> None:
+                for importance, cost in tasks:
+                    task, _ = line.take()
+                    line.put(task, importance, cost)
+
+            found[f"{name}, {waiting:,} wait, us"] = round(min(cpu(turns) for _ in range(10)) / len(tasks) * 1e6, 3)
+    each = list(found.values())
+    flat = max(max(part) / min(part) for part in (each[:3], each[3:]))
+    found["slowest by fastest of a strategy (goal 1.3)"] = round(flat, 2)
+    return {**found}, max(each) <= 1 and flat <= 1.3
+
+
+# -- bandwidth and links ----------------------------------------------------------------------------------------------
+
+LIMIT, FAST = 800_000, 8_000_000
+"""Bits a second."""
+BUFFER = 400_000
+URGENT = 10_000
+SOON = 0.3
+"""Seconds that an urgent object may take beside its own transmission, p95."""
+GOODPUT = 0.93
+ADAPTED = 3.0
+"""Seconds after a change of the link."""
+
+LINK_POLICIES = """
+[space]
+strategy = "strict"
+
+[[policy]]
+name = "urgent"
+type = "urgent"
+importance = 5
+
+[[policy]]
+name = "bulk"
+type = "bulk"
+importance = 1
+
+[[link]]
+name = "unknown"
+members = "action == 'subscribe'"
+reserve = 0.0
+"""
+
+LINK_PUBLISHER = """
+import pathlib, sys, threading, time
+from jbi_pubsub import PublisherAdapterLight
+from jbi_pubsub.core.config import effective
+schema, figure = map(pathlib.Path, sys.argv[1:3])
+rate = [0.0]
+with PublisherAdapterLight(effective()) as publisher:
+    at = publisher.connect_to_delegate("alpha", "rome")
+    metadata = figure.read_bytes()
+    urgent, bulk = (publisher.register_publisher(at, schema, figure, type_name=name) for name in ("urgent", "bulk"))
+    for uid in (urgent, bulk):
+        publisher.wait_for_subscribers(uid, 1, 60.0)
+    print("ready", flush=True)
+    def send():
+        due = {"urgent": time.monotonic(), "bulk": time.monotonic()}
+        while rate[0] >= 0:
+            now = time.monotonic()
+            if rate[0] and now >= due["urgent"]:
+                due["urgent"] = max(now, due["urgent"] + 0.5)
+                publisher.publish(urgent, metadata, bytes(10_000 - 700))
+            if rate[0] and now >= due["bulk"]:
+                due["bulk"] = max(now - 1.0, due["bulk"] + 20_000 * 8 / rate[0])
+                publisher.publish(bulk, metadata, bytes(20_000))
+            time.sleep(0.002)
+    sending = threading.Thread(target=send)
+    sending.start()
+    for line in sys.stdin:
+        rate[0] = float(line)
+    rate[0] = -1.0
+    sending.join()
+"""
+"""Publishes an urgent object each 0.5 s, and bulk at the rate, in bits a second, that it is told."""
+
+LINK_SUBSCRIBER = """
+import json, sys, time
+from jbi_pubsub import SubscriberAdapter
+from jbi_pubsub.core.config import effective
+def arrived(_, obj):
+    now = time.time()
+    size = len(obj.metadata) + len(obj.payload)
+    print(json.dumps([now, obj.type.name, now - obj.platform.published, size]), flush=True)
+with SubscriberAdapter(effective()) as subscriber:
+    for name in ("urgent", "bulk"):
+        subscriber.register_subscriber(type_name=name, listener=arrived, bound=200)
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def bandwidth() -> Part:
+    """See examples/narrow.py."""
+    outcome = run_link(lambda line: print(line, file=sys.stderr))
+    [table] = outcome.tables
+    figures: dict[str, object] = {str(row[0]): dict(zip(table.columns[1:], row[1:], strict=True)) for row in table.rows}
+    missed = [promise.says for promise in outcome.promises if not promise.kept]
+    return figures | {"promises": len(outcome.promises), "missed": missed}, outcome.right
+
+
+def link() -> Part:
+    """Nobody has told what the link can carry."""
+    spaces = _of_tests("test_namespaces")
+    if why := spaces.Namespaces.missing():
+        return {"skipped": why}, True
+    own = URGENT * 8 / LIMIT
+    found = _on_a_link(spaces, [(LIMIT, 25.0), (FAST, 10.0), (LIMIT, 15.0)], policies=True)
+    first, fast, last = found
+    off = _on_a_link(spaces, [(LIMIT, 25.0)], policies=False)[0]
+    good = (
+        first.late(5.0, 0.95) <= own + SOON
+        and first.goodput(5.0) >= GOODPUT
+        and fast.goodput(ADAPTED) >= GOODPUT
+        and last.late(ADAPTED, 0.95) <= own + SOON
+    )
+    return {
+        "urgent, p50, s": round(first.late(5.0, 0.5), 3),
+        f"urgent, p95, s (goal {own + SOON:g})": round(first.late(5.0, 0.95), 3),
+        f"goodput by the link's rate (goal {GOODPUT})": round(first.goodput(5.0), 3),
+        f"{FAST / 1e6:g} Mbit/s: goodput after {ADAPTED:g} s (goal {GOODPUT})": round(fast.goodput(ADAPTED), 3),
+        f"{FAST / 1e6:g} Mbit/s: urgent, p95, s": round(fast.late(ADAPTED, 0.95), 3),
+        f"{LIMIT / 1e6:g} Mbit/s again: urgent, p95, s, after {ADAPTED:g} s": round(last.late(ADAPTED, 0.95), 3),
+        "without quality of service: urgent, p95, s": round(off.late(5.0, 0.95), 3),
+        "without quality of service: goodput": round(off.goodput(5.0), 3),
+    }, good
+
+
+@dataclass
+class Phase:
+    """What came while the link had a rate, from `began` to `ended`: (when, type, how late, bytes)."""
+
+    rate: int
+    began: float
+    ended: float
+    came: list[tuple[float, str, float, int]]
+
+    def late(self, after: float, part: float) -> float:
+        """A quantile of how late urgent objects of that time came; infinite if none did."""
+        late = sorted(late for at, name, late, _ in self.came if name == "urgent" and at - late >= self.began + after)
+        return late[min(len(late) - 1, int(part * len(late)))] if late else float("inf")
+
+    def goodput(self, after: float) -> float:
+        """Metadata and payload that came after so many seconds, by what the link carries."""
+        size = sum(size for at, *_, size in self.came if self.began + after <= at < self.ended)
+        return size * 8 / (self.ended - self.began - after) / self.rate
+
+
+def _on_a_link(spaces: Any, rates: list[tuple[int, float]], *, policies: bool) -> list[Phase]:
+    """Phases of a run over such a link, each with its rate for so many seconds."""
+    figures = spaces.FIGURES
+    with tempfile.TemporaryDirectory() as folder, spaces.Namespaces() as made:
+        file = Path(folder) / "policy.toml"
+        file.write_text(LINK_POLICIES)
+        made.serve(**({"policy_file": file, "qos_mode": "on"} if policies else {}))
+        subscriber = made.start(made.air, "-c", LINK_SUBSCRIBER, lookup_probe=60.0)
+        assert spaces.said(subscriber) == "ready"
+        files = (str(figures / "Intel_Imagery.xsd"), str(figures / "fig1.xml"))
+        publisher = made.start(made.ground, "-c", LINK_PUBLISHER, *files)
+        assert spaces.said(publisher) == "ready"
+        came: list[tuple[float, str, float, int]] = []
+
+        def read() -> None:
+            for line in subscriber.stdout:
+                came.append(tuple(json.loads(line)))  # noqa: PERF401  # others look meanwhile
+
+        reading = threading.Thread(target=read, daemon=True)
+        reading.start()
+        phases = []
+        for rate, seconds in rates:
+            tbf = ("tbf", "rate", f"{rate}bit", "burst", "5000", "limit", str(BUFFER))
+            spaces.run("tc", "-n", made.ground, "qdisc", "replace", "dev", "link0", "root", *tbf)
+            spaces.tell(publisher, 1.5 * rate)
+            began = time.time()
+            time.sleep(seconds)
+            phases.append(Phase(rate, began, time.time(), came))
+    reading.join(10.0)
+    for phase in phases:
+        phase.came = [each for each in came if phase.began <= each[0] - each[2] < phase.ended or each[1] == "bulk"]
+    return phases
+
+
+def _of_tests(name: str) -> Any:
+    """A module of the tests: the namespaces."""
+    spec = importlib.util.spec_from_file_location(f"links_{name}", HERE.parent / "tests" / "links" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PARTS: dict[str, Callable[[], Part]] = {
+    "policies": policies,
+    "queue": queue,
+    "bins": bins,
+    "meter": meter,
+    "shaping": shaping,
+    "bandwidth": bandwidth,
+    "link": link,
+}
 
 
 def main() -> None:

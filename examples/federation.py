@@ -79,15 +79,19 @@ class Federation:
         self.config = msgspec.structs.replace(self.config, lookup=section)
         return self
 
-    def start_delegate(self, name: str, location: str) -> None:
-        """Start a delegate, `ready` under its name."""
-        self._start_server(1, name, "pad", name, location)
+    def start_delegate(self, name: str, location: str, *flags: str) -> None:
+        """Start a delegate, `ready` under its name; `flags` for `jbi pad`."""
+        self._start_server(1, name, "pad", name, location, *flags)
 
     def delegate(self, name: str, location: str) -> Self:
         """Start a delegate, and wait until it is ready. Raises DemoError."""
         self.start_delegate(name, location)
         self.until(lambda: name in self.ready, f"the delegate {name}")
         return self
+
+    def pid(self, name: str) -> int:
+        """Process id of one of them."""
+        return self._processes[name].pid
 
     def start(self, name: str, module: str, *arguments: str) -> None:
         """Start an application: a module of the examples whose `main` is `application(...)`."""

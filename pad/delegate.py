@@ -262,7 +262,7 @@ class Delegate:
             refuse=self.pipeline.refuse,
         )
         if self._quality is not None:
-            self._quality.watch(self._queued)
+            self._quality.watch(self._queued, self._counted)
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
         for ended in self._mail.start():
@@ -408,6 +408,11 @@ class Delegate:
     def _queued(self) -> tuple[int, int]:
         """Objects that wait in all queues, and their bytes."""
         return sum(session.queued for session in list(self._sessions.values())), self._budget.used
+
+    def _counted(self) -> tuple[int, int]:
+        """Objects that matched the subscriptions there are, and that they lost."""
+        standing = list(self._subscriptions.values())
+        return sum(each.matched for each in standing), sum(sum(each.lost.copy().values()) for each in standing)
 
     def _end_contract(self, contract: Contract | None) -> None:
         if self._quality is not None and contract is not None:
@@ -1063,6 +1068,9 @@ class Delegate:
         matched = suppressed + delivered + lost + queued + in_flight, with direct subscriptions alone (for mail see
         docs/mail.md) and but for a lost `sequence_gap` or `missed`: whether that would have matched is not known
         """
+        told = self._quality_told()
+        if self._quality is not None:
+            told["series"] = self._quality.series()
         with self._lock:
             registrations = list(self._registrations.values())
             subscriptions = list(self._subscriptions.values())
@@ -1076,19 +1084,20 @@ class Delegate:
                 "sessions": [s.status() for s in sessions],
                 "subscriptions": [s.status() for s in subscriptions],
                 **self._totals(registrations, subscriptions, sessions),
-                **self._qos(registrations, with_series=True),
+                **self._qos(told, registrations),
             }
 
     def overview(self) -> dict[str, object]:
         """The same for who looks every second (see overview.py): without rows, what is of one name together. The work
         is in proportion to the number of subscriptions, the answer is not."""
+        told = self._quality_told()
         with self._lock:
             connections = list(self._connections.values())
             registrations = list(self._registrations.values())
             subscriptions = list(self._subscriptions.values())
             sessions = list(self._sessions.values())
             totals = self._totals(registrations, subscriptions, sessions)
-            qos = self._qos(registrations)
+            qos = self._qos(told, registrations)
             now = self._clock()
             leases = [
                 *(("publisher", c.name, self._landlord.left(c.lease_id, now)) for c in connections if c.lease_id),
@@ -1112,11 +1121,14 @@ class Delegate:
             **qos,
         }
 
-    def _qos(self, registrations: Iterable[Registration], *, with_series: bool = False) -> dict[str, object]:
-        """Under the lock: what quality of service says of itself, nothing without it; types with who publishes them."""
-        if self._quality is None:
+    def _quality_told(self) -> dict[str, Any]:
+        """What quality of service says of itself; nothing without it. Not under the lock: systems are asked."""
+        return self._quality.status() if self._quality is not None else {}
+
+    def _qos(self, told: dict[str, Any], registrations: Iterable[Registration]) -> dict[str, object]:
+        """Under the lock: that, its types with who publishes them."""
+        if not told:
             return {}
-        told = self._quality.status()
         names: dict[str, set[str]] = {}
         for registration in registrations:
             connection = self._connections.get(registration.connection)
@@ -1126,9 +1138,7 @@ class Delegate:
         known = {each["name"]: each for each in told.get("types", ())}
         types = [{**each, "sources": sorted(names.get(each["name"], ()))} for each in known.values()]
         types += [{"name": name[:200], "sources": sorted(of)} for name, of in names.items() if name[:200] not in known]
-        return {
-            "qos": {**told, "types": types[:TYPES_MOST], **({"series": self._quality.series()} if with_series else {})}
-        }
+        return {"qos": {**told, "types": types[:TYPES_MOST]}}
 
     def page(self, search: str, order: str, start: int, count: int) -> dict[str, object]:
         """Subscriptions page by page (see overview.page_of_subscriptions). Raises OversizeError, ConfigurationError."""

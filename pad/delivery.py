@@ -609,29 +609,25 @@ class SubscriberSession:
         except msgspec.DecodeError as exc:
             raise ProtocolError(f"bad acknowledgement: {exc}") from exc
         with self._changed:
-            self._land(count, consumed)
+            self._delay.landed(count, self._clock)
+            while count and self._flying:
+                flight = self._flying[0]
+                arrived = min(count, flight.count)
+                for subscription in flight.subscriptions:
+                    subscription.delivered += arrived
+                count -= arrived
+                flight.count -= arrived
+                if not flight.count:
+                    self._flying.popleft()
+            for number, total in consumed.items():
+                outlet = self._outlets.get(number)
+                if outlet is not None and outlet.consumed < total <= outlet.sent:
+                    outlet.consumed = total
+                    self._make_ready(outlet)
+            self._changed.notify_all()  # whoever drains
             ready = bool(self._ready)
         if ready:
             self._sender.ready()
-
-    def _land(self, count: int, consumed: Consumed) -> None:
-        """So many items have arrived, and applications have taken that many."""
-        self._delay.landed(count, self._clock)
-        while count and self._flying:
-            flight = self._flying[0]
-            arrived = min(count, flight.count)
-            for subscription in flight.subscriptions:
-                subscription.delivered += arrived
-            count -= arrived
-            flight.count -= arrived
-            if not flight.count:
-                self._flying.popleft()
-        for number, total in consumed.items():
-            outlet = self._outlets.get(number)
-            if outlet is not None and outlet.consumed < total <= outlet.sent:
-                outlet.consumed = total
-                self._make_ready(outlet)
-        self._changed.notify_all()  # whoever drains
 
 
 def item_head(together: Sequence[Outlet]) -> bytes:

@@ -72,6 +72,8 @@ class Lane:
         """Objects that are not done, and their bytes."""
         self.done = 0
         """The number up to which all are done."""
+        self.told = 0
+        """How important its publisher was told on this connection that it is; 0: not yet."""
         self.unsynced: deque[tuple[int, float, list[Entry]]] = deque()
         """Judged, with mail that is not on disk: its number there, and since when (monotonic seconds)."""
         self._intake = intake
@@ -252,15 +254,16 @@ class Intake:
         lane = self._lanes.get(number)
         if lane is None or lane.registration is not registration:
             lane = self._open(number, registration)
-        with self._lock:
-            self._check_credit(lane, run)
-            lane.admitted += len(run)
-            lane.size_admitted += sum(parcel.size for parcel in run)
+        self._check_credit(lane, run)
         refused: Refused = []
         admitted = self.pipeline.admit(registration, run, refused, waits=False)
         if refused:
             self.refuse(refused)
-        lane.put(run if len(admitted) == len(run) else _marked(run, admitted))
+        entries = run if len(admitted) == len(run) else _marked(run, admitted)
+        with self._lock:
+            lane.admitted += len(entries)
+            lane.size_admitted += sum(map(_whole_size, entries))
+        lane.put(entries)
         self.turns.submit(lane.task)
 
     def _open(self, number: int, registration: Registration) -> Lane:
@@ -326,17 +329,22 @@ class Intake:
                 self._refused.popleft() for _ in range(min(REFUSALS_AT_ONCE, len(self._refused)))
             )
             has_more = bool(self._refused)
-            done = {} if has_more else {number: lane.done for number, lane in self._news.items()}
+            news = {} if has_more else self._news
             if not has_more:
-                self._news.clear()
+                self._news = {}
         if has_more:
             self._reports.wanted(self)
-        return msgspec.msgpack.encode(Taken(refusals, done)) if refusals or done else b""
+        if not refusals and not news:
+            return b""
+        done = {number: lane.done for number, lane in news.items()}
+        return msgspec.msgpack.encode(Taken(refusals, done, _changed(news)))
 
     def tell_again(self) -> None:
         """Another connection: the one before may have swallowed what was told."""
         with self._lock:
             self._news = {number: lane for number, lane in self._lanes.items() if lane.done}
+            for lane in self._lanes.values():
+                lane.told = 0
 
     def report(self) -> bool:
         """Tell what is new, without waiting for disk or socket; False: there is more to tell, later."""
@@ -362,6 +370,16 @@ class Intake:
         self._unsynced.pop(lane.number, None)
 
 
+def _changed(lanes: Mapping[int, Lane]) -> dict[int, int]:
+    """How important those are that were more or less so when they were told last."""
+    found = {}
+    for number, lane in lanes.items():
+        contract = lane.registration.contract
+        if contract is not None and contract.settings.importance != lane.told:
+            found[number] = lane.told = contract.settings.importance
+    return found
+
+
 def _marked(run: Sequence[Parcel], admitted: Sequence[Parcel]) -> list[Entry]:
     """A run in its order, of those that were not admitted their numbers."""
     good = set(map(id, admitted))
@@ -374,6 +392,8 @@ class Reports:
     def __init__(self, name: str) -> None:
         self._changed = threading.Condition()
         self._wanted: dict[Intake, None] = {}
+        self._later: dict[Intake, float] = {}
+        """Those whose socket or disk was not ready, and when they are tried again (monotonic seconds)."""
         self._is_stopping = False
         self._is_working = False
         self._thread: threading.Thread | None = None
@@ -395,7 +415,7 @@ class Reports:
         """Wait until all that was done by now is told, as far as it can be."""
         deadline = time.monotonic() + timeout
         with self._changed:
-            while (self._wanted or self._is_working) and (left := deadline - time.monotonic()) > 0:
+            while (self._wanted or self._later or self._is_working) and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(min(left, 0.02))
 
     def stop(self, timeout: float = 5.0) -> None:
@@ -418,17 +438,21 @@ class Reports:
     def _report(self) -> None:
         with self._changed:
             while not self._wanted and not self._is_stopping:
-                self._changed.wait(60.0)
+                left = min(self._later.values(), default=math.inf) - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(min(left, 60.0))
             self._is_working = True
         time.sleep(REPORT_SECONDS)
         with self._changed:
-            intakes = list(self._wanted)
+            now = time.monotonic()
+            intakes = {**self._wanted, **dict.fromkeys(each for each, due in self._later.items() if due <= now)}
             self._wanted.clear()
+            for intake in intakes:
+                self._later.pop(intake, None)
         try:
             again = [intake for intake in intakes if not intake.report()]
         finally:
             self._is_working = False
-        if again:
-            time.sleep(REPORT_AGAIN)
-            for intake in again:
-                self.wanted(intake)
+        with self._changed:
+            self._later |= dict.fromkeys(again, time.monotonic() + REPORT_AGAIN)

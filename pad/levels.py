@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 from jbi_pubsub.core.info_object import Cause, Parcel, Part
 from jbi_pubsub.core.pacing import Shares
 from jbi_pubsub.core.quality import LEVELS, Contract, Strategy
+from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.hub import HubSender, Turns
 from jbi_pubsub.pad.delivery import (
     CHUNK,
@@ -384,10 +385,11 @@ class LevelledSession(SubscriberSession):
     # -- out ----------------------------------------------------------------------------------------------------
 
     def _levels(self) -> int:
-        """Bit mask of what could go out now."""
-        if self._granted or self._expelled or self._is_to_ask or self._parting:
-            return self._ready.levels | TOP
-        return self._ready.levels
+        """Bit mask of what could go out now; maybe of what has just gone or expired, too. Asked without our lock."""
+        levels = self._ready.levels
+        if self._granted or self._expelled or self._is_to_ask or (self._parting and not levels):
+            return levels | TOP
+        return levels
 
     def _take(self, max_items: int, max_bytes: int, levels: int = ALL) -> list[Parts]:
         """What goes out next, of these levels: outlets take turns. On the hub's thread."""
@@ -508,15 +510,19 @@ class LevelledSession(SubscriberSession):
 
     # -- meanwhile ----------------------------------------------------------------------------------------------
 
-    def _land(self, count: int, consumed: Consumed) -> None:
-        super()._land(count, consumed)
-        now = self._clock()
-        trip = self._delay.seconds(now)
-        for number in consumed:
-            outlet = self._outlets.get(number)
-            if isinstance(outlet, LevelledOutlet):
-                outlet.adapt(now, trip)
-                self._make_ready(outlet)
+    def _acked(self, count: int, note: bytes) -> None:
+        super()._acked(count, note)
+        if not note:
+            return
+        with self._changed:
+            now = self._clock()
+            trip = self._delay.seconds(now)
+            for number in decoder_of(Consumed).decode(note):
+                outlet = self._outlets.get(number)
+                if isinstance(outlet, LevelledOutlet):
+                    outlet.adapt(now, trip)
+                    self._make_ready(outlet)
+        self._sender.ready()
 
     def sweep(self) -> None:
         """Lose what has expired, follow settings that have changed, tell losses that had no turn. On the hub's thread,

@@ -13,7 +13,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.info_object import Head, Parcel, numbered, pack, prefix_of
+from jbi_pubsub.core.info_object import Head, Parcel, pack
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.core.signing import Signer, anchor_of, digest, head_bytes, signed_uid
 from jbi_pubsub.core.xml import parse_metadata
@@ -102,9 +102,8 @@ class Measurements:
 
     def _next(self, registration: Registration, metadata: bytes) -> Parcel:
         self._sequence += 1
-        kind, number = registration.gate.type, self._sequence
-        object_id = numbered(prefix_of(self._uid), number)
-        head = Head(object_id, self._uid, number, time.time(), kind.name, kind.version, metadata, 0)
+        kind = registration.gate.type
+        head = Head("", self._uid, self._sequence, time.time(), kind.name, kind.version, metadata, 0)
         if self._signer is not None:
             head = msgspec.structs.replace(head, signature=self._signer.sign(head_bytes(head, digest(b""))))
         return pack(head, b"")

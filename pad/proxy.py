@@ -83,10 +83,11 @@ class Registered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Taken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Note of a delegate's acknowledgements: what it refused, and for registrations with credit up to which number of
-    theirs all objects are done, where that has changed."""
+    theirs all objects are done, and how important they are by now, where that has changed."""
 
     refusals: Refusals = ()
     done: dict[int, int] = msgspec.field(default_factory=dict)
+    importance: dict[int, Importance] = msgspec.field(default_factory=dict)
 
 
 class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

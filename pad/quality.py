@@ -129,8 +129,9 @@ class Quality(Protocol):
         """Follow the policy manager that is found there, where no file says who matters. `service_id` is ours."""
         ...
 
-    def watch(self, queued: Callable[[], tuple[int, int]]) -> None:
-        """`queued` says how many objects, and bytes, wait in all queues: policies may ask for it."""
+    def watch(self, queued: Callable[[], tuple[int, int]], counted: Callable[[], tuple[int, int]]) -> None:
+        """`queued` says how many objects, and bytes, wait in all queues, `counted` how many were matched, and lost:
+        policies may ask for it."""
         ...
 
     def granted(self, contract: Contract) -> GrantedQos:

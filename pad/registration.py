@@ -88,7 +88,7 @@ class Registration:
         known = self.gate.type
         if head.registration != self.uid or head.type_name != known.name or head.type_version != known.version:
             raise MetadataError(f"object {head.object_id} is not of registration {self.uid}")
-        if head.object_id != numbered(self._prefix, head.sequence):
+        if head.own_id and head.own_id != numbered(self._prefix, head.sequence):
             raise MetadataError(f"object id {head.object_id} is not that of number {head.sequence} of {self.uid}")
 
     def status(self) -> dict[str, object]:

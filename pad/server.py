@@ -259,7 +259,10 @@ class DisseminationServer:
         wait after `seconds`. Until `resume`, or the end."""
         self._draining.set()
         self.community.leave(self.server_id)
-        return self.delegate.drain(seconds)
+        began = self._clock()
+        if self._tasks is not None:
+            self._tasks.drain(seconds)
+        return self.delegate.drain(max(0.0, seconds - (self._clock() - began)))
 
     def resume(self) -> None:
         """Take publishers again."""

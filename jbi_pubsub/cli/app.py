@@ -36,7 +36,7 @@ HOMES: Final = {
     "explain": ("explain", "Say why a subscription would get an object, or not."),
     "lookup": ("servers", "Run a lookup service, or administer one."),
     "pad": ("servers", "Run a publisher-adapter delegate."),
-    "policy": ("policy", "Check and explain who may do what."),
+    "policy": ("policy", "Check and explain who may do what, and who matters."),
     "publish": ("clients", "Publish information objects from files."),
     "services": ("clients", "List what is registered in the lookup services."),
     "status": ("status", "Show what all servers are doing."),

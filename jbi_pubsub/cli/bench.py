@@ -4,22 +4,54 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import click
 import msgspec
 from rich.progress import Progress
 
+from jbi_pubsub.examples.overload import EXPERIMENTS
+
 from . import matching as match_bench
+from .examples import show_outcome
 from .near import NearNames
 from .settings import json_option, try_file
-from .show import Column, console, show_table
+from .show import Column, console, show_json, show_table
 from .show import as_json as json_text
 
 
 @click.group(cls=NearNames)
 def bench() -> None:
     """Measure on this machine."""
+
+
+@bench.command()
+@click.argument("experiment", type=click.Choice(list(EXPERIMENTS)), default="cpu")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Of all modes, in turn.")
+@click.option("--seconds", type=click.FloatRange(1, 3600), default=15.0, show_default=True, help="Counted in each run.")
+@json_option
+def qos(experiment: str, rounds: int, seconds: float, as_json: bool) -> int:
+    """Overload real processes, and see who gets what: shares and ratios beside the paper's.
+
+    Exit code 1 when one of them is not as it is to be. The machine should do nothing else meanwhile.
+
+    \b
+    jbi bench qos cpu
+    jbi bench qos cpu --rounds 1 --seconds 10 --json
+    """
+    began = time.monotonic()
+
+    def tell(line: str) -> None:
+        if not as_json:
+            click.echo(f"{time.monotonic() - began:6.1f} s  {line}")
+
+    outcome = EXPERIMENTS[experiment](tell, rounds=rounds, seconds=seconds)
+    if as_json:
+        show_json({"right": outcome.right, **msgspec.to_builtins(outcome)})
+    else:
+        show_outcome(outcome, time.monotonic() - began)
+    return 0 if outcome.right else 1
 
 
 @bench.command()

@@ -421,7 +421,7 @@ def policy(checkup: Checkup) -> Iterator[Finding]:
         return
     path = Path(name)
     try:
-        rules = tomllib.loads(path.read_text()).get("access", [])
+        said = tomllib.loads(path.read_text())
         mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         why = exc.strerror if isinstance(exc, OSError) else exc
@@ -429,6 +429,10 @@ def policy(checkup: Checkup) -> Iterator[Finding]:
         return
     if mode & 0o022:
         yield Finding("policy", "warning", f"others may write {path}", f"chmod go-w {path}")
+    rules, matters = said.get("access", []), said.get("policy", [])
+    if matters and checkup.config.qos.mode == "off":
+        text = f"{path} says who matters, but [qos] mode is off: nobody here asks"
+        yield Finding("policy", "warning", text, 'Set [qos] mode = "on", or start delegates with --policy')
     count = len(rules) if isinstance(rules, list) else 0
     yield Finding("policy", "ok", f"{path}: {count} [[access]] rules (jbi policy check {path} looks at each)")
 

@@ -41,11 +41,12 @@ def play_example(name: str, *, quick: bool, output: Path | None, as_json: bool) 
     if as_json:
         show_json({"right": outcome.right, "seconds": round(seconds, 1), **msgspec.to_builtins(outcome)})
     else:
-        _show(outcome, seconds)
+        show_outcome(outcome, seconds)
     return 0 if outcome.right else 1
 
 
-def _show(outcome: Outcome, seconds: float) -> None:
+def show_outcome(outcome: Outcome, seconds: float) -> None:
+    """For people: the tables, then what was promised."""
     width = terminal_width() if sys.stdout.isatty() else sys.maxsize
     for table in outcome.tables:
         columns = [

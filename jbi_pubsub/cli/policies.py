@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,17 +17,17 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.quality import Resources
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import Predicate
+from jbi_pubsub.policy.access import access_rules
 from jbi_pubsub.policy.condition import QUANTITIES, Node, about_resources, holds, of_resources, shown_node
 from jbi_pubsub.policy.context import Facts
-from jbi_pubsub.policy.file import QOS_KINDS, nearest, parse
+from jbi_pubsub.policy.file import QOS_KINDS, nearest, parse, read
 from jbi_pubsub.policy.policy import PolicySet, Rule, shown_value, when_shown
-from jbi_pubsub.policy.policyfile import CONTEXT, POLICY_KEYS, dumped, policies_of
+from jbi_pubsub.policy.policyfile import POLICY_KEYS, changed, dumped, policies_of, value_of
 from jbi_pubsub.policy.units import amount
 
 from .show import Column, counted, printable, show_table
 
 RESOURCES: Final = tuple(name for name, (_, group) in QUANTITIES.items() if group == "resource")
-_TEXTS: Final = frozenset([*CONTEXT, "name", "when", "preference", "hours"])
 
 
 def summary(policies: PolicySet) -> list[str]:
@@ -218,18 +217,8 @@ def policy_from(words: Sequence[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals or key not in POLICY_KEYS:
             raise ConfigurationError(f"{word!r} is not KEY=VALUE", hint=nearest(key, POLICY_KEYS))
-        table[key] = _toml(key, value)
+        table[key] = value_of(key, value)
     return table
-
-
-def _toml(key: str, value: str) -> Any:
-    """As TOML where it is that, otherwise as a text: `deadline=5 s` needs no quotes, nor does `version=1.0`."""
-    if key in _TEXTS and value[:1] not in "[\"'":
-        return value
-    try:
-        return tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return value
 
 
 def asked() -> Iterator[str]:
@@ -247,24 +236,42 @@ def asked() -> Iterator[str]:
             yield f"{key}={answer}"
 
 
+def set_value(path: Path, key: str, value: Any) -> tuple[PolicySet, PolicySet]:
+    """Change one value of a file, if all of it can be used then; the policies before and after. Raises PolicyError, or
+    ConfigurationError for a file that can't be written."""
+    document, _ = read(path)
+    before = policies_of(document)
+    document.check()
+    return before, _written(path, changed(document, key, value))
+
+
 def append_policy(path: Path, table: Mapping[str, Any]) -> str:
     """Write a policy behind what a file says, if all of it can be used then; what was written. Raises PolicyError, or
     ConfigurationError for a file that can't be written."""
     try:
         before = path.read_text("utf-8") if path.exists() else ""
-        text = dumped({"policy": [table]})
-        whole = before + ("\n" if before and not before.endswith("\n") else "") + ("\n" if before else "") + text
-        document = parse(whole, path.name)
-        policies_of(document)
-        document.check()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(f"{path} can't be read: {exc}") from exc
+    text = dumped({"policy": [table]})
+    _written(path, before + ("\n" if before and not before.endswith("\n") else "") + ("\n" if before else "") + text)
+    return text
+
+
+def _written(path: Path, text: str) -> PolicySet:
+    """The policies of the text, which the file has from now on, as a whole. Raises PolicyError, ConfigurationError."""
+    document = parse(text, path.name)
+    access_rules(document)
+    policies = policies_of(document)
+    document.check()
+    try:
         new = path.with_name(f".{path.name}.{os.getpid()}")
-        new.write_text(whole, "utf-8")
+        new.write_text(text, "utf-8")
         if path.exists():
             new.chmod(path.stat().st_mode & 0o7777)
         new.replace(path)
-    except (OSError, UnicodeDecodeError) as exc:
+    except (OSError, UnicodeEncodeError) as exc:
         raise ConfigurationError(f"{path} can't be written: {exc}") from exc
-    return text
+    return policies
 
 
 def as_table(words: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,7 +18,8 @@ from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.policy.file import read
-from jbi_pubsub.policy.policyfile import policies_of, review
+from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyfile import policies_of, review, value_of
 from jbi_pubsub.policy.proxy import MANAGER_TYPE, POLICY_MANAGER, Changed, PolicyProxy, epoch_of
 from jbi_pubsub.policy.space import read_set
 
@@ -106,7 +108,7 @@ def apply(settings: Settings, file: Path, at: str | None, why: str, as_json: boo
     for line in [*said, *map(document.told, document.warnings)]:
         click.echo(printable(line), err=True)
     with _manager(settings, at) as proxy:
-        found = policies.differences(read_set(proxy.text(), "the manager's"), mine)
+        found = _differences(read_set(proxy.text(), "the manager's"), mine)
         changed = proxy.apply(mine.write(), why or f"apply {file.name}")
     if as_json:
         show_json({"version": changed.version, "changed": changed.is_new, "policies": found})
@@ -116,30 +118,64 @@ def apply(settings: Settings, file: Path, at: str | None, why: str, as_json: boo
 
 
 @click.command("set")
-@click.argument("key", metavar="KEY")
-@click.argument("value", metavar="VALUE")
+@click.argument("key")
+@click.argument("value")
+@click.option("--file", type=click.Path(path_type=Path), help="Policy file; default the configured one.")
 @at_option
 @why_option
 @json_option
 @pass_settings
-def set_value(settings: Settings, key: str, value: str, at: str | None, why: str, as_json: bool) -> None:
-    """Change one key of the policies in force, by its path in the file; an empty VALUE takes it out.
+def set_value(
+    settings: Settings, key: str, value: str, file: Path | None, at: str | None, why: str, as_json: bool
+) -> None:
+    """Change one value of a policy file, or where none is configured, of the policies that a manager keeps; all else
+    stays as it is. Whoever follows does so within a second.
+
+    KEY is the file's own path, with names for numbers.
 
     \b
-    jbi policy set link.satcom.rate "800 kbps"
     jbi policy set space.strategy strict
     jbi policy set space.shaping false
     jbi policy set policy.BFTrack.importance 5
-    jbi policy set policy.Report.preference NoDrop
+    jbi policy set policy.Report.preference NoDrop --file policy.toml
+    jbi policy set link.satcom.rate "800 kbps" --at 10.0.0.7:4170 --why "rain"
     jbi policy set role.Patrol-1 cas
     jbi policy set 'mission."Route Irish".active' false
     """
+    configured = settings.load().policy.file
+    if file is not None and at:
+        raise ConfigurationError("--file changes a file, --at asks a manager", hint="Give one of them")
+    if file is not None or (configured and not at):
+        _set_in_file(file or Path(configured), key, value, as_json=as_json)
+        return
     with _manager(settings, at) as proxy:
         changed = proxy.set(key, value, why)
     if as_json:
         show_json({"version": changed.version, "changed": changed.is_new})
     else:
         _tell(changed)
+
+
+def _set_in_file(path: Path, key: str, value: str, *, as_json: bool) -> None:
+    before, after = policies.set_value(path, key, value_of(key, value))
+    found = _differences(before, after)
+    if as_json:
+        show_json({"file": str(path), "changed": bool(found), "policies": found})
+    else:
+        policies.tell_differences(found)
+
+
+def _differences(before: PolicySet, after: PolicySet) -> list[dict[str, Any]]:
+    """Groups and roles as well."""
+    people = []
+    for kind in ("group", "role"):
+        was, will = before.tables.get(kind, {}), after.tables.get(kind, {})
+        people += [
+            {"kind": kind, "name": name, "before": was.get(name), "after": will.get(name)}
+            for name in sorted({*was, *will})
+            if was.get(name) != will.get(name)
+        ]
+    return [*policies.differences(before, after), *people]
 
 
 @click.command()

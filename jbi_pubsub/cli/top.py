@@ -362,18 +362,19 @@ _BINS: Final = (
 
 def _in_force(server: Server, quality: Quality) -> tuple[object, ...]:
     policy, shaping = quality.policy, quality.shaping
-    contracts = " ".join(f"{quality.contracts.get(str(level), 0):,}" for level in range(1, LEVELS + 1))
+    contracts = " ".join(f"{policy.contracts.get(str(level), 0):,}" for level in range(1, LEVELS + 1))
     shaped = f"{shaping.shaped:,}, {sized(shaping.saved)} saved" if shaping.on else "off"
     return (
-        server.title, policy.name or "-", _count(policy.version), quality.tasks.strategy or "-",
-        contracts if quality.contracts else "-", shaped, policy.following or policy.source or "-",
+        server.title, _count(policy.policies), _count(policy.version), policy.digest[:8] or "-",
+        quality.tasks.strategy or "-", contracts, shaped, policy.following or policy.source or "-",
         policy.fault or quality.tasks.fault,
     )  # fmt: skip
 
 
 _IN_FORCE: Final = (
-    Column("in force at", long=True, name=True), Column("policies", long=True, name=True, spare=1),
-    Column("version", right=True), Column("strategy"), Column("contracts 1-5", right=True, spare=2),
+    Column("in force at", long=True, name=True), Column("policies", right=True, spare=2),
+    Column("version", right=True), Column("digest", spare=3), Column("strategy"),
+    Column("contracts 1-5", right=True, spare=2),
     Column("shaped", spare=2), Column("from", long=True, spare=3), Column("what is wrong", long=True),
 )  # fmt: skip
 

@@ -156,7 +156,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """An information object on the wire, but for its payload: one flat array, no field names (on a slow link they
     would cost as much as an object's platform metadata)."""
 
-    object_id: Annotated[str, msgspec.Meta(max_length=64)]
+    own_id: Annotated[str, msgspec.Meta(max_length=64)]
+    """"": the one that is made from registration and number, and need not travel."""
     registration: Annotated[str, msgspec.Meta(max_length=64)]
     sequence: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     published: Annotated[float, msgspec.Meta(ge=0, le=1e11)]
@@ -170,6 +171,11 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """As many as there may be hops: an empty name would cost a receiver eight times what it costs the sender."""
     signature: Annotated[bytes, msgspec.Meta(max_length=SIGNATURE_BYTES)] = b""
     """Of all but hops, via and itself, so that it holds wherever the object goes (core/signing.py); b"": not signed."""
+
+    @property
+    def object_id(self) -> str:
+        """The object's."""
+        return self.own_id or object_id_of(self.registration, self.sequence)
 
 
 _PLAIN_ID: Final = re.compile(r"[0-9A-Za-z._-]+")
@@ -244,7 +250,7 @@ def _read(data: Part) -> tuple[Head, int, bytes]:
         head = _decode_head(memoryview(data)[4 : 4 + length])
     except (struct.error, msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ProtocolError(f"bad information object: {_with_name(str(exc))}") from exc
-    object_id = head.object_id
+    object_id = head.own_id or prefix_of(head.registration)  # what it is made from: its number is digits
     if not (object_id.isascii() and object_id.isalnum()) and not _PLAIN_ID.fullmatch(object_id):
         raise ProtocolError(f"bad information object: {object_id!r} is no object id")
     return head, at, seal
@@ -297,8 +303,9 @@ def pack(head: Head, payload: bytes) -> Parcel:
 def encode(obj: InfoObject) -> tuple[Part, ...]:
     """The object's bytes on the wire, in parts: all but the payload, and the payload itself, not copied."""
     platform = obj.platform
+    is_own = obj.object_id != object_id_of(platform.registration, platform.sequence)
     head = Head(
-        obj.object_id,
+        obj.object_id if is_own else "",
         platform.registration,
         platform.sequence,
         platform.published,

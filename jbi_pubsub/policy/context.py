@@ -183,13 +183,15 @@ K = TypeVar("K", bound=Keyed)
 
 
 class Index(Generic[K]):
-    """Rules by what they name first: the beginning of a user's name, of a type's, a network. Of 10,000 a question
-    concerns some. The others are looked at for each question."""
+    """Rules by what they name first: the beginning of a user's name, of a type's, a network, a group, a role. Of 10,000
+    a question concerns some. The others are looked at for each question."""
 
     def __init__(self, rules: Iterable[K], *, by_type: bool) -> None:
         self._users = Beginnings[K]()
         self._types = Beginnings[K]()
         self._networks = Networks[K]()
+        self._named: dict[tuple[str, str], list[K]] = {}
+        """By group or role."""
         self._others: list[K] = []
         for rule in rules:
             user, type_, address = rule.keys.get("user"), rule.keys.get("type"), rule.keys.get("address")
@@ -197,15 +199,28 @@ class Index(Generic[K]):
                 continue
             if by_type and isinstance(type_, Globs) and self._types.take(type_, rule):
                 continue
-            if not (isinstance(address, Addresses) and self._networks.take(address, rule)):
+            if isinstance(address, Addresses) and self._networks.take(address, rule):
+                continue
+            if not any(self._take_named(key, rule) for key in ("group", "role")):
                 self._others.append(rule)
+
+    def _take_named(self, key: str, rule: K) -> bool:
+        """Keep it by its groups or roles; False: it has none, or some are globs."""
+        globs = rule.keys.get(key)
+        if not isinstance(globs, Globs) or len(globs.exact) < len(globs.said):
+            return False
+        for name in globs.said:
+            self._named.setdefault((key, name), []).append(rule)
+        return True
 
     def about(self, facts: Facts) -> Iterator[K]:
         """Those that may apply; some perhaps twice."""
+        named = [("group", name) for name in facts.group] + [("role", name) for name in facts.role]
         return itertools.chain(
             self._users.of(facts.user[0]),
             self._types.of(facts.type[0]),
             self._networks.of(facts.address[0]),
+            *(self._named[key] for key in named if key in self._named),
             self._others,
         )
 

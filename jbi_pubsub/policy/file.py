@@ -59,9 +59,16 @@ class Document:
     """The tables of a file, and what was found to be wrong with it. `name` is how the file is called to people."""
 
     def __init__(
-        self, name: str, tables: Mapping[str, Any], places: Mapping[Where, tuple[Place, Place]], text: str = ""
+        self,
+        name: str,
+        tables: Mapping[str, Any],
+        places: Mapping[Where, tuple[Place, Place]],
+        text: str = "",
+        spans: Mapping[Where, tuple[int, int]] | None = None,
     ) -> None:
-        """`places`: of each key, and of its value; `text` of the file."""
+        """`places`: of each key, and of its value; `text` of the file; `spans`: which of its characters a value is."""
+        self.text: Final = text
+        self._spans = spans or {}
         self.name = name
         self.tables = tables
         self.problems: list[Problem] = []
@@ -88,6 +95,10 @@ class Document:
         before = token[0][: _offset(token[0], number)]
         lines = before.count("\n")
         return Place(line + lines, len(before) - before.rfind("\n") if lines else column + len(before))
+
+    def span(self, where: Where) -> tuple[int, int] | None:
+        """The characters of the text that are the value of a key, from and up to; None for a key that is not there."""
+        return self._spans.get(where)
 
     def _place(self, where: Where, which: int) -> Place:
         while where and where not in self._places:
@@ -175,7 +186,8 @@ def parse(text: str, name: str) -> Document:
     """The tables of a text. Raises PolicyError when it is not TOML; other problems are in the document."""
     try:
         tables = tomllib.loads(text)
-        places = _Scan(text).places()
+        scan = _Scan(text)
+        places = scan.places()
     except tomllib.TOMLDecodeError as exc:
         at = re.search(r" \(at line (\d+), column (\d+)\)$", str(exc))
         place = Place(int(at[1]), int(at[2])) if at else _end(text)
@@ -183,7 +195,7 @@ def parse(text: str, name: str) -> Document:
         raise failure(name, message[: at.start()] if at else message, place, "It is TOML, see https://toml.io") from exc
     except RecursionError as exc:
         raise failure(name, "too many brackets within each other") from exc
-    document = Document(name, tables, places, text)
+    document = Document(name, tables, places, text, scan.spans)
     for kind in tables:
         if kind not in KINDS:
             document.error(document.key((kind,)), f"unknown table {kind!r}", nearest(kind, KINDS))
@@ -226,15 +238,20 @@ class _Scan:
 
     def __init__(self, text: str) -> None:
         self._tokens: list[tuple[str, Place]] = []
+        self._starts: list[int] = []
+        self.spans: dict[Where, tuple[int, int]] = {}
+        """Of each value of a key: from which character up to which it goes."""
         line, begin = 1, 0
         for token in _TOKEN.finditer(text):
             said = token[0]
             if token.lastgroup != "skip":
                 self._tokens.append((said, Place(line, token.start() - begin + 1)))
+                self._starts.append(token.start())
             lines = said.count("\n")
             if lines:
                 line, begin = line + lines, token.start() + said.rindex("\n") + 1
         self._tokens.append(("\n", Place(line, len(text) - begin + 1)))
+        self._starts.append(len(text))
         self._at = 0
         self._found: dict[Where, tuple[Place, Place]] = {}
         self._counts: dict[Where, int] = {}
@@ -298,7 +315,10 @@ class _Scan:
         for name in names:
             where = (*where, name)
             self._found.setdefault(where, (place, self._tokens[self._at][1]))
+        first = self._at
         self._value(where)
+        last = self._at - 1
+        self.spans[where] = self._starts[first], self._starts[last] + len(self._tokens[last][0])
 
     def _value(self, where: Where) -> None:
         if self._said == "[":

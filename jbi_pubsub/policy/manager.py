@@ -34,6 +34,9 @@ log = logging.getLogger("jbi_pubsub.policy")
 LOOK_SECONDS: Final = 0.25
 """Between two looks at the file. It is read when two of them have found it the same: not in the middle of a write."""
 
+TOLD_MOST: Final = 20
+"""Warnings about one file that go into the log."""
+
 SHOWN: Final = 200
 """Characters of what a caller has a say in that go into the audit log."""
 
@@ -68,7 +71,8 @@ class AccessManager:
         self._policies: PolicySet | None = None
         self._followers: list[Callable[[PolicySet], None]] = []
         self._following = threading.Lock()
-        self._rules = self._read()
+        self._rules, document = self._read()
+        self._review(document, self._rules)
         self._pending = self._seen
         self._counting = threading.Lock()
         self._refused: Counter[str] = Counter()
@@ -176,7 +180,7 @@ class AccessManager:
 
     def _take(self) -> None:
         try:
-            rules = self._read()
+            rules, document = self._read()
         except PolicyError as exc:
             log.error("%s; the rules of before stay in force", exc)
             self.fault = exc.message
@@ -185,6 +189,7 @@ class AccessManager:
         self.version += 1  # last: whoever sees it asks the new ones
         self._tell_followers()
         log.warning("%s is in force, with %d access rules", self.path, len(rules.rules))
+        self._review(document, rules)
 
     def _tell_followers(self) -> None:
         with self._following:
@@ -194,7 +199,7 @@ class AccessManager:
                 with guarded("follower of policies"):
                     follower(policies)
 
-    def _read(self) -> AccessRules:
+    def _read(self) -> tuple[AccessRules, file.Document]:
         """The rules; the policies are put down as well, once all of the file is right."""
         document, said = file.read(self.path)
         for line in said:
@@ -203,20 +208,29 @@ class AccessManager:
         if self._reads_policies:
             self._read_policies(document, rules)
         document.check()
-        review(document, rules)
-        for problem in document.warnings:
-            log.warning("%s", document.told(problem))
-        return rules
+        return rules, document
 
     def _read_policies(self, document: file.Document, rules: AccessRules) -> None:
         from . import policyfile  # here: without quality of service it is not imported
 
         policies = policyfile.policies_of(document, rules.people)
         document.check()
-        policyfile.review(document, policies, self._wall())
         number = self._policies.version + 1 if self._policies is not None else 1
         if policies != self._policies:
             self._policies = policies.of_version(number)
+
+    def _review(self, document: file.Document, rules: AccessRules) -> None:
+        """Say what is hardly meant: when it is in force, as it takes its time with a thousand policies."""
+        review(document, rules)
+        if self._policies is not None:
+            from . import policyfile
+
+            policyfile.review(document, self._policies, self._wall())
+        warnings = document.warnings
+        for problem in warnings[:TOLD_MOST]:
+            log.warning("%s", document.told(problem))
+        if len(warnings) > TOLD_MOST:
+            log.warning("and %d more: `jbi policy check %s`", len(warnings) - TOLD_MOST, self.path)
 
 
 def access_of(config: Config, component: str) -> AccessManager:

@@ -297,10 +297,10 @@ class PolicySet:
         self.name: Final = name
         self.version: Final = version
         self._index = Index(self.rules, by_type=True)
-        self.asks_type: Final = any(
-            {"type", "version"} & {*rule.keys, *(test.name for test in tests_of(rule.condition))} for rule in self.rules
+        self.asks: Final = frozenset(
+            name for rule in self.rules for name in (*rule.keys, *(test.name for test in tests_of(rule.condition)))
         )
-        """Whether anything depends on the type of a contract."""
+        """What anything depends on: names of keys and properties."""
         self._timed = [rule.effectivity for rule in self.rules if rule.effectivity is not None]
 
     def __eq__(self, other: object) -> bool:

@@ -13,7 +13,6 @@ Rules:
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
@@ -23,9 +22,9 @@ import msgspec
 from jbi_pubsub.core.errors import OversizeError, PolicyError
 from jbi_pubsub.core.quality import LEVELS, LinkTerms, Strategy
 
-from .file import nearest, parse
+from .file import parse
 from .policy import NOTHING, PolicySet
-from .policyfile import LINK_KEYS, POLICY_KEYS, PREFERENCE_KEYS, SPACE_KEYS, built_in, dumped, policies_of
+from .policyfile import changed, policies_of, value_of
 
 SNAPSHOT_BYTES: Final = 1 << 20
 """Of a set's text: what is pushed goes to everybody, whole."""
@@ -193,67 +192,13 @@ def _filled(amount: float, wants: Sequence[float], weights: Sequence[float]) -> 
 
 # -- steering -----------------------------------------------------------------------------------------------------
 
-_FIELDS: Final[Mapping[str, Sequence[str]]] = {
-    "space": SPACE_KEYS, "preference": PREFERENCE_KEYS, "policy": [key for key in POLICY_KEYS if key != "name"],
-    "link": [key for key in LINK_KEYS if key != "name"], "mission": ("active",),
-}  # fmt: skip
-_TEXTS: Final = frozenset(["name", "when", "members", "preference", "strategy", "version"])
 
-
-def with_value(tables: Mapping[str, Any], key: str, value: str) -> dict[str, Any]:
-    """Tables of a file in which a key says something else: `space.strategy`, `role.USER`, `policy.NAME.importance`,
-    `link.NAME.rate`, `preference.NAME.deadline`, `mission.NAME.active`; "" takes the key out. Raises PolicyError."""
+def with_value(text: str, key: str, value: str) -> str:
+    """The text of a file in which a key says something else: `space.strategy`, `role.USER`, `policy.NAME.importance`,
+    `link.NAME.rate`, `preference.NAME.deadline`, `mission."NAME".active`. Raises PolicyError."""
     if max(len(key), len(value)) > VALUE_MOST:
         raise PolicyError(f"a key or value of more than {VALUE_MOST} characters", hint="Use `jbi policy apply`")
-    kind, _, rest = key.partition(".")
-    if kind in ("role", "group"):
-        return _with_entry(tables, kind, _unquoted(rest), value if kind == "role" else _value("", value))
-    if kind not in _FIELDS:
-        raise PolicyError(f"{key!r} can't be set", hint=nearest(kind, ["role", "group", *_FIELDS]))
-    name, _, field_name = rest.rpartition(".") if kind != "space" else ("", "", rest)
-    name = _unquoted(name)
-    if field_name not in _FIELDS[kind]:
-        raise PolicyError(f"{key!r}: unknown key {field_name!r}", hint=nearest(field_name, _FIELDS[kind]))
-    said = _value(field_name, value)
-    if kind == "space":
-        return _with_entry(tables, kind, field_name, said)
-    if kind == "preference":
-        known = tables.get(kind, {})
-        if name not in known:
-            hint = "It is built in: write it in the file to change it" if name in built_in() else nearest(name, known)
-            raise PolicyError(f"{key!r}: no preference {name!r} in the file", hint=hint)
-        return {**tables, kind: {**known, name: _replaced(known[name], field_name, said)}}
-    listed = tables.get(kind, [])
-    if name not in [each["name"] for each in listed]:
-        raise PolicyError(f"{key!r}: no {kind} {name!r}", hint=nearest(name, [each["name"] for each in listed]))
-    return {
-        **tables, kind: [_replaced(each, field_name, said) if each["name"] == name else each for each in listed]
-    }  # fmt: skip
-
-
-def _with_entry(tables: Mapping[str, Any], kind: str, name: str, said: Any) -> dict[str, Any]:
-    if not name:
-        raise PolicyError(f"{kind!r} can't be set", hint=f"Say of whom: {kind}.NAME")
-    return {**tables, kind: _replaced(tables.get(kind, {}), name, said)}
-
-
-def _replaced(table: Mapping[str, Any], key: str, said: Any) -> dict[str, Any]:
-    without = {name: value for name, value in table.items() if said != "" or name != key}
-    return without if said == "" else {**without, key: said}
-
-
-def _unquoted(name: str) -> str:
-    return name[1:-1] if len(name) > 1 and name[0] == name[-1] and name[0] in "\"'" else name
-
-
-def _value(field_name: str, said: str) -> Any:
-    """As TOML where it is that, otherwise a text: "800 kbps" needs no quotes."""
-    if field_name in _TEXTS and said[:1] not in "\"'":
-        return said
-    try:
-        return tomllib.loads(f"value = {said}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return said
+    return changed(parse(text, "policy.toml"), key, value_of(key, value))
 
 
 def read_set(text: str, name: str, version: int = 0) -> PolicySet:
@@ -341,7 +286,7 @@ class InformationSpaceManager:
     def proposed_value(self, key: str, value: str, who: str, why: str, now: float) -> Proposal | None:
         """The same with one key changed (see with_value)."""
         try:
-            text = dumped(with_value(self.policies.tables, key, value))
+            text = with_value(self.policies.write(), key, value)
             return self.proposed(text, who, why or f"{key} = {value}"[:WHY_MOST], now)
         except PolicyError as exc:
             if "line" not in exc.facts:

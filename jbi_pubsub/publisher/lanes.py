@@ -363,6 +363,14 @@ class Lanes:
             if self._awaiting:
                 self._changed.notify_all()
 
+    def weigh(self, importance: Mapping[int, int]) -> None:
+        """How important registrations are by now: from their next turns on."""
+        with self._lock:
+            if isinstance(self._turns, _Turns):
+                self._turns.levels |= {
+                    number: each - 1 for number, each in importance.items() if number in self._credits
+                }
+
     def unfinished(self, number: int) -> int:
         """Objects of a registration that were published, and that the delegate has not done (without quality of
         service: has not acknowledged)."""

@@ -16,7 +16,7 @@ from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
 from jbi_pubsub.core.arguments import Argument, Document, Source, content, path_of, source
 from jbi_pubsub.core.errors import ArgumentError, JbiError, OversizeError
-from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, numbered, pack, prefix_of
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, pack
 from jbi_pubsub.core.quality import Wish, checked_wish
 from jbi_pubsub.core.signing import Signer, SigningKey, anchor_of, digest, head_bytes, signed_uid
 from jbi_pubsub.core.wire.stream import MAX_BATCH_BYTES, MAX_ITEM_BYTES
@@ -75,7 +75,6 @@ class Publication:
         self.number = 1
         """Of the registration at its delegate."""
         self.lock = threading.Lock()
-        self._prefix = prefix_of(self.uid)
         self._conformity = Conformity(info_type, entries, validate=validate)
         self._checked: bytes | None = None
         """The metadata that passed last, if any did: a source whose objects differ in their payloads alone need not
@@ -112,11 +111,11 @@ class Publication:
 
     def next_objects(self, run: Sequence[tuple[bytes, bytes]]) -> list[Parcel]:
         """The next objects, of metadata and payloads. Call under `lock`. Raises SignatureError."""
-        kind, now, uid, prefix = self.info_type.type, time.time(), self.uid, self._prefix
+        kind, now, uid = self.info_type.type, time.time(), self.uid
         first = self.sequence + 1
         parcels = [
             pack(
-                Head(numbered(prefix, number), uid, number, now, kind.name, kind.version, metadata, len(payload)),
+                Head("", uid, number, now, kind.name, kind.version, metadata, len(payload)),
                 payload,
             )
             for number, (metadata, payload) in enumerate(run, first)

@@ -24,7 +24,7 @@ from jbi_pubsub.qos.bandwidth import BandwidthManager
 from jbi_pubsub.qos.following import Following
 from jbi_pubsub.qos.local import LocalManager
 from jbi_pubsub.qos.meter import Meter, Meters, Monitor
-from jbi_pubsub.qos.process import ProcessUse
+from jbi_pubsub.qos.process import Losses, ProcessUse
 from jbi_pubsub.qos.queue import LevelQueue, W
 from jbi_pubsub.qos.shaping import Shaper
 from jbi_pubsub.qos.tasks import TaskManager
@@ -56,6 +56,7 @@ class Enforcement:
         self.links = BandwidthManager(chunk=config.link.chunk)
         self._process = ProcessUse()
         self._queued: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self._losses: Losses | None = None
         self.local = LocalManager(
             component,
             installed=self._installed,
@@ -107,14 +108,17 @@ class Enforcement:
 
     def _measured(self, link: str) -> Resources:
         """What is known of a link, and of this process."""
+        asked = self.local.policies.asks
         memory, cpu = self._process.look()
-        queue, queue_bytes = self._queued()
+        queue, queue_bytes = (None, None) if asked.isdisjoint(("queue", "queue_bytes")) else self._queued()
+        loss = self._losses.look() if self._losses is not None and "loss" in asked else None
         known = self.links.resources(link)
-        return msgspec.structs.replace(known, memory=memory, cpu=cpu, queue=queue, queue_bytes=queue_bytes)
+        return msgspec.structs.replace(known, memory=memory, cpu=cpu, queue=queue, queue_bytes=queue_bytes, loss=loss)
 
-    def watch(self, queued: Callable[[], tuple[int, int]]) -> None:
-        """`queued` says how many objects, and bytes, wait in all queues."""
+    def watch(self, queued: Callable[[], tuple[int, int]], counted: Callable[[], tuple[int, int]]) -> None:
+        """`queued` says how many objects, and bytes, wait in all queues; `counted` how many were matched, and lost."""
         self._queued = queued
+        self._losses = Losses(counted)
 
     def strategy(self) -> Strategy:
         """How levels share what is short, now."""

@@ -33,8 +33,8 @@ QUANTUM_SECONDS: Final = 0.05
 QUANTUM_LEAST: Final = 512
 QUANTUM_FIRST: Final = 8 << 10
 """Bytes, on a measured link of which nothing is known yet."""
-BURST_SECONDS: Final = 0.004
-"""What may go at once after a pause: as late as a thread wakes."""
+BURST_SECONDS: Final = 0.01
+"""What may go at once after a pause: as late as a thread wakes on a busy machine."""
 STANDING: Final = 0.1
 """Seconds of data under way beyond the distance."""
 RATE_WINDOW: Final = 2.0
@@ -148,6 +148,8 @@ class Link(Generic[T]):
         self._drained = math.inf
         """The shortest way that was seen since."""
         self._stalled_then = -math.inf, 0
+        self._window = 2 * QUANTUM_FIRST
+        """Bytes that an estimate may have under way: twice as many in each round trip. A burst is no rate."""
         self._acked = 0
         self._acked_at = now
         self._in_flight = 0
@@ -201,7 +203,8 @@ class Link(Generic[T]):
         """Bytes of all destinations that may be under way."""
         if self._is_draining:
             return self.quantum
-        return max(2 * self.quantum, int(self.effective_rate * ((self._distance or 0.0) + STANDING)))
+        carried = int(self.effective_rate * ((self._distance or 0.0) + STANDING))
+        return max(2 * self.quantum, min(carried, self._window) if self.is_measured else carried)
 
     def status(self, now: float) -> dict[str, Any]:
         """Plain data: rates in bytes a second, times in ms; `busy` is the used part of the rate."""
@@ -356,8 +359,11 @@ class Link(Generic[T]):
             rate = (self._acked - since.acked) / (now - since.acked_at)
             if known and trip > FALLEN * ((self._distance or 0.0) + STANDING + own):
                 self._estimator.fallen(rate, now)
+                self._window = self.in_flight_most
             else:
                 self._estimator.sample(rate, now, is_full=is_full)
+                if 2 * (self._in_flight + size) >= self._window:  # it is used
+                    self._window += size
         if self._is_draining:
             if since.at >= self._drained_at:
                 self._drained = min(self._drained, trip)

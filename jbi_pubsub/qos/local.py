@@ -9,6 +9,7 @@ what they ask of objects is decided for each object, by conditions that were mad
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from collections import Counter
@@ -105,7 +106,7 @@ class _Class:
         self.by_object = None
         if resolution.residues:
             self.by_object = _ByObject(resolution, self.of, seen)
-        if self.policies.asks_type and _knows_no_type(self.facts):
+        if _knows_no_type(self.facts) and not self.policies.asks.isdisjoint(("type", "version")):
             self.by_object = _ByType(self, decide, seen, now)
         return _plain(before) != _plain(self.granted)
 
@@ -124,6 +125,15 @@ def _plain(given: GrantedQos) -> GrantedQos:
     return msgspec.structs.replace(given, settings=settings)
 
 
+_Key = tuple[str, float, int]
+
+
+def _key(parcel: Parcel) -> _Key:
+    """Of an object, whatever filters left of it: the number of one that was refused is used again."""
+    head = parcel.head
+    return head.object_id, head.published, head.payload_length
+
+
 class _Seen:
     """What is known of the object that was looked at last: of one that many classes ask about it is found out once."""
 
@@ -133,7 +143,7 @@ class _Seen:
     def of(self, parcel: Parcel) -> _Known:
         """Of that one."""
         known = self._last
-        if known is None or known.object_id != parcel.head.object_id:
+        if known is None or known.key != _key(parcel):
             known = self._last = _Known(parcel)
         return known
 
@@ -143,7 +153,7 @@ class _Known:
 
     def __init__(self, parcel: Parcel) -> None:
         head = parcel.head
-        self.object_id: Final = head.object_id
+        self.key: Final = _key(parcel)
         self.size: Final = len(head.metadata) + head.payload_length
         self.payload_type: Final = payload_type(parcel.payload)
         self._metadata = bytes(head.metadata)
@@ -172,11 +182,11 @@ class _ByObject:
         self._seen = seen
         self._known: dict[tuple[bool, ...], Settings] = {}
         """By what holds."""
-        self._last: tuple[str, Settings] = ("", DEFAULT)
+        self._last: tuple[_Key, Settings] = (("", 0.0, 0), DEFAULT)
 
     def __call__(self, parcel: Parcel) -> Settings:
         last = self._last
-        if last[0] == parcel.head.object_id:
+        if last[0] == _key(parcel):
             return last[1]
         known = self._seen.of(parcel)
         try:
@@ -189,7 +199,7 @@ class _ByObject:
                 self._known = {}
             which = dict(zip(self._residues, holding, strict=True))
             settings = self._known[holding] = self._of(self._resolution, which.__getitem__).settings
-        self._last = (known.object_id, settings)
+        self._last = (known.key, settings)
         return settings
 
 
@@ -244,18 +254,19 @@ def payload_type(payload: Part) -> str:
     return "application/octet-stream" if b"\0" in start else "text/plain"
 
 
-def still_holds(test: Bound, value: float | None, was: bool | None, since: float, now: float) -> bool:
-    """Whether a test of a resource is taken to hold that was (None: not decided yet) since then."""
+def still_holds(test: Bound, value: float | None, was: bool, since: float, now: float) -> bool:
+    """Whether a test of a resource is taken to hold that was, or was not, since then."""
     holds_now = test.of(value)
-    if was is None or value is None:
-        return holds_now
+    if value is None:
+        return False
     if holds_now == was or now - since < HOLD_SECONDS:
         return was
     return holds_now if holds_now else abs(value - test.limit) < MARGIN * test.limit
 
 
 class LocalManager:
-    """See the module. Safe from several threads; `_lock` covers classes and what was decided of resources."""
+    """See the module. Safe from several threads; `_lock` covers classes and what was decided of resources. Who holds it
+    calls nobody: contracts are asked about objects with locks of queues held."""
 
     def __init__(
         self,
@@ -269,8 +280,8 @@ class LocalManager:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`component`: "name@location", or "peer"; `installed` is told what holds for the space, before contracts
-        follow it, `applied` when some of them have got something else; `measured`: what is known of a link, asked under
-        our lock; `claims`: whether what somebody says of himself counts."""
+        follow it, `applied` when some of them have got something else; `measured`: what is known of a link; `claims`:
+        whether what somebody says of himself counts."""
         self.component = component
         self._installed = installed
         self._applied = applied
@@ -285,7 +296,8 @@ class LocalManager:
         self._seen = _Seen()
         self._held: dict[tuple[str, Bound], tuple[bool, float]] = {}
         """Of each test of a resource: whether it holds, and since when."""
-        self._asking = False
+        self._asking = self._is_new = False
+        """Somebody asks for resources; for one that was not asked for before."""
         self._next_change = float("inf")
         self._looked_at = wall()
         self._stopping = False
@@ -382,36 +394,38 @@ class LocalManager:
     # -- resources and time -------------------------------------------------------------------------------------
 
     def _decide(self, link: str, test: Bound) -> bool:
-        """Whether a test of a resource holds, as it was found out last; now, if it is asked for the first time."""
+        """Whether a test of a resource holds, as it was found out last. Asked for the first time it is not known, and
+        does not: the tick, which is at once then, finds out. Called with locks of others held: it asks nobody."""
         with self._lock:
             known = self._held.get((link, test))
             if known is None:
-                value = getattr(self._measured(link), test.name)
-                known = self._held[link, test] = still_holds(test, value, None, 0.0, 0.0), self._clock()
-                self._asking = True
+                known = self._held[link, test] = False, -math.inf
+                self._asking = self._is_new = True
                 self._news.notify_all()
             return known[0]
 
     def tick(self) -> None:
         """Look at the resources that somebody asks for."""
-        now = self._clock()
         with self._lock:
-            classes = {kind: set(kind.asks()) for kind in self._classes.values()}
-            asked = set().union(*classes.values()) if classes else set()
+            self._is_new = False
+            asks = {kind: set(kind.asks()) for kind in self._classes.values()}
+            asked = set().union(*asks.values()) if asks else set()
             # what types of contracts that name none ask for is found out when an object of them comes
-            asked |= self._held.keys() if any(isinstance(k.by_object, _ByType) for k in classes) else set()
+            asked |= self._held.keys() if any(isinstance(kind.by_object, _ByType) for kind in asks) else set()
             self._held = {key: self._held[key] for key in asked if key in self._held}
             self._asking = bool(asked)
-            links = {link: self._measured(link) for link in {link for link, _ in asked}}
+        links = {link: self._measured(link) for link in {link for link, _ in asked}}  # whoever is asked has locks, too
+        now = self._clock()
+        told: list[tuple[Changed, GrantedQos]] = []
+        with self._lock:
             flipped = set()
             for link, test in asked:
-                was, since = self._held.get((link, test), (None, 0.0))
+                was, since = self._held.get((link, test), (False, -math.inf))
                 is_so = still_holds(test, getattr(links[link], test.name), was, since, now)
                 if is_so != was:
                     self._held[link, test] = is_so, now
                     flipped.add((link, test))
-            touched = [kind for kind, asks in classes.items() if asks & flipped or isinstance(kind.by_object, _ByType)]
-            told = []
+            touched = [kind for kind in asks if asks[kind] & flipped or isinstance(kind.by_object, _ByType)]
             for kind in touched if flipped else []:
                 told += self._apply(kind) if kind.settle(self._decide, self._seen, self._wall()) else self._put(kind)
         _tell(told)
@@ -423,7 +437,7 @@ class LocalManager:
             with guarded("contracts"):
                 self.look()
             with self._news:
-                if not self._stopping:
+                if not self._stopping and not self._is_new:
                     self._news.wait(self._wait())
 
     def _wait(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What this process takes of its machine, for conditions that ask: memory and its share of a core."""
+"""What this process takes of its machine, and loses, for conditions that ask."""
 
 from __future__ import annotations
 
@@ -33,6 +33,31 @@ class ProcessUse:
             cpu = self._cpu()
             self._seen = memory(), (cpu - spent) / (now - at)
             self._last = now, cpu
+        return self._seen
+
+
+COUNT_SECONDS: Final = 2.0
+"""Between two counts: they are of all subscriptions, 0.1 s of 200,000."""
+
+
+class Losses:
+    """Looks when it is asked. One thread at a time."""
+
+    def __init__(self, counted: Callable[[], tuple[int, int]], clock: Callable[[], float] = time.monotonic) -> None:
+        """`counted`: how many objects were matched, and lost, in all."""
+        self._counted = counted
+        self._clock = clock
+        self._last = clock(), *counted()
+        self._seen: float | None = None
+
+    def look(self) -> float | None:
+        """The part of the objects of the last seconds that was lost; None when it is not known yet."""
+        now = self._clock()
+        at, matched, lost = self._last
+        if now - at >= COUNT_SECONDS:
+            self._last = now, *self._counted()
+            came, went = self._last[1] - matched, self._last[2] - lost
+            self._seen = min(1.0, max(0, went) / came) if came > 0 else 0.0  # who has ended is not counted any more
         return self._seen
 
 

@@ -197,10 +197,12 @@ class LinkQuality(msgspec.Struct, frozen=True):
 
 
 class PolicyQuality(msgspec.Struct, frozen=True):
-    """The policies in force."""
+    """The policies in force: how many, and how many contracts have which importance."""
 
-    name: str = ""
+    policies: Count = 0
     version: Count = 0
+    digest: str = ""
+    contracts: dict[str, Count] = {}
     source: str = ""
     following: str = ""
     fault: str = ""
@@ -224,7 +226,6 @@ class Quality(msgspec.Struct, frozen=True):
     tasks: TaskQuality = TaskQuality()
     links: list[LinkQuality] = []
     shaping: ShapingQuality = ShapingQuality()
-    contracts: dict[str, Count] = {}
     types: list[TypeQuality] = []
 
 

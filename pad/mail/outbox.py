@@ -182,7 +182,7 @@ class MailQueue:
         """Of bytes, where the mail server's link has a rate."""
         self._late: list[Loss] = []
         self._is_managed = False
-        """There are contracts."""
+        """Something waits, and there are contracts: outboxes that are due wait by level."""
         self._next_sweep = math.inf
         self._flushing = False
         self._contents: Counter[int] = Counter()
@@ -339,9 +339,12 @@ class MailQueue:
             return None
         while self._heap and self._heap[0][0] <= now:
             due, _, outbox = heapq.heappop(self._heap)
-            if due == outbox.due:  # else it was scheduled anew since
-                self._ready[outbox.level].append((due, outbox))
-        for ring in reversed(self._ready):
+            if due != outbox.due:
+                continue  # scheduled anew since
+            if not self._is_managed:
+                return self._begin(outbox, now)
+            self._ready[outbox.level].append((due, outbox))
+        for ring in reversed(self._ready) if self._is_managed else ():
             while ring:
                 due, outbox = ring.popleft()
                 if due == outbox.due and self._is_in_time(outbox, now) and due == outbox.due:
@@ -382,7 +385,7 @@ class MailQueue:
         while self._heap and self._heap[0][0] != self._heap[0][2].due:
             heapq.heappop(self._heap)
         due = self._heap[0][0] if self._heap else math.inf
-        for ring in self._ready:
+        for ring in self._ready if self._is_managed else ():
             while ring and ring[0][0] != ring[0][1].due:
                 ring.popleft()
             if ring:
@@ -401,14 +404,14 @@ class MailQueue:
         Nothing without QoS."""
         if now < self._next_sweep:
             return self._next_sweep
-        self._next_sweep = now + SWEEP_SECONDS if self.waiting else math.inf
         self._is_managed = self.waiting > 0
-        ready = [(level, *entry) for level, ring in enumerate(self._ready) for entry in ring]
+        self._next_sweep = now + SWEEP_SECONDS if self._is_managed else math.inf
+        ready = [entry for ring in self._ready for entry in ring]
         for ring in self._ready:
             ring.clear()
-        for _, due, outbox in ready:
+        for due, outbox in ready if self._is_managed else ():
             self._ready[outbox.level].append((due, outbox))
-        for due, outbox in [*((due, outbox) for _, due, outbox in ready), *((e[0], e[2]) for e in self._heap)]:
+        for due, outbox in [*ready, *((due, outbox) for due, _, outbox in self._heap)]:
             if due == outbox.due and self._is_in_time(outbox, now):
                 self._schedule(outbox, now)  # it may gather no more
         return self._next_sweep

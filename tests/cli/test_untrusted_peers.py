@@ -16,7 +16,7 @@ from jbi_pubsub.cli.app import JsonFormatter, TextFormatter, run
 from jbi_pubsub.cli.clients import _line, _write
 from jbi_pubsub.cli.show import Column, Table, as_json, drawn, printable, show_json, show_rows
 from jbi_pubsub.core.errors import ProtocolError, WireError
-from jbi_pubsub.core.info_object import InfoObject, Parcel, Platform, TypeName, decode, encode
+from jbi_pubsub.core.info_object import InfoObject, Parcel, Platform, TypeName, decode, encode, object_id_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceItem
@@ -54,7 +54,6 @@ def _wire(obj: InfoObject) -> memoryview:
         "/tmp/absolute",  # what a peer would say
         "sub/folder",
         "..\\escaped",
-        "",
         " ",
         "a\0b",
         "name\n",
@@ -66,6 +65,17 @@ def _wire(obj: InfoObject) -> memoryview:
 )
 def test_an_object_id_that_is_no_plain_name_is_refused(object_id: str) -> None:
     data = _wire(msgspec.structs.replace(OBJECT, object_id=object_id))
+    with pytest.raises(ProtocolError):
+        Parcel.received(data)
+    with pytest.raises(ProtocolError):
+        decode(data)
+
+
+@pytest.mark.parametrize("registration", ["r-../escaped", "r-a b", "r-\0", "r-", "/tmp/x", "r-ü"])
+def test_nor_is_one_that_is_made_of_such_a_registration(registration: str) -> None:
+    platform = msgspec.structs.replace(OBJECT.platform, registration=registration)
+    object_id = object_id_of(registration, platform.sequence)
+    data = _wire(msgspec.structs.replace(OBJECT, object_id=object_id, platform=platform))
     with pytest.raises(ProtocolError):
         Parcel.received(data)
     with pytest.raises(ProtocolError):

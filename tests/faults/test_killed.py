@@ -170,7 +170,7 @@ def test_publishing_goes_on_when_the_lookup_service_is_killed(
         "import time\nfrom jbi_pubsub.core.wire import ServiceRef\n"
         "from jbi_pubsub.core.wire.control import ControlClient\n"
         f"ref = ServiceRef('', 'delegate', ({pad.address!r},))\n"
-        "ControlClient(ref, config.security()).call('connect', object, 'newcomer', 1.0)\n"
+        "ControlClient(ref, config.security()).call('connect', object, 'newcomer', 1.0, {})\n"
         "tell(connected=True)\n"
     )
     assert newcomer.ready["connected"]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from jbi_pubsub.codegen.schema import read_bundle
 from jbi_pubsub.core.config import PadSection
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError, MetadataError, ProtocolError, WireError, rebuild
-from jbi_pubsub.core.info_object import SchemaBundle, prefix_of
+from jbi_pubsub.core.info_object import Head, SchemaBundle, object_id_of
 from jbi_pubsub.core.wire.endpoint import DATA, Security, dial
 from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.lookup.item import ServiceTemplate
@@ -174,7 +174,8 @@ def test_an_object_under_anothers_id_is_refused(federation: Any, figures: Any, m
     assert subscriber.wait_matched(subscription) == 1
     # When the stranger publishes an object under the id that the publisher's next one will have
     with monkeypatch.context() as patched:
-        patched.setattr(stranger._publications[own][0], "_prefix", prefix_of(mine))
+        forged = object_id_of(mine, 1)
+        patched.setattr(publishing, "Head", lambda _none, *others: Head(forged, *others))
         taken = stranger.publish(own, figures.figure_1, b"forged")
         stranger.flush()
     # Expect it to be refused: a mail of it would have the id of the mail to come

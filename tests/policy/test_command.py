@@ -195,3 +195,70 @@ def test_a_new_policy_is_written_only_if_the_file_can_be_used_then(jbi: Any, tmp
     ):
         code, _, err = jbi(*new, *words)
         assert (code, told in err, (tmp_path / "p.toml").read_text()) == (2, True, before), err
+
+
+CHANGES = """# comments stay
+[space]  # here
+strategy = "weighted_fair"   # and here
+
+[[policy]]
+name = "BFTrack"
+importance = 4
+[[policy]]
+name = "a.b"
+[[mission]]
+name = "Route Irish"
+use = [{ template = "t" }]
+active = true
+[[template]]
+name = "t"
+[[template.policy]]
+name = "p"
+importance = 2"""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "before", "after"),
+    [
+        ("space.strategy", "strict", 'strategy = "weighted_fair"   # and', 'strategy = "strict"   # and'),
+        ("space.shaping", "false", "[space]  # here\n", "[space]  # here\nshaping = false\n"),
+        ("policy.BFTrack.importance", "5", "importance = 4", "importance = 5"),
+        ('policy."a.b".deadline', "5 s", 'name = "a.b"', 'deadline = "5 s"\nname = "a.b"'),
+        ('mission."Route Irish".active', "false", "active = true", "active = false"),
+        ('role."Patrol-1"', "cas", "", '\n\n[role]\nPatrol-1 = "cas"\n'),
+        ("preference.Mine.deadline", "9 s", "", '\n\n[preference.Mine]\ndeadline = "9 s"\n'),
+    ],
+)
+def test_one_value_is_changed_and_all_else_stays_as_written(
+    jbi: Any, tmp_path: Path, key: str, value: str, before: str, after: str
+) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text(CHANGES)
+    code, out, err = jbi("policy", "set", key, value, "--file", "p.toml")
+    assert (code, err) == (0, "")
+    assert out
+    assert path.read_text() == (CHANGES.replace(before, after) if before else CHANGES + after)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("policy.BFTrck.importance", "5", "no policy 'BFTrck'. Did you mean 'BFTrack'?"),
+        ("policy.BFTrack.importance", "9", "importance: '9' is no whole number"),
+        ("policy.BFTrack.imprtance", "5", "unknown key 'imprtance'. Did you mean 'importance'?"),
+        ("preference.NoDrop.deadline", "9 s", "preference 'NoDrop' is built in"),
+        ("space", "5", "'space' is no path of a policy file"),
+        ("space.x y", "5", "is no path of names with dots between"),
+        ("access.0.user", "alice", "is no path of a policy file"),
+        ("link.l.rate", "5 kbps", "l can't be changed where its table is written in line"),
+    ],
+)
+def test_a_change_that_can_not_be_is_refused_and_nothing_is_written(
+    jbi: Any, tmp_path: Path, key: str, value: str, told: str
+) -> None:
+    text = 'link = [{ name = "l", rate = "4 kbps" }]\n' + CHANGES
+    text = text.replace(', rate = "4 kbps"', "") if key.startswith("link") else text
+    (tmp_path / "p.toml").write_text(text)
+    code, _, err = jbi("policy", "set", key, value, "--file", "p.toml")
+    assert (code, (tmp_path / "p.toml").read_text()) == (2, text)
+    assert told.removeprefix("l ") in err

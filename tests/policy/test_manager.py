@@ -259,3 +259,15 @@ def test_whoever_has_a_log_locked_does_not_hold_us_up(tmp_path: Path) -> None:
     log.close()
     assert (log.written, log.lost) == (3, 0)
     assert [json.loads(line)["n"] for line in log.path.with_name("audit.jsonl.1").read_text().splitlines()] == [1, 2]
+
+
+def test_a_file_with_many_doubts_does_not_fill_the_log(
+    manage: Callable[..., AccessManager], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a hundred groups that nobody is in
+    text = "[group]\n" + "".join(f"g{number} = []\n" for number in range(100))
+    with caplog.at_level(logging.WARNING, "jbi_pubsub.policy"):
+        manager = manage(text)
+    # Expect some to be told, and how many there are
+    assert sum("is empty" in line for line in caplog.messages) <= 20
+    assert f"and 81 more: `jbi policy check {manager.path}`" in caplog.messages

@@ -281,3 +281,48 @@ def test_a_thousand_policies_are_read_and_checked_within_a_second() -> None:
     review(document, policies_of(document))
     assert not document.errors
     assert time.thread_time() - began < 1.0
+
+
+KINDS = {
+    "policy": policyfile.POLICY_KEYS, "template": policyfile.TEMPLATE_KEYS, "mission": policyfile.MISSION_KEYS,
+    "link": policyfile.LINK_KEYS, "space": policyfile.SPACE_KEYS, "preference": ("X", "NoDrop"), "group": ("g",),
+    "role": ("u",),
+}  # fmt: skip
+SAID = st.recursive(
+    st.one_of(
+        VALUES,
+        st.sampled_from(
+            ["none", "5 s", "50 KB", "64 kbps", "scale 0.5", "NoDrop", "uav.*", "size > '5 KB'", "{w}", "w", "p",
+             "08:00-16:00", "mon", "10.0.0.0/8", "@g", "subscribe", "strict", "user == 'a' and {w}", 1,
+             0.5, [1, 2, 4, 8, 16]]
+        ),
+    ),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(["name", "template", "w", "1", "5", "importance", "when", "deadline"]), inner, max_size=4
+    ),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_whatever_a_file_says_it_is_used_or_refused_with_a_reason(data: st.DataObject) -> None:
+    # Given tables with the right keys and any values
+    tables: dict[str, Any] = {}
+    for kind in data.draw(st.lists(st.sampled_from(sorted(KINDS)), max_size=4, unique=True)):
+        table = st.dictionaries(st.sampled_from(KINDS[kind]), SAID, max_size=5)
+        is_list = kind in ("policy", "template", "mission", "link")
+        tables[kind] = data.draw(st.lists(table, max_size=3) if is_list else table)
+    text = policyfile.dumped({kind: said for kind, said in tables.items() if said})
+    text = text if tables.get("link") != [] else "link = []\n" + text
+    # When it is read; expect no other error
+    try:
+        policies = PolicySet.parse(text)
+    except PolicyError:
+        return
+    # Expect it to be of use, and to survive its own text
+    assert PolicySet.parse(policies.write()) == policies
+    policies.check(0.0)
+    who = Facts(("u",), (), (), ("",), ("",), ("10.0.0.1",))
+    policies.resolve(who, now=1e9).outcome(lambda _node: True)

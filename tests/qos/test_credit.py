@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -19,11 +19,12 @@ from jbi_pubsub.core.errors import BackPressureError, JbiError
 from jbi_pubsub.core.info_object import Head, Parcel
 from jbi_pubsub.core.quality import Rate, Settings
 from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS
+from jbi_pubsub.pad.intake import REPORT_AGAIN, Intake, Reports
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.pipeline import Pipeline
 from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, Registered
 from jbi_pubsub.pad.subscription import SubscriptionRequest, owned_uid
-from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes
+from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes, _Turns
 from tests.conftest import eventually
 from tests.qos.conftest import Judging
 
@@ -272,6 +273,52 @@ def test_the_more_important_is_judged_first_and_what_is_admitted_is_acknowledged
     assert judging.judged == expected
 
 
+def test_what_waits_follows_a_policy_file_that_changes(
+    delegate: Any, federation: Any, figures: Any, register: Register, judging: Judging, tmp_path: Path
+) -> None:
+    # Given: objects of two registrations wait, the important ones first
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    uids = [register(publisher, name, at) for name in ("normal", "important")]
+    other = federation.light()
+    blocker = register(other, "blocking")
+    with judging.held():
+        other.publish(blocker, figures.figure_1)
+        assert judging.waiting.wait(20)
+        for uid in uids:
+            for _ in range(3):
+                publisher.publish(uid, figures.figure_1)
+        eventually(lambda: delegate.status()["qos"]["tasks"]["waiting"] == 2)
+        # When
+        file = tmp_path / "policies.toml"
+        file.write_text(file.read_text().replace("importance = 5", "importance = 2").replace("= 1", "= 5"))
+        eventually(lambda: delegate.status()["qos"]["policy"]["version"] == 2, what=lambda: delegate.status()["qos"])
+    publisher.flush(20.0)
+    # Expect
+    assert [name for name, _ in judging.judged] == ["blocking", *["normal"] * 3, *["important"] * 3]
+    turns = publisher._connections[at]._queue._turns
+    assert isinstance(turns, _Turns)
+    assert turns.levels == {1: 4, 2: 1}  # the publisher knows it, too
+
+
+def test_draining_waits_for_what_is_admitted(
+    delegate: Any, federation: Any, figures: Any, register: Register, judging: Judging
+) -> None:
+    # Given
+    publisher, other = federation.light(), federation.light()
+    registration, blocker = register(publisher, "normal"), register(other, "blocking")
+    with judging.held():
+        other.publish(blocker, figures.figure_1)
+        assert judging.waiting.wait(20)
+        publisher.publish(registration, figures.figure_1)
+        eventually(lambda: delegate.status()["qos"]["tasks"]["waiting"] == 1)
+        # When
+        threading.Timer(0.3, judging.bar.set).start()
+        delegate.drain(20.0)
+        # Expect
+        assert judging.judged == [("blocking", 1), ("normal", 1)]
+
+
 def test_a_full_unimportant_registration_never_blocks_an_important_one_of_its_publisher(
     delegate: Any, federation: Any, figures: Any, register: Register, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,6 +555,40 @@ def test_a_peer_publisher_judges_by_turns(federation: Any, figures: Any, by_type
     told = peer.status()["qos"]["tasks"]
     assert told["kinds"] == {"publish": {**told["kinds"]["publish"], "served": 20}}
     assert {row["importance"] for row in told["bins"]} == {5}
+
+
+class Told:
+    """What has news, and may not be able to tell them."""
+
+    def __init__(self, *, ready: bool) -> None:
+        self.ready = ready
+        self.tries = 0
+
+    def report(self) -> bool:
+        self.tries += 1
+        return self.ready
+
+
+def test_who_can_not_be_told_holds_up_nobody_and_is_told_at_last() -> None:
+    # Given
+    reports = Reports("test")
+    stuck, good = Told(ready=False), Told(ready=True)
+    # When
+    began = time.monotonic()
+    reports.wanted(cast("Intake", stuck))
+    eventually(lambda: stuck.tries)
+    for count in range(1, 101):
+        reports.wanted(cast("Intake", good))
+        while good.tries < count:
+            time.sleep(0.0005)
+    # Expect: it was tried again now and then, not each time
+    assert stuck.tries <= 2 + (time.monotonic() - began) / REPORT_AGAIN
+    stuck.ready = True
+    reports.flush(10.0)
+    tries = stuck.tries
+    reports.stop()
+    assert stuck.tries == tries
+    assert not [each for each in threading.enumerate() if each.name == "report-test"]
 
 
 KILLED = """

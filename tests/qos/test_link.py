@@ -13,7 +13,7 @@ import pytest
 
 from jbi_pubsub.core.quality import LinkTerms, Strategy
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES
-from jbi_pubsub.qos.link import Destination, Link
+from jbi_pubsub.qos.link import BURST_SECONDS, Destination, Link
 
 KBPS = 1_000 / 8
 """Bytes a second."""
@@ -190,8 +190,8 @@ def test_a_limit_is_used_up_and_no_second_carries_more(kbps: int) -> None:
     # Expect the mean, and in any second no more than rate, burst and one batch
     limit = kbps * KBPS
     one = max(size for _, size in field.sent)
-    assert 0.97 * limit * 20 <= field.mean() * 20 <= limit * 20 + max(limit * 0.004, 512) + one
-    most = limit + max(limit * 0.004, 512) + one
+    assert 0.97 * limit * 20 <= field.mean() * 20 <= limit * 20 + max(limit * BURST_SECONDS, 512) + one
+    most = limit + max(limit * BURST_SECONDS, 512) + one
     begins = [at for at, _ in field.sent]
     for begin in begins[:: max(1, len(begins) // 200)]:
         assert sum(size for at, size in field.sent if begin <= at < begin + 1.0) <= most

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -32,11 +34,11 @@ class World:
         self._stack = stack
         self.local = self.make()
 
-    def make(self, **options: Any) -> LocalManager:
+    def make(self, *, claims: bool = True, measured: Callable[[str], Resources] | None = None) -> LocalManager:
         """Another manager."""
         made = LocalManager(
-            "alpha@rome", installed=self.spaces.append, measured=lambda _link: self.resources,
-            wall=lambda: self.wall, clock=lambda: self.now, **options,
+            "alpha@rome", installed=self.spaces.append, measured=measured or (lambda _link: self.resources),
+            wall=lambda: self.wall, clock=lambda: self.now, claims=claims,
         )  # fmt: skip
         self._stack.callback(made.stop)
         return made
@@ -135,7 +137,7 @@ def test_time_comes_and_goes_without_anybody_s_doing(world: World, eventually: C
 
 def test_a_test_of_a_resource_has_hysteresis() -> None:
     test = Bound("bandwidth", "resource", "<", 100.0)
-    assert still_holds(test, 99.0, None, 0.0, 0.0)
+    assert still_holds(test, 99.0, False, -math.inf, 0.0)  # not decided yet
     assert not still_holds(test, None, True, 0.0, 0.1)  # not known any more
     assert not still_holds(test, 99.0, False, 0.0, 0.9)  # held for a second
     assert still_holds(test, 99.0, False, 0.0, 1.0)
@@ -175,6 +177,12 @@ def test_conditions_on_objects_are_decided_per_object_and_no_policy_is_parsed(
     assert contract.settings == Settings(importance=2)
 
 
+def test_an_object_under_the_number_of_one_that_was_refused_is_another_one(world: World) -> None:
+    world.install(P.format("large") + "when = \"size > '50 KB'\"\nimportance = 1\n")
+    contract, _ = world.open()
+    assert [contract.of(parcel(1, size=size)).importance for size in (100, 60_000, 100)] == [3, 1, 3]
+
+
 def test_a_contract_without_a_type_gets_what_holds_for_the_type_of_each_object(world: World) -> None:
     contract, _ = world.open(type_name="")
     assert contract.by_object is None  # nothing asks for a type: it costs nothing
@@ -186,6 +194,24 @@ def test_a_contract_without_a_type_gets_what_holds_for_the_type_of_each_object(w
     world.now, world.resources = 5.0, Resources(cpu=0.9)
     world.local.tick()
     assert contract.of(parcel(5, type_name="t")).importance == 1
+
+
+def test_a_resource_is_measured_at_once_and_with_no_lock_held(world: World, eventually: Callable[..., None]) -> None:
+    # Given a source that is asked by others for contracts meanwhile, with a lock of its own held
+    queue = threading.Lock()
+
+    def measured(_link: str) -> Resources:
+        with queue:
+            return Resources(queue=50.0)
+
+    world.local = world.make(measured=measured)
+    world.install(IMAGES + P.format("full") + "when = 'queue > 10'\nprecedence = 1\nimportance = 1\n")
+    contract, _ = world.open(type_name="")
+    for number in range(50):
+        with queue:  # as a queue that asks what holds for an object
+            contract.of(parcel(number, type_name=f"t{number}"))
+    # Expect nobody to wait for the other, and the condition to hold within moments
+    eventually(lambda: contract.of(parcel(99)).importance == 1, timeout=5.0)
 
 
 def test_what_is_required_and_not_granted_is_an_error(world: World) -> None:

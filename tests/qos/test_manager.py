@@ -168,7 +168,7 @@ STEERED = [
     ("space.strategy", "strict", lambda pad: pad.quality.tasks.is_strict),
     ("space.shaping", "false", lambda pad: not pad.quality.shaper.is_on),
     ("link.satcom.rate", "800 kbps", lambda pad: pad.status()["qos"]["links"][0]["limit"] == 100_000),
-    ("mission.Route Irish.active", "true", lambda pad: {each.replace for each in settings(pad)} == {"type"}),
+    ('mission."Route Irish".active', "true", lambda pad: {each.replace for each in settings(pad)} == {"type"}),
     ("role.bob", "cas", lambda pad: pad.quality.local.policies.people.roles.get("bob") == "cas"),
 ]
 

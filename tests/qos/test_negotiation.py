@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -93,6 +95,10 @@ def test_a_wish_is_answered_and_followed_while_it_stands(
     rules.write_text(IMAGERY.format(9))
     eventually(lambda: pad.status()["qos"]["policy"]["fault"], timeout=5.0)
     assert "policy.toml:4:14: importance: '9'" in pad.status()["qos"]["policy"]["fault"]
+    assert importance(pad) == [4, 4]
+    # When it is gone: the same
+    rules.unlink()
+    eventually(lambda: "No such file" in pad.status()["qos"]["policy"]["fault"], timeout=5.0)
     assert importance(pad) == [4, 4]
     # When they end, so do their contracts
     subscriber.cancel_subscription(uid)
@@ -263,3 +269,47 @@ def test_wishes_of_the_command_line(
     assert "has no unit" in said("deadline=5")
     assert "Did you mean 'deadline'?" in said("dedline=5 s")
     publisher.unregister_publisher(registration)
+
+
+def test_what_is_off_is_not_imported_and_has_no_thread() -> None:
+    code = """
+import sys, threading
+from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.core.config import Config, LookupSection
+from jbi_pubsub.pad.server import DisseminationServer
+config = Config(lookup=LookupSection(multicast=False, locators=()))
+server = DisseminationServer(config, TypeRepository(), characteristics=("alpha", "rome"))
+server.start()
+print([name for name in sys.modules if name.startswith(("jbi_pubsub.qos", "jbi_pubsub.policy"))])
+print([thread.name for thread in threading.enumerate() if "qos" in thread.name or "quality" in thread.name])
+server.stop(0.1)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["[]", "[]"]
+
+
+def test_conditions_about_the_process_hold_when_it_is_so(
+    federation: Any, rules: Path, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given conditions that hold for any process, and one that holds when objects wait
+    always = "memory > '1 MB' and cpu < '5000 %' and loss < '1 %'"
+    rules.write_text(
+        f'[[policy]]\nname = "process"\nwhen = "{always}"\nimportance = 5\n'
+        '[[policy]]\nname = "queue"\nwhen = "queue > 2 and queue_bytes > \'1 KB\'"\nprecedence = 1\nimportance = 1\n'
+    )
+    pad = federation.pad()
+    publisher = federation.light()
+    registration = figures.register(publisher)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, version="1.0", bound=3)
+    assert subscriber.wait_matched(uid) == 1
+    eventually(lambda: importance(pad) == [5, 5], timeout=10.0)
+    # When three wait here, and three with an application that takes none; Expect it to hold
+    for _ in range(2):
+        for _ in range(3):
+            publisher.publish(registration, figures.figure_1)
+        eventually(lambda: subscriber.queue_size(uid) == 3, timeout=10.0)
+    eventually(lambda: importance(pad) == [1, 1], timeout=10.0)
+    # and no more once they are taken
+    assert [subscriber.receive(uid) is not None for _ in range(6)] == [True] * 6
+    eventually(lambda: importance(pad) == [5, 5], timeout=10.0)

@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import random
+import statistics
 import struct
 import subprocess
 import sys
@@ -401,6 +402,60 @@ def test_who_comes_late_gets_what_is_kept_in_his_shape(managed: Any, figures: An
     assert subscriber.receive(uid).payload == b"abc"
     eventually(lambda: subscriber.losses(uid) == {"oversize": 1})
     assert server.status()["lost"] == {"oversize": 1}
+
+
+def test_what_comes_later_by_its_shape_comes_later_by_the_time_that_is_measured(managed: Any, figures: Any) -> None:
+    # Given a contract with a shape that takes some time
+    subscriber, server, publisher = managed.subscriber(), managed.pad(), managed.light()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    registration = figures.register(publisher)
+    assert subscriber.wait_matched(uid) == 1
+    shaper = server.delegate._quality.shaper
+    stand_under(server.delegate, uid, shapes=(Shape("scale", (0.9,)),))
+    data = picture((700, 560), quality=95)
+
+    def latency() -> float:
+        """The median of some objects, one after the other."""
+        took = []
+        for _ in range(15):
+            began = time.monotonic()
+            publisher.publish(registration, figures.figure_1, data)
+            assert subscriber.receive(uid).payload
+            took.append(time.monotonic() - began)
+        return statistics.median(took)
+
+    # When objects come scaled, and whole
+    shaper.is_on = False
+    whole = latency()
+    shaper.is_on = True
+    scaled = latency()
+    # Expect the difference to be what shaping is said to take, and more alone where others have the processor
+    each = shaper.status()["seconds"] / shaper.status()["shaped"]
+    assert each > 0.005
+    assert 0.8 * each < scaled - whole < 5 * each, (scaled, whole, each)
+
+
+def test_a_policy_about_sizes_shapes_large_objects_alone(
+    tmp_path: Path, managed: Any, figures: Any, eventually: Any
+) -> None:
+    # Given a policy for objects of more than 2 KB, and one that drops what is larger than 4 KB whatever its shape
+    path = tmp_path / "policy.toml"
+    path.write_text(
+        '[[policy]]\nname = "large"\nwhen = "size > \'2 KB\'"\nshape = "truncate 5"\n'
+        '[[policy]]\nname = "all"\nmax_size = "4 KB"\n'
+    )
+    managed.config = msgspec.structs.replace(managed.config, policy=PolicySection(file=str(path)))
+    subscriber, server, publisher = managed.subscriber(), managed.pad(), managed.light()
+    uid = subscriber.register_subscriber(type_name=TYPE)
+    registration = figures.register(publisher)
+    assert subscriber.wait_matched(uid) == 1
+    # When small and large texts come, and what is large and no text
+    for data in (b"x" * 10, b"x" * 3_000, bytes(3_000), bytes(5_000)):
+        publisher.publish(registration, figures.figure_1, data)
+    # Expect each as the policy for it says
+    assert [len(subscriber.receive(uid).payload) for _ in range(3)] == [10, 5, 3_000]
+    eventually(lambda: subscriber.losses(uid) == {"oversize": 1})
+    assert server.status()["subscriptions"][0]["unshaped"] == 2
 
 
 POLICY = """

@@ -32,7 +32,10 @@ HOSTILE = "x\x1b[2J\u202e\u200b東京\nb" * 5
 
 TOLD: dict[str, Any] = {
     "component": "alpha@rome",
-    "policy": {"name": "Route Irish", "version": 12, "fault": "", "source": "policy.toml"},
+    "policy": {
+        "policies": 7, "version": 12, "digest": "0123456789abcdef", "contracts": {"3": 10, "5": 2}, "fault": "",
+        "source": "policy.toml",
+    },
     "tasks": {
         "strategy": "strict",
         "bins": [
@@ -47,7 +50,6 @@ TOLD: dict[str, Any] = {
         }
     ],
     "shaping": {"on": True, "shaped": 8, "unshaped": 1, "saved": 400_000, "seconds": 0.02},
-    "contracts": {"3": 10, "5": 2},
     "types": [
         {
             "name": "uav.imagery", "sources": ["raven", "predator"], "received": 100, "dropped": 900, "bytes": 10**6,
@@ -83,9 +85,13 @@ def test_links_and_bins_are_shown_with_what_is_in_force() -> None:
     )  # fmt: skip
     assert least["share"] == "25.0%"
     [force] = rows("links", 2, TOLD)
-    assert (force["policies"], force["version"], force["strategy"], force["contracts 1-5"]) == (
-        "Route Irish", "12", "strict", "0 0 10 0 2"
-    )  # fmt: skip
+    assert (force["policies"], force["version"], force["digest"], force["strategy"]) == (
+        "7",
+        "12",
+        "01234567",
+        "strict",
+    )
+    assert force["contracts 1-5"] == "0 0 10 0 2"
     assert (force["shaped"], force["from"], force["what is wrong"]) == ("8, 400 KB saved", "policy.toml", "")
 
 
@@ -114,7 +120,7 @@ def test_without_quality_of_service_the_pages_say_so(page: str) -> None:
         {"types": [{"name": "x", "rates": [math.inf]}]},
         {"types": [{"name": "x", "last": 1e15}]},
         {"tasks": {"bins": [{"importance": "high"}]}},
-        {"contracts": {"5": 10**30}},
+        {"policy": {"contracts": {"5": 10**30}}},
         {"types": "none"},
         "on",
     ],
@@ -146,9 +152,14 @@ def test_hostile_names_and_numbers_stay_harmless(
     told = {
         "links": [link] * (many % 5),
         "types": [of_type] * many,
-        "policy": {"name": HOSTILE, "fault": text, "following": HOSTILE, "version": count},
+        "policy": {
+            "digest": HOSTILE,
+            "fault": text,
+            "following": HOSTILE,
+            "version": count,
+            "contracts": {text: count},
+        },
         "tasks": {"strategy": HOSTILE, "bins": [{"importance": count, "bin": count, "cpu": number}], "fault": HOSTILE},
-        "contracts": {text: count},
     }
     lines = lines_of(seen(server(told)), Look(page), width, height, "12:00:00")
     assert len(lines) == height

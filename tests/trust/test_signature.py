@@ -122,7 +122,7 @@ def test_a_signature_covers_all_but_hops_and_via() -> None:
 
     # Expect every other field to make one
     others: dict[str, Any] = {
-        "object_id": "1", "registration": "registration-1", "sequence": 8, "published": 1.0, "type_name": "t",
+        "own_id": "1", "registration": "registration-1", "sequence": 8, "published": 1.0, "type_name": "t",
         "type_version": "2.0", "metadata": b"<other/>", "payload_length": 1,
     }  # fmt: skip
     assert {*others, "hops", "via", "signature"} == set(Head.__struct_fields__)
@@ -137,7 +137,7 @@ def test_a_signature_covers_all_but_hops_and_via() -> None:
 
 def test_signature_and_seal_go_over_the_wire_and_back() -> None:
     # Given a signed object, and what a delegate has left of it
-    signed = pack(msgspec.structs.replace(HEAD, signature=bytes(range(64))), PAYLOAD)
+    signed = pack(msgspec.structs.replace(HEAD, own_id="", signature=bytes(range(64))), PAYLOAD)
     received = Parcel.received(b"".join(signed.parts))
     seal = bytes(range(96))
     for parcel in (signed, received):

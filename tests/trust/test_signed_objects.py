@@ -160,7 +160,7 @@ def _tampers(other: Callable[[], Parcel]) -> dict[str, Callable[[Parcel], Parcel
         "another length": lambda p: head(p, payload_length=1),
         "other metadata": lambda p: head(p, metadata=bytes(p.head.metadata).replace(b"33.", b"44.")),
         "another time": lambda p: head(p, published=p.head.published + 3600),
-        "another id": lambda p: head(p, object_id="forged"),
+        "another id": lambda p: head(p, own_id="forged"),
         "another number": lambda p: head(p, sequence=p.head.sequence + 1000),
         "another version": lambda p: head(p, type_version="2.0"),
         "another registration's name": lambda p: head(p, registration=other().head.registration),

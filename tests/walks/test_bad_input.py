@@ -273,11 +273,11 @@ def test_a_batch_that_is_refused_as_a_whole_is_asked_for_in_parts(walk: Any, mon
     walk.register()
     asked, subscribe = [], SubscriptionsProxy.subscribe
 
-    def refusing(proxy: Any, session: str, requests: Any, duration: float, ages: Any) -> Any:
+    def refusing(proxy: Any, session: str, requests: Any, duration: float, *more: Any) -> Any:
         asked.append(len(requests))
         if any(request.predicate == "bad" for request in requests):
             raise OversizeError("too much")
-        return subscribe(proxy, session, requests, duration, ages)
+        return subscribe(proxy, session, requests, duration, *more)
 
     monkeypatch.setattr(SubscriptionsProxy, "subscribe", refusing)
     # When it is one of seven; Expect the six others to stand

@@ -522,6 +522,8 @@ class HubSender:
                 self._flush(connection)
                 sent = connection.framed
                 self._under_way.append((batch.last, sent))
+            elif self.levels():  # what it was given its turn for has just gone: it has something else
+                self.ready()
         finally:
             turns.sent(self, self.level, sent, self._hub._clock())
 

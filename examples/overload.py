@@ -1,0 +1,354 @@
+"""`jbi bench qos`: who gets what when there is not enough for all (Table 2 of the QED paper), over real processes.
+
+CPU: 800 predicates that no index takes, so that to judge one object takes about 6 ms; three publishers that each send
+an important and a normal type as fast as they can, with WAITING objects of each that are not done; each object matches
+one predicate. Without quality of service, weighted fair with 64 to 1, strict, and strict with important objects at a
+light rate. What is compared is shares and ratios: how fast a machine is says nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from jbi_pubsub import Config, InfoObject, PublisherAdapterLight, SubscriberAdapter
+from jbi_pubsub.core.errors import DemoError
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
+from jbi_pubsub.examples.example import DATA, Cell, Outcome, Promise, Table
+from jbi_pubsub.examples.federation import PATIENCE, Federation, application, say
+
+SCHEMA: Final = DATA / "intel_imagery" / "Intel_Imagery.xsd"
+FIGURE_1: Final = DATA / "intel_imagery" / "fig1.xml"
+PLACE: Final = "<lat>33.34</lat>"
+
+SUBSCRIBERS: Final = 40
+PREDICATES: Final = 20
+"""Of each subscriber: with more of this kind all together would be charged more than a registration may cost."""
+PROCESSES: Final = 8
+"""That the subscribers are in: an interpreter each would measure how 40 of them start."""
+PUBLISHERS: Final = 3
+WAITING: Final = 50
+"""Objects of each publisher and type that are not done."""
+PASS_SECONDS: Final = 0.005
+"""What judging one object is to take at least. The paper's took some tens of ms; what all predicates of a registration
+may cost is bounded here, and that comes to about 6 ms."""
+WARM_SECONDS: Final = 5.0
+"""For which all publishers have had WAITING objects of both types before anything is counted: the first normal objects
+are served before the important publishers are there."""
+WEIGHT: Final = 64
+LIGHT: Final = 10.0
+"""Important objects a second, beside overload."""
+TYPES: Final = ("important", "normal")
+POLL_SECONDS: Final = 0.005
+
+POLICIES: Final = """
+[space]
+strategy = "{strategy}"
+cpu_weights = [1, 2, 4, 8, {weight}]
+
+[[policy]]
+name = "important"
+type = "important"
+importance = 5
+
+[[policy]]
+name = "normal"
+type = "normal"
+importance = 1
+"""
+
+MODES: Final = {"off": "", "fair": "weighted_fair", "strict": "strict", "light": "strict"}
+"""Experiments, each with its strategy; `light`: important objects come at a light rate."""
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """What was delivered in `seconds` of one run: latencies in seconds by type; CPU seconds of the delegate."""
+
+    mode: str
+    seconds: float
+    cpu: float
+    late: dict[str, list[float]]
+
+    def rate(self, type_name: str = "") -> float:
+        """Objects a second, of a type or of both."""
+        return sum(len(late) for name, late in self.late.items() if type_name in ("", name)) / self.seconds
+
+    def mean(self, type_name: str) -> float:
+        """Latency, in seconds; 0.0 when nothing came."""
+        late = self.late.get(type_name)
+        return statistics.fmean(late) if late else 0.0
+
+    def quantile(self, type_name: str, part: float) -> float:
+        """The same."""
+        late = sorted(self.late.get(type_name, ()))
+        return late[min(len(late) - 1, int(len(late) * part))] if late else 0.0
+
+
+def run_cpu(
+    tell: Callable[[str], object], *, rounds: int = 1, seconds: float = 15.0, modes: Sequence[str] = tuple(MODES)
+) -> Outcome:
+    """All modes, interleaved, `rounds` times; each counted for so many seconds. Raises DemoError."""
+    points, one = calibrated()
+    many = SUBSCRIBERS * PREDICATES
+    tell(f"judging one object of {points} points takes about {one * 1e3:.1f} ms with {many} predicates")
+    found: dict[str, list[Counted]] = {mode: [] for mode in modes}
+    for round_ in range(rounds):
+        for mode in modes:
+            counted = overload(mode, points, seconds)
+            found[mode].append(counted)
+            rates = ", ".join(f"{counted.rate(name):.1f} {name}/s" for name in TYPES)
+            tell(f"round {round_ + 1}, {mode}: {rates}, {counted.cpu / seconds:.0%} of a core")
+    return outcome(found)
+
+
+EXPERIMENTS: Final = {"cpu": run_cpu}
+"""Each takes `tell`, `rounds` and `seconds`."""
+
+
+def predicate(number: int) -> str:
+    """One that no index takes, of which nothing is evaluated together with others, which fails late, and holds for area
+    n-`number` alone."""
+    inside = f"lat > 33.0{number:04} and lat < 35.0{number:04} and long > 65.7 and long < 70.0"
+    image = "/metadata/ImageDescriptor"
+    return f"sum({image}/LocationCoord[{inside}]/lat) * 0 + substring({image}/Area, 3) = {number}"
+
+
+def document(number: int, points: int) -> bytes:
+    """Metadata of an image of area n-`number`, with so many points."""
+    text = FIGURE_1.read_text()
+    first, last = text.index("<LocationCoord>"), text.index("</LocationCoord>") + len("</LocationCoord>")
+    place = text[first:last]
+    return (text[:first] + place * points + text[last:]).replace(">Kabul<", f">n-{number}<").encode()
+
+
+def calibrated() -> tuple[int, float]:
+    """How many points make one judgement take as long as it is to, and how long that is. Raises DemoError."""
+    index: PredicateIndex[int] = PredicateIndex()
+    for number in range(SUBSCRIBERS * PREDICATES):
+        index.add(number, compile_predicate(predicate(number)))
+    points, took = 3, 0.0
+    while points < 12:
+        data = document(7, points)
+        root = parse_metadata(data)
+        took = min(_timed(lambda: index.match(root, len(data))) for _ in range(3))  # noqa: B023  # called here
+        if took >= PASS_SECONDS:
+            return points, took
+        points += 1
+    raise DemoError(f"judging takes {took * 1e3:.1f} ms with {points} points: no overload can be made of that")
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.thread_time()
+    work()
+    return time.thread_time() - began
+
+
+def overload(mode: str, points: int, seconds: float) -> Counted:
+    """One run: a federation of its own, warmed up, counted. Raises DemoError."""
+    with tempfile.TemporaryDirectory() as folder, Federation(patience=2 * PATIENCE) as here:
+        here.lookup()
+        flags = []
+        if MODES[mode]:
+            file = Path(folder) / "policy.toml"
+            file.write_text(POLICIES.format(strategy=MODES[mode], weight=WEIGHT))
+            flags = ["--policy", str(file)]
+        here.start_delegate("overload", "here", *flags)
+        here.until(lambda: "overload" in here.ready, "the delegate")
+        subscribers = [f"subscriber {number}" for number in range(PROCESSES)]
+        for number, name in enumerate(subscribers):
+            here.start(name, "overload", "subscribe", str(number))
+        here.until(lambda: all(name in here.ready for name in subscribers), "the subscribers")
+        publishers = [f"publisher {number}" for number in range(PUBLISHERS)]
+        for number, name in enumerate(publishers):
+            here.start(name, "overload", "publish", str(number), mode, str(points))
+        full: set[str] = set()
+        here.until(lambda: len(full) == PUBLISHERS, "overload", lambda facts: full.update(facts.get("full", ())))
+        time.sleep(WARM_SECONDS)
+        return _count(here, mode, subscribers, seconds)
+
+
+def _count(here: Federation, mode: str, subscribers: Sequence[str], seconds: float) -> Counted:
+    """What is delivered from now on, for so long."""
+    pid = here.pid("overload")
+    said: list[dict[str, list[float]]] = []
+
+    def heard(facts: dict[str, Any]) -> None:
+        if "late" in facts:
+            said.append(facts["late"])
+
+    def asked() -> dict[str, list[float]]:
+        said.clear()
+        for name in subscribers:
+            here.word(name, "count")
+        here.until(lambda: len(said) == len(subscribers), "a count", heard)
+        return {name: [each for one in said for each in one.get(name, ())] for name in TYPES}
+
+    asked()
+    began, cpu = time.monotonic(), _cpu_seconds(pid)
+    time.sleep(seconds)
+    late = asked()
+    return Counted(mode, time.monotonic() - began, _cpu_seconds(pid) - cpu, late)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+# -- what came of it --------------------------------------------------------------------------------------------------
+
+
+def outcome(found: Mapping[str, Sequence[Counted]]) -> Outcome:
+    """Medians of the rounds, beside what the paper has."""
+    rows: list[tuple[Cell, ...]] = [
+        (
+            mode,
+            *(round(statistics.median(c.rate(name) for c in each), 2) for name in TYPES),
+            round(statistics.median(c.rate() for c in each), 1),
+            round(statistics.median(c.rate() * c.seconds / max(0.01, c.cpu) for c in each), 1),
+            *(round(statistics.median(c.mean(name) for c in each), 3) for name in TYPES),
+        )
+        for mode, each in found.items()
+        if each
+    ]
+    columns = ("", "important/s", "normal/s", "total/s", "a CPU second", "latency s", "normal latency s")
+    return Outcome((Table("CPU overload, medians of the rounds", columns, rows),), tuple(promises(found)))
+
+
+def promises(found: Mapping[str, Sequence[Counted]]) -> list[Promise]:
+    """What is to hold, by medians over rounds (ratios of what is rare: of all rounds together)."""
+
+    def median(of: Callable[[Counted], float], mode: str) -> float:
+        return statistics.median(map(of, found[mode]))
+
+    def important(counted: Counted) -> float:
+        return counted.rate("important")
+
+    def normal(counted: Counted) -> float:
+        return counted.rate("normal")
+
+    checks: list[tuple[str, float, float, float]] = []
+    base, base_total = median(important, "off"), median(Counted.rate, "off")
+    late = median(lambda c: c.mean("important"), "off")
+    checks.append(("off: important by normal (paper 1.00)", base / max(median(normal, "off"), 1e-9), 0.8, 1.25))
+    for mode in [mode for mode in ("fair", "strict") if found.get(mode)]:
+        paper = {"fair": ("1.95", "0.99", "0.36"), "strict": ("2.02", "1.01", "0.35")}[mode]
+        is_fair = mode == "fair"
+        if is_fair:
+            share = median(lambda c: c.rate("important") / max(c.rate(), 1e-9), mode)
+            checks.append(("fair: share of important (paper 0.985)", share, 0.97, 0.995))
+            ratio = sum(map(important, found[mode])) / max(sum(map(normal, found[mode])), 1e-9)
+            checks.append((f"fair: important by normal at {WEIGHT} to 1 (paper 67.6)", ratio, 48.0, 80.0))
+            slow = median(lambda c: c.mean("normal") / max(c.mean("important"), 1e-9), mode)
+            checks.append(("fair: latency of normal by important (paper > 30)", slow, 10.0, float("inf")))
+        else:
+            checks.append(("strict: normal objects a second (paper 0)", median(normal, mode), 0.0, 0.0))
+        gain = median(important, mode) / max(base, 1e-9)
+        checks.append((f"{mode}: important by off (paper {paper[0]})", gain, 1.8, float("inf")))
+        total = median(Counted.rate, mode) / max(base_total, 1e-9)
+        checks.append((f"{mode}: total by off (paper {paper[1]})", total, 0.97, float("inf")))
+        delay = median(lambda c: c.mean("important"), mode) / max(late, 1e-9)
+        checks.append((f"{mode}: latency of important by off (paper {paper[2]})", delay, 0.0, 0.6))
+    if found.get("light"):
+        one = median(lambda c: c.cpu / max(1.0, c.rate() * c.seconds), "light")
+        for part, passes in ((0.5, 2), (0.95, 4)):
+            is_late = median(lambda c, part=part: c.quantile("important", part), "light")  # type: ignore[misc]
+            what = (
+                f"light: p{part * 100:.0f} of important latency, s; {passes} judgements of {one * 1e3:.1f} ms and 10 ms"
+            )
+            checks.append((what, is_late, 0.0, passes * one + 0.01))
+    return [
+        Promise(f"{what}: {value:.3f}, {_range(low, high)}", low <= value <= high) for what, value, low, high in checks
+    ]
+
+
+def _range(low: float, high: float) -> str:
+    if low == high:
+        return f"is to be {low:g}"
+    return f"at least {low:.3g}" if high == float("inf") else f"{low:.3g} to {high:.3g}"
+
+
+# -- the processes ----------------------------------------------------------------------------------------------------
+
+
+def subscribe(config: Config, number: str) -> None:
+    """Some of the subscribers; says for each word on stdin how late what has come since was."""
+    late: dict[str, list[float]] = {}
+    lock = threading.Lock()
+
+    def arrived(_: str, obj: InfoObject) -> None:
+        with lock:
+            late.setdefault(obj.type.name, []).append(time.time() - obj.platform.published)
+
+    mine = range(int(number), SUBSCRIBERS * PREDICATES, PROCESSES)
+    with SubscriberAdapter(config) as subscriber:
+        for each in mine:
+            subscriber.register_subscriber(predicate=predicate(each), listener=arrived)
+        say(ready=number)
+        for _ in sys.stdin:
+            with lock:
+                told, late = late, {}
+            say(late=told)
+
+
+def publish(config: Config, number: str, mode: str, points: str) -> None:
+    """One publisher: of each type WAITING objects that are not done, as long as it runs."""
+    total = SUBSCRIBERS * PREDICATES
+    documents = [document(each, int(points)) for each in range(total)]
+    ended = threading.Event()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        ended.set()
+
+    threading.Thread(target=wait_for_the_end, name="end", daemon=True).start()
+    with PublisherAdapterLight(config) as publisher:
+        delegate = publisher.connect_to_delegate("overload", "here")
+        uids = {
+            name: publisher.register_publisher(
+                delegate, SCHEMA, documents[0], marks=None, type_name=name, validate=False
+            )
+            for name in TYPES
+        }
+        for uid in uids.values():
+            publisher.wait_for_subscribers(uid, total, 60.0)
+        sent: Counter[str] = Counter()
+        due = time.monotonic()
+        is_light, is_full = mode == "light", False
+        while not ended.wait(POLL_SECONDS):
+            known = publisher.status()["registrations"]
+            for name, uid in uids.items():
+                if is_light and name == "important":
+                    count = int(number == "0" and time.monotonic() >= due)
+                    due += count / LIGHT
+                else:
+                    count = WAITING - known[uid]["unfinished"]
+                for _ in range(count):
+                    publisher.publish(uid, documents[(sent[name] * PUBLISHERS + int(number)) * 7 % total])
+                    sent[name] += 1
+            if not is_full:
+                is_full = True
+                say(full=[number])
+        publisher.close(0.1)
+
+
+def play(config: Config, part: str, number: str, mode: str = "", points: str = "") -> None:
+    """A process of an experiment."""
+    if part == "subscribe":
+        subscribe(config, number)
+    else:
+        publish(config, number, mode, points)
+
+
+if __name__ == "__main__":
+    sys.exit(application(play))
