@@ -872,6 +872,8 @@ def dumped(tables: Mapping[str, Any]) -> str:
     """As TOML: tables that have a name of their own with headers, all others in line."""
     lines: list[str] = []
     for kind, value in tables.items():
+        if value == []:
+            continue
         if _are_tables(value):
             for table in value:
                 _dump(lines, f"[[{_key(kind)}]]", table, kind)
