@@ -47,12 +47,13 @@ def epoch_of(item: ServiceItem) -> int:
 
 class Joining(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A local manager that comes: the id of its service, what it is called, which policies it has, and its shares of
-    links, bytes a second by name."""
+    links, bytes a second by name; `before`: the id that it had before it was restarted."""
 
     lqm: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
     component: Short
     standing: Standing = Standing()
     rates: Annotated[dict[Short, float], msgspec.Meta(max_length=LINKS_TOLD)] = {}
+    before: Short = ""
 
 
 class Joined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -355,6 +355,9 @@ class PolicyServer:
             self._show()
         with self._lock:
             self._space.join(who.lqm, who.component, standing, who.rates, self._clock())
+            if self._space.is_away(who.before):
+                self._space.gone(who.before)  # it is here again, under another id
+                self._channels.pop(who.before, None)
             before = self._channels.get(who.lqm)
             self._channels[who.lqm] = channel = _Channel(self, who.lqm, self._hub)
             found = self._space.standing

@@ -344,6 +344,11 @@ class InformationSpaceManager:
         if member is not None and member.away_since is None:
             member.away_since = now
 
+    def is_away(self, lqm: str) -> bool:
+        """Whether one has followed, and is not connected."""
+        member = self.members.get(lqm)
+        return member is not None and member.away_since is not None
+
     def gone(self, lqm: str) -> None:
         """It is no more: what it had is free."""
         self.members.pop(lqm, None)

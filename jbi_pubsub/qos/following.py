@@ -32,7 +32,18 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.policy.file import MAX_BYTES, parse
 from jbi_pubsub.policy.policy import NOTHING, PolicySet
 from jbi_pubsub.policy.proxy import ALIVE, MANAGER_TYPE, NEWS, Joining, PolicyProxy, epoch_of
-from jbi_pubsub.policy.space import LINKS_TOLD, TYPES_TOLD, LinkUse, LqmReport, PolicyNews, Standing, read_set, refusal
+from jbi_pubsub.policy.space import (
+    LINKS_TOLD,
+    SNAPSHOT_BYTES,
+    TYPES_TOLD,
+    LinkUse,
+    LqmReport,
+    PolicyNews,
+    Short,
+    Standing,
+    read_set,
+    refusal,
+)
 
 log = logging.getLogger("jbi_pubsub.qos")
 
@@ -44,6 +55,8 @@ STALE_SECONDS: Final = 3.0
 """Without a sign of life, which comes each second, a manager counts as away."""
 SILENT_SECONDS: Final = 10.0
 """Then its connection is given up, and others are looked for."""
+NEWS_BYTES: Final = 2 * SNAPSHOT_BYTES
+"""Of what is pushed at once: a set, and shares."""
 STATE_MARK: Final = "# jbi policy state "
 """A state file is the text of the policies, behind a line that says which they are."""
 
@@ -83,7 +96,7 @@ class Following:
         self._looking = threading.Event()
         self._stopping = threading.Event()
         self._community: JoinManager | None = None
-        self._lqm = ""
+        self._lqm = self._before = ""
         self._thread: threading.Thread | None = None
 
     def start(self, community: JoinManager, lqm: str) -> None:
@@ -165,6 +178,8 @@ class Following:
             self._heard_at = self._clock()
         for item in items:
             kind = bytes(item[:1])
+            if len(item) > NEWS_BYTES:
+                raise ProtocolError(f"news of a policy manager: {len(item)} bytes, {NEWS_BYTES} at most")
             if kind == NEWS:
                 self._take(decoded(decoder_of(PolicyNews), item[1:], "news of a policy manager"))
             elif kind != ALIVE:
@@ -239,7 +254,7 @@ class Following:
         security = self._config.security()
         proxy = PolicyProxy(ref, security, timeout=CALL_SECONDS)
         try:
-            joined = proxy.join(Joining(self._lqm, self._component, self._standing, self._rates))
+            joined = proxy.join(Joining(self._lqm, self._component, self._standing, self._rates, self._before))
             sock = dial(ref, DATA, security, CALL_SECONDS)
             try:
                 line = Line(sock)
@@ -287,19 +302,21 @@ class Following:
             first, _, toml = text.partition("\n")
             if not first.startswith(STATE_MARK):
                 raise PolicyError("it is no such file")
-            standing, rates = converted(json.loads(first.removeprefix(STATE_MARK)), tuple[Standing, dict[str, float]])
+            head = json.loads(first.removeprefix(STATE_MARK))
+            standing, rates, before = converted(head, tuple[Standing, dict[str, float], Short])
             policies = _checked(toml, standing)
         except (OSError, ValueError, msgspec.ValidationError, RecursionError, JbiError) as exc:
             self._state_fault = f"policies kept in {self._state} can't be used: {exc}"[:500]
             log.error("%s", self._state_fault)
             return
         self._policies, self._standing, self._rates, self._source = policies, standing, rates, "state"
+        self._before = before
         self._install(policies, rates)
 
     def _keep(self) -> None:
         if self._state is None:
             return
-        head = json.dumps(msgspec.to_builtins([self._standing, self._rates]))
+        head = json.dumps(msgspec.to_builtins([self._standing, self._rates, self._lqm]))
         new = self._state.with_name(f".{self._state.name}.{os.getpid()}")
         try:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:  # noqa: PTH123  # its mode is set when it is made

@@ -21,6 +21,7 @@ from jbi_pubsub.core.errors import AccessDeniedError, JbiError, PolicyError, Pro
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.policy import server as policy_server
 from jbi_pubsub.policy.policy import PolicySet
 from jbi_pubsub.policy.proxy import MANAGER_TYPE, NEWS, Joining, PolicyProxy
 from jbi_pubsub.policy.server import PolicyServer
@@ -234,6 +235,46 @@ def test_a_shared_link_is_divided_and_never_more_than_it_has(
     bravo.stop(0.0)
     eventually(lambda: limits(alpha) == [1e6])
     assert len(server.status()["local"]) == 1
+
+
+def test_the_share_of_one_that_was_killed_is_its_own_again_or_free_when_it_is_gone(
+    federation: Any,
+    managed: Config,
+    serve: Callable[..., PolicyServer],
+    start: Callable[..., Any],
+    tmp_path: Path,
+    eventually: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given two delegates, of which one is a process
+    monkeypatch.setattr(policy_server, "GONE_SECONDS", 0.5)
+    server = serve()
+    alpha = federation.pad(config=managed)
+    locator, state = federation.config.lookup.locators[0], f"policy.state={tmp_path / 'state'}"
+    bravo = ("--set", "qos.mode=on", "--set", state, "--set", "lease.lookup=2", "pad", "bravo", "paris", "--json")
+    process = start("--locator", locator, *bravo)
+    process.fact()
+
+    def limit() -> float:
+        (row,) = alpha.status()["qos"]["links"]
+        return float(row["limit"])
+
+    def away() -> list[bool]:
+        return sorted(each["away"] is not None for each in server.status()["local"])
+
+    eventually(lambda: limit() < 9.6e5 and away() == [False, False])
+    # When that is killed
+    process.end(kill=True)
+    eventually(lambda: away() == [False, True])
+    assert limit() < 9.6e5
+    # Expect it to be one and the same when it is back
+    process = start("--locator", locator, *bravo)
+    process.fact()
+    eventually(lambda: away() == [False, False])
+    # Expect what it had to be free when it is in no lookup service any more
+    process.end(kill=True)
+    eventually(lambda: limit() == 1e6)
+    assert away() == [False]
 
 
 def test_where_a_file_says_who_matters_no_manager_is_asked(
@@ -496,7 +537,8 @@ def test_what_can_t_be_used_leaves_in_force_what_was(fixtures: Any) -> None:
     following._receive(news(FILE, 5, rates={"satcom": 500.0}))
     assert following._standing.version == 5
     # Expect older policies, and another text under the same number, to end the connection
-    for hostile in (news(FILE, 4), news('[role]\na = "b"\n', 5), news(FILE, 9, epoch=0), [memoryview(b"X")]):
+    large = [memoryview(NEWS + bytes(3 << 20))]
+    for hostile in (news(FILE, 4), news('[role]\na = "b"\n', 5), news(FILE, 9, epoch=0), [memoryview(b"X")], large):
         with pytest.raises(ProtocolError):
             following._receive(hostile)
     with pytest.raises(ProtocolError):
