@@ -188,7 +188,7 @@ def history(settings: Settings, version: int | None, at: str | None, as_json: bo
 
     \b
     jbi policy history
-    jbi policy history 7 > policy.toml
+    jbi policy history 7
     """
     with _manager(settings, at) as proxy:
         if version is not None:
