@@ -11,7 +11,9 @@ import click
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.examples.example import Cell, Outcome, Table
+from jbi_pubsub.policy.file import parse, read
 from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyfile import changed, policies_of, value_of
 from jbi_pubsub.policy.units import amount, rate
 from jbi_pubsub.qos.simulate import JUDGING, Change, Simulated, Stage, Workload, demo, simulate
 from jbi_pubsub.spark.plots import Plot, Series
@@ -48,8 +50,8 @@ def _page_file(context: click.Context, parameter: click.Parameter, path: Path | 
     "--set",
     "said",
     multiple=True,
-    metavar="bandwidth=RATE@TIME",
-    help="From then on links carry that much, whatever policies say of them.",
+    metavar="KEY=VALUE@TIME",
+    help='From then on a key of the file says that; "bandwidth" is what links can carry, whatever policies say.',
 )
 @click.option("--then", multiple=True, metavar="FILE@TIME", help="From then on another policy file.")
 @click.option("--judging", metavar="TIME", help=f'Judging one object takes that, "{JUDGING * 1e3:g} ms".')
@@ -81,7 +83,8 @@ def simulated(
 
     \b
     jbi policy simulate policy.toml
-    jbi policy simulate policy.toml --set "bandwidth=400 kbps@1 min" --then narrow.toml@300s
+    jbi policy simulate policy.toml --set "bandwidth=400 kbps@1 min" --set space.strategy=strict@2min
+    jbi policy simulate policy.toml --then narrow.toml@300s
     jbi policy simulate policy.toml --workload trace.jsonl --plot simulated.html
     """
     policies = PolicySet.read(file)
@@ -91,10 +94,9 @@ def simulated(
     else:
         load = Workload.read(Path(workload))
         seconds = _positive("--duration", duration, load.publications[-1].at + 1.0)
-    changes = sorted([*_bandwidths(said), *_files(then)], key=lambda change: change.at)
-    if len(changes) > CHANGES_MOST:
-        raise ConfigurationError(f"{len(changes)} changes; {CHANGES_MOST} at most")
-    if said and not any(each.space.links for each in (policies, *(c.policies for c in changes if c.policies))):
+    changes = list(_changes(file, said, then))
+    has_bandwidth = any(change.bandwidth is not None for change in changes)
+    if has_bandwidth and not any(each.space.links for each in (policies, *(c.policies for c in changes if c.policies))):
         raise ConfigurationError(f"{file}: bandwidth of what? There is no [[link]]", hint="Write one, without a rate")
     began = time.process_time()
     cost = _positive("--judging", judging, JUDGING)
@@ -139,26 +141,36 @@ def _at(name: str, said: str) -> tuple[str, float]:
     return what, _amount(f"{name} {said!r}", when)
 
 
-def _bandwidths(said: tuple[str, ...]) -> Iterator[Change]:
-    for each in said:
-        what, at = _at("--set", each)
-        key, _, value = what.partition("=")
-        if key.strip() != "bandwidth":
-            hint = "For policies: --then FILE@TIME"
-            raise ConfigurationError(f"--set {each!r}: only bandwidth can be set", hint=hint)
-        try:
-            found = rate(value)
-        except ValueError as exc:
-            raise ConfigurationError(f"--set {each!r}: {exc}") from exc
-        if found.unit != "bytes":
-            raise ConfigurationError(f"--set {each!r}: a link carries bytes", hint='For example "400 kbps"')
-        yield Change(at, bandwidth=found.amount)
+def _changes(file: Path, said: tuple[str, ...], then: tuple[str, ...]) -> Iterator[Change]:
+    """All of them, as they come; each key is changed in what the file says by then."""
+    asked = [("--set", *_at("--set", each)) for each in said] + [("--then", *_at("--then", each)) for each in then]
+    if len(asked) > CHANGES_MOST:
+        raise ConfigurationError(f"{len(asked)} changes; {CHANGES_MOST} at most")
+    document, _ = read(file)
+    for number, (option, what, at) in enumerate(sorted(asked, key=lambda each: each[2]), 2):
+        key, equals, value = (part.strip() for part in what.partition("="))
+        if option == "--set" and key == "bandwidth":
+            yield Change(at, bandwidth=_bandwidth(what, value))
+            continue
+        if option == "--set" and not equals:
+            raise ConfigurationError(f"--set {what!r} is not KEY=VALUE@TIME", hint='"bandwidth=400 kbps@60 s"')
+        if option == "--then":
+            document, _ = read(Path(what))
+        else:
+            document = parse(changed(document, key, value_of(key, value)), file.name)
+        policies = policies_of(document)
+        document.check()
+        yield Change(at, policies=policies.of_version(number))
 
 
-def _files(said: tuple[str, ...]) -> Iterator[Change]:
-    for number, each in enumerate(said, 2):
-        name, at = _at("--then", each)
-        yield Change(at, policies=PolicySet.read(Path(name)).of_version(number))
+def _bandwidth(said: str, value: str) -> float:
+    try:
+        found = rate(value)
+    except ValueError as exc:
+        raise ConfigurationError(f"--set {said!r}: {exc}") from exc
+    if found.unit != "bytes":
+        raise ConfigurationError(f"--set {said!r}: a link carries bytes", hint='For example "400 kbps"')
+    return found.amount
 
 
 def _tables(found: Simulated) -> Iterator[Table]:

@@ -193,6 +193,25 @@ def test_a_trace_is_played(tmp_path: Path) -> None:
     assert "<svg" in page.read_text()
 
 
+def test_keys_of_the_file_are_set_one_behind_the_other(tmp_path: Path) -> None:
+    # Given
+    policies = tmp_path / "policy.toml"
+    policies.write_text(TWO_TO_ONE.format(strategy="strict", deadline="1 s"))
+    trace = tmp_path / "trace.jsonl"
+    lines = ['{"subscriber": "one", "type": "normal"}']
+    lines += [f'{{"at": {at}.5, "type": "normal", "size": 1000}}' for at in range(6)]
+    trace.write_text("\n".join(lines))
+    changes = ["--set", "policy.normal.importance=2@4s", "--set", "policy.normal.importance=1@2s"]
+    # When
+    asked = ["policy", "simulate", str(policies), "--workload", str(trace), *changes, "--json"]
+    ran = CliRunner().invoke(jbi, asked, standalone_mode=False)
+    # Expect
+    stages = json.loads(ran.output)["stages"]
+    assert [(stage["begins"], stage["rows"][0]["importance"]) for stage in stages] == [(0, 4), (2, 1), (4, 2)]
+    assert [stage["rows"][0]["delivered"] for stage in stages] == [2, 2, 2]
+    assert "importance = 4" in policies.read_text()
+
+
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -224,7 +243,10 @@ def test_a_trace_that_can_not_be_read_says_where(line: str, says: str, tmp_path:
         (["--set", "bandwidth=400 kbps"], "does not say when"),
         (["--set", "bandwidth=400@1 min"], "has no unit"),
         (["--set", "bandwidth=2/s@1 min"], "carries bytes"),
-        (["--set", "bandwith=400 kbps@1 min"], "only bandwidth"),
+        (["--set", "bandwith=400 kbps@1 min"], "bandwith"),
+        (["--set", "space.strategy=fairest@1 min"], "fairest"),
+        (["--set", "policy.nobody.importance=1@1 min"], "nobody"),
+        (["--set", "strict@1 min"], "is not KEY=VALUE@TIME"),
         (["--set", "bandwidth=400 kbps@soon"], "soon"),
         (["--then", "none.toml@1 s"], "none.toml"),
         (["--duration", "0 s"], "--duration"),
