@@ -119,11 +119,9 @@ def simulated(
 
 
 def _positive(name: str, said: str | None, default: float) -> float:
-    if said is None:
-        return default
-    seconds = _amount(name, said)
+    seconds = default if said is None else _amount(name, said)
     if not 0 < seconds <= SECONDS_MOST:
-        raise ConfigurationError(f"{name} {said!r} is not between 0 and a day")
+        raise ConfigurationError(f"{name}: {seconds:g} s is not between 0 and a day", hint=f'{name} "10 min"')
     return seconds
 
 

@@ -401,6 +401,9 @@ class _Simulation:
             component, installed=self._use, measured=self._measured, wall=lambda: self._now, clock=lambda: self._now
         )
         self._local.stop()  # its thread: `look` is called here
+        largest = max((each.size for each in workload.publications), default=0)
+        self._payloads = memoryview(bytes(largest)), memoryview(JPEG + bytes(largest))
+        """Shared by all objects: plain ones, and pictures."""
         self._subscribers = workload.subscribers
         self._stages: list[Stage] = []
         self._outlets: dict[str, list[tuple[Subscriber, _Session, _Outlet]]] = {}
@@ -534,7 +537,9 @@ class _Simulation:
         name = f"{publication.user}:{publication.type}"
         head = Head(f"{name}/{number}", name, number, publication.at, publication.type, "1.0", metadata,
                     publication.size)  # fmt: skip
-        return pack(head, _payload(publication.size, picture=publication.picture))
+        first = pack(head, b"").parts[0]
+        payload = self._payloads[publication.picture][: publication.size]
+        return Parcel(head, (first, payload), len(first) + publication.size, 0)
 
     def _offer(self, got: Got, outlet: _Outlet, parcel: Parcel, published: float) -> None:
         """Shaped, if its settings say so, into its queue (pad/dissemination.py, pad/levels.py)."""
@@ -629,10 +634,6 @@ class _Simulation:
             points.append((self._now, self._carried_by[name] / SAMPLE_SECONDS))
         self._carried_by.clear()
         self._at(self._now + SAMPLE_SECONDS, self._sample)
-
-
-def _payload(size: int, *, picture: bool) -> bytes:
-    return (JPEG + bytes(size))[:size] if picture else bytes(size)
 
 
 def estimated(size: int, shapes: Sequence[Shape], *, picture: bool) -> int:

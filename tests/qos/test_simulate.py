@@ -237,6 +237,32 @@ def test_a_trace_that_can_not_be_read_says_where(line: str, says: str, tmp_path:
         Workload.read(tmp_path / "missing")
 
 
+def test_what_waits_takes_no_memory_of_its_own(tmp_path: Path) -> None:
+    # Given 3 GB that wait for a narrow link
+    import tracemalloc
+
+    lines = ['{"subscriber": "one", "type": "normal"}']
+    lines += ['{"at": 0.5, "type": "normal", "size": 30000000}'] * 100
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(lines))
+    # When
+    tracemalloc.start()
+    found = simulate(two_to_one(), Workload.read(trace), 2.0)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # Expect
+    assert found.waiting == 100
+    assert most < 200_000_000
+
+
+def test_a_trace_of_years_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"subscriber": "one", "type": "t"}\n{"at": 9e6, "type": "t", "size": 1}')
+    ran = CliRunner().invoke(jbi, ["policy", "simulate", str(DEMO), "--workload", str(trace)], standalone_mode=False)
+    assert isinstance(ran.exception, ConfigurationError)
+    assert "a day" in str(ran.exception)
+
+
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
