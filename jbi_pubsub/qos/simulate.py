@@ -48,7 +48,7 @@ PUBLICATIONS_MOST: Final = 1_000_000
 SIZE_MOST: Final = 64 << 20
 LINES_MOST: Final = 256 << 20
 """Bytes of a trace."""
-SHRINKS: Final = 2.8
+SHRINKS: Final = 2.9
 """A picture scaled by f has f to the power of this of its bytes: measured with noisy JPEGs of 42 to 70 KB; 2 would be
 its area, but noise is lost as well."""
 SAMPLE_SECONDS: Final = 1.0
