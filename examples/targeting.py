@@ -34,7 +34,7 @@ from jbi_pubsub.examples.federation import PATIENCE, Federation, application, sa
 from jbi_pubsub.pad.proxy import fetch_status
 from jbi_pubsub.policy.policy import PolicySet
 from jbi_pubsub.qos.simulate import DEMO_FLOWS, DEMO_SUBSCRIBERS, Change, Publication, Simulated, Workload, simulate
-from jbi_pubsub.spark.plots import Plot, Series
+from jbi_pubsub.spark.plots import Plot, Series, thinned
 
 SCHEMA: Final = DATA / "targeting" / "Report.xsd"
 LIMIT: Final = 800_000
@@ -210,11 +210,11 @@ def outcome(played: Played, said: Simulated) -> Outcome:
 def _plots(played: Played, said: Simulated, rows: Sequence[Row]) -> Iterator[Plot]:
     """The link over time, latency against importance, and played against simulated."""
     limits = [(dict(STAGES)[LIMITED] * played.seconds, LIMIT / 1000), (played.seconds, LIMIT / 1000)]
-    use = [
-        Series.of("played", ((at, used * 8 / 1000) for at, used in played.use)),
-        Series.of("simulated", ((at, used * 8 / 1000) for at, used in said.links["downlink"] if at <= played.seconds)),
-        Series.of("limit", limits),
-    ]
+    kbits = {
+        "played": [(at, used * 8 / 1000) for at, used in played.use],
+        "simulated": [(at, used * 8 / 1000) for at, used in said.links["downlink"] if at <= played.seconds],
+    }
+    use = [*(Series.of(name, thinned(points)) for name, points in kbits.items()), Series.of("limit", limits)]
     title = "The link, limited from a quarter of the time on"
     yield Plot(name="demo-link", title=title, kind="lines", x="seconds", y="kbit/s", series=tuple(use))
     narrow = [row for row in rows if row.stage in (SUPPORT, PREFERENCES, IMPORTANCE) and row.came]

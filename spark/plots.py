@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -60,6 +60,13 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
     series: tuple[Series, ...]
     log_x: bool = False
     log_y: bool = False
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int = 60) -> list[tuple[float, float]]:
+    """Means of neighbours, so that no more than so many are left: a line through thousands of points is a surface."""
+    each = max(1, -(-len(points) // most))
+    parts = [points[at : at + each] for at in range(0, len(points), each)]
+    return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in parts]
 
 
 def present() -> None:

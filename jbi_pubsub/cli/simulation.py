@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from jbi_pubsub.policy.policy import PolicySet
 from jbi_pubsub.policy.policyfile import changed, policies_of, value_of
 from jbi_pubsub.policy.units import amount, rate
 from jbi_pubsub.qos.simulate import JUDGING, Change, Simulated, Stage, Workload, demo, simulate
-from jbi_pubsub.spark.plots import Plot, Series
+from jbi_pubsub.spark.plots import Plot, Series, thinned
 
 from . import charts
 from .settings import json_option, try_file
@@ -24,8 +24,6 @@ from .show import Column, printable, show_json, show_table
 
 SECONDS_MOST: Final = 86_400.0
 CHANGES_MOST: Final = 100
-POINTS_MOST: Final = 120
-"""Of a line."""
 COLUMNS: Final = (
     "from s", "importance", "type", "subscriber", "matched", "delivered", "shaped", "lost", "rate/s", "share %",
     "delay s", "p50 s", "p95 s",
@@ -190,21 +188,15 @@ def _row(stage: Stage, row: dict[str, Any]) -> tuple[Cell, ...]:
 
 
 def _plots(found: Simulated) -> Iterator[Plot]:
-    links = [Series.of(name, _thinned(points)) for name, points in found.links.items()]
+    links = [
+        Series.of(name, thinned([(at, 8 * used / 1000) for at, used in points])) for name, points in found.links.items()
+    ]
     if links:
         title = f"What links carry: {', '.join(found.links)}"
         yield Plot(name="links", title=title, kind="lines", x="seconds", y="kbit/s", series=tuple(links))
     for number, stage in enumerate(found.stages):
         if stage.ends > stage.begins:
             yield _delays(number, stage)
-
-
-def _thinned(points: Sequence[tuple[float, float]]) -> Iterator[tuple[float, float]]:
-    """Means of neighbours, in kbit/s."""
-    each = -(-len(points) // POINTS_MOST)
-    for at in range(0, len(points), max(1, each)):
-        some = points[at : at + each]
-        yield some[-1][0], 8 * sum(used for _, used in some) / len(some) / 1000
 
 
 def _delays(number: int, stage: Stage) -> Plot:
