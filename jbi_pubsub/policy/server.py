@@ -61,7 +61,7 @@ from .proxy import (
     VersionTold,
     epoch_of,
 )
-from .space import EPOCH_MOST, InformationSpaceManager, LqmReport, Proposal, Standing
+from .space import EPOCH_MOST, InformationSpaceManager, LqmReport, Proposal, Standing, refusal
 
 log = logging.getLogger("jbi_pubsub.policy")
 
@@ -354,8 +354,7 @@ class PolicyServer:
         if self._superseded:
             raise PolicyError(self._superseded, hint="Follow the other manager")
         standing = who.standing
-        is_others = standing.manager not in ("", self.manager) and standing.epoch >= self._space.epoch
-        if is_others and self._clock() < self._takes_over_until:
+        if self._clock() < self._takes_over_until and refusal(standing, self.standing):
             self._raise_epoch(standing.epoch)
             self._show()
         with self._lock:

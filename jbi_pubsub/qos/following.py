@@ -209,7 +209,7 @@ class Following:
         self._install(policies, rates)
         with self._lock:
             self._policies, self._standing, self._rates = policies, standing, rates
-            self._number, self._fault, self._source = news.number, fault, "manager"
+            self._number, self._fault, self._source = news.number, fault[:1_000], "manager"
         if is_new:
             log.warning("version %d of the policies is in force", policies.version)
         self._keep()

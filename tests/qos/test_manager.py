@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -496,6 +497,28 @@ def test_a_second_manager_is_refused_or_takes_over(
     with pytest.raises(PolicyError, match="taken over"):
         first.change(lambda space, now: space.proposed("", "me", "", now))
     assert second.status()["fault"] == ""
+
+
+def test_a_history_of_a_backup_is_older_too(
+    federation: Any, managed: Config, serve: Callable[..., PolicyServer], tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate at version 2, and a copy of the history of when there was one version
+    state, copy = tmp_path / "history", tmp_path / "copy"
+    serve(state=state).stop()
+    shutil.copy(state, copy)
+    server = serve(state=state)
+    server.change(lambda space, now: space.proposed_value("space.strategy", "strict", "me", "", now))
+    pad = federation.pad(config=managed)
+    eventually(lambda: policy(pad)["version"] == 2)
+    server.stop()
+    # When the manager goes on from the copy
+    older = serve(state=copy)
+    eventually(lambda: "version 1 is older than 2" in policy(pad)["fault"])
+    assert policy(pad)["version"] == 2
+    older.stop()
+    # Expect it to be followed when it takes over
+    serve(state=copy, take_over=True)
+    eventually(lambda: (policy(pad)["version"], policy(pad)["fault"]) == (1, ""))
 
 
 def test_a_manager_that_refuses_to_be_looked_at_is_one_all_the_same(
