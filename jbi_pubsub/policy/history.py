@@ -77,13 +77,12 @@ class History:
             rows = self._base.execute("SELECT lqm, component, rates FROM share").fetchall()
             return {lqm: (component, decoder_of(dict[str, float]).decode(rates)) for lqm, component, rates in rows}
 
-    def keep(self, version: Version, facts: Mapping[str, str] | None = None) -> None:
-        """One more version, and facts with it; of too many the oldest is forgotten. Raises StorageError."""
+    def keep(self, version: Version) -> None:
+        """One more version; of too many the oldest is forgotten. Raises StorageError."""
         row = (version.version, version.at, version.who, version.why, version.toml)
         with self._transaction() as base:
             base.execute("INSERT INTO version (version, at, who, why, toml) VALUES (?, ?, ?, ?, ?)", row)
             base.execute("DELETE FROM version WHERE version <= ?", (version.version - HISTORY_MOST,))
-            base.executemany("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", (facts or {}).items())
 
     def put(self, facts: Mapping[str, str]) -> None:
         """Facts by name. Raises StorageError."""

@@ -56,13 +56,6 @@ class Joining(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     before: Short = ""
 
 
-class Joined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A local manager is let in: the token for its data connection, and what is in force."""
-
-    token: str
-    standing: Standing
-
-
 class Changed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The version in force, and whether it is a new one."""
 
@@ -90,9 +83,10 @@ class PolicyProxy:
         """Close the connection."""
         self._client.close()
 
-    def join(self, who: Joining) -> Joined:
-        """A local manager comes with what it has. Raises PolicyError when it is not to follow this one."""
-        return self._client.call("join", Joined, who)
+    def join(self, who: Joining) -> str:
+        """A local manager comes with what it has: the token for its data connection. Raises PolicyError when it is not
+        to follow this one."""
+        return self._client.call("join", str, who)
 
     def leave(self, lqm: str) -> None:
         """A local manager ends: what it had of links is free."""

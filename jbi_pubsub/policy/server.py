@@ -31,6 +31,7 @@ from jbi_pubsub.core.errors import (
     PolicyError,
     ProtocolError,
     StorageError,
+    WireError,
 )
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Part
@@ -54,14 +55,13 @@ from .proxy import (
     NEWS,
     POLICY_MANAGER,
     Changed,
-    Joined,
     Joining,
     PolicyManager,
     PolicyProxy,
     VersionTold,
     epoch_of,
 )
-from .space import EPOCH_MOST, InformationSpaceManager, LqmReport, Proposal, Standing
+from .space import EPOCH_MOST, InformationSpaceManager, LqmReport, Proposal, Standing, refusal
 
 log = logging.getLogger("jbi_pubsub.policy")
 
@@ -210,13 +210,15 @@ class PolicyServer:
             if not facts:
                 new = {"manager": space.manager, "epoch": str(space.epoch), "secret": uuid4().hex}
                 self._history.put(new)
-        if facts.get("file") != policies.digest:
-            why = f"{self._path} has changed" if versions else f"{self._path} as it was at the start"
-            proposal = space.proposed(policies.write(), "file", why, self._wall())
-            if proposal is not None:
-                if self._history is not None:
-                    self._history.keep(proposal.version, {"file": policies.digest})
-                space.take(proposal)
+        text = policies.write()
+        if text in (version.toml for version in versions):
+            return space  # it was in force already, and something was set since, or it is so still
+        why = f"{self._path} has changed" if versions else f"{self._path} as it was at the start"
+        proposal = space.proposed(text, "file", why, self._wall())
+        if proposal is not None:
+            if self._history is not None:
+                self._history.keep(proposal.version)
+            space.take(proposal)
         return space
 
     @property
@@ -282,15 +284,18 @@ class PolicyServer:
             self._raise_epoch(epoch)
 
     def _epoch_of(self, item: ServiceItem) -> int | None:
-        """Of another manager; None: it does not answer."""
+        """Of another manager; None: it does not answer, so it has no say, although its lease has not run out."""
         proxy = PolicyProxy(item.proxy, self._config.security(), timeout=ASK_SECONDS)
         try:
-            return int(proxy.status()["epoch"])
-        except (JbiError, KeyError, TypeError, ValueError) as exc:
+            proxy.status()
+        except WireError as exc:
             log.warning("manager %s does not answer: %s", item.service_id[:8], exc)
             return None
+        except JbiError as exc:
+            log.info("manager %s answers: %s", item.service_id[:8], exc)
         finally:
             proxy.close()
+        return epoch_of(item)
 
     def _raise_epoch(self, other: int) -> None:
         """Above another manager's. Raises StorageError."""
@@ -344,13 +349,12 @@ class PolicyServer:
 
     # -- local managers -----------------------------------------------------------------------------------------
 
-    def join(self, who: Joining) -> Joined:
+    def join(self, who: Joining) -> str:
         """See PolicyProxy."""
         if self._superseded:
             raise PolicyError(self._superseded, hint="Follow the other manager")
         standing = who.standing
-        is_others = standing.manager not in ("", self.manager) and standing.epoch >= self._space.epoch
-        if is_others and self._clock() < self._takes_over_until:
+        if self._clock() < self._takes_over_until and refusal(standing, self.standing):
             self._raise_epoch(standing.epoch)
             self._show()
         with self._lock:
@@ -360,11 +364,10 @@ class PolicyServer:
                 self._channels.pop(who.before, None)
             before = self._channels.get(who.lqm)
             self._channels[who.lqm] = channel = _Channel(self, who.lqm, self._hub)
-            found = self._space.standing
         if before is not None:
             before.stop()
         log.info("%s follows", who.component)
-        return Joined(self._tokens.issue(channel), found)
+        return self._tokens.issue(channel)
 
     def leave(self, lqm: str) -> None:
         """See PolicyProxy."""
@@ -516,7 +519,7 @@ class _Calls:
         self._server = server
 
     @exported
-    def join(self, caller: Caller, who: Joining) -> Joined:
+    def join(self, caller: Caller, who: Joining) -> str:
         self._server.allow(caller, "peer")
         return self._server.join(who)
 

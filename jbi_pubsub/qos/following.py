@@ -209,7 +209,7 @@ class Following:
         self._install(policies, rates)
         with self._lock:
             self._policies, self._standing, self._rates = policies, standing, rates
-            self._number, self._fault, self._source = news.number, fault, "manager"
+            self._number, self._fault, self._source = news.number, fault[:1_000], "manager"
         if is_new:
             log.warning("version %d of the policies is in force", policies.version)
         self._keep()
@@ -254,11 +254,11 @@ class Following:
         security = self._config.security()
         proxy = PolicyProxy(ref, security, timeout=CALL_SECONDS)
         try:
-            joined = proxy.join(Joining(self._lqm, self._component, self._standing, self._rates, self._before))
+            token = proxy.join(Joining(self._lqm, self._component, self._standing, self._rates, self._before))
             sock = dial(ref, DATA, security, CALL_SECONDS)
             try:
                 line = Line(sock)
-                greet(line, Hello.of(joined.token, compression=self._config.link.compression))
+                greet(line, Hello.of(token, compression=self._config.link.compression))
                 self._listen(ref, line)
             finally:
                 sock.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -344,7 +345,13 @@ def test_the_history_outlives_a_restart_and_a_changed_file_is_a_new_version(
     file.write_text(FILE.replace("importance = 2", "importance = 3"))
     third = serve(state=state)
     assert third.standing.version == 3
+    assert third.history()[-1].why.endswith("policy.toml has changed")
     assert PolicySet.parse(third.text(0)).space.strategy.name == "weighted_fair"
+    # Expect a file that was in force already to leave what was set since
+    third.change(lambda space, now: space.proposed_value("space.strategy", "strict", "alice", "", now))
+    third.stop()
+    fourth = serve(state=state)
+    assert (fourth.standing.version, fourth.standing.digest) == (4, third.standing.digest)
     # Expect a second process to be kept from the same history
     with pytest.raises(StorageError, match="locked"):
         PolicyServer(federation.config, file, state=state)
@@ -490,6 +497,37 @@ def test_a_second_manager_is_refused_or_takes_over(
     with pytest.raises(PolicyError, match="taken over"):
         first.change(lambda space, now: space.proposed("", "me", "", now))
     assert second.status()["fault"] == ""
+
+
+def test_a_history_of_a_backup_is_older_too(
+    federation: Any, managed: Config, serve: Callable[..., PolicyServer], tmp_path: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate at version 2, and a copy of the history of when there was one version
+    state, copy = tmp_path / "history", tmp_path / "copy"
+    serve(state=state).stop()
+    shutil.copy(state, copy)
+    server = serve(state=state)
+    server.change(lambda space, now: space.proposed_value("space.strategy", "strict", "me", "", now))
+    pad = federation.pad(config=managed)
+    eventually(lambda: policy(pad)["version"] == 2)
+    server.stop()
+    # When the manager goes on from the copy
+    older = serve(state=copy)
+    eventually(lambda: "version 1 is older than 2" in policy(pad)["fault"])
+    assert policy(pad)["version"] == 2
+    older.stop()
+    # Expect it to be followed when it takes over
+    serve(state=copy, take_over=True)
+    eventually(lambda: (policy(pad)["version"], policy(pad)["fault"]) == (1, ""))
+
+
+def test_a_manager_that_refuses_to_be_looked_at_is_one_all_the_same(
+    serve: Callable[..., PolicyServer], file: Path
+) -> None:
+    file.write_text('[[access]]\naction = "peer"\n' + FILE)
+    serve()
+    with pytest.raises(PolicyError, match="serves this space already"):
+        serve()
 
 
 def test_two_managers_of_one_epoch_are_told_by_both_and_nobody_moves(
