@@ -102,7 +102,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 def run_cpu(
-    tell: Callable[[str], object], *, rounds: int = 1, seconds: float = 15.0, modes: Sequence[str] = tuple(MODES)
+    tell: Callable[[str], object], *, rounds: int = 1, seconds: float = 25.0, modes: Sequence[str] = tuple(MODES)
 ) -> Outcome:
     """All modes, interleaved, `rounds` times; each counted for so many seconds. Raises DemoError."""
     points, one = calibrated()

@@ -89,6 +89,10 @@ class Played(msgspec.Struct, frozen=True):
 def run_demo(tell: Callable[[str], object], *, rounds: int = 1, seconds: float = SECONDS) -> Outcome:
     """Play it, and simulate what was played. One round says it all. Raises DemoError."""
     del rounds
+    if seconds < FAST_SECONDS:
+        raise DemoError(
+            f"in {seconds:g} s too little is published to say anything", hint=f"Take {FAST_SECONDS:g} s or more"
+        )
     played = play_all(tell, seconds)
     return outcome(played, simulated(played))
 

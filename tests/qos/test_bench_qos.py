@@ -147,6 +147,11 @@ def test_a_demonstration_file_that_was_changed_is_noticed() -> None:
         targeting._replaced(policies("free"), "800 Gbps", "1 bps")
 
 
+def test_a_play_that_is_too_short_is_refused() -> None:
+    with pytest.raises(DemoError, match="too little"):
+        targeting.run_demo(print, seconds=10.0)
+
+
 def experiment(name: str, *, kept: bool) -> Any:
     def run(tell: Any, **options: Any) -> Outcome:
         tell(f"{name} {options}")
