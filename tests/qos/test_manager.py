@@ -26,7 +26,7 @@ from jbi_pubsub.policy import server as policy_server
 from jbi_pubsub.policy.policy import PolicySet
 from jbi_pubsub.policy.proxy import MANAGER_TYPE, NEWS, Joining, PolicyProxy
 from jbi_pubsub.policy.server import PolicyServer
-from jbi_pubsub.policy.space import LqmReport, PolicyNews, Standing
+from jbi_pubsub.policy.space import LinkUse, LqmReport, PolicyNews, Standing
 from jbi_pubsub.qos.following import STATE_MARK, Following, Uses
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -605,7 +605,11 @@ def test_what_can_t_be_used_leaves_in_force_what_was(fixtures: Any) -> None:
 
 
 def test_hostile_reports_and_calls_end_nobody_else(
-    federation: Any, managed: Config, serve: Callable[..., PolicyServer], eventually: Callable[..., Any]
+    federation: Any,
+    managed: Config,
+    serve: Callable[..., PolicyServer],
+    eventually: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     server = serve()
     pad = federation.pad(config=managed)
@@ -630,8 +634,12 @@ def test_hostile_reports_and_calls_end_nobody_else(
     for note in (b"x" * (10 << 20), b"\xc1", msgspec.msgpack.encode({"number": "x"})):
         with pytest.raises(ProtocolError):
             channel._acked(0, note)
-    report = LqmReport(0, Standing(), fault="\x1b[2J<script>")
+    use = LinkUse(math.nan, math.inf, (math.inf, math.nan, -1.0, 0.0, 1e300))
+    report = LqmReport(0, Standing(), fault="\x1b[2J<script>", links={"satcom": use})
     channel._acked(0, msgspec.msgpack.encode(report))
+    assert json.dumps(proxy.status(), allow_nan=False)
+    assert run(["policy", "history", "--at", server.address]) == 0
+    assert "\x1b" not in capsys.readouterr().out
     # Expect the one that was there to have what it had, and to follow
     assert proxy.set("policy.imagery.importance", "5", "").version == 2
     eventually(lambda: policy(pad)["version"] == 2, 2.0)
