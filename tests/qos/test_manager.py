@@ -238,6 +238,48 @@ def test_a_shared_link_is_divided_and_never_more_than_it_has(
     assert len(server.status()["local"]) == 1
 
 
+def test_shares_follow_what_is_wanted_and_what_goes_stays_within_the_rate(
+    federation: Any,
+    managed: Config,
+    serve: Callable[..., PolicyServer],
+    file: Path,
+    figures: Any,
+    eventually: Callable[..., Any],
+) -> None:
+    # Given a link of 100 KB/s that two delegates share, and who gets something from both
+    file.write_text(FILE.replace("8 Mbps", "800 kbps"))
+    serve()
+    pads = [federation.pad(config=managed), federation.pad("bravo", "paris", managed)]
+    publisher, subscriber = federation.light(), federation.subscriber()
+    registrations = [
+        publisher.register_publisher(
+            publisher.connect_to_delegate(*place), figures.schema, figures.figure_1, type_name=name
+        )
+        for name, place in (("a", ("alpha", "rome")), ("b", ("bravo", "paris")))
+    ]
+    uids = [subscriber.register_subscriber(type_name=name, bound=1_000) for name in "ab"]
+    assert [subscriber.wait_matched(uid) for uid in uids] == [1, 1]
+    got, began = 0, time.monotonic()
+
+    def limits() -> list[float]:
+        nonlocal got
+        found = [row["limit"] or 0.0 for pad in pads for row in pad.status()["qos"]["links"]]
+        assert sum(found) <= 100_000 * (1 + 1e-9)
+        got += sum(len(obj.payload) for uid in uids for obj in subscriber.drain(uid))
+        return found
+
+    # When one of them has more to send than goes, expect it to have all but what the other one starts with
+    for _ in range(120):
+        publisher.publish(registrations[0], figures.figure_1, bytes(5_000))
+    eventually(lambda: limits() == [95_000, 5_000], 6.0, what=limits)
+    # When the other one has as well
+    for _ in range(60):
+        publisher.publish(registrations[1], figures.figure_1, bytes(5_000))
+    eventually(lambda: limits() == [50_000, 50_000], 6.0, what=limits)
+    # Expect what went to have been within the rate
+    assert got <= 100_000 * (time.monotonic() - began) * 1.05 + 5_000
+
+
 def test_the_share_of_one_that_was_killed_is_its_own_again_or_free_when_it_is_gone(
     federation: Any,
     managed: Config,
