@@ -73,6 +73,8 @@ REPORT_BYTES: Final = 256 << 10
 """Of a report at most."""
 OPEN_SECONDS: Final = 10.0
 """For the data connection of who has joined."""
+TELL_SECONDS: Final = 60.0
+"""Between two lines of the log about what is wrong at one local manager."""
 GONE_SECONDS: Final = 30.0
 """Who is away for so long, and in no lookup service, is gone: its share of links is free."""
 ASK_SECONDS: Final = 3.0
@@ -92,6 +94,8 @@ class _Channel:
         self.opened = time.monotonic()
         self.is_beating = False
         """A sign of life is due."""
+        self.tell_again = -math.inf
+        """When the log is told again what is wrong there."""
         self._server = server
         self._sender = HubSender(hub, take=self._take, acked=self._acked)
 
@@ -389,9 +393,9 @@ class PolicyServer:
         with self._lock:
             if self._channels.get(channel.lqm) is not channel:
                 return
-            was = self._space.members[channel.lqm].heard.fault
             is_due = self._space.heard(channel.lqm, report, self._clock())
-        if report.fault and report.fault != was:
+        if report.fault and self._clock() >= channel.tell_again:
+            channel.tell_again = self._clock() + TELL_SECONDS
             log.error("a local manager does not follow: %s", report.fault)
         if is_due:
             self._due.set()

@@ -452,7 +452,7 @@ class InformationSpaceManager:
                     "heard": None if member.heard_at == -math.inf else round(now - member.heard_at, 1),
                     "away": None if member.away_since is None else round(now - member.away_since, 1),
                     "contracts": dict(member.heard.contracts),
-                    "links": msgspec.to_builtins(member.heard.links),
+                    "links": {name: _told(use) for name, use in member.heard.links.items()},
                     "types": dict(member.heard.types),
                 }
                 for lqm, member in self.members.items()
@@ -461,6 +461,15 @@ class InformationSpaceManager:
 
     def _shares(self, name: str) -> dict[str, float]:
         return {lqm: round(member.shares[name], 1) for lqm, member in self.members.items() if name in member.shares}
+
+
+def _told(use: LinkUse) -> dict[str, Any]:
+    """Plain data, as JSON can say it: None for as much as goes."""
+    demand = [round(wanted, 1) if math.isfinite(wanted) else None for wanted in use.demand]
+    return {
+        **{name: value if math.isfinite(value := getattr(use, name)) else None for name in ("rate", "used", "trip")},
+        "demand": demand,
+    }
 
 
 def _demand(use: LinkUse | None) -> Five:

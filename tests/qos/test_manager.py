@@ -26,7 +26,7 @@ from jbi_pubsub.policy import server as policy_server
 from jbi_pubsub.policy.policy import PolicySet
 from jbi_pubsub.policy.proxy import MANAGER_TYPE, NEWS, Joining, PolicyProxy
 from jbi_pubsub.policy.server import PolicyServer
-from jbi_pubsub.policy.space import LqmReport, PolicyNews, Standing
+from jbi_pubsub.policy.space import LinkUse, LqmReport, PolicyNews, Standing
 from jbi_pubsub.qos.following import STATE_MARK, Following, Uses
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
@@ -236,6 +236,48 @@ def test_a_shared_link_is_divided_and_never_more_than_it_has(
     bravo.stop(0.0)
     eventually(lambda: limits(alpha) == [1e6])
     assert len(server.status()["local"]) == 1
+
+
+def test_shares_follow_what_is_wanted_and_what_goes_stays_within_the_rate(
+    federation: Any,
+    managed: Config,
+    serve: Callable[..., PolicyServer],
+    file: Path,
+    figures: Any,
+    eventually: Callable[..., Any],
+) -> None:
+    # Given a link of 100 KB/s that two delegates share, and who gets something from both
+    file.write_text(FILE.replace("8 Mbps", "800 kbps"))
+    serve()
+    pads = [federation.pad(config=managed), federation.pad("bravo", "paris", managed)]
+    publisher, subscriber = federation.light(), federation.subscriber()
+    registrations = [
+        publisher.register_publisher(
+            publisher.connect_to_delegate(*place), figures.schema, figures.figure_1, type_name=name
+        )
+        for name, place in (("a", ("alpha", "rome")), ("b", ("bravo", "paris")))
+    ]
+    uids = [subscriber.register_subscriber(type_name=name, bound=1_000) for name in "ab"]
+    assert [subscriber.wait_matched(uid) for uid in uids] == [1, 1]
+    got, began = 0, time.monotonic()
+
+    def limits() -> list[float]:
+        nonlocal got
+        found = [row["limit"] or 0.0 for pad in pads for row in pad.status()["qos"]["links"]]
+        assert sum(found) <= 100_000 * (1 + 1e-9)
+        got += sum(len(obj.payload) for uid in uids for obj in subscriber.drain(uid))
+        return found
+
+    # When one of them has more to send than goes, expect it to have all but what the other one starts with
+    for _ in range(120):
+        publisher.publish(registrations[0], figures.figure_1, bytes(5_000))
+    eventually(lambda: limits() == [95_000, 5_000], 6.0, what=limits)
+    # When the other one has as well
+    for _ in range(60):
+        publisher.publish(registrations[1], figures.figure_1, bytes(5_000))
+    eventually(lambda: limits() == [50_000, 50_000], 6.0, what=limits)
+    # Expect what went to have been within the rate
+    assert got <= 100_000 * (time.monotonic() - began) * 1.05 + 5_000
 
 
 def test_the_share_of_one_that_was_killed_is_its_own_again_or_free_when_it_is_gone(
@@ -605,7 +647,11 @@ def test_what_can_t_be_used_leaves_in_force_what_was(fixtures: Any) -> None:
 
 
 def test_hostile_reports_and_calls_end_nobody_else(
-    federation: Any, managed: Config, serve: Callable[..., PolicyServer], eventually: Callable[..., Any]
+    federation: Any,
+    managed: Config,
+    serve: Callable[..., PolicyServer],
+    eventually: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     server = serve()
     pad = federation.pad(config=managed)
@@ -630,8 +676,12 @@ def test_hostile_reports_and_calls_end_nobody_else(
     for note in (b"x" * (10 << 20), b"\xc1", msgspec.msgpack.encode({"number": "x"})):
         with pytest.raises(ProtocolError):
             channel._acked(0, note)
-    report = LqmReport(0, Standing(), fault="\x1b[2J<script>")
+    use = LinkUse(math.nan, math.inf, (math.inf, math.nan, -1.0, 0.0, 1e300))
+    report = LqmReport(0, Standing(), fault="\x1b[2J<script>", links={"satcom": use})
     channel._acked(0, msgspec.msgpack.encode(report))
+    assert json.dumps(proxy.status(), allow_nan=False)
+    assert run(["policy", "history", "--at", server.address]) == 0
+    assert "\x1b" not in capsys.readouterr().out
     # Expect the one that was there to have what it had, and to follow
     assert proxy.set("policy.imagery.importance", "5", "").version == 2
     eventually(lambda: policy(pad)["version"] == 2, 2.0)
