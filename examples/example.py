@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+
+if TYPE_CHECKING:
+    from jbi_pubsub.spark.plots import Plot
 
 DATA: Final = Path(__file__).with_name("data")
 
@@ -40,11 +43,12 @@ class Promise(NamedTuple):
     kept: bool
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """Of one run."""
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of one run. `plots` of what is measured."""
 
     tables: tuple[Table, ...]
     promises: tuple[Promise, ...]
+    plots: tuple[Plot, ...] = ()
 
     @property
     def right(self) -> bool:

@@ -29,6 +29,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.examples.example import DATA, Cell, Outcome, Promise, Table
 from jbi_pubsub.pad.proxy import fetch_status
+from jbi_pubsub.spark.plots import Plot, Series
 
 SCHEMA: Final = DATA / "intel_imagery" / "Intel_Imagery.xsd"
 FIGURE_1: Final = DATA / "intel_imagery" / "fig1.xml"
@@ -69,6 +70,10 @@ reserve = 0.0
 
 MODES: Final = {"alike": ("weighted_fair", 3, 3), "fair": ("weighted_fair", 5, 4), "strict": ("strict", 5, 4)}
 """Strategy, and importance of the two types; `alike`: one queue, first in first out."""
+
+
+PAPER: Final[dict[str, Sequence[float]]] = {"alike": (3.9, 3.8), "fair": (8.3, 4.2)}
+"""Objects a second of the two types."""
 
 
 class Counted(msgspec.Struct, frozen=True):
@@ -281,7 +286,22 @@ def outcome(found: dict[str, list[Counted]], limit: int, wider: Sequence[tuple[i
     ]
     columns = ("", "important/s", "normal/s", "paper", "latency s", "normal latency s", "of the limit", "efficiency")
     table = Table(f"{limit / 1000:g} kbit/s, {WIRE_BYTES} bytes an object: medians", columns, rows)
-    return Outcome((table,), tuple(promises(found, limit, wider)))
+    return Outcome((table,), tuple(promises(found, limit, wider)), tuple(_plots(rows)))
+
+
+def _plots(rows: Sequence[tuple[Cell, ...]]) -> Iterator[Plot]:
+    """Rates beside the paper's, and latencies."""
+    here = {str(row[0]): [float(cell) for cell in (*row[1:3], *row[4:6])] for row in rows}
+    rates = [
+        Series.of(f"{name}, {where}", ((mode, said.get(mode, (0.0, 0.0))[at]) for mode in here))
+        for where, said in (("here", here), ("paper", PAPER))
+        for at, name in enumerate(TYPES)
+    ]
+    title = "A narrow link: objects a second (the paper does not print strict)"
+    yield Plot(name="link-rates", title=title, kind="bars", x="", y="a second", series=tuple(rates))
+    late = [Series.of(name, ((mode, each[2 + at]) for mode, each in here.items())) for at, name in enumerate(TYPES)]
+    title = "A narrow link: mean latency (under strict, normal objects never come)"
+    yield Plot(name="link-latency", title=title, kind="bars", x="", y="seconds", series=tuple(late))
 
 
 def promises(found: dict[str, list[Counted]], limit: int, wider: Sequence[tuple[int, Counted]]) -> Iterator[Promise]:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
 from jbi_pubsub.examples.example import DATA, Cell, Outcome, Promise, Table
 from jbi_pubsub.examples.federation import PATIENCE, Federation, application, say
+from jbi_pubsub.spark.plots import Plot, Series
 
 SCHEMA: Final = DATA / "intel_imagery" / "Intel_Imagery.xsd"
 FIGURE_1: Final = DATA / "intel_imagery" / "fig1.xml"
@@ -73,6 +74,10 @@ MODES: Final = {"off": "", "fair": "weighted_fair", "strict": "strict", "light":
 """Experiments, each with its strategy; `light`: important objects come at a light rate."""
 
 
+PAPER: Final = {"off": [0.5, 0.5], "fair": [0.975, 0.0144], "strict": [1.01, 0.0]}
+"""Rates of the two types as parts of all that came without: ratios 1.00, 67.6; totals 0.99, 1.01 (Table 2)."""
+
+
 class Counted(msgspec.Struct, frozen=True):
     """What was delivered in `seconds` of one run: latencies in seconds by type; CPU seconds of the delegate."""
 
@@ -97,7 +102,7 @@ class Counted(msgspec.Struct, frozen=True):
 
 
 def run_cpu(
-    tell: Callable[[str], object], *, rounds: int = 1, seconds: float = 15.0, modes: Sequence[str] = tuple(MODES)
+    tell: Callable[[str], object], *, rounds: int = 1, seconds: float = 25.0, modes: Sequence[str] = tuple(MODES)
 ) -> Outcome:
     """All modes, interleaved, `rounds` times; each counted for so many seconds. Raises DemoError."""
     points, one = calibrated()
@@ -111,10 +116,6 @@ def run_cpu(
             rates = ", ".join(f"{counted.rate(name):.1f} {name}/s" for name in TYPES)
             tell(f"round {round_ + 1}, {mode}: {rates}, {counted.cpu / seconds:.0%} of a core")
     return outcome(found)
-
-
-EXPERIMENTS: Final = {"cpu": run_cpu}
-"""Each takes `tell`, `rounds` and `seconds`."""
 
 
 def predicate(number: int) -> str:
@@ -224,7 +225,25 @@ def outcome(found: Mapping[str, Sequence[Counted]]) -> Outcome:
         if each
     ]
     columns = ("", "important/s", "normal/s", "total/s", "a CPU second", "latency s", "normal latency s")
-    return Outcome((Table("CPU overload, medians of the rounds", columns, rows),), tuple(promises(found)))
+    table = Table("CPU overload, medians of the rounds", columns, rows)
+    return Outcome((table,), tuple(promises(found)), tuple(_plots(rows)))
+
+
+def _plots(rows: Sequence[tuple[Cell, ...]]) -> Iterator[Plot]:
+    """Rates and latencies by mode, as parts of those without quality of service, beside the paper's."""
+    values = {str(row[0]): [float(cell) for cell in row[1:]] for row in rows if row[0] in PAPER}
+    total = max(values["off"][2], 1e-9)
+    here = {mode: [rate / total for rate in each] for mode, each in values.items()}
+    rates = [
+        Series.of(f"{name}, {where}", ((mode, said[mode][at]) for mode in values))
+        for where, said in (("here", here), ("paper", PAPER))
+        for at, name in enumerate(TYPES)
+    ]
+    title = "CPU overload: objects a second, as a part of all without QoS"
+    yield Plot(name="cpu-rates", title=title, kind="bars", x="", y="part", series=tuple(rates))
+    late = [Series.of(name, ((mode, each[4 + at]) for mode, each in values.items())) for at, name in enumerate(TYPES)]
+    title = "CPU overload: mean latency (under strict, normal objects never come)"
+    yield Plot(name="cpu-latency", title=title, kind="bars", x="", y="seconds", series=tuple(late))
 
 
 def promises(found: Mapping[str, Sequence[Counted]]) -> list[Promise]:

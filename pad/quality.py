@@ -14,6 +14,7 @@ from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import PayloadFilter
 
 if TYPE_CHECKING:
+    from jbi_pubsub.lookup.client.join import JoinManager
     from jbi_pubsub.pad.levels import LevelledQueue, Links
     from jbi_pubsub.pad.outlet import Waiting
 
@@ -122,6 +123,10 @@ class Quality(Protocol):
         """A contract opens: for `action` publish, subscribe or query; `delivery` is queue, mail or peer. Its settings
         follow the policies until `ended`; `changed` is told when it gets something else. Raises ConfigurationError for
         a wish that makes no sense, QosDeniedError."""
+        ...
+
+    def follow(self, community: JoinManager, service_id: str) -> None:
+        """Follow the policy manager that is found there, where no file says who matters. `service_id` is ours."""
         ...
 
     def watch(self, queued: Callable[[], tuple[int, int]], counted: Callable[[], tuple[int, int]]) -> None:

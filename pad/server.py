@@ -240,6 +240,8 @@ class DisseminationServer:
             self._sockets.start()
         self._reaper.start()
         self._show()
+        if self._stages.quality is not None:
+            self._stages.quality.follow(self.community, self.server_id)
         if self._measurements is not None:
             self._measurements.start()
 

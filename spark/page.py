@@ -59,20 +59,34 @@ def of(
     result: Result, run: Run, tables: Sequence[Table], drawn: Sequence[tuple[Plot, str]], *, refresh: int = 0
 ) -> str:
     """The page of a result. `drawn`: its plots with their SVG; `refresh`: seconds until a browser reads it again."""
-    facts = "".join(f"<tr><th scope=row>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in result.facts)
+    title = f"Study: {result.study}"
+    return laid_out(title, result.question, result.facts, tables, drawn, _how(run), refresh=refresh)
+
+
+def laid_out(
+    title: str,
+    lead: str,
+    facts: Sequence[tuple[str, str]],
+    tables: Sequence[Table],
+    drawn: Sequence[tuple[Plot, str]],
+    footer: str,
+    *,
+    refresh: int = 0,
+) -> str:
+    """A page of facts, plots with their SVG, and tables, in this order; texts are plain."""
+    shown = "".join(f"<tr><th scope=row>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in facts)
     figures = "".join(
         f'<figure role="img" aria-label="{escape(p.title)}">{plots.for_page(svg)}</figure>' for p, svg in drawn
     )
     figures = f'<div class="plots">{figures}</div>' if drawn else ""
     told = "".join(map(_table, tables))
-    title = f"Study: {escape(result.study)}"
     again = f'<meta http-equiv="refresh" content="{refresh}">' if refresh else ""
     return (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{again}<title>{title}</title>'
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">{again}<title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head><body>'
-        f"<h1>{title}</h1><p>{escape(result.question)}</p>"
-        f'<table class="facts"><tbody>{facts}</tbody></table>'
-        f"{figures}{told}<footer>{escape(_how(run))}</footer><script>{_SCRIPT}</script></body></html>\n"
+        f"<h1>{escape(title)}</h1><p>{escape(lead)}</p>"
+        f'<table class="facts"><tbody>{shown}</tbody></table>'
+        f"{figures}{told}<footer>{escape(footer)}</footer><script>{_SCRIPT}</script></body></html>\n"
     )
 
 

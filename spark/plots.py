@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
@@ -46,6 +47,12 @@ class Series(msgspec.Struct, frozen=True):
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
 
+    @staticmethod
+    def of(label: str, points: Iterable[tuple[float | str, float]]) -> Series:
+        """From (x, y)."""
+        known = list(points)
+        return Series(label, tuple(x for x, _ in known), tuple(y for _, y in known))
+
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
     """What is drawn. "bars" stand in groups over numbers, "ranked" lie one below the other with their names, "lines"
@@ -59,6 +66,13 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
     series: tuple[Series, ...]
     log_x: bool = False
     log_y: bool = False
+
+
+def thinned(points: Sequence[tuple[float, float]], most: int = 60) -> list[tuple[float, float]]:
+    """Means of neighbours, so that no more than so many are left: a line through thousands of points is a surface."""
+    each = max(1, -(-len(points) // most))
+    parts = [points[at : at + each] for at in range(0, len(points), each)]
+    return [(part[-1][0], sum(y for _, y in part) / len(part)) for part in parts]
 
 
 def present() -> None:
@@ -146,6 +160,7 @@ def _dress(axes: Axes, plot: Plot) -> None:
         axes.set_xscale("log")
     if plot.log_y and any(y > 0 for series in plot.series for y in series.y):
         axes.set_yscale("log")
+    _tick(axes, plot)
     if plot.kind in ("lines", "points") and not plot.log_x:
         counts = all(float(x).is_integer() for series in plot.series for x in series.x)
         axes.xaxis.set_major_locator(MaxNLocator(_TICKS, integer=counts))
@@ -158,6 +173,17 @@ def _dress(axes: Axes, plot: Plot) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, axis="x" if plot.kind == "ranked" else "y", alpha=0.25, color=_INK)
     axes.set_axisbelow(True)
+
+
+def _tick(axes: Axes, plot: Plot) -> None:
+    """Few and plain numbers: whole ones where all are, 1, 2 and 5 of each power of ten on logarithmic axes."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    for axis, is_log in ((axes.xaxis, axes.get_xscale() == "log"), (axes.yaxis, axes.get_yscale() == "log")):
+        if is_log:
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            axis.set_major_formatter("{x:,.12g}")
+            axis.set_minor_formatter(NullFormatter())
 
 
 def _short(text: str, most: int = _TEXT_MOST) -> str:

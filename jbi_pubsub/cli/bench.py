@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import sys
 import time
+from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
+from typing import Any, Final
 
 import click
 import msgspec
 from rich.progress import Progress
 
-from jbi_pubsub.examples.overload import EXPERIMENTS
+from jbi_pubsub.examples.example import Outcome
+from jbi_pubsub.examples.narrow import LIMIT, run_link
+from jbi_pubsub.examples.overload import run_cpu
+from jbi_pubsub.examples.targeting import FAST_SECONDS, run_demo
 
+from . import charts
 from . import matching as match_bench
 from .examples import show_outcome
 from .near import NearNames
 from .settings import json_option, try_file
 from .show import Column, console, show_json, show_table
 from .show import as_json as json_text
+
+EXPERIMENTS: Final[dict[str, Callable[..., Outcome]]] = {"cpu": run_cpu, "link": run_link, "demo": run_demo}
+"""Each takes `tell`, `rounds` and `seconds`."""
+FAST: Final[dict[str, dict[str, Any]]] = {
+    "cpu": {"rounds": 1},
+    "link": {"rounds": 1, "seconds": 8.0, "limits": (LIMIT,)},
+    "demo": {"seconds": FAST_SECONDS},
+}
 
 
 @click.group(cls=NearNames)
@@ -27,18 +44,32 @@ def bench() -> None:
 
 
 @bench.command()
-@click.argument("experiment", type=click.Choice(list(EXPERIMENTS)), default="cpu")
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Of all modes, in turn.")
-@click.option("--seconds", type=click.FloatRange(1, 3600), default=15.0, show_default=True, help="Counted in each run.")
+@click.argument("experiment", type=click.Choice([*EXPERIMENTS, "all"]), default="all")
+@click.option("--rounds", type=click.IntRange(1, 100), help="Of all modes, in turn.  [default: 3]")
+@click.option("--seconds", type=click.FloatRange(1, 3600), help="Counted in each run.  [default: by experiment]")
+@click.option("--fast", is_flag=True, help="One round of each, some seconds; the demonstration in one minute.")
+@click.option(
+    "--plot",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    callback=charts.ready,
+    metavar="FOLDER",
+    help="Write plots here: index.html, and SVG.",
+)
 @json_option
-def qos(experiment: str, rounds: int, seconds: float, as_json: bool) -> int:
+def qos(
+    experiment: str, rounds: int | None, seconds: float | None, fast: bool, folder: Path | None, as_json: bool
+) -> int:  # fmt: skip
     """Overload real processes, and see who gets what: shares and ratios beside the paper's.
 
-    Exit code 1 when one of them is not as it is to be. The machine should do nothing else meanwhile.
+    cpu: too much to judge. link: too much for a link. demo: the paper's demonstration, whose policies change while it
+    runs, beside its simulation. Exit code 1 when something is not as it is to be. The machine should do nothing else
+    meanwhile.
 
     \b
-    jbi bench qos cpu
     jbi bench qos cpu --rounds 1 --seconds 10 --json
+    jbi bench qos demo --fast
+    jbi bench qos --plot plots
     """
     began = time.monotonic()
 
@@ -46,7 +77,21 @@ def qos(experiment: str, rounds: int, seconds: float, as_json: bool) -> int:
         if not as_json:
             click.echo(f"{time.monotonic() - began:6.1f} s  {line}")
 
-    outcome = EXPERIMENTS[experiment](tell, rounds=rounds, seconds=seconds)
+    names = [*EXPERIMENTS] if experiment == "all" else [experiment]
+    outcomes = []
+    for name in names:
+        options: dict[str, Any] = dict(FAST[name]) if fast else {"rounds": 3}
+        options |= {} if rounds is None else {"rounds": rounds}
+        options |= {} if seconds is None else {"seconds": seconds}
+        tell(f"{name} ...")
+        outcomes.append(EXPERIMENTS[name](tell, **options))
+    told: list[tuple[Any, ...]] = [(each.tables, each.promises, each.plots) for each in outcomes]
+    outcome = Outcome(*(tuple(chain.from_iterable(parts)) for parts in zip(*told, strict=True)))
+    if folder is not None:
+        lead = "Who gets what when there is not enough for all: measured over processes of this machine."
+        footer = f"jbi bench qos {experiment}, {platform.machine()}, {os.cpu_count()} processors"
+        written = charts.write_folder(folder, "Quality of service", lead, outcome, footer)
+        tell(f"{len(written)} files in {folder}")
     if as_json:
         show_json({"right": outcome.right, **msgspec.to_builtins(outcome)})
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,13 +22,12 @@ from jbi_pubsub.policy.condition import QUANTITIES, Node, about_resources, holds
 from jbi_pubsub.policy.context import Facts
 from jbi_pubsub.policy.file import QOS_KINDS, nearest, parse, read
 from jbi_pubsub.policy.policy import PolicySet, Rule, shown_value, when_shown
-from jbi_pubsub.policy.policyfile import CONTEXT, POLICY_KEYS, changed, dumped, policies_of
+from jbi_pubsub.policy.policyfile import POLICY_KEYS, changed, dumped, policies_of, value_of
 from jbi_pubsub.policy.units import amount
 
 from .show import Column, counted, printable, show_table
 
 RESOURCES: Final = tuple(name for name, (_, group) in QUANTITIES.items() if group == "resource")
-_TEXTS: Final = frozenset([*CONTEXT, "name", "when", "preference", "hours"])
 
 
 def summary(policies: PolicySet) -> list[str]:
@@ -219,18 +217,8 @@ def policy_from(words: Sequence[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals or key not in POLICY_KEYS:
             raise ConfigurationError(f"{word!r} is not KEY=VALUE", hint=nearest(key, POLICY_KEYS))
-        table[key] = _toml(key, value)
+        table[key] = value_of(key, value)
     return table
-
-
-def _toml(key: str, value: str) -> Any:
-    """As TOML where it is that, otherwise as a text: `deadline=5 s` needs no quotes, nor does `version=1.0`."""
-    if key in _TEXTS and value[:1] not in "[\"'":
-        return value
-    try:
-        return tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return value
 
 
 def asked() -> Iterator[str]:
@@ -246,11 +234,6 @@ def asked() -> Iterator[str]:
         answer = click.prompt(question, default="", show_default=False).strip()
         if answer:
             yield f"{key}={answer}"
-
-
-def value_of(key: str, value: str) -> Any:
-    """As TOML where it is that and the key is not for texts, otherwise as a text."""
-    return _toml(key.rpartition(".")[2], value)
 
 
 def set_value(path: Path, key: str, value: Any) -> tuple[PolicySet, PolicySet]:

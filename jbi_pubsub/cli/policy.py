@@ -1,4 +1,5 @@
-"""`jbi policy`: check, show and compare policy files, say why somebody may do something, or not, and who matters."""
+"""`jbi policy`: check, show and compare policy files, say why somebody may do something, or not, and who matters; what
+concerns the policy manager is in steering.py."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from jbi_pubsub.policy.policy import OPERATIONS, PolicySet
 from jbi_pubsub.policy.policyfile import policies_of
 from jbi_pubsub.policy.policyfile import review as review_policies
 
-from . import policies
+from . import policies, simulation, steering
 from .near import NearNames
 from .settings import Settings, json_option, pass_settings
 from .show import Column, counted, printable, show_json, show_table
@@ -33,14 +34,18 @@ OWN_COLUMNS: Final = ("rule", "allow", "action")
 
 @click.group(cls=NearNames)
 def policy() -> None:
-    """Check and explain who may do what, and who matters.
+    """Check and explain who may do what, and who matters; manage that for a whole information space.
 
     \b
     jbi policy check policy.toml
     jbi policy explain --user alice --action subscribe --type intel.Report
     jbi policy new policy.toml name=tracks type=blue_force_tracking importance=4
+    jbi policy serve policy.toml
+    jbi policy set space.strategy strict
     """
 
+
+policy.add_command(simulation.simulated)
 
 _file = click.argument("file", type=click.Path(path_type=Path), required=False)
 
@@ -255,38 +260,8 @@ def new(file: Path, said: tuple[str, ...]) -> None:
         click.echo(printable(line))
 
 
-@policy.command("set")
-@click.argument("key")
-@click.argument("value")
-@click.option("--file", type=click.Path(path_type=Path), help="Policy file; default the configured one.")
-@pass_settings
-def set_value(settings: Settings, key: str, value: str, file: Path | None) -> None:
-    """Change one value of a policy file, if all of it can be used then; all else stays as it is written. Whoever has
-    the file in force follows within a second.
-
-    KEY is the file's own path, with names for numbers.
-
-    \b
-    jbi policy set space.strategy strict
-    jbi policy set policy.BFTrack.importance 5
-    jbi policy set link.satcom.rate "800 kbps"
-    jbi policy set role.Patrol-1 cas
-    jbi policy set 'mission."Route Irish".active' false
-    """
-    path = _path(settings, file)
-    before, after = policies.set_value(path, key, policies.value_of(key, value))
-    found = policies.differences(before, after)
-    policies.tell_differences(found)
-    people = [
-        (kind, name, was.get(name), will.get(name)) for kind, was, will in _people(before, after) for name in will
-    ]
-    for kind, name, was, will in people:
-        if was != will:
-            click.echo(printable(f"~ {kind} {name}: {_said(was)} -> {_said(will)}"))
-
-
-def _people(before: PolicySet, after: PolicySet) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    return [(kind, before.tables.get(kind, {}), after.tables.get(kind, {})) for kind in ("group", "role")]
+for command in (steering.serve, steering.apply, steering.set_value, steering.history, steering.rollback):
+    policy.add_command(command)
 
 
 def _path(settings: Settings, file: Path | None) -> Path:

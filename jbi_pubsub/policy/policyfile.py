@@ -798,6 +798,20 @@ def changed(document: Document, key: str, value: object) -> str:
     raise PolicyError(f"{key} can't be changed where its table is written in line", hint="Write it with a header")
 
 
+def value_of(key: str, said: str) -> Any:
+    """The value that somebody means who writes `said` for a key, or a path: as TOML where it is that and the key is not
+    for texts, otherwise a text. `deadline=5 s` needs no quotes, nor does `version=1.0`."""
+    name = key.rpartition(".")[2]
+    if (
+        name in (*CONTEXT, "name", "when", "preference", "hours", "members") and said[:1] not in "[\"'"
+    ) or key.startswith("role."):
+        return said
+    try:
+        return tomllib.loads(f"value = {said}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return said
+
+
 def _at(tables: Any, where: Where) -> Any:
     """What stands there; None for nothing."""
     for name in where:
@@ -837,8 +851,10 @@ def _path_of(document: Document, key: str) -> tuple[Where, str]:
 def _names_of(key: str) -> list[str]:
     """The names of a path, as TOML reads them."""
     try:
+        if "\n" in key:
+            raise tomllib.TOMLDecodeError("several lines")
         found: Any = tomllib.loads(f"{key} = 0")
-    except tomllib.TOMLDecodeError as exc:
+    except (tomllib.TOMLDecodeError, RecursionError) as exc:
         hint = 'Names with other signs than letters, digits, - and _ stand in ": role."A b"'
         raise PolicyError(f"{key!r} is no path of names with dots between", hint=hint) from exc
     names = []

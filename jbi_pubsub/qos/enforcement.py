@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +15,13 @@ from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.quality import Contract, GrantedQos, Resources, Space, Strategy, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
+from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.policy.context import facts_of
 from jbi_pubsub.policy.manager import AccessManager
+from jbi_pubsub.policy.policy import PolicySet
 from jbi_pubsub.qos import measurement
 from jbi_pubsub.qos.bandwidth import BandwidthManager
+from jbi_pubsub.qos.following import Following
 from jbi_pubsub.qos.local import LocalManager
 from jbi_pubsub.qos.meter import Meter, Meters, Monitor
 from jbi_pubsub.qos.process import Losses, ProcessUse
@@ -47,6 +50,9 @@ class Enforcement:
             source = self._own = AccessManager(Path(config.policy.file), component=component, policies=True)
         self._source = source
         self.space = Space()
+        self._said = Space()
+        """What policies say of the space, whatever our share of it is."""
+        self._rates: Mapping[str, float] = {}
         self.links = BandwidthManager(chunk=config.link.chunk)
         self._process = ProcessUse()
         self._queued: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -58,8 +64,11 @@ class Enforcement:
             measured=self._measured,
             claims=config.policy.trust_claims,
         )
+        self.following = Following(config, component, self._from_manager)
+        self._file_says = False
+        """The policy file says who matters: then it is not asked of a manager."""
         if source is not None:
-            source.follow(self.local.install)
+            source.follow(self._from_file)
         self._monitor = Monitor(config.qos.monitor_window)
         self._watching = threading.Lock()
         self._stopping = threading.Event()
@@ -68,10 +77,30 @@ class Enforcement:
 
     def _installed(self, space: Space) -> None:
         """What holds for the space from now on."""
-        self.space = space
+        self._said = space
+        self.space = space = _shared(space, self._rates)
         self.shaper.is_on = space.shaping
         self.tasks.changed(space.strategy)
         self.links.use(space)
+
+    def _from_file(self, policies: PolicySet) -> None:
+        self._file_says = not policies.is_empty
+        if self._file_says or not self.following.has_set:
+            self.local.install(policies)
+
+    def _from_manager(self, policies: PolicySet, rates: Mapping[str, float]) -> None:
+        if self._file_says:
+            return
+        before, self._rates = self._rates, rates
+        self.local.install(policies)
+        if rates != before:
+            self.space = _shared(self._said, rates)
+            self.links.use(self.space)
+
+    def follow(self, community: JoinManager, service_id: str) -> None:
+        """Follow the policy manager found there, unless a file says who matters; `service_id` is ours."""
+        if not self._file_says:
+            self.following.start(community, service_id)
 
     def _applied(self) -> None:
         """Contracts have other settings than they had: what waits goes by those."""
@@ -135,10 +164,12 @@ class Enforcement:
 
     def status(self) -> dict[str, Any]:
         """Plain data."""
-        fault = self._source.fault if self._source is not None else ""
+        followed = self.following.status()
+        faults = (self._source.fault if self._source is not None else "", followed["fault"])
+        source = {"source": "file"} if self._file_says else {}
         return {
             "component": self.component,
-            "policy": {**self.local.status(), "fault": fault},
+            "policy": {**self.local.status(), **followed, **source, "fault": "; ".join(filter(None, faults))},
             "tasks": self.tasks.status(),
             "links": self.links.status(),
             "shaping": self.shaper.status(),
@@ -162,6 +193,7 @@ class Enforcement:
         """End the threads."""
         self._stopping.set()
         self._thread.join(5.0)
+        self.following.stop()
         self.local.stop()
         if self._own is not None:
             self._own.close()
@@ -189,5 +221,17 @@ class Enforcement:
         self.mail_rate = self._rate_of_mail(wall)
         self.meters.fold(now, wall)
         told = self.status()
+        self.following.look(told["links"], told["policy"]["contracts"], told["types"])
         with self._watching:
             self._monitor.sample(told, now, wall)
+
+
+def _shared(space: Space, rates: Mapping[str, float]) -> Space:
+    """With our shares of links in place of their rates."""
+    if not rates:
+        return space
+    links = tuple(
+        msgspec.structs.replace(link, rate=rates.get(link.name, link.rate)) if link.rate is not None else link
+        for link in space.links
+    )
+    return msgspec.structs.replace(space, links=links)

@@ -354,7 +354,7 @@ class LocalManager:
     def install(self, policies: PolicySet) -> None:
         """Other policies are in force, for contracts that stand as well."""
         with self._lock:
-            if policies == self._policies:
+            if policies == self._policies and policies.version == self._policies.version:
                 return
             self._policies = policies
             self._next_change = policies.next_change(self._wall())

@@ -22,6 +22,8 @@ from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.pad import server as pad_server
 from jbi_pubsub.pad.proxy import NO_CLAIMS
 from jbi_pubsub.pad.subscription import PublisherRequest, SubscriptionRequest
+from jbi_pubsub.policy.proxy import Joining
+from jbi_pubsub.policy.server import PolicyServer
 
 
 class DenyAll(AllowAll):
@@ -101,12 +103,23 @@ ASKING: dict[tuple[str, str], tuple[Any, ...]] = {
     ("lookup.registrar", "destroy"): (),
     ("lookup.status", "status"): (),
     ("lookup.admin", "explain"): (Question("connect", "alice"),),
+    ("policy.policy_manager", "join"): (Joining("id", "alpha@rome"),),
+    ("policy.policy_manager", "leave"): ("id",),
+    ("policy.policy_manager", "apply"): ("", ""),
+    ("policy.policy_manager", "set"): ("space.strategy", "strict", ""),
+    ("policy.policy_manager", "rollback"): (1, ""),
+    ("policy.policy_manager", "history"): (),
+    ("policy.policy_manager", "text"): (0,),
+    ("policy.policy_manager", "status"): (),
+    ("policy.admin", "explain"): (Question("connect", "alice"),),
 }
 
 
 @pytest.fixture(scope="module")
-def servers(fixtures: Any) -> Iterator[dict[str, Any]]:
-    """A delegate and a lookup service that deny everything."""
+def servers(fixtures: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """A delegate, a lookup service and a policy manager that deny everything."""
+    file = tmp_path_factory.mktemp("policy") / "policy.toml"
+    file.write_text("")
     config = fixtures.test_config()
     with ExitStack() as stack:
         pad = pad_server.DisseminationServer(
@@ -115,11 +128,13 @@ def servers(fixtures: Any) -> Iterator[dict[str, Any]]:
         stack.callback(pad.stop, 0.0)
         lookup = lookup_server.LookupServer(config, Registrar(), access=DenyAll())
         stack.callback(lookup.stop)
+        manager = PolicyServer(config, file, access=DenyAll())
+        stack.callback(manager.stop)
         pad.start()
         lookup.start()
         yield {
             f"{name}.{export}": target
-            for name, server in (("pad", pad), ("lookup", lookup))
+            for name, server in (("pad", pad), ("lookup", lookup), ("policy", manager))
             for export, target in server._control._exports.items()
         }
 

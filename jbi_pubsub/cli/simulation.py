@@ -1,0 +1,207 @@
+"""`jbi policy simulate`: what a policy file would make of a workload."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.examples.example import Cell, Outcome, Table
+from jbi_pubsub.policy.file import parse, read
+from jbi_pubsub.policy.policy import PolicySet
+from jbi_pubsub.policy.policyfile import changed, policies_of, value_of
+from jbi_pubsub.policy.units import amount, rate
+from jbi_pubsub.qos.simulate import JUDGING, Change, Simulated, Stage, Workload, demo, simulate
+from jbi_pubsub.spark.plots import Plot, Series, thinned
+
+from . import charts
+from .settings import json_option, try_file
+from .show import Column, printable, show_json, show_table
+
+SECONDS_MOST: Final = 86_400.0
+CHANGES_MOST: Final = 100
+COLUMNS: Final = (
+    "from s", "importance", "type", "subscriber", "matched", "delivered", "shaped", "lost", "rate/s", "share %",
+    "delay s", "p50 s", "p95 s",
+)  # fmt: skip
+
+
+def _page_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    return charts.ready(context, parameter, try_file(context, parameter, path))
+
+
+@click.command(name="simulate")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--workload",
+    default="demo",
+    show_default=True,
+    metavar="demo|FILE",
+    help="What is published, and for whom: the paper's demonstration, or lines of JSON.",
+)
+@click.option("--duration", metavar="TIME", help='How long, "10 min"; default that, or as long as FILE is.')
+@click.option(
+    "--set",
+    "said",
+    multiple=True,
+    metavar="KEY=VALUE@TIME",
+    help='From then on a key of the file says that; "bandwidth" is what links can carry, whatever policies say.',
+)
+@click.option("--then", multiple=True, metavar="FILE@TIME", help="From then on another policy file.")
+@click.option("--judging", metavar="TIME", help=f'Judging one object takes that, "{JUDGING * 1e3:g} ms".')
+@click.option("--component", default="alpha@rome", show_default=True, help='At whom: "name@location".')
+@click.option(
+    "--plot",
+    "page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    callback=_page_file,
+    help="Write plots and tables to this HTML file.",
+)
+@json_option
+def simulated(
+    file: Path,
+    workload: str,
+    duration: str | None,
+    said: tuple[str, ...],
+    then: tuple[str, ...],
+    judging: str | None,
+    component: str,
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    """Say who would get what under a policy file: shares, delays and losses, on a virtual clock.
+
+    The classes that enforce policies run, processes and networks do not. A trace has lines such as
+    {"at": 0.5, "type": "t", "size": 10000} for objects and {"subscriber": "Ops-1", "type": "t"} for subscriptions.
+
+    \b
+    jbi policy simulate policy.toml
+    jbi policy simulate policy.toml --set "bandwidth=400 kbps@1 min" --set space.strategy=strict@2min
+    jbi policy simulate policy.toml --then narrow.toml@300s
+    jbi policy simulate policy.toml --workload trace.jsonl --plot simulated.html
+    """
+    policies = PolicySet.read(file)
+    seconds = _positive("--duration", duration, 600.0)
+    if workload == "demo":
+        load = demo(seconds)
+    else:
+        load = Workload.read(Path(workload))
+        seconds = _positive("--duration", duration, load.publications[-1].at + 1.0)
+    changes = list(_changes(file, said, then))
+    has_bandwidth = any(change.bandwidth is not None for change in changes)
+    if has_bandwidth and not any(each.space.links for each in (policies, *(c.policies for c in changes if c.policies))):
+        raise ConfigurationError(f"{file}: bandwidth of what? There is no [[link]]", hint="Write one, without a rate")
+    began = time.process_time()
+    cost = _positive("--judging", judging, JUDGING)
+    found = simulate(policies, load, seconds, changes=changes, judging=cost, component=component)
+    spent = time.process_time() - began
+    if page is not None:
+        lead = f"Who would get what under {file}: {len(load.publications):,} objects in {seconds:g} s."
+        outcome = Outcome(tuple(_tables(found)), (), tuple(_plots(found)))
+        charts.write_page(page, "Simulated quality of service", lead, outcome, f"jbi policy simulate {file}")
+    if as_json:
+        show_json({"file": str(file), **found.plain()})
+        return
+    for table in _tables(found):
+        right = {head: at not in (2, 3, 7) for at, head in enumerate(table.columns)}
+        show_table([Column(head, right=right[head]) for head in table.columns], table.rows, title=table.title)
+    waiting = f", {found.waiting:,} still wait" if found.waiting else ""
+    click.echo(f"{seconds:g} s simulated in {spent:.1f} s{waiting}")
+    if page is not None:
+        click.echo(printable(f"written: {page}"))
+
+
+def _positive(name: str, said: str | None, default: float) -> float:
+    seconds = default if said is None else _amount(name, said)
+    if not 0 < seconds <= SECONDS_MOST:
+        raise ConfigurationError(f"{name}: {seconds:g} s is not between 0 and a day", hint=f'{name} "10 min"')
+    return seconds
+
+
+def _amount(name: str, said: str) -> float:
+    try:
+        return amount(said, "seconds")
+    except ValueError as exc:
+        raise ConfigurationError(f"{name}: {exc}") from exc
+
+
+def _at(name: str, said: str) -> tuple[str, float]:
+    what, at, when = said.rpartition("@")
+    if not at or not what:
+        raise ConfigurationError(f"{name} {said!r} does not say when", hint=f'{name} "...@60 s"')
+    return what, _amount(f"{name} {said!r}", when)
+
+
+def _changes(file: Path, said: tuple[str, ...], then: tuple[str, ...]) -> Iterator[Change]:
+    """All of them, as they come; each key is changed in what the file says by then."""
+    asked = [("--set", *_at("--set", each)) for each in said] + [("--then", *_at("--then", each)) for each in then]
+    if len(asked) > CHANGES_MOST:
+        raise ConfigurationError(f"{len(asked)} changes; {CHANGES_MOST} at most")
+    document, _ = read(file)
+    for number, (option, what, at) in enumerate(sorted(asked, key=lambda each: each[2]), 2):
+        key, equals, value = (part.strip() for part in what.partition("="))
+        if option == "--set" and key == "bandwidth":
+            yield Change(at, bandwidth=_bandwidth(what, value))
+            continue
+        if option == "--set" and not equals:
+            raise ConfigurationError(f"--set {what!r} is not KEY=VALUE@TIME", hint='"bandwidth=400 kbps@60 s"')
+        if option == "--then":
+            document, _ = read(Path(what))
+        else:
+            document = parse(changed(document, key, value_of(key, value)), file.name)
+        policies = policies_of(document)
+        document.check()
+        yield Change(at, policies=policies.of_version(number))
+
+
+def _bandwidth(said: str, value: str) -> float:
+    try:
+        found = rate(value)
+    except ValueError as exc:
+        raise ConfigurationError(f"--set {said!r}: {exc}") from exc
+    if found.unit != "bytes":
+        raise ConfigurationError(f"--set {said!r}: a link carries bytes", hint='For example "400 kbps"')
+    return found.amount
+
+
+def _tables(found: Simulated) -> Iterator[Table]:
+    for stage in found.stages:
+        if stage.ends > stage.begins:
+            title = f"{stage.begins:g} to {stage.ends:g} s"
+            yield Table(title, COLUMNS, [_row(stage, each) for each in stage.rows()])
+
+
+def _row(stage: Stage, row: dict[str, Any]) -> tuple[Cell, ...]:
+    lost = ", ".join(f"{count} {cause}" for cause, count in row["lost"].items()) or "-"
+    said = printable(row["type"]), printable(row["subscriber"])
+    counts = row["matched"], row["delivered"], row["shaped"]
+    delays = (round(row[key], 3) for key in ("delay", "p50", "p95"))
+    return (
+        round(stage.begins, 1), row["importance"], *said, *counts, lost, row["rate"], round(100 * row["share"], 1),
+        *delays,
+    )  # fmt: skip
+
+
+def _plots(found: Simulated) -> Iterator[Plot]:
+    links = [
+        Series.of(name, thinned([(at, 8 * used / 1000) for at, used in points])) for name, points in found.links.items()
+    ]
+    if links:
+        title = f"What links carry: {', '.join(found.links)}"
+        yield Plot(name="links", title=title, kind="lines", x="seconds", y="kbit/s", series=tuple(links))
+    for number, stage in enumerate(found.stages):
+        if stage.ends > stage.begins:
+            yield _delays(number, stage)
+
+
+def _delays(number: int, stage: Stage) -> Plot:
+    rows = stage.rows()
+    named = [(f"{row['importance']}: {row['type']}, {row['subscriber']}", row) for row in rows]
+    series = tuple(Series.of(part, ((name, row[part]) for name, row in named)) for part in ("p50", "p95"))
+    title = f"Delay by importance, {stage.begins:g} to {stage.ends:g} s"
+    return Plot(name=f"delays-{number}", title=title, kind="ranked", x="seconds", y="", series=series)

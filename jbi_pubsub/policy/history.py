@@ -1,0 +1,126 @@
+"""What a policy manager keeps over restarts: versions, who it is, who had which share of which link. An SQLite file.
+
+Rules: a version is on disk before anybody is told of it; one process has the file for itself; a file that can't be read
+or written is a StorageError, never a silent loss.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.values import decoder_of
+
+from .space import HISTORY_MOST, Version
+
+TABLES: Final = frozenset(["fact", "share", "version"])
+Shares = Mapping[str, tuple[str, Mapping[str, float]]]
+"""By local manager: what it is called, and its shares of links, bytes a second."""
+
+
+class History:
+    """Safe for several threads. Each call is one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        """Opens or makes the file, for the owner alone. Raises StorageError."""
+        self.path = path
+        self._lock = threading.Lock()
+        with self._translated():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._base = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=1.0)
+            try:
+                self._set_up()
+            except (sqlite3.Error, StorageError):
+                self._base.close()
+                raise
+
+    def _set_up(self) -> None:
+        base = self._base
+        base.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second manager on it would mix up two histories
+        base.execute("PRAGMA synchronous = FULL")
+        base.execute("BEGIN IMMEDIATE")
+        found = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if found - TABLES:
+            raise StorageError(f"{self.path}: the tables in it are something else's", hint="Give another --state")
+        base.execute(
+            "CREATE TABLE IF NOT EXISTS version"
+            " (version INTEGER PRIMARY KEY, at REAL NOT NULL, who TEXT NOT NULL, why TEXT NOT NULL, toml TEXT NOT NULL)"
+        )
+        base.execute("CREATE TABLE IF NOT EXISTS fact (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        base.execute(
+            "CREATE TABLE IF NOT EXISTS share (lqm TEXT PRIMARY KEY, component TEXT NOT NULL, rates BLOB NOT NULL)"
+        )
+        base.execute("COMMIT")
+
+    def versions(self) -> list[Version]:
+        """All that are kept, the oldest first. Raises StorageError."""
+        with self._lock, self._translated():
+            rows = self._base.execute("SELECT version, at, who, why, toml FROM version ORDER BY version").fetchall()
+        return [Version(version=n, at=at, who=who, why=why, toml=toml) for n, at, who, why, toml in rows]
+
+    def facts(self) -> dict[str, str]:
+        """What was `put`. Raises StorageError."""
+        with self._lock, self._translated():
+            return dict(self._base.execute("SELECT name, value FROM fact").fetchall())
+
+    def shares(self) -> Shares:
+        """Who had what. Raises StorageError."""
+        with self._lock, self._translated():
+            rows = self._base.execute("SELECT lqm, component, rates FROM share").fetchall()
+            return {lqm: (component, decoder_of(dict[str, float]).decode(rates)) for lqm, component, rates in rows}
+
+    def keep(self, version: Version) -> None:
+        """One more version; of too many the oldest is forgotten. Raises StorageError."""
+        row = (version.version, version.at, version.who, version.why, version.toml)
+        with self._transaction() as base:
+            base.execute("INSERT INTO version (version, at, who, why, toml) VALUES (?, ?, ?, ?, ?)", row)
+            base.execute("DELETE FROM version WHERE version <= ?", (version.version - HISTORY_MOST,))
+
+    def put(self, facts: Mapping[str, str]) -> None:
+        """Facts by name. Raises StorageError."""
+        with self._transaction() as base:
+            base.executemany("INSERT OR REPLACE INTO fact (name, value) VALUES (?, ?)", facts.items())
+
+    def keep_shares(self, shares: Shares) -> None:
+        """Who has what from now on. Raises StorageError."""
+        rows = [(lqm, component, msgspec.msgpack.encode(rates)) for lqm, (component, rates) in shares.items()]
+        with self._transaction() as base:
+            base.execute("DELETE FROM share")
+            base.executemany("INSERT INTO share (lqm, component, rates) VALUES (?, ?, ?)", rows)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock, self._translated():
+            self._base.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._lock, self._translated():
+            self._base.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._base
+                self._base.execute("COMMIT")
+            finally:
+                if self._base.in_transaction:  # something failed, or the commit itself
+                    self._base.execute("ROLLBACK")
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except StorageError:
+            raise  # is an OSError, and says all of it already
+        except (OSError, sqlite3.Error, UnicodeError, msgspec.DecodeError) as exc:
+            raise StorageError(
+                f"policy history in {self.path}: {exc}",
+                hint="Check the disk and the file, and that no other manager uses it; or choose another --state",
+                path=str(self.path),
+            ) from exc
