@@ -13,6 +13,11 @@ from jbi_pubsub.core.errors import SchemaError
 BASE: Final = "http://schema.invalid/"
 """Where documents pretend to lie: nothing is ever fetched from a name like that (RFC 2606)."""
 
+# libxml2 makes its built-in types with the first schema of a process, and several threads at that fail with valid ones.
+etree.XMLSchema(
+    etree.fromstring(b'<x:schema xmlns:x="http://www.w3.org/2001/XMLSchema"><x:element name="a"/></x:schema>')
+)
+
 
 def validator(main: str, documents: Mapping[str, bytes], names: Mapping[str, str]) -> etree.XMLSchema:
     """The compiled schema by which libxml2 validates documents, checked as a whole. `names` are for messages.
