@@ -69,9 +69,11 @@ def content(out: Path) -> dict[str, bytes]:
     return {str(path.relative_to(out)): path.read_bytes() for path in names}
 
 
-def awaited(condition: Callable[[], object], seconds: float = PATIENT) -> None:
-    until = time.monotonic() + seconds
+def awaited(condition: Callable[[], object], of: subprocess.Popen[str] | None = None) -> None:
+    """Until the condition holds; `of` whom, if it can end before."""
+    until = time.monotonic() + PATIENT
     while not condition():
+        assert of is None or of.poll() is None, ended(of)
         assert time.monotonic() < until
         time.sleep(0.1)
 
@@ -256,7 +258,7 @@ def test_an_executor_that_is_killed_changes_no_count(large: Path, tmp_path: Path
                 continue
         return found
 
-    awaited(working)
+    awaited(working, study)
     working()[0].kill()
     code, _, err = ended(study)
 
@@ -304,7 +306,7 @@ def test_an_interrupted_study_takes_java_with_it(large: Path, tmp_path: Path) ->
             return any("pyspark.daemon" in " ".join(each.cmdline()) for each in mine.children(recursive=True))
         return False
 
-    awaited(judging)
+    awaited(judging, study)
     children = mine.children(recursive=True)
     study.send_signal(signal.SIGINT)
     code, _, err = ended(study)
@@ -320,7 +322,7 @@ IMPATIENT = """
 import sys
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.spark import session
-session._SILENCE = session._HURRY = 10
+session._SILENCE = session._HURRY = 20
 sys.exit(run(sys.argv[1:]))
 """
 
@@ -332,7 +334,7 @@ sys.exit(run(sys.argv[1:]))
     ("java", "us", "code", "told"),
     [
         (signal.SIGKILL, 0, 1, "Spark's Java process ended in stage 'publications' with code -9"),
-        (signal.SIGSTOP, 0, 1, "Spark's Java process gave no answer for 10 s in stage 'publications' and was ended"),
+        (signal.SIGSTOP, 0, 1, "Spark's Java process gave no answer for 20 s in stage 'publications' and was ended"),
         (signal.SIGSTOP, signal.SIGINT, 130, ""),
     ],
 )
@@ -350,7 +352,7 @@ def test_java_that_has_gone_or_does_not_answer_is_not_waited_for(
             return any("pyspark.daemon" in " ".join(each.cmdline()) for each in mine.children(recursive=True))
         return False
 
-    awaited(working)
+    awaited(working, study)
     [jvm] = [each for each in mine.children() if "SparkSubmit" in " ".join(each.cmdline())]
     jvm.send_signal(java)
     if us:
@@ -365,7 +367,7 @@ def test_java_that_has_gone_or_does_not_answer_is_not_waited_for(
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_a_cluster_that_loses_all_its_executors_is_not_waited_for(large: Path, tmp_path: Path) -> None:
-    code = IMPATIENT.replace("session._SILENCE = session._HURRY = 10", "session.cluster.PATIENCE = 5.0")
+    code = IMPATIENT.replace("session._SILENCE = session._HURRY = 20", "session.cluster.PATIENCE = 5.0")
     words = ["study", "fanout", str(large), "--out", str(tmp_path / "o"), "--master", "local-cluster[1,1,1024]"]
     study = subprocess.Popen(
         [sys.executable, "-c", code, *words, "--conf", "spark.executor.memory=512m"],

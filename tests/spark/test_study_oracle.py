@@ -76,7 +76,7 @@ def by_definition(contracts: Contracts, publications: Sequence[Publication]) -> 
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(WORLDS)
 def test_studies_count_what_plain_loops_count(world: tuple) -> None:  # type: ignore[type-arg]  # as drawn
     published_by, wanted, documents = world
