@@ -160,7 +160,7 @@ def _dress(axes: Axes, plot: Plot) -> None:
         axes.set_xscale("log")
     if plot.log_y and any(y > 0 for series in plot.series for y in series.y):
         axes.set_yscale("log")
-    _tick(axes, plot)
+    _tick(axes)
     if plot.kind in ("lines", "points") and not plot.log_x:
         counts = all(float(x).is_integer() for series in plot.series for x in series.x)
         axes.xaxis.set_major_locator(MaxNLocator(_TICKS, integer=counts))
@@ -175,13 +175,14 @@ def _dress(axes: Axes, plot: Plot) -> None:
     axes.set_axisbelow(True)
 
 
-def _tick(axes: Axes, plot: Plot) -> None:
-    """Few and plain numbers: whole ones where all are, 1, 2 and 5 of each power of ten on logarithmic axes."""
+def _tick(axes: Axes) -> None:
+    """Few and plain numbers on logarithmic axes: of two powers of ten 1, 2 and 5, of more the powers."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     for axis, is_log in ((axes.xaxis, axes.get_xscale() == "log"), (axes.yaxis, axes.get_yscale() == "log")):
         if is_log:
-            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+            low, high = axis.get_view_interval()
+            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,)))
             axis.set_major_formatter("{x:,.12g}")
             axis.set_minor_formatter(NullFormatter())
 
