@@ -290,7 +290,7 @@ def test_the_share_of_one_that_was_killed_is_its_own_again_or_free_when_it_is_go
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Given two delegates, of which one is a process
-    monkeypatch.setattr(policy_server, "GONE_SECONDS", 0.5)
+    monkeypatch.setattr(policy_server, "GONE_SECONDS", 1e9)
     server = serve()
     alpha = federation.pad(config=managed)
     locator, state = federation.config.lookup.locators[0], f"policy.state={tmp_path / 'state'}"
@@ -305,7 +305,7 @@ def test_the_share_of_one_that_was_killed_is_its_own_again_or_free_when_it_is_go
     def away() -> list[bool]:
         return sorted(each["away"] is not None for each in server.status()["local"])
 
-    eventually(lambda: limit() < 9.6e5 and away() == [False, False])
+    eventually(lambda: limit() < 9.6e5 and away() == [False, False] and (tmp_path / "state").exists())
     # When that is killed
     process.end(kill=True)
     eventually(lambda: away() == [False, True])
@@ -315,6 +315,7 @@ def test_the_share_of_one_that_was_killed_is_its_own_again_or_free_when_it_is_go
     process.fact()
     eventually(lambda: away() == [False, False])
     # Expect what it had to be free when it is in no lookup service any more
+    monkeypatch.setattr(policy_server, "GONE_SECONDS", 0.5)
     process.end(kill=True)
     eventually(lambda: limit() == 1e6)
     assert away() == [False]
@@ -333,6 +334,10 @@ def test_where_a_file_says_who_matters_no_manager_is_asked(
     eventually(lambda: policy(ruled)["source"] == "manager")
     assert [each["component"] for each in server.status()["local"]] == ["bravo@paris"]
     assert (policy(alone)["source"], policy(alone)["following"], policy(alone)["policies"]) == ("file", "", 1)
+    # When those rules change, expect the policies to stay
+    rules.write_text('[[access]]\naction = "*"\n')
+    eventually(lambda: ruled.status()["access"]["version"] == 2)
+    assert (policy(ruled)["source"], policy(ruled)["policies"]) == ("manager", 2)
 
 
 def test_without_a_manager_the_default_is_in_force_and_that_is_told(federation: Any, managed: Config) -> None:
@@ -397,6 +402,34 @@ def test_the_history_outlives_a_restart_and_a_changed_file_is_a_new_version(
     # Expect a second process to be kept from the same history
     with pytest.raises(StorageError, match="locked"):
         PolicyServer(federation.config, file, state=state)
+
+
+def test_shares_of_links_outlive_a_restart(
+    federation: Any,
+    managed: Config,
+    serve: Callable[..., PolicyServer],
+    file: Path,
+    tmp_path: Path,
+    eventually: Callable[..., Any],
+) -> None:
+    # Given two who share a link, and are still there when the manager is not
+    server = serve(state=tmp_path / "history")
+    pads = [federation.pad(config=managed), federation.pad("bravo", "paris", managed)]
+
+    def limits() -> list[float]:
+        return [row["limit"] or 0.0 for pad in pads for row in pad.status()["qos"]["links"]]
+
+    eventually(lambda: len(limits()) == 2 and sum(limits()) == pytest.approx(1e6))
+    eventually(lambda: server.status()["local"][0]["version"] == 1)
+    server.stop()
+    # Expect it to know what they have before they come again
+    again = PolicyServer(federation.config, file, state=tmp_path / "history")
+    federation.stack.callback(again.stop)
+    members = again._space.members.values()
+    assert {each.component: each.ceilings["satcom"] for each in members} == {
+        "alpha@rome": pytest.approx(limits()[0]), "bravo@paris": pytest.approx(limits()[1]),
+    }  # fmt: skip
+    assert all(each.away_since is not None for each in members)
 
 
 def test_a_full_disk_is_told_and_nothing_is_in_force_that_is_not_kept(

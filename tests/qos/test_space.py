@@ -241,6 +241,27 @@ def test_who_is_gone_frees_what_it_had_and_who_is_away_does_not() -> None:
     assert space.force["a"] == pytest.approx(100_000)
 
 
+def test_who_is_here_divides_what_is_left_by_who_is_away() -> None:
+    # Given two that have nearly all, and one that has begun
+    space = Space()
+    for lqm in "abc":
+        space.join(lqm)
+    for _ in range(6):
+        space.push()
+        for lqm, demand in (("a", ALL), ("b", 0.0), ("c", ALL)):
+            space.take(lqm, (0, 0, demand, 0, 0))
+    assert space.force == pytest.approx({"a": 47_500, "b": 5_000, "c": 47_500})
+    # When one of them is away, and the one that has begun wants all
+    space.manager.lost("c", space.now)
+    del space.waiting["c"]
+    for _ in range(6):
+        for lqm in "ab":
+            space.take(lqm, (0, 0, ALL, 0, 0))
+        space.push()
+    # Expect the two that are here to have the same
+    assert space.force == pytest.approx({"a": 26_250, "b": 26_250, "c": 47_500})
+
+
 # -- versions -----------------------------------------------------------------------------------------------------
 
 
