@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from jbi_pubsub.core.errors import ConfigurationError, StudyError
+from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.spark import cluster
 from jbi_pubsub.spark.javaenv import find_java
 
@@ -176,12 +177,11 @@ class _Pulse:
         from py4j.protocol import Py4JError
         from pyspark.core.context import SparkContext
 
-        while SparkContext._jvm is None:
-            if self._over.wait(_POLL):
-                return
-        with suppress(Py4JError, OSError):  # it has ended: who works with it is told
-            jvm: Any = SparkContext._jvm
-            clock = jvm.java.lang.System
+        with guarded("asking Java"), suppress(Py4JError, OSError):  # it has ended: who works with it is told
+            while (jvm := SparkContext._jvm) is None:
+                if self._over.wait(_POLL):
+                    return
+            clock: Any = jvm.java.lang.System
             while not self._over.wait(_PULSE):
                 clock.nanoTime()
                 self._answers += 1
@@ -192,7 +192,8 @@ class _Pulse:
             silent = silent + 1 if self._answers == seen else 0
             seen = self._answers
             if silent >= self._patience:
-                self.end(f"gave no answer for {silent} s")
+                with guarded("ending Java"):
+                    self.end(f"gave no answer for {silent} s")
                 return
 
 
@@ -221,7 +222,7 @@ def ending(work: Callable[[], object]) -> None:
     from pyspark.errors import PySparkException
 
     def tried() -> None:
-        with suppress(Py4JError, PySparkException, OSError):
+        with guarded("ending work of Spark"), suppress(Py4JError, PySparkException, OSError):
             work()
 
     if _pulse is not None:
@@ -244,7 +245,8 @@ def _started(builder: Any, master: str, pulse: _Pulse) -> SparkSession:
         while SparkContext._gateway is None and not here.wait(_POLL):
             pass
         if not here.wait(seconds):
-            pulse.end(late)
+            with guarded("ending Java"):
+                pulse.end(late)
 
     if master.startswith(cluster.STANDALONE):
         seconds = cluster.patience()

@@ -73,7 +73,7 @@ class Stages:
         except FileNotFoundError:
             self._reasons.append(f"{name} was not finished")
             return None
-        except (OSError, msgspec.DecodeError):  # a ValidationError is one
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # a ValidationError is one
             self._reasons.append(f"what is known of {name} can't be read")
             return None
         if not self._made_from or mark.digest != self._made_from:

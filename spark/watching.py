@@ -12,12 +12,10 @@ would close them all.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
@@ -48,7 +46,6 @@ REFRESH_SECONDS: Final = 5
 _TURN: Final = 0.2
 _STATE: Final = "state.json"
 _CHECKPOINT: Final = "checkpoint"
-_LOCK: Final = "lock"
 _FORMAT: Final = "jbi-watch-1"
 _ANY_AGE: Final = "1000000d"
 """By its default Spark passes over files a week older than the newest it has seen: one wrong clock would lose all."""
@@ -265,7 +262,7 @@ class Watch:
     def run(self, spark: SparkSession, every: float, turn: Callable[[], bool]) -> None:
         """Until `turn`, which is called often, is false. Raises StudyError when Spark gives up."""
         session.ship(spark)
-        with _alone(self.folder):
+        with report.held(self.folder):
             self.state = _read(self.folder / _STATE) or self.state  # by now another may have counted
             _check(self.folder, self.state.batch)
             executors = session.Executors(spark)
@@ -440,19 +437,6 @@ def files_of(checkpoint: Path, batch: int) -> list[Path]:
 def _last(log: Path) -> int:
     """The last batch in one of Spark's logs, -1 for none."""
     return max((int(path.name) for path in log.glob("*") if path.name.isdecimal()), default=-1)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Raises ConfigurationError where another process counts into the same folder."""
-    with report.writing(folder):
-        opened = (folder / _LOCK).open("ab")
-    with opened:
-        try:
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigurationError(f"another watch counts into {folder}", hint="Give another --out") from error
-        yield
 
 
 def _differences(before: Settings, now: Settings) -> str:

@@ -209,12 +209,13 @@ def test_a_tap_that_another_has_started_for_itself_ends_when_that_is_killed(
     try:
         eventually(lambda: len(alpha.status()["subscriptions"]) == 1, 60.0)
         publisher.publish(registration, figures.metadata(), b"<p/>")
-        publisher.flush()
+        eventually(lambda: alpha.status()["subscriptions"][0]["delivered"] == 1, 30.0)
     finally:
         starter.kill()
         starter.wait(10.0)
 
-    eventually(lambda: json.loads((data / "manifest.json").read_text())["state"] == "complete", 30.0)
+    told = data / "manifest.json"  # not before the tap knows the contracts
+    eventually(lambda: told.is_file() and json.loads(told.read_text())["state"] == "complete", 30.0)
     assert json.loads((data / "manifest.json").read_text())["rows"]["publications"] == 1
     eventually(lambda: len(alpha.status()["subscriptions"]) == 0, 30.0)
 

@@ -355,7 +355,7 @@ def test_files_of_any_age_are_counted_in_folders_of_any_name(tmp_path: Path, spa
 def test_two_watches_do_not_count_into_one_folder(data: Path, tmp_path: Path, spark: SparkSession) -> None:
     out = watching.report.claim(tmp_path / "out")
 
-    with watching._alone(out), pytest.raises(ConfigurationError, match="another watch counts into"):
+    with watching.report.held(out), pytest.raises(ConfigurationError, match="another process writes to"):
         watched(data, out, spark, 1)
 
 
