@@ -282,6 +282,20 @@ def test_losses_of_those_who_have_no_turn_are_told_all_the_same() -> None:
     assert (low.lost, scene.budget.used, scene.session.queued) == ({Cause.DEADLINE: 1}, 0, 0)
 
 
+def test_what_has_begun_to_go_is_not_taken_back_by_its_deadline() -> None:
+    # Given a large object, the first piece of which goes in time, and one behind it
+    scene = Scene()
+    ours = scene.subscribe(deadline=5.0)
+    scene.session.offer([(ours, _parcel(1, 5_000)), (ours, _parcel(2))])
+    scene.read(most_bytes=1_000)
+    # When the deadline of both is over
+    scene.now += 6.0
+    scene.session.sweep()
+    scene.read_all()
+    # Expect the first one whole, and the other one lost
+    assert (scene.got, scene.lost) == ([(1, 1)], {(1, Cause.DEADLINE): 1})
+
+
 def test_what_waits_follows_other_policies_within_a_sweep() -> None:
     scene = Scene()
     one, other = scene.subscribe(2), scene.subscribe(3)
