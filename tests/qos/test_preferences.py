@@ -1,5 +1,5 @@
-"""The seven preferences of table 1 of the QED paper, as a policy names them: what becomes of pictures and of what is too
-old, in the queues of subscribers and in the mail to them."""
+"""The seven preferences of table 1 of the QED paper, as a policy names them: what becomes of pictures and of what is
+too old, in the queues of subscribers and in the mail to them."""
 
 from __future__ import annotations
 
