@@ -493,6 +493,25 @@ def test_a_paced_stream_keeps_its_limit_and_one_beside_it_is_not_held_up(
     assert field.manager.status()[0]["destinations"] == 1
 
 
+def test_twenty_streams_share_a_link_and_together_keep_its_limit(
+    wire: Callable[..., Wire], eventually: Callable[..., Any]
+) -> None:
+    # Given a link of 100 KB a second, and twenty who want more than it takes, half of them at another level
+    field = wire(LinkTerms(name="l", rate=100_000, reserve=0.0), strategy=Strategy("weighted_fair", link=(1,) * 5))
+    streams = [field.stream(size=500) for _ in range(20)]
+    began = time.monotonic()
+    for number, stream in enumerate(streams):
+        stream.give(1 + number % 2, 10_000)
+    # When some time goes by
+    eventually(lambda: time.monotonic() - began >= 1.5)
+    came = [500 * stream.received for stream in streams]
+    took = time.monotonic() - began
+    # Expect no more than the limit, whoever it is for, most of it on any machine, and a turn for everybody
+    one = field.manager.status()[0]["quantum"]
+    assert 75_000 * took <= sum(came) <= 100_000 * took + 1_000 + one
+    assert 0 < min(came) <= max(came) <= 3 * one
+
+
 def test_the_hub_sleeps_as_long_as_its_turns_allow_and_no_longer(
     wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
