@@ -239,5 +239,6 @@ def test_the_demonstration_over_real_processes() -> None:
     # When
     found = targeting.run_demo(print, seconds=targeting.FAST_SECONDS)
     # Expect
-    told = [promise.says for promise in found.promises if not promise.kept]
-    assert [says for says in told if "matched" in says or "twice" in says or "in full" in says] == []
+    broken = [promise.says for promise in found.promises if not promise.kept]
+    always = ("matched", "twice", "in full", "the link carries", "came, at least")  # however busy the machine is
+    assert [says for says in broken if any(word in says for word in always)] == []
