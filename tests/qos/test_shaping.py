@@ -433,25 +433,26 @@ def test_what_comes_later_by_its_shape_comes_later_by_the_time_that_is_measured(
     stand_under(server.delegate, uid, shapes=(Shape("scale", (0.9,)),))
     data = picture((700, 560), quality=95)
 
-    def latency() -> float:
-        """The median of some objects, one after the other."""
-        took = []
+    def latency() -> tuple[float, float]:
+        """The median of some objects, one after the other, and what each takes of this process's CPU time."""
+        took, cpu = [], time.process_time()
         for _ in range(15):
             began = time.monotonic()
             publisher.publish(registration, figures.figure_1, data)
             assert subscriber.receive(uid).payload
             took.append(time.monotonic() - began)
-        return statistics.median(took)
+        return statistics.median(took), (time.process_time() - cpu) / 15
 
     # When objects come scaled, and whole
     shaper.is_on = False
-    whole = latency()
+    whole, whole_cpu = latency()
     shaper.is_on = True
-    scaled = latency()
+    scaled, scaled_cpu = latency()
     # Expect the difference to be what shaping is said to take, and more alone where others have the processor
     each = shaper.status()["seconds"] / shaper.status()["shaped"]
     assert each > 0.005
     assert 0.8 * each < scaled - whole < 5 * each, (scaled, whole, each)
+    assert scaled_cpu - whole_cpu == pytest.approx(each, rel=0.2)
 
 
 def test_a_policy_about_sizes_shapes_large_objects_alone(
