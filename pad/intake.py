@@ -27,7 +27,8 @@ import msgspec
 from jbi_pubsub.core.errors import ErrorReport, JbiError, ProtocolError, UnknownUidError, report
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel
-from jbi_pubsub.core.quality import Contract
+from jbi_pubsub.core.pacing import TokenBucket
+from jbi_pubsub.core.quality import Contract, Rate
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Receiver
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.pipeline import RUN_BYTES, RUN_MOST, Pipeline, Refused, fault_of
@@ -42,6 +43,15 @@ AGAIN_MOST: Final = 0.1
 """Seconds until a lane that had to wait is tried again: it doubles."""
 SYNC_SECONDS: Final = 10.0
 """Longest that objects are not done because a disk does not answer at all."""
+
+RUN_SECONDS: Final = 0.1
+"""Of its rate what a registration that has one is given in one step, but for one object that takes more."""
+PACE_SECONDS: Final = 1.0
+"""How long a lane that waits for its rate is not looked at, at most: policies may change it meanwhile."""
+AT_ONCE: Final = 1e-6
+"""Of a rate that nothing was used of: nothing is saved up."""
+RATES_MOST: Final = 8
+"""Different rates of one registration that are known; with one more they all begin anew."""
 
 REPORT_SECONDS: Final = 0.001
 """How long a report waits for more to go with it."""
@@ -87,8 +97,8 @@ class Lane:
         self._since = math.inf
         """When it began to wait for memory or subscribers."""
         self._again = AGAIN_FIRST
-        self._may_go = 0.0
-        """When the next object may be judged by the registration's max_rate (monotonic seconds); 0.0: it has none."""
+        self._buckets: dict[Rate, TokenBucket] = {}
+        """Of each max_rate that policies have for its objects."""
         self.task = intake.turns.task("judge", self)
 
     def put(self, entries: Sequence[Entry]) -> None:
@@ -116,8 +126,9 @@ class Lane:
             return 0, 0, self._wait_again()
         if not self._waiting:
             return 0, 0, 0.0
-        first = self._waiting[0]
-        if isinstance(first, Parcel) and (self._may_go or not self._pipeline.is_clear(self.registration, first.size)):
+        first, contract = self._waiting[0], self._contract
+        has_rate = contract.settings.max_rate is not None or contract.by_object is not None
+        if isinstance(first, Parcel) and (has_rate or not self._pipeline.is_clear(self.registration, first.size)):
             pause = self._pause(first, time.monotonic())
             if pause:
                 return 0, 0, pause
@@ -136,8 +147,9 @@ class Lane:
 
     def _pause(self, parcel: Parcel, now: float) -> float:
         """Seconds until an object may be judged; 0.0: now, or never, which it is told."""
-        if now < self._may_go:
-            return self._may_go - now
+        rate = self._contract.of(parcel).max_rate
+        if rate is not None and (wait := self._bucket_of(rate, now).ready_in(now)):
+            return min(wait, PACE_SECONDS)
         if pause := self._pipeline.settling(self.registration, parcel):
             return pause
         if self._pipeline.has_room(self.importance()):
@@ -160,18 +172,39 @@ class Lane:
         self._since, self._again = math.inf, AGAIN_FIRST
 
     def _next_run(self, most: int) -> tuple[list[Entry], int]:
-        """What is judged in one step, and the bytes of its metadata: all of one importance."""
+        """What is judged in one step, and the bytes of its metadata: all of one importance and rate."""
         waiting, by_object = self._waiting, self._contract.by_object
         importance = self.importance() if by_object is not None else 0
+        rate = self._rate()
         run = [waiting.popleft()]
         size, whole = _size(run[0]), _whole_size(run[0])
         while waiting and len(run) < RUN_MOST and whole < RUN_BYTES:
             size += _size(waiting[0])
-            if size > most or (by_object is not None and self.importance() != importance):
-                return run, size - _size(waiting[0])
+            is_other = by_object is not None and (self.importance() != importance or self._rate() != rate)
+            if size > most or is_other or (rate is not None and _amount(run, rate) >= rate.amount * RUN_SECONDS):
+                size -= _size(waiting[0])
+                break
             whole += _whole_size(waiting[0])
             run.append(waiting.popleft())
+        if rate is not None:  # what comes too fast waits, and its publisher is out of credit
+            now = time.monotonic()
+            self._bucket_of(rate, now).take(_amount(run, rate), now)
         return run, size
+
+    def _rate(self) -> Rate | None:
+        """Of the next object."""
+        contract = self._contract
+        if contract.by_object is not None and isinstance(first := self._waiting[0], Parcel):
+            return contract.of(first).max_rate
+        return contract.settings.max_rate
+
+    def _bucket_of(self, rate: Rate, now: float) -> TokenBucket:
+        bucket = self._buckets.get(rate)
+        if bucket is None:
+            if len(self._buckets) >= RATES_MOST:
+                self._buckets.clear()
+            bucket = self._buckets[rate] = TokenBucket(rate.amount, AT_ONCE, now)
+        return bucket
 
     def _judge(self, entries: list[Entry]) -> float:
         """Seconds until the next ones may be judged."""
@@ -193,21 +226,10 @@ class Lane:
         mail = after if after != mails else 0
         if self._blocked is None:
             self._finish(entries, mail, refused)
-            return self._pace(run)
+            return 0.0
         self._in_hand, self._since = (entries, mail), time.monotonic()
         self._intake.refuse(refused)
         return self._wait_again()
-
-    def _pace(self, run: Sequence[Parcel]) -> float:
-        """By the registration's max_rate: what comes too fast waits, and its publisher is out of credit."""
-        rate = self._contract.settings.max_rate
-        if rate is None:
-            self._may_go = 0.0
-            return 0.0
-        amount = len(run) if rate.unit == "objects" else sum(parcel.size for parcel in run)
-        now = time.monotonic()
-        self._may_go = max(now, self._may_go) + amount / rate.amount
-        return self._may_go - now
 
     def _finish(self, entries: list[Entry], mail: int, refused: Refused) -> None:
         self._in_hand = [], 0
@@ -220,6 +242,11 @@ def _size(entry: Entry) -> int:
 
 def _whole_size(entry: Entry) -> int:
     return entry.size if isinstance(entry, Parcel) else 0
+
+
+def _amount(run: Sequence[Entry], rate: Rate) -> int:
+    """What it takes of a rate."""
+    return len(run) if rate.unit == "objects" else sum(map(_whole_size, run))
 
 
 class Intake:
