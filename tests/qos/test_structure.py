@@ -48,9 +48,26 @@ with SubscriberAdapter(msgspec.json.decode(CONFIG, type=Config)) as adapter:
     subscription = adapter.register_subscriber(type_name="images")
     adapter.wait_matched(subscription)
     print('{}', flush=True)
-    while adapter.receive(subscription, 60.0):
-        print('{}', flush=True)
+    while (obj := adapter.receive(subscription, 60.0)) is not None:
+        print(len(obj.payload), flush=True)
 """
+
+
+SHORT = """
+[[policy]]
+name = "the clerk reads the beginning"
+user = "clerk"
+type = "images"
+shape = "truncate 6"
+"""
+
+
+def begun(start: Callable[..., Any], federation: Any, user: str) -> Any:
+    """The process of a client, when it has found the images."""
+    config = msgspec.structs.replace(federation.config, client=ClientSection(user=user))
+    client = start(script=f"CONFIG = {msgspec.json.encode(config)!r}\n" + CLIENT)
+    assert client.fact() == {}
+    return client
 
 
 @pytest.fixture
@@ -77,11 +94,8 @@ def test_an_object_waits_once_for_each_client_at_that_clients_importance(
     server, publisher = federation.pad(), federation.light()
     delegate = publisher.connect_to_delegate("alpha", "rome")
     images = publisher.register_publisher(delegate, figures.schema, figures.figure_1, type_name="images")
-    clients = []
     for user in ("clerk", "pilot", "chief"):
-        config = msgspec.structs.replace(federation.config, client=ClientSection(user=user))
-        clients.append(start(script=f"CONFIG = {msgspec.json.encode(config)!r}\n" + CLIENT))
-    assert [client.fact() for client in clients] == [{}] * 3
+        begun(start, federation, user)
     # When objects come, more than the link takes in many seconds
     publisher.publish(images, figures.figure_1, bytes(300))
     eventually(lambda: server.status()["qos"]["links"][0]["sent"] > 300)
@@ -112,6 +126,33 @@ def test_an_object_waits_once_for_each_client_at_that_clients_importance(
     assert min(least, usual, most) > 0
     assert all(each[4] == most for each in sent if each[2])
     assert all(each[2] == usual for each in sent if each[0])
+
+
+def test_a_preference_of_one_user_changes_what_he_gets_and_nobody_else(
+    federation: Any, managed: Callable[[str], Path], start: Callable[..., Any], figures: Any,
+    eventually: Callable[..., Any],
+) -> None:  # fmt: skip
+    # Given two clients that get whole reports
+    file = managed("8 Mbps")
+    federation.pad()
+    publisher = federation.light()
+    delegate = publisher.connect_to_delegate("alpha", "rome")
+    images = publisher.register_publisher(delegate, figures.schema, figures.figure_1, type_name="images")
+    clerk, chief = (begun(start, federation, user) for user in ("clerk", "chief"))
+
+    def size() -> int:
+        """Of the next report as the clerk gets it; to the chief it comes whole, whatever happens."""
+        publisher.publish(images, figures.figure_1, b"a long report")
+        assert int(chief.stdout.readline()) == 13
+        return int(clerk.stdout.readline())
+
+    assert size() == 13
+    # When the file says that the clerk prefers less, expect him, and nobody else, to get that within two seconds
+    file.write_text(POLICIES.format(rate="8 Mbps") + SHORT)
+    eventually(lambda: size() == 6, 2.0)
+    # When it says so no more, expect the same
+    file.write_text(POLICIES.format(rate="8 Mbps"))
+    eventually(lambda: size() == 13, 2.0)
 
 
 class Log:
