@@ -44,7 +44,7 @@ class Naive:
         return found
 
     def take(self) -> tuple[int, int]:
-        if self.strategy.name == "strict":
+        if self.strategy.name == "strict" or self.bins == 1:
             chosen = max(self.waiting, key=lambda each: (each[2], -each[3]))
         else:
             active = {each[1] for each in self.waiting}
@@ -105,10 +105,11 @@ def test_importance_beats_any_cost_and_the_cheaper_of_equals_is_never_below(
     assert ours.put(3, importance, min(cost, other)) >= ours.put(4, importance, max(cost, other))
 
 
-def test_one_bin_is_first_come_first_served_and_five_are_levels() -> None:
+@pytest.mark.parametrize("name", ["strict", "weighted_fair"])
+def test_one_bin_is_first_come_first_served_and_five_are_levels(name: Name) -> None:
     # Given
     tasks = [(importance, cost) for importance in (2, 5, 1, 3, 4) for cost in (1.0, 0.0)]
-    fifo: Bins[int] = Bins(Strategy(name="strict"), bins=1)
+    fifo: Bins[int] = Bins(Strategy(name=name), bins=1)
     levels: Bins[int] = Bins(Strategy(name="strict"), bins=5)
     # When
     for number, (importance, cost) in enumerate(tasks):
