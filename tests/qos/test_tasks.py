@@ -363,6 +363,20 @@ def test_the_status_tells_each_level_and_kind(manager: TaskManager) -> None:
     assert (told["waiting"], told["parked"], told["fault"]) == (0, 0, "")
 
 
+def test_each_step_counts_at_its_own_importance_though_nothing_else_waits(manager: TaskManager) -> None:
+    # Given: work whose pieces are as important as they say
+    work = Pieces([], "a")
+    work.importance = lambda: int(work.waiting[0])  # type: ignore[method-assign]
+    work.waiting.extend("15515")
+    # When
+    manager.submit(manager.task("judge", work))
+    # Expect
+    served = Counter[int]()
+    for row in manager.status()["bins"]:
+        served[row["importance"]] += row["served"]
+    assert served == {1: 2, 5: 3}
+
+
 def test_costly_work_is_never_done_by_who_brings_it(manager: TaskManager) -> None:
     # Given: 28 ms a piece, and nothing else to do
     pieces = Pieces([], "a")
