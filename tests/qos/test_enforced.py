@@ -232,3 +232,73 @@ def test_no_policy_is_looked_up_while_objects_go_by(
     for row in delegate.status()["qos"]["tasks"]["bins"]:
         served[row["importance"]] += row["served"]
     assert served == {4: 5_000, 5: 5_001}
+
+
+# -- how it goes out --------------------------------------------------------------------------------------------------
+
+LINK = """
+[[link]]
+name = "narrow"
+members = "action == 'subscribe'"
+rate = "{rate}"
+reserve = 0.0
+"""
+
+
+def test_a_condition_about_bandwidth_holds_when_the_link_gets_another_rate(
+    federation: Any, rules: Callable[..., Path], figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given texts that are to be short over less than 400 kbit/s, over a link that has more
+    shape = '[[policy]]\nname = "short"\nwhen = "bandwidth < \'400 kbps\'"\nshape = "truncate 10"\n'
+    path = rules(shape + LINK.format(rate="8 Mbps"))
+    federation.pad()
+    publisher, subscriber = federation.light(), federation.subscriber()
+    [uid] = registered(publisher, figures, "report")
+    known = subscriber.register_subscriber(type_name="report")
+    assert subscriber.wait_matched(known) == 1
+
+    def length() -> int:
+        publisher.publish(uid, figures.figure_1, b"a long text " * 10)
+        return len(subscriber.receive(known, 20.0).payload)
+
+    assert length() == 120
+    # When the limit falls; Expect them to be, and whole again when it rises
+    path.write_text(shape + LINK.format(rate="300 kbps"))
+    eventually(lambda: length() == 10, 5.0)
+    path.write_text(shape + LINK.format(rate="8 Mbps"))
+    eventually(lambda: length() == 120, 5.0)
+
+
+def test_another_strategy_changes_the_shares_of_what_waits(
+    federation: Any, rules: Callable[..., Path], figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given equal weights, and more of two types than a link carries
+    link = LINK.format(rate="3 Mbps")
+    policies = "".join(
+        f'[[policy]]\nname = "{name}"\ntype = "{name}"\nimportance = {importance}\n'
+        for name, importance in (("normal", 1), ("important", 5))
+    )
+    space = '[space]\nstrategy = "{}"\nlink_weights = [1, 1, 1, 1, 1]\n'
+    path = rules(space.format("weighted_fair") + policies + link)
+    federation.pad()
+    publisher, subscriber = federation.light(), federation.subscriber()
+    uids = registered(publisher, figures, "normal", "important")
+    known = subscriber.register_subscriber(predicate="/metadata/RequiredMetadata", bound=10_000)
+    assert [publisher.wait_for_subscribers(uid) for uid in uids] == [1, 1]
+    for uid in uids:
+        publisher.publish_many(uid, [(figures.figure_1, bytes(5_000))] * 300)
+    publisher.flush(30.0)
+
+    def came(count: int) -> Counter[str]:
+        """By type, of so many that come next."""
+        return Counter(subscriber.receive(known, 20.0).type.name for _ in range(count))
+
+    came(20)  # of the first who came some went before the others were there
+    fair = came(40)
+    assert fair["normal"] == pytest.approx(20, abs=8)
+    # When; Expect it within two seconds, nobody having subscribed anew
+    said = time.monotonic()
+    path.write_text(space.format("strict") + policies + link)
+    eventually(lambda: came(10) == {"important": 10})
+    assert time.monotonic() - said < 2.0
+    assert came(20) == {"important": 20}
