@@ -144,6 +144,12 @@ def test_without_a_link_levels_share_batches_by_the_strategy() -> None:
     counts = Counter(number for number, _ in scene.got)
     assert counts[1] == pytest.approx(15, abs=3)  # one batch
     assert counts.total() == 45
+    # When the strategy becomes another one, expect what waits to go by that
+    scene.quality.links.use(Space(strategy=STRICT))
+    scene.session.sweep()
+    for _ in range(5):
+        scene.read(most=3)
+    assert [number for number, _ in scene.got[45:]] == [2] * 15
 
 
 def test_a_batch_holds_the_levels_that_it_is_allowed() -> None:
