@@ -357,12 +357,13 @@ class Subscription:
 def _qos(contract: Contract) -> dict[str, object]:
     """Plain data: what is in force, and what came of it."""
     settings = contract.settings
+    rate = settings.max_rate
     return {
         "importance": settings.importance,
         "deadline": settings.deadline,
         "shapes": [str(shape) for shape in settings.shapes],
         "max_size": settings.max_size,
-        "max_rate": settings.max_rate.amount if settings.max_rate is not None else None,
+        "max_rate": f"{rate.amount:g} {rate.unit}/s" if rate is not None else None,
         "replace": settings.replace,
         "version": settings.version,
         **(contract.meter.status(time.monotonic()) if contract.meter is not None else {}),

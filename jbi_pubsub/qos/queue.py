@@ -26,7 +26,7 @@ from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.core.pacing import TokenBucket
-from jbi_pubsub.core.quality import LEVELS, Contract
+from jbi_pubsub.core.quality import LEVELS, Contract, Rate
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.core.xpath.predicate import compiled_xpath
@@ -39,6 +39,8 @@ RATE_SECONDS: Final = 1.0
 """A subscription that has a rate in bytes may get so many seconds of it at once after a pause."""
 AT_ONCE: Final = 1e-6
 """Objects at once under a rate in objects: one, then none for 1/rate."""
+RATES_MOST: Final = 100
+"""Rates and types of one subscription that are paced: of those beyond, the first one begins anew."""
 EXPRESSIONS: Final = 1_000
 """Expressions of keys that are kept compiled."""
 
@@ -90,6 +92,9 @@ class LevelQueue(Generic[W]):
         """When something was selected last."""
         self._settings = contract.settings
         self._bucket: TokenBucket | None = None
+        """Of the contract's own rate."""
+        self._buckets: dict[tuple[Rate, str], TokenBucket] = {}
+        """Of rates that policies have for some objects alone, by type."""
         self._lanes: dict[str, _Lane[W]] = {}
         self._by_key: dict[Key, _Entry[W]] = {}
         self._selected: _Lane[W] | None = None
@@ -117,7 +122,8 @@ class LevelQueue(Generic[W]):
         if contract.by_object is not None:
             settings = contract.by_object(parcel)
             self._is_mixed = True
-        if self._bucket is not None and not self._passes(parcel.size, now):
+        rate = settings.max_rate
+        if rate is not None and not self._passes(rate, parcel, now):
             self._count_lost(waiting)
             self._lost(waiting, Cause.RATE)
             return
@@ -183,9 +189,9 @@ class LevelQueue(Generic[W]):
     def has_room_for(self, parcel: Parcel, now: float) -> bool:
         """Whether it would take another one's place, by its key, or not come in, by its rate: nobody else has to go for
         it."""
-        if self._bucket is not None and self._bucket.ready_in(now):
-            return True
         settings = self._contract.of(parcel)
+        if settings.max_rate is not None and self._bucket_of(settings.max_rate, parcel, now).ready_in(now):
+            return True
         return bool(settings.replace and self._by_key and key_of(settings.replace, parcel) in self._by_key)
 
     def is_least(self, parcel: Parcel) -> bool:
@@ -260,20 +266,29 @@ class LevelQueue(Generic[W]):
         if rate is None:
             self._bucket = None
             return
-        burst = rate.amount * RATE_SECONDS if rate.unit == "bytes" else AT_ONCE
         if self._bucket is None:
-            self._bucket = TokenBucket(rate.amount, burst, now)
+            self._bucket = TokenBucket(rate.amount, _burst(rate), now)
         else:
-            self._bucket.set(rate.amount, burst, now)
+            self._bucket.set(rate.amount, _burst(rate), now)
 
-    def _passes(self, size: int, now: float) -> bool:
-        bucket, rate = self._bucket, self._settings.max_rate
-        assert bucket is not None
-        assert rate is not None
+    def _passes(self, rate: Rate, parcel: Parcel, now: float) -> bool:
+        bucket = self._bucket_of(rate, parcel, now)
         if bucket.ready_in(now):
             return False
-        bucket.take(size if rate.unit == "bytes" else 1, now)
+        bucket.take(parcel.size if rate.unit == "bytes" else 1, now)
         return True
+
+    def _bucket_of(self, rate: Rate, parcel: Parcel, now: float) -> TokenBucket:
+        """What an object counts against that may come at that rate."""
+        if self._bucket is not None and rate == self._settings.max_rate:
+            return self._bucket
+        key = rate, parcel.head.type_name
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            if len(self._buckets) >= RATES_MOST:
+                del self._buckets[next(iter(self._buckets))]
+            bucket = self._buckets[key] = TokenBucket(rate.amount, _burst(rate), now)
+        return bucket
 
     def _new_lane(self, registration: str) -> _Lane[W]:
         if len(self._lanes) > 2 * sum(self._standing) + LANES_KEPT:
@@ -385,6 +400,11 @@ class _KeyAt:
             key = (parcel.head.type_name, text) if text else None
             self._last = parcel, key
         return key
+
+
+def _burst(rate: Rate) -> float:
+    """What may come at once after a pause."""
+    return rate.amount * RATE_SECONDS if rate.unit == "bytes" else AT_ONCE
 
 
 @lru_cache(EXPRESSIONS)

@@ -288,6 +288,20 @@ def test_losses_of_those_who_have_no_turn_are_told_all_the_same() -> None:
     assert (low.lost, scene.budget.used, scene.session.queued) == ({Cause.DEADLINE: 1}, 0, 0)
 
 
+def test_what_has_begun_to_go_is_not_taken_back_by_its_deadline() -> None:
+    # Given a large object, the first piece of which goes in time, and one behind it
+    scene = Scene()
+    ours = scene.subscribe(deadline=5.0)
+    scene.session.offer([(ours, _parcel(1, 5_000)), (ours, _parcel(2))])
+    scene.read(most_bytes=1_000)
+    # When the deadline of both is over
+    scene.now += 6.0
+    scene.session.sweep()
+    scene.read_all()
+    # Expect the first one whole, and the other one lost
+    assert (scene.got, scene.lost) == ([(1, 1)], {(1, Cause.DEADLINE): 1})
+
+
 def test_what_waits_follows_other_policies_within_a_sweep() -> None:
     scene = Scene()
     one, other = scene.subscribe(2), scene.subscribe(3)
@@ -483,6 +497,25 @@ def test_a_paced_stream_keeps_its_limit_and_one_beside_it_is_not_held_up(
     rate = (slow.received - before) / (time.monotonic() - began)
     assert 40 <= rate <= 64 * 1.05 + 4  # the lower bound is for a busy machine; the virtual clock knows better
     assert field.manager.status()[0]["destinations"] == 1
+
+
+def test_twenty_streams_share_a_link_and_together_keep_its_limit(
+    wire: Callable[..., Wire], eventually: Callable[..., Any]
+) -> None:
+    # Given a link of 100 KB a second, and twenty who want more than it takes, half of them at another level
+    field = wire(LinkTerms(name="l", rate=100_000, reserve=0.0), strategy=Strategy("weighted_fair", link=(1,) * 5))
+    streams = [field.stream(size=500) for _ in range(20)]
+    began = time.monotonic()
+    for number, stream in enumerate(streams):
+        stream.give(1 + number % 2, 10_000)
+    # When some time goes by
+    eventually(lambda: time.monotonic() - began >= 1.5)
+    came = [500 * stream.received for stream in streams]
+    took = time.monotonic() - began
+    # Expect no more than the limit, whoever it is for, most of it on any machine, and a turn for everybody
+    one = field.manager.status()[0]["quantum"]
+    assert 75_000 * took <= sum(came) <= 100_000 * took + 1_000 + one
+    assert 0 < min(came) <= max(came) <= 3 * one
 
 
 def test_the_hub_sleeps_as_long_as_its_turns_allow_and_no_longer(

@@ -240,6 +240,27 @@ def test_a_running_server_says_why_a_contract_has_what_it_has(
     assert "no subscription or registration" in capsys.readouterr().err
 
 
+def test_a_policy_that_is_written_by_command_is_in_force_and_one_that_can_not_be_used_is_nowhere(
+    federation: Any, rules: Path, figures: Any, eventually: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given a delegate that goes by a file, with a registration and a subscription
+    pad = federation.pad()
+    figures.register(federation.light())
+    subscriber = federation.subscriber()
+    assert subscriber.wait_matched(subscriber.register_subscriber(type_name=TYPE, version="1.0")) == 1
+    before, version = rules.read_text(), pad.status()["qos"]["policy"]["version"]
+    # When somebody writes one with a condition that makes no sense
+    assert run(("policy", "new", str(rules), "name=large", "when=type == 'x' and sze > '5 KB'", "importance=5")) != 0
+    # Expect to be told where, and nothing else
+    assert "policy.toml:8:25: when: unknown property 'sze'. Did you mean 'size'?" in capsys.readouterr().err
+    assert (rules.read_text(), pad.status()["qos"]["policy"]["version"]) == (before, version)
+    # When it makes sense; Expect what stands to follow it within two seconds
+    written = ("policy", "new", str(rules), "name=subscribers", "action=subscribe", "importance=5", "precedence=1")
+    with suppress(SystemExit):
+        run(written)
+    eventually(lambda: importance(pad) == [2, 5], 2.0)
+
+
 def test_wishes_of_the_command_line(
     federation: Any, rules: Path, figures: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
