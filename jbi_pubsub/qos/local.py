@@ -387,8 +387,8 @@ class LocalManager:
     def _put(self, kind: _Class) -> list[tuple[Changed, GrantedQos]]:
         settings, by_object = kind.granted.settings, kind.by_object
         for held in kind.contracts:
-            held.settings = settings
             held.by_object = by_object
+            held.settings = settings  # last: whoever sees other ones sorts what waits by what they say of objects
         return []
 
     # -- resources and time -------------------------------------------------------------------------------------
@@ -450,7 +450,8 @@ class LocalManager:
         """Whether the time of a policy has come or gone, or resources have changed."""
         now = self._wall()
         if now >= self._next_change or now < self._looked_at:
-            self._next_change = self._policies.next_change(now)
+            with self._lock:  # others may come in force just now
+                self._next_change = self._policies.next_change(now)
             self._resolve_all()
         self._looked_at = now
         if self._asking:

@@ -6,7 +6,8 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -133,6 +134,56 @@ def test_time_comes_and_goes_without_anybody_s_doing(world: World, eventually: C
     # Expect the manager's own thread to look as well
     world.wall = 1_000_030.0
     eventually(lambda: contract.settings.importance == 3, timeout=5.0)
+
+
+def test_policies_that_come_while_the_time_is_looked_at_are_asked_for_their_own(
+    world: World, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    # Given a policy whose time is over in a moment
+    world.install(IMAGES + "until = 1970-01-12T13:46:50Z\n")  # 1,000,010
+    contract, _ = world.open()
+    world.wall = 1_000_010.0
+    coming = PolicySet.parse(IMAGES.replace("2", "5") + "from = 1970-01-12T13:47:00Z\n")  # 1,000,020
+    installing = threading.Thread(target=world.local.install, args=(coming,))
+    next_change = PolicySet.next_change
+
+    def looks(self: PolicySet, now: float) -> float:
+        found = next_change(self, now)
+        if self is not coming:
+            installing.start()
+            installing.join(0.3)  # as long as it is let
+        return found
+
+    monkeypatch.setattr(PolicySet, "next_change", looks)
+    # When others come at that very moment
+    world.local.look()
+    installing.join(10.0)
+    assert contract.settings.importance == 3
+    # Expect their time to come
+    world.wall = 1_000_020.0
+    world.local.look()
+    assert contract.settings.importance == 5
+
+
+def test_who_sees_other_settings_sees_what_they_say_of_objects() -> None:
+    # Given who looks at a contract at the moment when its settings are replaced, as queues do
+    seen: list[bool] = []
+
+    class Looking(Contract):
+        __slots__ = ()
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "settings" and value.importance == 4:
+                seen.append(self.by_object is not None)
+
+    kind: Any = SimpleNamespace(
+        granted=GrantedQos(Settings(importance=4)), by_object=lambda _parcel: Settings(), contracts=[Looking()]
+    )
+    # When
+    LocalManager._put(cast("LocalManager", None), kind)
+    # Expect
+    assert seen == [True]
 
 
 def test_a_test_of_a_resource_has_hysteresis() -> None:
