@@ -679,6 +679,19 @@ def test_what_can_t_be_used_leaves_in_force_what_was(fixtures: Any) -> None:
     assert installed[-1][0].version == 9
 
 
+def test_a_state_that_can_t_be_written_is_told_and_ends_no_connection(fixtures: Any, tmp_path: Path) -> None:
+    # Given a state in a folder that turns out to be a file, so that a half-written one can't be removed there either
+    (tmp_path / "folder").write_text("")
+    section = PolicySection(state=str(tmp_path / "folder" / "alpha.state"))
+    following, installed = follower(msgspec.structs.replace(fixtures.test_config(), policy=section))
+    # When it starts, and when something is to be kept, expect both to be told
+    following._recover()
+    assert "can't be used" in following.status()["fault"]
+    following._receive(news(FILE, 1))
+    assert installed[-1][0].version == 1
+    assert "not kept" in following.status()["fault"]
+
+
 def test_hostile_reports_and_calls_end_nobody_else(
     federation: Any,
     managed: Config,
