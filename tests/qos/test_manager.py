@@ -338,6 +338,15 @@ def test_where_a_file_says_who_matters_no_manager_is_asked(
     rules.write_text('[[access]]\naction = "*"\n')
     eventually(lambda: ruled.status()["access"]["version"] == 2)
     assert (policy(ruled)["source"], policy(ruled)["policies"]) == ("manager", 2)
+    # When the file says who matters for a while, expect that to be in force, and then the manager's again, links too
+    rules.write_text(
+        own.read_text() + FILE.partition("\n[[link]]")[1] + FILE.partition("[[link]]")[2].replace("8 Mbps", "80 kbps")
+    )
+    eventually(lambda: (policy(ruled)["source"], policy(ruled)["policies"]) == ("file", 1))
+    assert [row["limit"] for row in ruled.status()["qos"]["links"]] == [1e4]
+    rules.write_text('[[access]]\naction = "*"\n')
+    eventually(lambda: (policy(ruled)["source"], policy(ruled)["policies"]) == ("manager", 2))
+    assert [row["limit"] for row in ruled.status()["qos"]["links"]] == [1e6]
 
 
 def test_without_a_manager_the_default_is_in_force_and_that_is_told(federation: Any, managed: Config) -> None:
