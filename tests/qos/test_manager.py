@@ -638,6 +638,23 @@ def test_two_managers_of_one_epoch_are_told_by_both_and_nobody_moves(
         second.join(Joining("x", "x", first.standing))
 
 
+def test_a_connection_of_before_takes_nothing_from_the_one_that_came_instead(
+    serve: Callable[..., PolicyServer], file: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a local manager that was cut off, and has joined again before its old connection was noticed to be over
+    file.write_text('[[policy]]\nname = "imagery"\nimportance = 2\n')
+    server = serve()
+    server.join(Joining("x", "alpha@rome"))
+    before = server._channels["x"]
+    server.join(Joining("x", "alpha@rome"))
+    now = server._channels["x"]
+    # When it is the old one's turn first
+    assert before._take(1, 1 << 20) == []
+    # Expect the new one to get what is in force
+    [(kind, _)] = now._take(1, 1 << 20)
+    assert kind == NEWS
+
+
 # -- what strangers send ------------------------------------------------------------------------------------------
 
 
