@@ -228,6 +228,28 @@ def test_conditions_on_objects_are_decided_per_object_and_no_policy_is_parsed(
     assert contract.settings == Settings(importance=2)
 
 
+def test_conditions_that_say_the_same_in_other_policies_are_the_same(world: World) -> None:
+    said = P.format("Kabul") + 'when = "metadata(\\"//Area=\'Kabul\'\\")"\nprecedence = 2\nimportance = 5\n'
+    world.install(said)
+    contract, _ = world.open()
+    before = contract.by_object
+    assert before is not None
+    # When something else changes, expect queues to see that nothing is to be asked again
+    world.install("[role]\nsomebody = 'patrol'\n" + P.format("other") + "type = 'other'\n" + said)
+    assert contract.by_object is before
+    # When what it says, or asks, or the link is another one, expect another one
+    for other in (
+        said.replace("importance = 5", "importance = 4"),
+        said.replace("Kabul'", "Rome'"),
+        said + '[[link]]\nname = "l"\nmembers = "action == \'subscribe\'"\n',
+        said + IMAGES,
+    ):
+        world.install(said)
+        before = contract.by_object
+        world.install(other)
+        assert contract.by_object is not before
+
+
 def test_an_object_under_the_number_of_one_that_was_refused_is_another_one(world: World) -> None:
     world.install(P.format("large") + "when = \"size > '50 KB'\"\nimportance = 1\n")
     contract, _ = world.open()
