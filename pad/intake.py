@@ -417,7 +417,7 @@ class Reports:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             elif len(self._wanted) == 1:
-                self._changed.notify()
+                self._changed.notify_all()  # who waits in `flush` is no help
 
     def flush(self, timeout: float) -> None:
         """Wait until all that was done by now is told, as far as it can be."""

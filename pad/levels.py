@@ -258,6 +258,7 @@ class ByLevel:
                 self.levels &= ~(1 << level)
             if outlet.levels >> level & 1:
                 return outlet, level
+            self.append(outlet)  # what stood here has gone, with another one's turn; it has something else maybe
         return None
 
     def charge(self, level: int, size: int) -> None:
@@ -548,9 +549,12 @@ class LevelledSession(SubscriberSession):
             if link != outlet.link:
                 outlet.link = link
                 self.quality.links.assign(self._sender, link)
+                if self._closed:  # meanwhile: it has left already
+                    self.quality.links.leave(self._sender)
 
     def close(self, cause: Cause) -> None:
         """The session is over: whatever waits is lost under `cause`."""
         super().close(cause)
-        self._busy.clear()
+        with self._changed:  # a sweep may be under way
+            self._busy.clear()
         self.quality.links.leave(self._sender)

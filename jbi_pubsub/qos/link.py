@@ -287,10 +287,11 @@ class Link(Generic[T]):
         cap = self.in_flight_most
         if self._in_flight - self._stalled(now) >= cap:
             return None
-        for level in self._order(now):
-            found = self._front(level, cap, now)
-            if found is not None:
-                return found, level
+        while self._waiting:  # who has nothing at one level any more may have come to another one meanwhile
+            for level in self._order(now):
+                found = self._front(level, cap, now)
+                if found is not None:
+                    return found, level
         return None
 
     def wait(self, now: float) -> float | None:
@@ -430,6 +431,7 @@ class Link(Generic[T]):
             destination = ring.popleft()
             destination.rings &= ~bit
             if not destination.levels() & bit:
+                self.put(destination)  # at others, if it has something there by now
                 continue
             if destination.in_flight >= cap:
                 destination.is_capped = True

@@ -91,6 +91,7 @@ class LevelQueue(Generic[W]):
         self._now = 0.0
         """When something was selected last."""
         self._settings = contract.settings
+        self._by_object = contract.by_object
         self._bucket: TokenBucket | None = None
         """Of the contract's own rate."""
         self._buckets: dict[tuple[Rate, str], TokenBucket] = {}
@@ -228,9 +229,13 @@ class LevelQueue(Generic[W]):
     def refresh(self, now: float) -> bool:
         """Follow the contract: what waits already has the levels and deadlines of its settings of now. Whether they
         have changed. Its keys stay those that it came with."""
-        if self._contract.settings is self._settings:
+        before, settings = self._settings, self._contract.settings
+        if settings is before:
             return False
-        self._settings = self._contract.settings
+        by_object, self._by_object = self._by_object, self._contract.by_object
+        self._settings = settings
+        if by_object is self._by_object and settings == msgspec.structs.replace(before, version=settings.version):
+            return False  # other policies, which say the same of this contract: ten thousand objects stay as they are
         self._set_rate(now)
         self._forget_places()
         self._is_mixed = True  # between the old ones and the new ones

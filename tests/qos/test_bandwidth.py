@@ -274,6 +274,42 @@ def test_a_slow_application_has_few_objects_and_what_is_important_still_passes()
     assert len(scene.got) == 1_001
 
 
+def test_who_got_an_object_with_another_goes_on_with_what_is_less_important() -> None:
+    # Given two subscriptions that both wait for an important object; one has something less important behind it
+    scene = Scene()
+    one, other = scene.subscribe(5), scene.subscribe(5)
+    assert other.contract is not None
+    other.contract.by_object = lambda parcel: Settings(importance=5 if parcel.head.sequence == 1 else 1)
+    both = _parcel(1)
+    scene.session.offer([(one, both), (other, both), (other, _parcel(2))])
+    # When the important one has gone to both, expect the other to go out as well, before anything else happens
+    scene.read()
+    scene.read()
+    assert scene.got == [(1, 1), (2, 1), (2, 2)]
+
+
+def test_a_session_that_closes_while_it_is_swept_is_on_no_link_afterwards() -> None:
+    # Given a session whose contract has come to another link, which the sweep is about to follow
+    scene = Scene(STRICT, LinkTerms(name="l", rate=1e6))
+    ours = scene.subscribe(5)
+    scene.session.offer([(ours, _parcel(1))])
+    assert ours.contract is not None
+    ours.contract.settings = Settings(importance=5, link="l")
+    follow = scene.session._follow_links
+
+    def closes_first(outlets: Any) -> None:
+        scene.session.close(Cause.SUBSCRIBER_DEAD)
+        follow(outlets)
+
+    scene.session._follow_links = closes_first  # type: ignore[method-assign]
+    # When its lease ends at that moment
+    scene.session.sweep()
+    # Expect the link to have nobody
+    [row] = scene.quality.links.status()
+    assert row["destinations"] == 0
+    assert not scene.session._busy
+
+
 def test_losses_of_those_who_have_no_turn_are_told_all_the_same() -> None:
     # Given an unimportant subscription whose object expires, on a link where only importance 5 has turns
     scene = Scene()

@@ -593,6 +593,30 @@ def test_who_can_not_be_told_holds_up_nobody_and_is_told_at_last() -> None:
     assert not [each for each in threading.enumerate() if each.name == "report-test"]
 
 
+def test_news_are_told_although_somebody_waits_for_the_end_of_them() -> None:
+    # Given somebody who waits for reports to be told, as `flush` does, before the thread that tells them waits for more
+    reports, first, second = Reports("test"), Told(ready=True), Told(ready=True)
+    ended = threading.Event()
+
+    def waits() -> None:
+        with reports._changed:
+            while not ended.is_set():
+                reports._changed.wait(30.0)
+
+    waiting = threading.Thread(target=waits)
+    waiting.start()
+    eventually(lambda: len(reports._changed._waiters) == 1)  # type: ignore[attr-defined]
+    reports.wanted(cast("Intake", first))
+    eventually(lambda: len(reports._changed._waiters) == 2)  # type: ignore[attr-defined]
+    # When there is more to tell
+    reports.wanted(cast("Intake", second))
+    # Expect
+    eventually(lambda: second.tries == 1, 5.0)
+    ended.set()
+    reports.stop()
+    waiting.join(5.0)
+
+
 KILLED = """
 import sys, time
 from jbi_pubsub.pad.pipeline import Pipeline

@@ -263,6 +263,21 @@ def test_the_reserve_and_the_networks_own_headers_are_kept_off() -> None:
     assert Field(_limited(1_000.0, reserve=0.03), FAIR).link.effective_rate == 900  # 100 bytes a second at least
 
 
+def test_who_has_something_of_another_level_by_now_has_his_turn_there() -> None:
+    # Given somebody whose lane falls from the highest to the lowest level when the important object has gone
+    field = Field(_limited(300 * KBPS), STRICT, distance=2.0)
+    one = field.receiver("one")
+    field.give(one, 4, 500)
+    found = field.link.next(field.now)
+    assert found is not None
+    assert found[1] == 4
+    one.waiting = {0: deque([(field.now, 500)])}
+    field.link.sent(found[0], 4, 500, field.now)
+    # When nobody says so, expect the link to see it all the same, and not with the acknowledgement, two seconds later
+    field.run(0.5)
+    assert [size for _, size in field.sent] == [500]
+
+
 def test_what_is_urgent_waits_for_one_batch_and_not_for_all_that_came_before() -> None:
     # Given 300 kbit/s, 70 KB of imagery under way at any time, and an urgent report each second
     field = Field(_limited(300 * KBPS), STRICT, rate=300 * KBPS)
