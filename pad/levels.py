@@ -166,7 +166,7 @@ class LevelledOutlet(Outlet):
         """One more waits, of `size` bytes; whatever is lost for it is told."""
         now = self._session.now
         if not waiting.arrived:
-            waiting.arrived = now
+            waiting.arrived = waiting.parcel.since or now
         waiting.put_into(self)
         self.waiting += 1
         self.waiting_bytes += size

@@ -39,6 +39,8 @@ RATE_SECONDS: Final = 1.0
 """A subscription that has a rate in bytes may get so many seconds of it at once after a pause."""
 AT_ONCE: Final = 1e-6
 """Objects at once under a rate in objects: one, then none for 1/rate."""
+TOGETHER_SECONDS: Final = 0.25
+"""What expires so little before the one in front of it is found with that one: it is never taken too late."""
 EXPRESSIONS: Final = 1_000
 """Expressions of keys that are kept compiled."""
 
@@ -130,6 +132,9 @@ class LevelQueue(Generic[W]):
                 self.next_expiry = expires
         entry = _Entry(waiting, settings.importance - 1, expires)
         registration = parcel.head.registration
+        lane = self._lanes.get(registration)
+        if lane is not None and lane.level >= 0 and expires < lane.entries[-1].expires - TOGETHER_SECONDS:
+            self._is_mixed = True  # the ones before it took longer to come here
         if settings.replace and (key := key_of(settings.replace, parcel)) is not None:
             self._replace(entry, key)
         self._count += 1
