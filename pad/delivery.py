@@ -112,8 +112,8 @@ class SubscriberSession:
         """Access to something that it wants."""
         self._is_to_ask = False
         """ASK_AGAIN is to go out."""
-        self._granted: dict[int, GrantedQos] = {}
-        """What is to be told of what subscriptions have got, by number."""
+        self._granted: dict[int, Callable[[], GrantedQos]] = {}
+        """Subscriptions that are to be told what they have got, by number, and what that is by then."""
         self._expelled: deque[Subscription] = deque()
         """Whose end is to be told."""
         self._parting = False
@@ -192,8 +192,8 @@ class SubscriberSession:
             self._is_to_ask, self.was_refused = self.was_refused, False
         self._sender.ready()
 
-    def tell_quality(self, subscription: Subscription, given: GrantedQos) -> None:
-        """Tell its subscriber what it has got, instead of what it had; the last one counts."""
+    def tell_quality(self, subscription: Subscription, given: Callable[[], GrantedQos]) -> None:
+        """Tell its subscriber what it has got, instead of what it had; `given` is asked when that goes out."""
         with self._changed:
             if subscription.number in self._outlets:
                 self._granted[subscription.number] = given
@@ -352,7 +352,7 @@ class SubscriberSession:
         while self._granted and len(items) < max_items:
             number, given = self._granted.popitem()
             self._fly((), 1)
-            items.append((ITEM.pack(QUALITY, number), msgspec.msgpack.encode(given)))
+            items.append((ITEM.pack(QUALITY, number), msgspec.msgpack.encode(given())))
         while self._expelled and len(items) < max_items - 1:
             items += self._end_of(self._expelled.popleft())
         if self._is_to_ask and len(items) < max_items:

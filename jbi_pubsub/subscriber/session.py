@@ -105,6 +105,16 @@ class _Standing:
         """Of a large object that is still coming."""
         self._gathered = 0
 
+    def take_quality(self, granted: GrantedQos) -> None:
+        """What it has got there from now on. What is required and not offered is said once."""
+        for each in granted.unmet:
+            if each not in self.quality.unmet:
+                log.warning(
+                    "subscription %s requires %s %g, and registration %s offers %g: its objects come all the same",
+                    self.subscription.uid, each.field, each.required, each.registration[:64], each.offered,
+                )  # fmt: skip
+        self.quality = granted
+
     def consume(self, count: int) -> None:
         """The application has taken so many objects more."""
         with self._lock:
@@ -465,7 +475,7 @@ class DelegateSession:
         uid = subscription.uid
         due = self._report_credits
         standing = _Standing(subscription, granted.number, granted.lease, self._news, due, granted.prefetch)
-        standing.quality = granted.qos
+        standing.take_quality(granted.qos)
         with self._changed:
             subscription.stood_at.add(self.ref.service_id)
             self._highest = max(self._highest, granted.number)
@@ -682,7 +692,7 @@ class DelegateSession:
             notice = _notice(body)
             standing.subscription.lose(notice.cause, notice.count, notice.detail)
         elif kind == QUALITY:
-            standing.quality = _granted(body)
+            standing.take_quality(_granted(body))
             standing.subscription.qos_changed(standing.quality)
         else:
             raise ProtocolError(f"delivery of kind {kind}")
