@@ -267,6 +267,10 @@ class Metering(Protocol):
         """Objects are lost."""
         ...
 
+    def reached(self, seconds: float, jitter: float) -> None:
+        """One that went out lately took so long from there to its application, which varies by so much."""
+        ...
+
     def status(self, now: float) -> dict[str, Any]:
         """Plain data. `now`: of the monotonic clock."""
         ...
