@@ -14,7 +14,7 @@ As in delivery.py, with these rules beside:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from jbi_pubsub.core.info_object import Cause, Parcel, Part
@@ -166,7 +166,7 @@ class LevelledOutlet(Outlet):
         """One more waits, of `size` bytes; whatever is lost for it is told."""
         now = self._session.now
         if not waiting.arrived:
-            waiting.arrived = now
+            waiting.arrived = waiting.parcel.since or now
         waiting.put_into(self)
         self.waiting += 1
         self.waiting_bytes += size
@@ -516,6 +516,15 @@ class LevelledSession(SubscriberSession):
         return ITEM.pack(LAST_CHUNK if is_last else CHUNK, outlet.subscription.number), *pieces
 
     # -- meanwhile ----------------------------------------------------------------------------------------------
+
+    def _reached(self, delays: Mapping[int, tuple[int, int]]) -> None:
+        """Meters are told how long the way to the application was behind the queue: on the link, and there."""
+        under_way = self._delay.seconds(self._clock())
+        for number, (waited, jitter) in delays.items():
+            outlet = self._outlets.get(number)
+            meter = outlet.subscription.contract.meter if outlet and outlet.subscription.contract else None
+            if meter is not None:
+                meter.reached(under_way + waited / 1e6, jitter / 1e6)
 
     def sweep(self) -> None:
         """Lose what has expired, follow settings that have changed, tell losses that had no turn. On the hub's thread,

@@ -41,6 +41,8 @@ AT_ONCE: Final = 1e-6
 """Objects at once under a rate in objects: one, then none for 1/rate."""
 RATES_MOST: Final = 100
 """Rates and types of one subscription that are paced: of those beyond, the first one begins anew."""
+TOGETHER_SECONDS: Final = 0.25
+"""What expires so little before the one in front of it is found with that one: it is never taken too late."""
 EXPRESSIONS: Final = 1_000
 """Expressions of keys that are kept compiled."""
 
@@ -137,6 +139,9 @@ class LevelQueue(Generic[W]):
                 self.next_expiry = expires
         entry = _Entry(waiting, settings.importance - 1, expires)
         registration = parcel.head.registration
+        lane = self._lanes.get(registration)
+        if lane is not None and lane.level >= 0 and expires < lane.entries[-1].expires - TOGETHER_SECONDS:
+            self._is_mixed = True  # the ones before it took longer to come here
         if settings.replace and (key := key_of(settings.replace, parcel)) is not None:
             self._replace(entry, key)
         self._count += 1

@@ -23,7 +23,7 @@ from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import Line, Receiver
-from jbi_pubsub.pad.delivery import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED
+from jbi_pubsub.pad.delivery import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.pad.levels import ALL, LevelledSession
 from jbi_pubsub.pad.outlet import Arrears, Budget, Waiting
 from jbi_pubsub.pad.subscription import PREFETCH_LEAST, Subscription, SubscriptionRequest, compile_subscription
@@ -109,7 +109,7 @@ class Scene:
         """All that was read has come; None: applications have taken all of it."""
         if consumed is None:
             consumed = dict(Counter(number for number, _ in self.got))
-        self.session._acked(self._open, msgspec.msgpack.encode(consumed))
+        self.session._acked(self._open, msgspec.msgpack.encode(Heard(consumed)))
         self._open = 0
 
     def read_all(self) -> None:
