@@ -7,8 +7,9 @@ Rules:
 - Objects of a registration go through a *lane*, in order. An object is *done* when its deliveries are queued and its
   mail is on disk, or it was refused; until then its publisher keeps it. A registration has a *credit* of objects that
   are admitted and not done: its publisher holds back that registration, and no other.
-- Whoever judges never waits. Where an object would have to, for memory, for those who come late, for a subscriber under
-  policy `block`, its lane is parked, with its registration, and tried again.
+- Whoever judges never waits, nor does the thread of the connection. Where an object would have to, for memory or the
+  room of another stage, for those who come late, for a subscriber under policy `block`, its lane is parked, with its
+  registration, and tried again.
 - How far registrations are done is told with acknowledgements; by the thread `report-<server>` where none is due.
 """
 
@@ -24,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.errors import ErrorReport, JbiError, ProtocolError, UnknownUidError, report
+from jbi_pubsub.core.errors import BackPressureError, ErrorReport, JbiError, ProtocolError, UnknownUidError, report
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.quality import Contract
@@ -49,6 +50,9 @@ REPORT_AGAIN: Final = 0.02
 """Until it is tried again with a socket or a disk that was not ready."""
 REFUSALS_AT_ONCE: Final = 16
 """In one acknowledgement: a small frame goes without waiting."""
+
+ASKED: Final = -1.0
+"""A time that is over, for a lane that looks before each object whether there is room."""
 
 Entry = Parcel | int
 """An object that was admitted, or the number of one that was refused or known already."""
@@ -89,6 +93,10 @@ class Lane:
         self._again = AGAIN_FIRST
         self._may_go = 0.0
         """When the next object may be judged by the registration's max_rate (monotonic seconds); 0.0: it has none."""
+        self._is_asked = self._pipeline.has_stages
+        """Of each object other stages are asked whether they have room."""
+        if self._is_asked:
+            self._may_go = ASKED
         self.task = intake.turns.task("judge", self)
 
     def put(self, entries: Sequence[Entry]) -> None:
@@ -141,15 +149,24 @@ class Lane:
         if pause := self._pipeline.settling(self.registration, parcel):
             return pause
         if self._pipeline.has_room(self.importance()):
-            self._has_room()
-            return 0.0
+            try:
+                pause = self._pipeline.room_in(self.registration, parcel)
+            except BackPressureError as exc:
+                return self._refuse_first(parcel, exc)
+            if not pause:
+                self._has_room()
+                return 0.0
         self._since = min(self._since, now)
         if now - self._since < self._pipeline.patience:
-            return self._wait_again()
+            return pause or self._wait_again()
+        return self._refuse_first(parcel, self._pipeline.no_stage() if pause else self._pipeline.no_room())
+
+    def _refuse_first(self, parcel: Parcel, why: BackPressureError) -> float:
+        """There is no room for the next object."""
         self._has_room()
         self._waiting.popleft()
         self.registration.refused += 1
-        self._finish([parcel], 0, [(parcel, self._pipeline.no_room())])
+        self._finish([parcel], 0, [(parcel, why)])
         return AGAIN_FIRST
 
     def _wait_again(self) -> float:
@@ -165,7 +182,7 @@ class Lane:
         importance = self.importance() if by_object is not None else 0
         run = [waiting.popleft()]
         size, whole = _size(run[0]), _whole_size(run[0])
-        while waiting and len(run) < RUN_MOST and whole < RUN_BYTES:
+        while waiting and len(run) < RUN_MOST and whole < RUN_BYTES and not self._is_asked:
             size += _size(waiting[0])
             if size > most or (by_object is not None and self.importance() != importance):
                 return run, size - _size(waiting[0])
@@ -202,7 +219,7 @@ class Lane:
         """By the registration's max_rate: what comes too fast waits, and its publisher is out of credit."""
         rate = self._contract.settings.max_rate
         if rate is None:
-            self._may_go = 0.0
+            self._may_go = ASKED if self._is_asked else 0.0
             return 0.0
         amount = len(run) if rate.unit == "objects" else sum(parcel.size for parcel in run)
         now = time.monotonic()

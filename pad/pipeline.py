@@ -113,8 +113,8 @@ class Pipeline:
                 self._wait_for_budget()
             if pause := self.settling(registration, parcel):
                 self.stopping.wait(pause)
-        for wait in self._room:
-            wait(registration, parcel)
+            if self._room:
+                self._wait_for_stages(registration, parcel)
         registration.check_head(parcel.head)
         if gap and registration.sequence:  # the first one may be any: an earlier delegate had those before it
             self._tell_of_gap(registration, gap)
@@ -215,6 +215,33 @@ class Pipeline:
         return BackPressureError(
             f"the delegate's queues hold {self._budget.used} bytes, the limit is {self._budget.limit}",
             hint="Subscribers are too slow; see `jbi status`, or raise [pad] max_queued_bytes",
+        )
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether `room_in` is to be asked about each object, by who has it admitted without waiting."""
+        return bool(self._room)
+
+    def room_in(self, registration: Registration, parcel: Parcel) -> float:
+        """In how many seconds all stages may have room for an object; 0.0: they have. Raises BackPressureError when one
+        of them will have none."""
+        for asked in self._room:
+            if pause := asked(registration, parcel):
+                return pause
+        return 0.0
+
+    def _wait_for_stages(self, registration: Registration, parcel: Parcel) -> None:
+        deadline = time.monotonic() + self.patience
+        while pause := self.room_in(registration, parcel):
+            left = deadline - time.monotonic()
+            if left <= 0 or self.stopping.wait(min(pause, left)):
+                raise self.no_stage()
+
+    def no_stage(self) -> BackPressureError:
+        """What an object is refused with that has waited for another stage's room in vain."""
+        return BackPressureError(
+            f"no room for this object within {self.patience:g} s: it is kept or sent on more slowly than it comes",
+            hint="Publish more slowly, or raise [queue] block_seconds",
         )
 
     def _wait_for_budget(self) -> None:
