@@ -20,7 +20,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -32,15 +32,13 @@ from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Receiver
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.pipeline import RUN_BYTES, RUN_MOST, Pipeline, Refused, fault_of
-from jbi_pubsub.pad.proxy import Refusals, Taken
+from jbi_pubsub.pad.proxy import Refusals, Registered, Taken
 from jbi_pubsub.pad.quality import Turns
 from jbi_pubsub.pad.registration import Registration
+from jbi_pubsub.pad.rest import AGAIN_FIRST, Entry, Handing, Rests, Run
 
 log = logging.getLogger("jbi_pubsub.pad")
 
-AGAIN_FIRST: Final = 0.005
-AGAIN_MOST: Final = 0.1
-"""Seconds until a lane that had to wait is tried again: it doubles."""
 SYNC_SECONDS: Final = 10.0
 """Longest that objects are not done because a disk does not answer at all."""
 
@@ -54,9 +52,6 @@ REFUSALS_AT_ONCE: Final = 16
 ASKED: Final = -1.0
 """A time that is over, for a lane that looks before each object whether there is room."""
 
-Entry = Parcel | int
-"""An object that was admitted, or the number of one that was refused or known already."""
-
 
 def reported(parcel: Parcel, why: JbiError) -> tuple[str, ErrorReport]:
     """What its publisher is told of an object that was refused."""
@@ -65,7 +60,7 @@ def reported(parcel: Parcel, why: JbiError) -> tuple[str, ErrorReport]:
     return object_id, report(why)
 
 
-class Lane:
+class Lane(Handing):
     """One registration's objects between admission and done: work of a task (see Turns). Its intake's lock covers what
     both threads change, admission and judging; the rest is of whoever has the baton."""
 
@@ -80,17 +75,14 @@ class Lane:
         """How important its publisher was told on this connection that it is; 0: not yet."""
         self.unsynced: deque[tuple[int, float, list[Entry]]] = deque()
         """Judged, with mail that is not on disk: its number there, and since when (monotonic seconds)."""
+        super().__init__(intake.pipeline)
         self._intake = intake
-        self._pipeline = intake.pipeline
         self._waiting: deque[Entry] = deque()
         self._contract = registration.contract or Contract()
-        self._blocked: Deliveries | None = None
-        """What subscribers under policy `block` have no room for."""
-        self._in_hand: tuple[list[Entry], int] = [], 0
-        """Of which objects that is, and the number of their last mail."""
-        self._since = math.inf
-        """When it began to wait for memory or subscribers."""
-        self._again = AGAIN_FIRST
+        self._in_hand: Run | None = None
+        """What is blocked."""
+        credit = intake.credit_of(registration)
+        self.rests = Rests(intake.turns, intake.pipeline, self._contract, credit, self._done, intake.refuse)
         self._may_go = 0.0
         """When the next object may be judged by the registration's max_rate (monotonic seconds); 0.0: it has none."""
         self._is_asked = self._pipeline.has_stages
@@ -116,12 +108,16 @@ class Lane:
         """Of the next object's metadata, in bytes: what judging it costs is in proportion to that."""
         if self._waiting:
             return _size(self._waiting[0])
-        return 1 if self._blocked is not None else 0
+        return 1 if self._blocked is not None or self.rests.is_too_much else 0
 
     def step(self, most: int) -> tuple[int, int, float]:
         """Judge some objects."""
-        if self._blocked is not None and not self._is_unblocked():
-            return 0, 0, self._wait_again()
+        if self._blocked is not None:
+            if not self._is_unblocked():
+                return 0, 0, self._wait_again()
+            self._close()
+        if self.rests.is_too_much:
+            return self.rests.step(most)
         if not self._waiting:
             return 0, 0, 0.0
         first = self._waiting[0]
@@ -131,16 +127,6 @@ class Lane:
                 return 0, 0, pause
         run, size = self._next_run(most)
         return len(run), size, self._judge(run)
-
-    def _is_unblocked(self) -> bool:
-        """Whether subscribers under policy `block` have room by now for what is in hand, or have lost it."""
-        assert self._blocked is not None
-        self._blocked = self._pipeline.deliver_without_waiting(self._blocked, time.monotonic() - self._since)
-        if self._blocked is not None:
-            return False
-        self._has_room()
-        self._finish(*self._in_hand, [])
-        return True
 
     def _pause(self, parcel: Parcel, now: float) -> float:
         """Seconds until an object may be judged; 0.0: now, or never, which it is told."""
@@ -169,13 +155,6 @@ class Lane:
         self._finish([parcel], 0, [(parcel, why)])
         return AGAIN_FIRST
 
-    def _wait_again(self) -> float:
-        self._again = min(2 * self._again, AGAIN_MOST)
-        return self._again
-
-    def _has_room(self) -> None:
-        self._since, self._again = math.inf, AGAIN_FIRST
-
     def _next_run(self, most: int) -> tuple[list[Entry], int]:
         """What is judged in one step, and the bytes of its metadata: all of one importance."""
         waiting, by_object = self._waiting, self._contract.by_object
@@ -198,8 +177,8 @@ class Lane:
         if run:
             deliveries = Deliveries()
             try:
-                self._pipeline.judge(self.registration, run, deliveries, refused)
-                self._blocked = self._pipeline.deliver_without_waiting(deliveries)
+                self._pipeline.judge(self.registration, run, deliveries, refused, self.rests)
+                self._is_handed_out(deliveries)
             except UnknownUidError as exc:
                 refused += [(parcel, exc) for parcel in run]
             except Exception as exc:  # noqa: BLE001  # noted; whatever it is, the objects behind it go on
@@ -208,12 +187,15 @@ class Lane:
                 refused += [(parcel, why) for parcel in run if id(parcel) not in known]
         after = self._pipeline.mails
         mail = after if after != mails else 0
-        if self._blocked is None:
+        if self._blocked is None and self.rests.run is None:  # nearly always
             self._finish(entries, mail, refused)
             return self._pace(run)
-        self._in_hand, self._since = (entries, mail), time.monotonic()
         self._intake.refuse(refused)
-        return self._wait_again()
+        self._in_hand = self.rests.put(entries, mail)
+        if self._blocked is not None:
+            return self._wait_again()
+        self._close()
+        return self._pace(run)
 
     def _pace(self, run: Sequence[Parcel]) -> float:
         """By the registration's max_rate: what comes too fast waits, and its publisher is out of credit."""
@@ -227,8 +209,21 @@ class Lane:
         return self._may_go - now
 
     def _finish(self, entries: list[Entry], mail: int, refused: Refused) -> None:
-        self._in_hand = [], 0
-        self._intake.finish(self, entries, mail, refused)
+        """They are done, behind those before them."""
+        if not self.rests.runs:
+            self._intake.finish(self, entries, mail, refused)
+            return
+        self._intake.refuse(refused)
+        self.rests.close(self.rests.put(entries, mail))
+
+    def _close(self) -> None:
+        """What was in hand is handed out."""
+        run, self._in_hand = self._in_hand, None
+        assert run is not None
+        self.rests.close(run)
+
+    def _done(self, entries: list[Entry], mail: int) -> None:
+        self._intake.finish(self, entries, mail, [])
 
 
 def _size(entry: Entry) -> int:
@@ -242,8 +237,17 @@ def _whole_size(entry: Entry) -> int:
 class Intake:
     """All lanes of one publisher's connection, and what it is told. `_lock` covers what is counted."""
 
-    def __init__(self, turns: Turns, pipeline: Pipeline, reports: Reports, credit: int, credit_bytes: int) -> None:
-        """`credit` and `credit_bytes` of each registration: see [qos]."""
+    def __init__(
+        self,
+        turns: Turns,
+        pipeline: Pipeline,
+        reports: Reports,
+        credit: int,
+        credit_bytes: int,
+        granted: Callable[[Registration], Registered],
+    ) -> None:
+        """`credit` and `credit_bytes` of each registration: see [qos]; `granted`: what a publisher is told of them."""
+        self._granted = granted
         self.turns = turns
         self.pipeline = pipeline
         self.receiver: Receiver | None = None
@@ -289,6 +293,11 @@ class Intake:
             lane.size_admitted += sum(map(_whole_size, entries))
         lane.put(entries)
         self.turns.submit(lane.task)
+
+    def credit_of(self, registration: Registration) -> tuple[int, int]:
+        """In objects and bytes."""
+        granted = self._granted(registration)
+        return granted.credit, granted.credit_bytes
 
     def _open(self, number: int, registration: Registration) -> Lane:
         lane = Lane(number, registration, self)

@@ -580,10 +580,10 @@ def test_a_fault_in_judging_refuses_that_object_and_the_others_go_on(
     # Given
     judge = Pipeline.judge
 
-    def fails_at_three(self: Pipeline, registration: Any, run: Any, deliveries: Any, refused: Any) -> int:
+    def fails_at_three(self: Pipeline, registration: Any, run: Any, *rest: Any) -> int:
         if any(each.head.sequence == 3 for each in run):
             raise ZeroDivisionError("a fault of ours")
-        return judge(self, registration, run, deliveries, refused)
+        return judge(self, registration, run, *rest)
 
     monkeypatch.setattr(Pipeline, "judge", fails_at_three)
     told: list[str] = []
