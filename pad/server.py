@@ -453,7 +453,8 @@ class DisseminationServer:
         coming: dict[int, bytearray] = {}
         if self._tasks is not None and self._reports is not None:
             qos = self._config.qos
-            intake = Intake(self._tasks, self.delegate.pipeline, self._reports, qos.credit, qos.credit_bytes)
+            pipeline, reports = self.delegate.pipeline, self._reports
+            intake = Intake(self._tasks, pipeline, reports, qos.credit, qos.credit_bytes, self.granted)
             intake.receiver = Receiver(
                 lambda items: self._admit(connection_id, items, coming, intake), intake.note, opened=intake.tell_again
             )
