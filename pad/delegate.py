@@ -235,6 +235,7 @@ class Delegate:
         self.access: Final = stages.access
         self._asked_version = self.access.version
         """Of the policy that all standing contracts have been asked about."""
+        self._asked_round = self._quality.rounds if self._quality is not None else 0
         self._expelled: dict[str, float] = {}
         """Sessions that may not be here any more, and when they end: once they have been told."""
         quality = self._quality
@@ -1203,6 +1204,10 @@ class Delegate:
         for session_id in [uid for uid, end in self._expelled.items() if end <= now]:
             del self._expelled[session_id]
             self._drop_session(session_id, Cause.REFUSED)
+        if self._quality is not None and self._quality.rounds != self._asked_round:
+            self._asked_round = self._quality.rounds
+            for session in [each for each in list(self._sessions.values()) if each.was_refused]:
+                session.ask_again()  # what it requires may be granted now
         version = self.access.version
         if version == self._asked_version:
             return 0

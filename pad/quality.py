@@ -106,6 +106,11 @@ class Quality(Protocol):
         """Who sends next, and when."""
         ...
 
+    @property
+    def rounds(self) -> int:
+        """Goes up when all contracts were decided anew, by other policies or at another time."""
+        ...
+
     def strategy(self) -> Strategy:
         """How levels share what is short, now."""
         ...

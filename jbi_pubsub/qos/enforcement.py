@@ -128,6 +128,11 @@ class Enforcement:
         self._queued = queued
         self._losses = Losses(counted)
 
+    @property
+    def rounds(self) -> int:
+        """Goes up when all contracts were decided anew, by other policies or at another time."""
+        return self.local.rounds
+
     def strategy(self) -> Strategy:
         """How levels share what is short, now."""
         return self.space.strategy

@@ -299,6 +299,8 @@ class LocalManager:
         self._news = threading.Condition(self._lock)
         self._classes: dict[tuple[Facts, Wish], _Class] = {}
         self._policies = NOTHING
+        self.rounds = 0
+        """How often all contracts were decided anew."""
         self._seen = _Seen()
         self._held: dict[tuple[str, Bound], tuple[bool, float]] = {}
         """Of each test of a resource: whether it holds, and since when."""
@@ -376,6 +378,7 @@ class LocalManager:
             with self._lock:
                 told = self._apply(kind) if self._refresh(kind, now) else self._put(kind)
             _tell(told)
+        self.rounds += 1
         self._applied()
         with self._lock:
             self._news.notify_all()

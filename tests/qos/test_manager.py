@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from jbi_pubsub import Config
+from jbi_pubsub import Config, Wish
 from jbi_pubsub.cli.app import run
 from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError, PolicyError, ProtocolError, StorageError
+from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.server import DisseminationServer
@@ -207,6 +208,23 @@ def test_each_control_is_in_force_within_two_seconds(
     assert proxy.rollback(1, "").version == versions + 1
     eventually(lambda: {each.importance for each in settings(pad)} == {2}, 2.0)
     eventually(lambda: not pad.quality.tasks.is_strict and pad.quality.shaper.is_on, 2.0)
+
+
+def test_what_is_required_and_refused_is_asked_for_again_when_the_manager_grants_it(
+    federation: Any, managed: Config, serve: Callable[..., PolicyServer], figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given a subscriber who requires what the manager's policies do not grant
+    server = serve()
+    pad = federation.pad(config=managed)
+    eventually(lambda: policy(pad)["version"] == 1)
+    figures.register(federation.light())
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, qos=Wish(importance=5, require=("importance",)))
+    eventually(lambda: subscriber.losses(uid).get(Cause.REFUSED), timeout=5.0)
+    # When they do
+    proxy_of(server, federation).set("policy.imagery.importance", "5", "")
+    # Expect it to stand, as soon as with a file
+    assert subscriber.wait_matched(uid, timeout=10.0) == 1
 
 
 def test_a_shared_link_is_divided_and_never_more_than_it_has(
