@@ -27,6 +27,10 @@ class Shaping(Protocol):
         """Whether anything is shaped at all."""
         ...
 
+    def seconds(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> float:
+        """What `shape` is likely to take; 0.0 for what it has just made."""
+        ...
+
     def shape(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> bytes | None:
         """What shapes make of what the filter `wanted` has left of the object with that head; None: it can't be shaped
         so, or gets no smaller."""
@@ -100,6 +104,11 @@ class Quality(Protocol):
     @property
     def links(self) -> Links:
         """Who sends next, and when."""
+        ...
+
+    @property
+    def rounds(self) -> int:
+        """Goes up when all contracts were decided anew, by other policies or at another time."""
         ...
 
     def strategy(self) -> Strategy:

@@ -41,6 +41,8 @@ AT_ONCE: Final = 1e-6
 """Objects at once under a rate in objects: one, then none for 1/rate."""
 RATES_MOST: Final = 100
 """Rates and types of one subscription that are paced: of those beyond, the first one begins anew."""
+TOGETHER_SECONDS: Final = 0.25
+"""What expires so little before the one in front of it is found with that one: it is never taken too late."""
 EXPRESSIONS: Final = 1_000
 """Expressions of keys that are kept compiled."""
 
@@ -91,6 +93,7 @@ class LevelQueue(Generic[W]):
         self._now = 0.0
         """When something was selected last."""
         self._settings = contract.settings
+        self._by_object = contract.by_object
         self._bucket: TokenBucket | None = None
         """Of the contract's own rate."""
         self._buckets: dict[tuple[Rate, str], TokenBucket] = {}
@@ -136,6 +139,9 @@ class LevelQueue(Generic[W]):
                 self.next_expiry = expires
         entry = _Entry(waiting, settings.importance - 1, expires)
         registration = parcel.head.registration
+        lane = self._lanes.get(registration)
+        if lane is not None and lane.level >= 0 and expires < lane.entries[-1].expires - TOGETHER_SECONDS:
+            self._is_mixed = True  # the ones before it took longer to come here
         if settings.replace and (key := key_of(settings.replace, parcel)) is not None:
             self._replace(entry, key)
         self._count += 1
@@ -228,9 +234,13 @@ class LevelQueue(Generic[W]):
     def refresh(self, now: float) -> bool:
         """Follow the contract: what waits already has the levels and deadlines of its settings of now. Whether they
         have changed. Its keys stay those that it came with."""
-        if self._contract.settings is self._settings:
+        before, settings = self._settings, self._contract.settings
+        if settings is before:
             return False
-        self._settings = self._contract.settings
+        by_object, self._by_object = self._by_object, self._contract.by_object
+        self._settings = settings
+        if by_object is self._by_object and settings == msgspec.structs.replace(before, version=settings.version):
+            return False  # other policies, which say the same of this contract: ten thousand objects stay as they are
         self._set_rate(now)
         self._forget_places()
         self._is_mixed = True  # between the old ones and the new ones

@@ -204,6 +204,30 @@ def test_what_waits_already_follows_other_settings() -> None:
     assert [cause for _, cause in kept.lost] == [Cause.DEADLINE] * 2
 
 
+def test_what_waits_is_looked_at_again_only_when_something_else_is_said_of_it() -> None:
+    # Given a hundred objects under a condition
+    asked: list[Parcel] = []
+
+    def by_size(parcel: Parcel) -> Settings:
+        asked.append(parcel)
+        return _by_size(parcel)
+
+    contract = Contract(Settings(), by_size)
+    kept = Kept(contract)
+    for sequence in range(1, 101):
+        kept.put(_waiting(1, sequence, size=2))
+    asked.clear()
+    # When other policies come that say the same of it
+    contract.settings = Settings(version=2)
+    assert not kept.queue.refresh(2.0)
+    assert (asked, kept.queue.levels) == ([], 0b10)
+    # When the condition is another one, expect it to be asked about each
+    contract.by_object = lambda _parcel: Settings(importance=4)
+    contract.settings = Settings(version=3)
+    assert kept.queue.refresh(2.0)
+    assert kept.queue.levels == 0b1000
+
+
 def test_marks_and_empty_lanes_stay_few() -> None:
     # Given a key that changes ten thousand times while nothing goes out, and registrations that come and go
     kept = Kept(Contract(Settings(replace="//track")))
