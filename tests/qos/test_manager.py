@@ -130,7 +130,12 @@ def settings(pad: DisseminationServer) -> list[Any]:
 
 
 def test_all_local_managers_have_one_value_and_say_which_version(
-    federation: Any, managed: Config, serve: Callable[..., PolicyServer], figures: Any, eventually: Callable[..., Any]
+    federation: Any,
+    managed: Config,
+    serve: Callable[..., PolicyServer],
+    figures: Any,
+    eventually: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     # Given a manager with two policies that overlap, two delegates and a peer publisher, who have no policies
     server = serve()
@@ -162,6 +167,21 @@ def test_all_local_managers_have_one_value_and_say_which_version(
     # Expect no message about policies for any of them
     assert server._control.calls == calls
     assert {lqm: member.number for lqm, member in server._space.members.items()} == sent
+    # Expect what was delivered, and what its link carried, to be seen at the delegate, by its manager and by people
+    # before it is forgotten
+    proxy = proxy_of(server, federation)
+
+    def seen() -> list[bool]:
+        [own] = [row["used"] for row in alpha.status()["qos"]["links"]]
+        told = [each for each in proxy.status()["local"] if each["component"] == "alpha@rome"]
+        capsys.readouterr()
+        assert run(["top", "links", "--json", "--every", "0.1", "--server", alpha.address]) == 0
+        [page] = json.loads(capsys.readouterr().out)["servers"]
+        shown = [row["used"] for row in page["status"]["qos"]["links"]]
+        rates = [each["types"].get(TYPE, 0) for each in told] + [each["links"]["satcom"]["used"] for each in told]
+        return [bool(number) for number in (own, *rates, *shown)]
+
+    eventually(lambda: seen() == [True] * 4, 10.0, what=seen)
 
 
 STEERED = [
@@ -175,7 +195,7 @@ STEERED = [
 ]
 
 
-def test_each_control_is_in_force_within_two_seconds(
+def test_each_control_is_in_force_within_a_second_or_two(
     federation: Any,
     managed: Config,
     serve: Callable[..., PolicyServer],
@@ -194,9 +214,9 @@ def test_each_control_is_in_force_within_two_seconds(
         # When somebody sets it
         begun = time.monotonic()
         assert proxy.set(key, value, "").is_new
-        # Expect it to hold within two seconds, without anybody registering anew
+        # Expect it to hold within a second, two for the strategy, without anybody registering anew
         eventually(lambda is_so=is_so: is_so(pad), 2.0, what=key)
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < (2.0 if key == "space.strategy" else 1.0)
     versions = len(STEERED) + 1
     # Expect who and why in the history
     told = proxy.history()
@@ -521,6 +541,8 @@ def test_who_follows_goes_on_without_the_manager_and_is_in_step_when_it_is_back(
     limits = [row["limit"] for row in pad.status()["qos"]["links"]]
     assert limits == [1e6]
     assert {each.importance for each in settings(pad)} == {2}
+    # and the lookup service to forget it with its lease, as any service
+    eventually(lambda: not _listed(federation))
     # Expect a contract that opens now to get what is in force
     figures.register(federation.light())
     assert {each.importance for each in settings(pad)} == {2}
