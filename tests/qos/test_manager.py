@@ -218,6 +218,8 @@ def test_each_control_is_in_force_within_a_second_or_two(
         eventually(lambda is_so=is_so: is_so(pad), 2.0, what=key)
         assert time.monotonic() - begun < (2.0 if key == "space.strategy" else 1.0)
     versions = len(STEERED) + 1
+    # Expect contracts to say which version they are by, also where it says nothing else of them
+    eventually(lambda: {each.version for each in settings(pad)} == {versions}, 2.0)
     # Expect who and why in the history
     told = proxy.history()
     assert [each.version for each in told] == list(range(1, versions + 1))
@@ -370,7 +372,12 @@ def test_without_a_manager_the_default_is_in_force_and_that_is_told(federation: 
 
 
 def test_access_rules_of_the_file_say_who_may_steer_and_are_never_pushed(
-    federation: Any, managed: Config, serve: Callable[..., PolicyServer], file: Path, eventually: Callable[..., Any]
+    federation: Any,
+    managed: Config,
+    serve: Callable[..., PolicyServer],
+    file: Path,
+    eventually: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file.write_text('[[access]]\naction = ["peer", "status", "connect"]\n' + FILE)
     server = serve()
@@ -384,6 +391,9 @@ def test_access_rules_of_the_file_say_who_may_steer_and_are_never_pushed(
     ):
         with pytest.raises(AccessDeniedError):
             call()
+    # and that people are told so in one line
+    assert run(["policy", "set", "space.strategy", "strict", "--at", server.address]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("jbi: 127.0.0.1:")
     assert "access" not in proxy.text()
     assert pad.status()["access"] == {}
     # Expect that nobody follows who may not
