@@ -88,8 +88,10 @@ class Bins(Generic[T]):
         return at
 
     def ticket(self, importance: int, cost: float) -> Ticket:
-        """What `take` would give with such a task."""
+        """What `take` would give with such a task, which is done at once, as nothing waits. Virtual time goes on with
+        it: a level that is served for hours while nobody else wants anything owes nothing for that."""
         level = importance - 1
+        self._now = self._left[level] = max(self._left[level], self._now)
         return level * self.bins + int(self._width * (level + _NUMERATOR / (USUAL_COST + cost)))
 
     def take(self) -> tuple[T, Ticket]:

@@ -12,6 +12,7 @@ import pytest
 
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core.access import AllowAll, Decision, Question
+from jbi_pubsub.core.config import QosSection
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError, UnknownLeaseError, UnknownUidError
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.wire import ServiceRef
@@ -122,8 +123,9 @@ def servers(fixtures: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     file.write_text("")
     config = fixtures.test_config()
     with ExitStack() as stack:
+        managed = msgspec.structs.replace(config, qos=QosSection(mode="on"))
         pad = pad_server.DisseminationServer(
-            config, TypeRepository(), characteristics=("alpha", "rome"), access=DenyAll()
+            managed, TypeRepository(), characteristics=("alpha", "rome"), access=DenyAll()
         )
         stack.callback(pad.stop, 0.0)
         lookup = lookup_server.LookupServer(config, Registrar(), access=DenyAll())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from jbi_pubsub.core.errors import WireError
 from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
-from jbi_pubsub.core.wire.hub import HubSender, SenderHub
+from jbi_pubsub.core.wire.hub import HubSender, SenderHub, Transport
 from jbi_pubsub.core.wire.stream import Line, Receiver
 from jbi_pubsub.pad.delivery import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.pad.levels import ALL, LevelledSession
@@ -574,6 +575,32 @@ def test_the_hub_sleeps_as_long_as_its_turns_allow_and_no_longer(
     assert len(said) < 200
     assert max(each for each in said if each is not None) <= 0.25
     eventually(lambda: said[-1] is None or stream.sender.unacknowledged == 0)
+
+
+class Kernel:
+    """A socket of which Linux says that (tcp(7), TCP_INFO)."""
+
+    def __init__(self, *, rtt: int, retransmits: int, unsent: int) -> None:
+        self._info = bytearray(232)
+        for at, value in ((68, rtt), (100, retransmits), (144, unsent)):  # tcpi_rtt, _total_retrans, _notsent_bytes
+            struct.pack_into("I", self._info, at, value)
+
+    def getsockopt(self, _level: int, _name: int, size: int) -> bytes:
+        return bytes(self._info[:size])
+
+
+def test_a_link_tells_what_the_system_knows_of_all_its_connections(
+    wire: Callable[..., Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given two streams, one of them over a bad way, and one behind no link
+    field = wire(LinkTerms(name="l", rate=64_000))
+    for link, rtt, retransmits, unsent in (("l", 620_000, 7, 100), ("l", 2_000, 1, 20), ("", 9_000_000, 1_000, 1_000)):
+        sock: Any = Kernel(rtt=rtt, retransmits=retransmits, unsent=unsent)
+        way = Transport.of(sock)
+        monkeypatch.setattr(field.stream(link).sender, "transport", lambda way=way: way)
+    # Expect sums, and the longest way
+    [told] = field.manager.status()
+    assert (told["tcp_rtt_ms"], told["retransmits"], told["unsent"]) == (620.0, 8, 120)
 
 
 def test_importance_decides_between_streams_of_a_link(

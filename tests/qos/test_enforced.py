@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import threading
 import time
 from collections import Counter
@@ -11,8 +13,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from lxml import etree
 
-from jbi_pubsub import RegistrationUid
+from jbi_pubsub import RegistrationUid, Wish
 from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.pad.intake import Intake, Lane
 from jbi_pubsub.pad.pipeline import Pipeline
@@ -41,6 +44,11 @@ def registered(publisher: Any, figures: Any, *types: str, at: Any = None) -> lis
     """Registrations of types at the delegate (alpha, rome), over one connection."""
     at = at or publisher.connect_to_delegate("alpha", "rome")
     return [publisher.register_publisher(at, figures.schema, figures.figure_1, type_name=name) for name in types]
+
+
+def came(subscriber: Any, subscription: str, count: int) -> list[Any]:
+    """The next objects."""
+    return [subscriber.receive(subscription, 20.0) for _ in range(count)]
 
 
 # -- whose turn it is to be judged ------------------------------------------------------------------------------------
@@ -224,7 +232,7 @@ def test_no_policy_is_looked_up_while_objects_go_by(
     noted(policyfile, "parse_condition")
     # When
     metadata = [figures.figure_1, figures.metadata(Area="Rome")]
-    publisher.publish_many(uid, [(metadata[n % 2], b"x") for n in range(10_000)])
+    publisher.publish_many(uid, [(metadata[n // 100 % 2], b"x") for n in range(10_000)])
     publisher.flush(60.0)
     # Expect each to have been judged as what it is
     assert asked == []
@@ -273,7 +281,7 @@ def test_another_strategy_changes_the_shares_of_what_waits(
     federation: Any, rules: Callable[..., Path], figures: Any, eventually: Callable[..., Any]
 ) -> None:
     # Given equal weights, and more of two types than a link carries
-    link = LINK.format(rate="3 Mbps")
+    link = LINK.format(rate="6 Mbps")
     policies = "".join(
         f'[[policy]]\nname = "{name}"\ntype = "{name}"\nimportance = {importance}\n'
         for name, importance in (("normal", 1), ("important", 5))
@@ -302,3 +310,105 @@ def test_another_strategy_changes_the_shares_of_what_waits(
     eventually(lambda: came(10) == {"important": 10})
     assert time.monotonic() - said < 2.0
     assert came(20) == {"important": 20}
+
+
+def test_an_object_for_fifty_subscriptions_is_fifty_deliveries(
+    federation: Any, rules: Callable[..., Path], figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given
+    rules("")
+    delegate = federation.pad()
+    publisher, subscriber = federation.light(), federation.subscriber()
+    [uid] = registered(publisher, figures, "report")
+    known = [subscriber.register_subscriber(type_name="report") for _ in range(50)]
+    assert publisher.wait_for_subscribers(uid, 50) == 50
+    # When
+    publisher.publish(uid, figures.figure_1)
+    # Expect each to be counted under its own contract
+    assert all(subscriber.receive(one, 20.0) for one in known)
+    eventually(lambda: (told := delegate.status())["matched"] == told["delivered"] == 50)
+    assert delegate.status()["published"] == 1
+
+    def received() -> list[int]:
+        return [row["qos"]["received"] for row in delegate.status()["subscriptions"]]
+
+    eventually(lambda: received() == [1] * 50, what=received)
+    assert delegate.status()["qos"]["types"][0]["received"] == 50
+
+
+def test_whatever_their_importance_all_get_what_their_predicates_say(
+    federation: Any, rules: Callable[..., Path], figures: Any
+) -> None:
+    # Given subscriptions of each importance, with predicates that an index takes and others
+    rules(
+        "".join(
+            f'[[policy]]\nname = "{level}"\nattribute = {{ level = "{level}" }}\nimportance = {level}\n'
+            for level in range(1, 6)
+        )
+    )
+    delegate = federation.pad()
+    publisher, subscriber = federation.light(), federation.subscriber()
+    [uid] = registered(publisher, figures, "report")
+    chance = random.Random(7)
+    forms = ("//lat > {} and //lat < {}", "//Area = 'area {}' or //long > 60.{}", "sum(//lat) + {} > 60 + {}")
+    predicates = [
+        chance.choice(forms).format(low := chance.randint(0, 60), low + chance.randint(5, 30)) for _ in range(60)
+    ]
+    known = [
+        subscriber.register_subscriber(
+            type_name="report", predicate=predicate, qos=Wish(attributes={"level": str(1 + number % 5)})
+        )
+        for number, predicate in enumerate(predicates)
+    ]
+    assert publisher.wait_for_subscribers(uid, 60) == 60
+    assert delegate.status()["qos"]["policy"]["contracts"] == {"1": 12, "2": 12, "3": 13, "4": 12, "5": 12}
+    # When
+    objects = [
+        figures.metadata(lat=str(chance.randint(0, 90)), long=f"60.{chance.randint(10, 99)}", Area=f"area {n}")
+        for n in range(60)
+    ]
+    publisher.publish_many(uid, [(metadata, None) for metadata in objects])
+    publisher.flush(30.0)
+    # Expect each to get those, once and in order, of which libxml2 says that its predicate is true
+    documents = [etree.fromstring(metadata) for metadata in objects]
+    matched = 0
+    for one, predicate in zip(known, predicates, strict=True):
+        holds = etree.XPath(f"boolean({predicate})")
+        expected = [number for number, document in enumerate(documents, 1) if holds(document)]
+        assert [obj.platform.sequence for obj in came(subscriber, one, len(expected))] == expected, predicate
+        assert subscriber.losses(one) == {}
+        matched += len(expected)
+    assert delegate.status()["matched"] == matched
+
+
+def test_levels_and_shapes_and_pacing_are_each_on_or_off_by_themselves(
+    federation: Any, rules: Callable[..., Path], figures: Any, judging: Judging, eventually: Callable[..., Any]
+) -> None:
+    # Given two types, and a delegate that judges by importance alone
+    rules("", bins=5)
+    delegate = federation.pad()
+    publisher, other, subscriber = federation.light(), federation.light(), federation.subscriber()
+    [blocker] = registered(other, figures, "blocking")
+    types = ("normal", "important")
+    uids = registered(publisher, figures, *types)
+    known = [subscriber.register_subscriber(type_name=name) for name in types]
+    assert [subscriber.wait_matched(one) for one in known] == [1, 1]
+    for levels, shapes, paces in itertools.product((False, True), repeat=3):
+        # When policies say each of them, or not
+        said = f"[space]\nstrategy = 'strict'\nshaping = {str(shapes).lower()}\n" + LINK.format(rate="8 Mbps") * paces
+        for name, importance in zip(types, (1, 5), strict=True):
+            said += f"[[policy]]\nname = '{name}'\ntype = '{name}'\nshape = 'truncate 10'\n"
+            said += f"importance = {importance}\n" * levels
+        delegate.quality.local.install(PolicySet.parse(said))
+        with judging.held():
+            other.publish(blocker, figures.figure_1)
+            assert judging.waiting.wait(20)
+            for count, uid in enumerate(uids, 1):
+                publisher.publish(uid, figures.figure_1, b"a long text " * 10)
+                eventually(lambda count=count: delegate.status()["qos"]["tasks"]["waiting"] == count)
+        publisher.flush(20.0)
+        # Expect who is judged first, how much comes, and by which link to depend on one of them each
+        assert [name for name, _ in judging.judged[-2:]] == list(reversed(types) if levels else types)
+        assert [len(obj.payload) for one in known for obj in came(subscriber, one, 1)] == [10 if shapes else 120] * 2
+        destinations = [1] if paces else []
+        eventually(lambda d=destinations: [r["destinations"] for r in delegate.status()["qos"]["links"]] == d)

@@ -88,6 +88,13 @@ def test_a_contract_gets_what_policies_say_and_follows_them(world: World) -> Non
     assert world.local.status()["contracts"] == {"3": 2}
 
 
+def test_a_contract_for_a_query_gets_what_policies_say_of_queries(world: World) -> None:
+    world.install(IMAGES + P.format("searches") + 'action = "query"\nprecedence = 1\nimportance = 1\n')
+    asked, _ = world.local.contract(ALICE, "query", "uav.imagery", "1.0", "queue", Wish())
+    assert asked.settings.importance == 1
+    assert world.open()[0].settings.importance == 2
+
+
 def test_a_contract_that_has_ended_follows_nothing(world: World) -> None:
     contract, _ = world.open()
     world.local.close(contract)

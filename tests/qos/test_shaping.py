@@ -306,6 +306,7 @@ def test_of_two_subscriptions_of_one_client_one_gets_pictures_scaled_and_one_who
     small, whole = (subscriber.receive(uid) for uid in uids)
     assert (sized(small.payload), sized(whole.payload)) == ((320, 240), (640, 480))
     assert {obj.platform.payload_length for obj in (small, whole)} == {len(data)}
+    assert small.object_id == whole.object_id
     assert [subscriber.receive(uid).payload for uid in uids] == [b"no picture"] * 2
     # Expect it to be counted
     assert (scaled.unshaped, scaled.saved) == (1, len(data) - len(small.payload))

@@ -149,6 +149,31 @@ def test_levels_share_the_time_that_their_work_takes_and_not_its_pieces() -> Non
     assert log[:until].count("low.") == pytest.approx(40 / 4 / 1.5, abs=1.5)
 
 
+def test_what_was_done_while_nobody_else_wanted_anything_is_held_against_nobody() -> None:
+    # Given: a level that was served at once for long, on its own and by way of a publisher of this process
+    manager = TaskManager("test", Strategy(cpu=(1, 1, 1, 1, 1)))
+    log: list[str] = []
+    alone = Pieces(log, "alone", 5)
+    alone.cpu = 0.001
+    alone.waiting.extend("." * 40)
+    manager.submit(manager.task("judge", alone))
+    manager.run(alone.contract, lambda: alone.waiting.extend("." * 40))
+    # When: it has to share with another one
+    gate, thread = busy(manager, log)
+    for name, importance in (("low", 1), ("high", 5)):
+        work = Pieces(log, name, importance)
+        work.cpu = 0.001
+        work.waiting.extend("." * 20)
+        manager.submit(manager.task("judge", work))
+    gate.set()
+    assert manager.drain(30)
+    manager.close()
+    thread.join(30)
+    # Expect: turns, from the first on
+    first = [each for each in log if each in ("low.", "high.")][:20]
+    assert first.count("high.") == pytest.approx(10, abs=3), first
+
+
 def test_what_is_brought_by_the_way_is_seen_behind_the_step(manager: TaskManager) -> None:
     # Given: a task whose step is being done
     log: list[str] = []
