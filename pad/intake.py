@@ -27,7 +27,7 @@ import msgspec
 from jbi_pubsub.core.errors import ErrorReport, JbiError, ProtocolError, UnknownUidError, report
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel
-from jbi_pubsub.core.quality import Contract
+from jbi_pubsub.core.quality import Contract, Rate
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Receiver
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.pipeline import RUN_BYTES, RUN_MOST, Pipeline, Refused, fault_of
@@ -89,6 +89,8 @@ class Lane:
         self._again = AGAIN_FIRST
         self._may_go = 0.0
         """When the next object may be judged by the registration's max_rate (monotonic seconds); 0.0: it has none."""
+        self._rate: Rate | None = None
+        """The max_rate that says so."""
         self.task = intake.turns.task("judge", self)
 
     def put(self, entries: Sequence[Entry]) -> None:
@@ -136,7 +138,7 @@ class Lane:
 
     def _pause(self, parcel: Parcel, now: float) -> float:
         """Seconds until an object may be judged; 0.0: now, or never, which it is told."""
-        if now < self._may_go:
+        if now < self._may_go and self._contract.settings.max_rate == self._rate:  # another one begins with this object
             return self._may_go - now
         if pause := self._pipeline.settling(self.registration, parcel):
             return pause
@@ -200,9 +202,10 @@ class Lane:
 
     def _pace(self, run: Sequence[Parcel]) -> float:
         """By the registration's max_rate: what comes too fast waits, and its publisher is out of credit."""
-        rate = self._contract.settings.max_rate
+        rate, before = self._contract.settings.max_rate, self._rate
+        if rate != before:
+            self._rate, self._may_go = rate, 0.0
         if rate is None:
-            self._may_go = 0.0
             return 0.0
         amount = len(run) if rate.unit == "objects" else sum(parcel.size for parcel in run)
         now = time.monotonic()

@@ -544,6 +544,25 @@ def test_a_publisher_that_may_publish_so_many_a_second_is_held_back_without_a_lo
     assert received(subscriber, uid, 60) == list(range(1, 61))
 
 
+def test_a_publisher_s_rate_that_is_lifted_holds_back_nothing_any_more(
+    delegate: Any, federation: Any, figures: Any, register: Register, tmp_path: Path
+) -> None:
+    # Given a publisher that may publish an object in a hundred seconds, and is held back
+    file = tmp_path / "policies.toml"
+    text = file.read_text()
+    file.write_text(text + 'max_rate = "0.01/s"\n')
+    eventually(lambda: delegate.status()["qos"]["policy"]["version"] == 2)
+    publisher = federation.light()
+    registration = register(publisher, "normal")
+    for _ in range(3):
+        publisher.publish(registration, figures.figure_1)
+    publisher.publish(registration, figures.figure_1)
+    eventually(lambda: delegate.status()["qos"]["tasks"]["parked"] == 1)
+    # When it may publish as it likes, expect all of it to be done at once
+    file.write_text(text)
+    publisher.flush(10.0)
+
+
 def test_a_peer_publisher_judges_by_turns(federation: Any, figures: Any, by_type: Configured) -> None:
     # Given
     peer = federation.peer(by_type(federation.config))
