@@ -205,12 +205,18 @@ class TaskManager:
                 self._pass_on()
 
     def changed(self, strategy: Strategy | None = None) -> None:
-        """Contracts have other settings, or levels another strategy: what waits already follows them."""
+        """Contracts have other settings, or levels another strategy: what waits already follows them; what is parked is
+        looked at again, as it may have been so by its contract."""
         with self._lock:
             if strategy is not None and strategy != self._bins.strategy:
                 self._bins.switch(strategy)
             for each in self._bins.clear():
                 self._sort_in(each)
+            parked, self._parked = self._parked, []
+            for _, _, task in parked:
+                self._take_back(task)
+            if not self._is_busy:
+                self._pass_on()
 
     # -- the baton: all under the lock, but for `_step` -----------------------------------------------------------
 
@@ -246,11 +252,14 @@ class TaskManager:
 
     def _unpark(self) -> None:
         while self._is_due():
-            _, _, task = heapq.heappop(self._parked)
-            if size := task.work.size():
-                self._put(task, size)
-            else:
-                task.is_queued = False
+            self._take_back(heapq.heappop(self._parked)[2])
+
+    def _take_back(self, task: Task) -> None:
+        """It is not parked any more."""
+        if size := task.work.size():
+            self._put(task, size)
+        else:
+            task.is_queued = False
 
     def _is_due(self) -> bool:
         return bool(self._parked) and self._parked[0][0] <= self._clock()

@@ -689,7 +689,7 @@ def test_two_managers_of_one_epoch_are_told_by_both_and_nobody_moves(
 
 
 def test_a_connection_of_before_takes_nothing_from_the_one_that_came_instead(
-    serve: Callable[..., PolicyServer], file: Path, eventually: Callable[..., Any]
+    serve: Callable[..., PolicyServer], file: Path
 ) -> None:
     # Given a local manager that was cut off, and has joined again before its old connection was noticed to be over
     file.write_text('[[policy]]\nname = "imagery"\nimportance = 2\n')

@@ -257,6 +257,21 @@ def test_a_parked_task_waits_by_itself_and_comes_back(manager: TaskManager) -> N
     assert log == ["other1", "other2", "parked"]
 
 
+def test_what_is_parked_is_looked_at_again_when_contracts_change(manager: TaskManager) -> None:
+    # Given: something that can't go on for an hour, as its contract is
+    log: list[str] = []
+    parked = Pieces(log, "parked")
+    parked.pauses.append(3_600.0)
+    parked.waiting.append("")
+    manager.submit(manager.task("judge", parked))
+    assert (manager.status()["parked"], log) == (1, [])
+    # When
+    manager.changed()
+    # Expect
+    eventually(lambda: log == ["parked"])
+    assert manager.drain(30)
+
+
 def test_a_change_of_importance_moves_what_waits_already(manager: TaskManager) -> None:
     # Given
     log: list[str] = []

@@ -1,4 +1,5 @@
-"""All of it together, over real processes: policies change all the time, and every account stays even."""
+"""All of it together, over real processes: policies change and connections break all the time, and every account stays
+even."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security
 from jbi_pubsub.examples.narrow import servers
 from jbi_pubsub.examples.targeting import SCHEMA
+from jbi_pubsub.network.emulation import Link
 from jbi_pubsub.pad.proxy import fetch_status
 
 TYPES = ("one", "two", "three", "four")
@@ -78,19 +80,21 @@ def status_of(address: str) -> dict[str, Any]:
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-def test_accounts_are_even_whatever_policies_do(seed: int, tmp_path: Path) -> None:
-    # Given two publishers of four types, a subscriber to each type, and policies that change all the time
+def test_accounts_are_even_whatever_policies_and_links_do(seed: int, tmp_path: Path) -> None:
+    # Given two publishers of four types, a subscriber to each type, and policies that change all the time; the
+    # subscriber and one of the publishers are behind a link whose connections break now and then
     chance, file, ended = random.Random(seed), tmp_path / "policy.toml", threading.Event()
     file.write_text(EVERYTHING)
     listener, sent = Listener(), Counter[str]()
-    with servers(file) as (locator, address):
+    with servers(file) as (locator, address), Link("127.0.0.2", seed=seed) as link:
         known = effective()  # what the servers have, too
         lookup = msgspec.structs.replace(known.lookup, locators=(locator,), multicast=False)
         config = msgspec.structs.replace(known, lookup=lookup)
+        behind = link.behind(config, address)
         with (
-            SubscriberAdapter(config) as subscriber,
+            SubscriberAdapter(behind) as subscriber,
             PublisherAdapterLight(config) as one,
-            PublisherAdapterLight(config) as other,
+            PublisherAdapterLight(behind) as other,
         ):
             mine = [
                 subscriber.register_subscriber(type_name=name, listener=listener, bound=chance.choice([50, 10_000]))
@@ -114,6 +118,8 @@ def test_accounts_are_even_whatever_policies_do(seed: int, tmp_path: Path) -> No
             while time.monotonic() < end:
                 time.sleep(chance.choice((0.2, 0.7, 1.5)))
                 file.write_text(a_policy_file(chance))
+                if chance.random() < 0.5:
+                    link.cut()
             file.write_text(EVERYTHING)
             ended.set()
             for thread in threads:
