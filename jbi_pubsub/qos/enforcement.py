@@ -165,7 +165,7 @@ class Enforcement:
                 hint="`jbi policy set` without --at asks the manager; or start it with --policy FILE",
             )
         version, changed = self._source.set(key, value, people=people)
-        return PolicyChanged(version, changed, str(self._source.path))
+        return PolicyChanged(version, changed, str(self._source.path.absolute()))
 
     def ended(self, contract: Contract) -> None:
         """Forget it."""
