@@ -8,6 +8,8 @@ light rate. What is compared is shares and ratios: how fast a machine is says no
 
 from __future__ import annotations
 
+import math
+import socket
 import statistics
 import sys
 import tempfile
@@ -15,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +25,7 @@ import msgspec
 
 from jbi_pubsub import Config, InfoObject, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.core.errors import DemoError
+from jbi_pubsub.core.info_object import encode
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import PredicateIndex, compile_predicate
 from jbi_pubsub.examples.example import DATA, Cell, Outcome, Promise, Table
@@ -53,6 +57,11 @@ TYPES: Final = ("important", "normal")
 BATCH_BYTES: Final = 8 << 10
 """Some objects."""
 POLL_SECONDS: Final = 0.005
+LINK_SECONDS: Final = 0.3
+"""For which it is measured what the link carries."""
+LINK_PERCENT: Final = 5.0
+"""Of the link that may be used: processors are short, not the link."""
+BLOCK_BYTES: Final = 256 << 10
 
 POLICIES: Final = """
 [space]
@@ -79,12 +88,20 @@ PAPER: Final = {"off": [0.5, 0.5], "fair": [0.975, 0.0144], "strict": [1.01, 0.0
 
 
 class Counted(msgspec.Struct, frozen=True):
-    """What was delivered in `seconds` of one run: latencies in seconds by type; CPU seconds of the delegate."""
+    """What was delivered in `seconds` of one run: latencies in seconds by type; CPU seconds of the delegate; how many
+    bytes were `sent`, and how many a second the `link` carries."""
 
     mode: str
     seconds: float
     cpu: float
     late: dict[str, list[float]]
+    sent: int = 0
+    link: float = math.inf
+
+    @property
+    def used(self) -> float:
+        """Part of the link."""
+        return self.sent / self.seconds / self.link
 
     def rate(self, type_name: str = "") -> float:
         """Objects a second, of a type or of both."""
@@ -108,13 +125,16 @@ def run_cpu(
     points, one = calibrated()
     many = SUBSCRIBERS * PREDICATES
     tell(f"judging one object of {points} points takes about {one * 1e3:.1f} ms with {many} predicates")
+    link = link_rate()
+    tell(f"the link, which is this machine's loopback, carries {link * 8 / 1e6:,.0f} Mbit/s")
     found: dict[str, list[Counted]] = {mode: [] for mode in modes}
     for round_ in range(rounds):
         for mode in modes:
-            counted = overload(mode, points, seconds)
+            counted = overload(mode, points, seconds, link)
             found[mode].append(counted)
             rates = ", ".join(f"{counted.rate(name):.1f} {name}/s" for name in TYPES)
-            tell(f"round {round_ + 1}, {mode}: {rates}, {counted.cpu / seconds:.0%} of a core")
+            part = f"{counted.cpu / seconds:.0%} of a core, {counted.used:.2%} of the link"
+            tell(f"round {round_ + 1}, {mode}: {rates}, {part}")
     return outcome(found)
 
 
@@ -156,7 +176,32 @@ def _timed(work: Callable[[], object]) -> float:
     return time.thread_time() - began
 
 
-def overload(mode: str, points: int, seconds: float) -> Counted:
+def link_rate() -> float:
+    """Bytes a second over loopback, from one thread to another."""
+    taken = 0
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as stack:
+        sender = stack.enter_context(socket.create_connection(server.getsockname(), 5.0))
+        receiver = stack.enter_context(server.accept()[0])
+        receiver.settimeout(5.0)
+
+        def send() -> None:
+            block = bytes(BLOCK_BYTES)
+            with suppress(OSError):  # the other end is closed when it has seen enough
+                while True:
+                    sender.sendall(block)
+
+        thread = threading.Thread(target=send, name="link-rate", daemon=True)
+        thread.start()
+        began = time.monotonic()
+        while time.monotonic() - began < LINK_SECONDS:
+            taken += len(receiver.recv(BLOCK_BYTES))
+        took = time.monotonic() - began
+        sender.shutdown(socket.SHUT_RDWR)
+        thread.join(5.0)
+    return taken / took
+
+
+def overload(mode: str, points: int, seconds: float, link: float = math.inf) -> Counted:
     """One run: a federation of its own, warmed up, counted. Raises DemoError."""
     with tempfile.TemporaryDirectory() as folder, Federation(patience=2 * PATIENCE) as here:
         here.lookup()
@@ -177,19 +222,22 @@ def overload(mode: str, points: int, seconds: float) -> Counted:
         full: set[str] = set()
         here.until(lambda: len(full) == PUBLISHERS, "overload", lambda facts: full.update(facts.get("full", ())))
         time.sleep(WARM_SECONDS)
-        return _count(here, mode, subscribers, seconds)
+        return _count(here, mode, subscribers, seconds, link)
 
 
-def _count(here: Federation, mode: str, subscribers: Sequence[str], seconds: float) -> Counted:
+def _count(here: Federation, mode: str, subscribers: Sequence[str], seconds: float, link: float) -> Counted:
     """What is delivered from now on, for so long."""
     pid = here.pid("overload")
     said: list[dict[str, list[float]]] = []
+    sent: list[int] = []
 
     def heard(facts: dict[str, Any]) -> None:
         if "late" in facts:
             said.append(facts["late"])
+            sent.append(facts["bytes"])
 
     def asked() -> dict[str, list[float]]:
+        sent.clear()
         said.clear()
         for name in subscribers:
             here.word(name, "count")
@@ -200,7 +248,7 @@ def _count(here: Federation, mode: str, subscribers: Sequence[str], seconds: flo
     began, cpu = time.monotonic(), _cpu_seconds(pid)
     time.sleep(seconds)
     late = asked()
-    return Counted(mode, time.monotonic() - began, _cpu_seconds(pid) - cpu, late)
+    return Counted(mode, time.monotonic() - began, _cpu_seconds(pid) - cpu, late, sum(sent), link)
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -220,11 +268,12 @@ def outcome(found: Mapping[str, Sequence[Counted]]) -> Outcome:
             round(statistics.median(c.rate() for c in each), 1),
             round(statistics.median(c.rate() * c.seconds / max(0.01, c.cpu) for c in each), 1),
             *(round(statistics.median(c.mean(name) for c in each), 3) for name in TYPES),
+            round(statistics.median(c.sent * 8 / 1e6 / c.seconds for c in each), 3),
         )
         for mode, each in found.items()
         if each
     ]
-    columns = ("", "important/s", "normal/s", "total/s", "a CPU second", "latency s", "normal latency s")
+    columns = ("", "important/s", "normal/s", "total/s", "a CPU second", "latency s", "normal latency s", "Mbit/s")
     table = Table("CPU overload, medians of the rounds", columns, rows)
     return Outcome((table,), tuple(promises(found)), tuple(_plots(rows)))
 
@@ -280,6 +329,8 @@ def promises(found: Mapping[str, Sequence[Counted]]) -> list[Promise]:
         checks.append((f"{mode}: total by off (paper {paper[1]})", total, 0.97, float("inf")))
         delay = median(lambda c: c.mean("important"), mode) / max(late, 1e-9)
         checks.append((f"{mode}: latency of important by off (paper {paper[2]})", delay, 0.0, 0.6))
+    used = max(counted.used for each in found.values() for counted in each)
+    checks.append(("bytes sent, % of the link (paper: very little)", 100 * used, 0.0, LINK_PERCENT))
     if found.get("light"):
         one = median(lambda c: c.cpu / max(1.0, c.rate() * c.seconds), "light")
         for part, passes in ((0.5, 2), (0.95, 4)):
@@ -305,10 +356,14 @@ def _range(low: float, high: float) -> str:
 def subscribe(config: Config, number: str) -> None:
     """Some of the subscribers; says for each word on stdin how late what has come since was."""
     late: dict[str, list[float]] = {}
+    size = 0
     lock = threading.Lock()
 
     def arrived(_: str, obj: InfoObject) -> None:
+        nonlocal size
+        on_the_wire = sum(map(len, encode(obj)))
         with lock:
+            size += on_the_wire
             late.setdefault(obj.type.name, []).append(time.time() - obj.platform.published)
 
     mine = range(int(number), SUBSCRIBERS * PREDICATES, PROCESSES)
@@ -318,8 +373,8 @@ def subscribe(config: Config, number: str) -> None:
         say(ready=number)
         for _ in sys.stdin:
             with lock:
-                told, late = late, {}
-            say(late=told)
+                told, late, sent, size = late, {}, size, 0
+            say(late=told, bytes=sent)
 
 
 def publish(config: Config, number: str, mode: str, points: str) -> None:

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from jbi_pubsub.core.access import (
+    NONE_IN_PARTICULAR,
     AccessAdmin,
     AccessPolicy,
     Question,
     Subject,
+    denied,
 )
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
+    ConfigurationError,
     JbiError,
     LookupNotFoundError,
     OversizeError,
@@ -31,6 +34,7 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.lease import Lease
+from jbi_pubsub.core.quality import PolicyChanged
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire.control import exported, leasing
 from jbi_pubsub.core.wire.endpoint import Caller
@@ -67,6 +71,9 @@ STATUS_ROWS: Final = 5_000
 
 CONTRACTS: Final = ("publish", "subscribe", "query")
 """Actions that open one."""
+
+TOLD_MOST: Final = 200
+"""Characters of what is set, and why, that are written down."""
 
 DRAIN_MOST: Final = 60.0
 """Seconds that a call to drain waits at most."""
@@ -344,6 +351,24 @@ class AdminCalls(AccessAdmin):
     def explain_contract(self, caller: Caller, uid: str) -> dict[str, Any]:
         self._server.allow(caller, "administer")
         return self._server.delegate.explain_contract(uid)
+
+    @exported
+    def set_policy(self, caller: Caller, key: str, value: str, why: str) -> PolicyChanged:
+        """Each is in the audit log, whether its rule asks for that or not."""
+        subject = Subject(name=f"{key} = {value}"[:TOLD_MOST])
+        decision = self._policy.allow(caller, "steer", subject)
+        self._policy.record(caller, "steer", subject, dataclasses.replace(decision, audit=True))
+        if not decision:
+            raise denied(caller, "steer", subject)
+        quality = self._server.quality
+        if quality is None:
+            raise ConfigurationError("this server manages no quality of service", hint="Set [qos] mode = 'on'")
+        people = bool(self._policy.allow(caller, "administer", NONE_IN_PARTICULAR))
+        told = quality.set(key, value, people=people)
+        if told.changed:
+            who = caller.identity or caller.address
+            log.warning("%s has set %s (%s): version %d", who, subject.name, why[:TOLD_MOST] or "-", told.version)
+        return told
 
     @exported
     def cancel(self, caller: Caller, uid: str) -> int:

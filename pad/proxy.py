@@ -16,7 +16,7 @@ from jbi_pubsub.core.access import ADMIN
 from jbi_pubsub.core.errors import ErrorReport, ProtocolError
 from jbi_pubsub.core.info_object import SchemaBundle
 from jbi_pubsub.core.lease import Lease
-from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, Importance
+from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, Importance, PolicyChanged
 from jbi_pubsub.core.renewal import RENEW_AT
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
@@ -305,6 +305,11 @@ class AdminProxy:
         """Why a subscription or registration has the importance and preferences that it has. Raises UnknownUidError,
         ConfigurationError."""
         return self._client.call("explain_contract", dict[str, Any], uid)
+
+    def set_policy(self, key: str, value: str, why: str) -> PolicyChanged:
+        """Change one value of the policy file there. Raises PolicyError, ConfigurationError for a file that can't be
+        written."""
+        return self._client.call("set_policy", PolicyChanged, key, value, why)
 
     def drain(self, seconds: float) -> int:
         """Take no new publishers; how many objects still wait after `seconds`."""

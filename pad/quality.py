@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jbi_pubsub.core.info_object import Cause, Head, Part, SchemaBundle
-from jbi_pubsub.core.quality import Contract, GrantedQos, Shape, Strategy, Wish
+from jbi_pubsub.core.quality import Contract, GrantedQos, PolicyChanged, Shape, Strategy, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import PayloadFilter
 
@@ -153,6 +153,11 @@ class Quality(Protocol):
 
     def explain_contract(self, contract: Contract) -> dict[str, Any]:
         """What one that stands has got, and why, as plain data."""
+        ...
+
+    def set(self, key: str, value: str, *, people: bool) -> PolicyChanged:
+        """Change one value of the policy file, also of groups and roles if `people`, and go by it. Raises
+        AccessDeniedError, PolicyError, ConfigurationError for a file that can't be written."""
         ...
 
     def ended(self, contract: Contract) -> None:

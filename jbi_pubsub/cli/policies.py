@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +16,13 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.quality import Resources
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import Predicate
-from jbi_pubsub.policy.access import access_rules
 from jbi_pubsub.policy.condition import QUANTITIES, Node, about_resources, holds, of_resources, shown_node
 from jbi_pubsub.policy.context import Facts
-from jbi_pubsub.policy.file import QOS_KINDS, nearest, parse, read
+from jbi_pubsub.policy.file import QOS_KINDS, nearest
 from jbi_pubsub.policy.policy import PolicySet, Rule, shown_value, when_shown
-from jbi_pubsub.policy.policyfile import POLICY_KEYS, policies_of
+from jbi_pubsub.policy.policyfile import POLICY_KEYS
 from jbi_pubsub.policy.units import amount
-from jbi_pubsub.policy.writing import changed, dumped, value_of
+from jbi_pubsub.policy.writing import dumped, value_of, written
 
 from .show import Column, counted, printable, show_table
 
@@ -237,15 +235,6 @@ def asked() -> Iterator[str]:
             yield f"{key}={answer}"
 
 
-def set_value(path: Path, key: str, value: Any) -> tuple[PolicySet, PolicySet]:
-    """Change one value of a file, if all of it can be used then; the policies before and after. Raises PolicyError, or
-    ConfigurationError for a file that can't be written."""
-    document, _ = read(path)
-    before = policies_of(document)
-    document.check()
-    return before, _written(path, changed(document, key, value))
-
-
 def append_policy(path: Path, table: Mapping[str, Any]) -> str:
     """Write a policy behind what a file says, if all of it can be used then; what was written. Raises PolicyError, or
     ConfigurationError for a file that can't be written."""
@@ -254,25 +243,8 @@ def append_policy(path: Path, table: Mapping[str, Any]) -> str:
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigurationError(f"{path} can't be read: {exc}") from exc
     text = dumped({"policy": [table]})
-    _written(path, before + ("\n" if before and not before.endswith("\n") else "") + ("\n" if before else "") + text)
+    written(path, before + ("\n" if before and not before.endswith("\n") else "") + ("\n" if before else "") + text)
     return text
-
-
-def _written(path: Path, text: str) -> PolicySet:
-    """The policies of the text, which the file has from now on, as a whole. Raises PolicyError, ConfigurationError."""
-    document = parse(text, path.name)
-    access_rules(document)
-    policies = policies_of(document)
-    document.check()
-    try:
-        new = path.with_name(f".{path.name}.{os.getpid()}")
-        new.write_text(text, "utf-8")
-        if path.exists():
-            new.chmod(path.stat().st_mode & 0o7777)
-        new.replace(path)
-    except (OSError, UnicodeEncodeError) as exc:
-        raise ConfigurationError(f"{path} can't be written: {exc}") from exc
-    return policies
 
 
 def as_table(words: Sequence[str]) -> dict[str, Any]:

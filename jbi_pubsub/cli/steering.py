@@ -12,17 +12,19 @@ from typing import Any
 
 import click
 
+from jbi_pubsub.core.access import ADMIN
 from jbi_pubsub.core.errors import ConfigurationError, PolicyError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.pad.proxy import AdminProxy
 from jbi_pubsub.policy.file import read
 from jbi_pubsub.policy.policy import PolicySet
 from jbi_pubsub.policy.policyfile import policies_of, review
 from jbi_pubsub.policy.proxy import MANAGER_TYPE, POLICY_MANAGER, Changed, PolicyProxy, epoch_of
 from jbi_pubsub.policy.space import read_set
-from jbi_pubsub.policy.writing import value_of
+from jbi_pubsub.policy.writing import set_value as set_value_in
 
 from . import policies
 from .settings import Settings, json_option, looking, pass_settings
@@ -132,6 +134,9 @@ def set_value(
     """Change one value of a policy file, or where none is configured, of the policies that a manager keeps; all else
     stays as it is. Whoever follows does so within a second.
 
+    --at names a manager, or a delegate with a policy file of its own: that writes the value into its file, and goes by
+    it at once.
+
     KEY is the file's own path, with names for numbers.
 
     \b
@@ -140,25 +145,55 @@ def set_value(
     jbi policy set policy.BFTrack.importance 5
     jbi policy set policy.Report.preference NoDrop --file policy.toml
     jbi policy set link.satcom.rate "800 kbps" --at 10.0.0.7:4170 --why "rain"
+    jbi policy set space.strategy strict --at 10.0.0.9:4171     # a delegate
     jbi policy set role.Patrol-1 cas
     jbi policy set 'mission."Route Irish".active' false
     """
     configured = settings.load().policy.file
     if file is not None and at:
-        raise ConfigurationError("--file changes a file, --at asks a manager", hint="Give one of them")
+        raise ConfigurationError("--file changes a file, --at asks a server", hint="Give one of them")
     if file is not None or (configured and not at):
         _set_in_file(file or Path(configured), key, value, as_json=as_json)
         return
-    with _manager(settings, at) as proxy:
-        changed = proxy.set(key, value, why)
+    try:
+        with _asked(settings, at) as proxy:
+            changed = proxy.set(key, value, why)
+    except ProtocolError as exc:
+        if not at or not _is_unknown(exc, POLICY_MANAGER):
+            raise
+        _set_at_delegate(settings, at, (key, value, why), as_json=as_json)
+        return
     if as_json:
         show_json({"version": changed.version, "changed": changed.is_new})
     else:
         _tell(changed)
 
 
+def _set_at_delegate(settings: Settings, at: str, said: tuple[str, str, str], *, as_json: bool) -> None:
+    """Who is no manager may have a policy file of his own. Raises PolicyError."""
+    config = settings.load()
+    proxy = AdminProxy(ServiceRef("", "", (check_endpoint(at),)), config.security(), timeout=config.lookup.timeout)
+    try:
+        told = proxy.set_policy(*said)
+    except ProtocolError as exc:
+        if not _is_unknown(exc, ADMIN):
+            raise
+        raise PolicyError(f"{at} is no policy manager, and no delegate", hint="`jbi services` lists both") from exc
+    finally:
+        proxy.close()
+    if as_json:
+        show_json({"version": told.version, "changed": told.changed, "file": told.file})
+    else:
+        state = "in force" if told.changed else "in force already, and says that"
+        click.echo(printable(f"version {told.version} is {state}: {told.file} at {at}"))
+
+
+def _is_unknown(exc: ProtocolError, exported: str) -> bool:
+    return f"no exported method {exported}." in exc.message
+
+
 def _set_in_file(path: Path, key: str, value: str, *, as_json: bool) -> None:
-    before, after = policies.set_value(path, key, value_of(key, value))
+    before, after = set_value_in(path, key, value)
     found = _differences(before, after)
     if as_json:
         show_json({"file": str(path), "changed": bool(found), "policies": found})
@@ -244,18 +279,26 @@ def _tell(changed: Changed) -> None:
 @contextmanager
 def _manager(settings: Settings, at: str | None) -> Iterator[PolicyProxy]:
     """The policy manager at an address, or the one that the lookup services list. Raises PolicyError."""
+    try:
+        with _asked(settings, at) as proxy:
+            yield proxy
+    except ProtocolError as exc:
+        if not _is_unknown(exc, POLICY_MANAGER):
+            raise
+        raise PolicyError(
+            f"{at} is no policy manager",
+            hint="`jbi policy serve` is one; of a delegate with a policy file of its own `set` changes single values",
+        ) from exc
+
+
+@contextmanager
+def _asked(settings: Settings, at: str | None) -> Iterator[PolicyProxy]:
+    """The same; whether it is one shows when it is asked."""
     config = settings.load()
     ref = ServiceRef("", POLICY_MANAGER, (check_endpoint(at),)) if at else _found(settings)
     proxy = PolicyProxy(ref, config.security(), timeout=config.lookup.timeout)
     try:
         yield proxy
-    except ProtocolError as exc:
-        if f"no exported method {POLICY_MANAGER}." not in exc.message:
-            raise
-        raise PolicyError(
-            f"{at} is no policy manager",
-            hint="`jbi policy serve` is one; who has a policy file of his own follows that: change the file there",
-        ) from exc
     finally:
         proxy.close()
 

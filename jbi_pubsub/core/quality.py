@@ -256,6 +256,15 @@ class GrantedQos(msgspec.Struct, frozen=True):
     unmet: tuple[Unmet, ...] = ()
 
 
+class PolicyChanged(msgspec.Struct, frozen=True):
+    """What a server answers that has changed a value of its policy file: which version of the policies is in force now,
+    and whether it is another one."""
+
+    version: int
+    changed: bool
+    file: str
+
+
 class Metering(Protocol):
     """Is told what a contract gets (qos/meter.py). Any thread."""
 

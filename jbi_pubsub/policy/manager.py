@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jbi_pubsub.core.access import Action, Decision, Subject
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import PolicyError
+from jbi_pubsub.core.errors import AccessDeniedError, PolicyError
 from jbi_pubsub.core.files import stamp
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire.endpoint import Caller
@@ -74,6 +74,8 @@ class AccessManager:
         self._rules, document = self._read()
         self._review(document, self._rules)
         self._pending = self._seen
+        self._taking = threading.Lock()
+        """Held while the file is looked at, or written."""
         self._counting = threading.Lock()
         self._refused: Counter[str] = Counter()
         self._changed = threading.Condition()
@@ -171,12 +173,34 @@ class AccessManager:
 
     def look(self) -> None:
         """Read the file again if it is another one than it was, and the same as at the last look."""
-        seen = stamp(self.path)
-        if seen != self._pending:
-            self._pending = seen
-        elif seen != self._seen:
-            self._seen = seen
+        with self._taking:
+            seen = stamp(self.path)
+            if seen != self._pending:
+                self._pending = seen
+            elif seen != self._seen:
+                self._seen = seen
+                self._take()
+
+    def set(self, key: str, value: str, *, people: bool) -> tuple[int, bool]:
+        """Change one value of what the file says of who matters, all else as it is written, and put it in force: the
+        version of the policies, and whether it is another one. `people`: also groups and roles, which access rules may
+        be about. Raises AccessDeniedError, PolicyError, ConfigurationError for a file that can't be written."""
+        from . import writing  # here: without quality of service it is not imported
+
+        if not people and writing.is_about_people(key):
+            raise AccessDeniedError(
+                f"{key[:SHOWN]} says who somebody is, which access rules ask for",
+                hint="Who may `administer` may change groups and roles",
+            )
+        with self._taking:
+            before = self._policies.version if self._policies is not None else 0
+            writing.set_value(self.path, key, value)
+            self._seen = self._pending = stamp(self.path)
             self._take()
+            if self.fault:
+                raise PolicyError(self.fault)
+            now = self._policies.version if self._policies is not None else 0
+        return now, now != before
 
     def _take(self) -> None:
         try:

@@ -25,7 +25,7 @@ from jbi_pubsub.core.quality import LEVELS, LinkTerms, Strategy
 from .file import parse
 from .policy import NOTHING, PolicySet
 from .policyfile import policies_of
-from .writing import changed, value_of
+from .writing import VALUE_MOST, changed, value_of
 
 SNAPSHOT_BYTES: Final = 1 << 20
 """Of a set's text: what is pushed goes to everybody, whole."""
@@ -33,8 +33,6 @@ HISTORY_MOST: Final = 1_000
 """Versions that are kept; of more the oldest are forgotten."""
 WHY_MOST: Final = 500
 """Characters of a reason."""
-VALUE_MOST: Final = 10_000
-"""Characters of a key, and of a value that is set."""
 MEMBERS_MOST: Final = 1_000
 """Local managers that follow."""
 LINKS_TOLD: Final = 1_000

@@ -5,16 +5,58 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
-from jbi_pubsub.core.errors import PolicyError
+from jbi_pubsub.core.errors import ConfigurationError, PolicyError
 
-from .file import Document, Where, nearest
+from .access import access_rules
+from .file import Document, Where, nearest, parse, read
 from .policy import Policy, PolicySet
-from .policyfile import CONTEXT, Table, built_in, parse_policies
+from .policyfile import CONTEXT, Table, built_in, parse_policies, policies_of
+
+VALUE_MOST: Final = 10_000
+"""Characters of a key or value that is set by itself."""
+
+
+def set_value(path: Path, key: str, said: str) -> tuple[PolicySet, PolicySet]:
+    """Change one value of a file, if all of it can be used then; the policies before and after. Raises PolicyError, or
+    ConfigurationError for a file that can't be written."""
+    if max(len(key), len(said)) > VALUE_MOST:
+        raise PolicyError(f"a key or value of more than {VALUE_MOST} characters", hint="Write it into the file")
+    document, _ = read(path)
+    before = policies_of(document)
+    document.check()
+    return before, written(path, changed(document, key, value_of(key, said)))
+
+
+def is_about_people(key: str) -> bool:
+    """Whether a path leads to a group or role, which access rules may be about. Raises PolicyError."""
+    return _names_of(key)[:1] in (["group"], ["role"])
+
+
+def written(path: Path, text: str) -> PolicySet:
+    """The policies of the text, which the file has from now on, as a whole. Raises PolicyError, ConfigurationError."""
+    document = parse(text, path.name)
+    access_rules(document)
+    policies = policies_of(document)
+    document.check()
+    path = path.resolve()  # a link stays one
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        new.write_text(text, "utf-8")
+        if path.exists():
+            new.chmod(path.stat().st_mode & 0o7777)
+        new.replace(path)
+    except (OSError, UnicodeEncodeError) as exc:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise ConfigurationError(f"{path} can't be written: {exc}") from exc
+    return policies
 
 
 def with_policies(policies: PolicySet, more: Sequence[Policy]) -> PolicySet:

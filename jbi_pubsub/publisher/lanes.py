@@ -8,6 +8,7 @@ what has waited here tells its age, which counts against its deadlines.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -256,10 +257,11 @@ class Lanes:
         self, number: int, lane: deque[Parcel], most: int, most_bytes: int, items: list[tuple[Part, ...]]
     ) -> int:
         """The next objects of a registration, no more than a chunk together unless the first one is; their bytes."""
-        head, since = PUBLICATION.pack(WHOLE, number, 0), 0.0
+        head = PUBLICATION.pack(WHOLE, number, 0)
         most_bytes = min(most_bytes, self._chunk)
         credit = self._credits.get(number) if self._credits else None
         now = self._clock() if credit is not None else 0.0
+        begin, end = now - 0.001, math.inf  # what was published between is of the age that `head` says
         taken = size = 0
         while lane and taken < most and size < most_bytes and lane[0].size <= self._chunk:
             if credit is not None:
@@ -267,9 +269,10 @@ class Lanes:
                     break
                 credit.waits(lane[0], -1)
                 credit.went(lane[0])
-                if lane[0].since != since:  # those that were published together are of one age
-                    since = lane[0].since
-                    head = PUBLICATION.pack(WHOLE, number, _age(now, since))
+                if not begin < (since := lane[0].since) <= end:
+                    age = _age(now, since)
+                    begin, end = now - (age + 1) / 1000, now - age / 1000
+                    head = PUBLICATION.pack(WHOLE, number, age)
             parcel = lane.popleft()
             items.append((head, *parcel.parts))
             self._taken.append((number, parcel, True))

@@ -11,9 +11,10 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import PolicyError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
-from jbi_pubsub.core.quality import Contract, GrantedQos, Resources, Space, Strategy, Wish
+from jbi_pubsub.core.quality import Contract, GrantedQos, PolicyChanged, Resources, Space, Strategy, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.policy.context import facts_of
@@ -168,6 +169,16 @@ class Enforcement:
     def explain_contract(self, contract: Contract) -> dict[str, Any]:
         """What one that stands has got, and why, as plain data."""
         return self.local.explain_contract(contract)
+
+    def set(self, key: str, value: str, *, people: bool) -> PolicyChanged:
+        """Into the policy file, and in force. Raises PolicyError where another has the say."""
+        if self._source is None or (not self._file_says and self.following.has_set):
+            raise PolicyError(
+                f"{self.component} follows a policy manager, or nobody: it has no policy file that says who matters",
+                hint="`jbi policy set` without --at asks the manager; or start it with --policy FILE",
+            )
+        version, changed = self._source.set(key, value, people=people)
+        return PolicyChanged(version, changed, str(self._source.path.absolute()))
 
     def ended(self, contract: Contract) -> None:
         """Forget it."""

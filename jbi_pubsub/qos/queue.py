@@ -145,7 +145,7 @@ class LevelQueue(Generic[W]):
         if settings.replace and (key := key_of(settings.replace, parcel)) is not None:
             self._replace(entry, key)
         self._count += 1
-        self._stand(entry, self._lanes.get(registration) or self._new_lane(registration))
+        self._stand(entry, lane or self._new_lane(registration))
 
     def select(self, level: int, now: float) -> W | None:
         """What `take` would remove, of those at that level; None when all of them had expired."""

@@ -79,6 +79,7 @@ ASKING: dict[tuple[str, str], tuple[Any, ...]] = {
     ("pad.join_admin", "remove_lookup_attributes"): ((),),
     ("pad.admin", "explain"): (Question("connect", "alice"),),
     ("pad.admin", "explain_contract"): ("uid",),
+    ("pad.admin", "set_policy"): ("space.strategy", "strict", ""),
     ("pad.admin", "cancel"): ("uid",),
     ("pad.admin", "drain"): (1.0,),
     ("pad.admin", "resume"): (),

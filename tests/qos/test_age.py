@@ -228,14 +228,15 @@ def test_the_time_at_the_publisher_and_before_the_judge_counts_against_deadlines
 
 
 def test_what_lies_on_the_shelf_has_its_age_from_its_publisher(
-    federation: Any, by_type: Configured, figures: Any, register: Register, monkeypatch: pytest.MonkeyPatch
+    federation: Any, by_type: Configured, figures: Any, register: Register
 ) -> None:
     # Given objects that say to be older than any deadline, which nobody wanted yet
-    monkeypatch.setattr(lanes_module, "_age", lambda _now, _since: AGE_MOST)
     federation.pad(config=by_type(federation.config))
     publisher, subscriber = federation.light(), federation.subscriber()
     uid = subscriber.register_subscriber(type_name="normal", qos=Wish(deadline=3600.0))
     registration = register(publisher, "normal")
+    (connection,) = publisher._connections.values()
+    connection._queue._clock = lambda: 1e9
     publisher.publish(registration, figures.figure_1)
     # When its subscriber has come
     assert subscriber.wait_matched(uid) == 1

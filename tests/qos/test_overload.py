@@ -15,9 +15,12 @@ from jbi_pubsub.examples import overload
 from jbi_pubsub.examples.overload import Counted, document, outcome, predicate
 
 
-def counted(mode: str, important: int, normal: int, late: float = 1.0, later: float = 1.0) -> Counted:
-    """Ten seconds in which so many came, all as late."""
-    return Counted(mode, 10.0, 9.0, {"important": [late] * important, "normal": [later] * normal})
+def counted(
+    mode: str, important: int, normal: int, late: float = 1.0, later: float = 1.0, *, size: int = 2_000
+) -> Counted:
+    """Ten seconds in which so many of that size came, all as late, over a link of 10 MB/s."""
+    all_late = {"important": [late] * important, "normal": [later] * normal}
+    return Counted(mode, 10.0, 9.0, all_late, size * (important + normal), 10e6)
 
 
 RIGHT = {
@@ -46,6 +49,7 @@ def test_what_the_paper_has_seen_is_right() -> None:
         ("strict", counted("strict", 1_000, 1, 2.8), "strict: normal objects"),
         ("strict", counted("strict", 800, 0, 2.8), "strict: important by off"),
         ("light", counted("light", 100, 900, 0.2, 5.0), "light: p50"),
+        ("strict", counted("strict", 1_000, 0, 2.8, size=5_001), "bytes sent, % of the link"),
     ],
 )
 def test_what_is_not_met_is_said(mode: str, wrong: Counted, says: str) -> None:
@@ -74,6 +78,10 @@ def test_the_command_exits_by_what_was_met(mode: str, monkeypatch: pytest.Monkey
     assert asked == [{"rounds": 2}]
 
 
+def test_the_link_is_measured() -> None:
+    assert 1e6 < overload.link_rate() < 1e12
+
+
 def test_each_document_matches_one_predicate() -> None:
     matched = [n for n in range(30) if compile_predicate(predicate(n)).matches(parse_metadata(document(7, 4)))]
     assert matched == [7]
@@ -83,3 +91,6 @@ def test_each_document_matches_one_predicate() -> None:
 def test_overload_over_real_processes() -> None:
     found = overload.run_cpu(print, seconds=5.0, modes=("off", "strict"))
     assert [promise.says for promise in found.promises if "normal objects" in promise.says and not promise.kept] == []
+    (sent,) = [promise for promise in found.promises if promise.says.startswith("bytes sent")]
+    assert sent.kept, sent.says
+    assert all(float(row[-1]) > 0 for row in found.tables[0].rows)
