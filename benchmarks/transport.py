@@ -61,7 +61,7 @@ def measure(size: int, at_once: int) -> dict[str, float]:
     window = Window()
     frames = []
     for at in range(0, OBJECTS, at_once):
-        items = [(PUBLICATION.pack(WHOLE, 1), *pack(head, payload).parts) for head in heads[at : at + at_once]]
+        items = [(PUBLICATION.pack(WHOLE, 1, 0), *pack(head, payload).parts) for head in heads[at : at + at_once]]
         frames.append(bytearray(b"".join(window.add(items).frame)))
         window.restart()
     bodies = [memoryview(frame)[FRAME.size + BATCH.size :] for frame in frames]

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hmac import compare_digest
 from typing import Any, Final, Protocol
 from uuid import uuid4
@@ -58,6 +59,7 @@ from jbi_pubsub.pad.mail.links import LinkAction, recipient_of, uid_of
 from jbi_pubsub.pad.mail.reminder import Schedule
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.newcomers import Newcomers, narrowing
+from jbi_pubsub.pad.offers import Offers
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.overview import (
     Terms,
@@ -225,6 +227,7 @@ class Delegate:
         """The application that a peer publisher lives in."""
         self._shelves = stages.shelves
         self._topics = Topics(stages.shelves)
+        self._offers = Offers()
         self._signatures = stages.signatures
         self._seals = Seals(stages.signer, delegate_id) if stages.signer is not None else None
         self._former_keys: dict[str, SigningKey] = {}
@@ -386,6 +389,7 @@ class Delegate:
             topic.shelf.young_until = math.inf
             connection.registrations[registration.number] = registration
             self._registrations[registration.uid] = registration
+            self._tell_quality(self._offers.made_by(registration, request.qos))
         return registration, entries
 
     def _contract(
@@ -654,23 +658,31 @@ class Delegate:
         except JbiError:
             self._end_contract(subscription.contract)
             raise
+        self._offers.required_by(subscription)
+        given = msgspec.structs.replace(given, unmet=subscription.unmet)
         return Granted(granted.number, granted.lease, given, PREFETCH_LEAST if self._quality is not None else 0)
 
     def _contract_of(self, subscription: Subscription, wish: Wish) -> tuple[Contract | None, GrantedQos]:
-        session = self._sessions.get(subscription.owner)
         return self._contract(
             subscription.caller,
             "subscribe",
             type_wanted(subscription.request),
             wish,
             by_mail=not subscription.request.direct,
-            changed=None if session is None else lambda given: session.tell_quality(subscription, given),
+            changed=lambda _given: self._tell_quality([subscription]),
         )
+
+    def _tell_quality(self, subscriptions: Iterable[Subscription]) -> None:
+        """To their subscribers: what they have got by now. By e-mail nobody is told; the status says it."""
+        for subscription in subscriptions:
+            session = self._sessions.get(subscription.owner)
+            if session is not None:
+                session.tell_quality(subscription, partial(self._quality_of, subscription))
 
     def _quality_of(self, subscription: Subscription) -> GrantedQos:
         if self._quality is None or subscription.contract is None:
             return unmanaged(subscription.request.qos)
-        return self._quality.granted(subscription.contract)
+        return msgspec.structs.replace(self._quality.granted(subscription.contract), unmet=subscription.unmet)
 
     def _open(
         self, key: tuple[str, str], subscription: Subscription, duration: float, age: float, elapsed: float
@@ -821,6 +833,7 @@ class Delegate:
         self._subscriptions[key] = subscription
         self._open_mail(subscription)
         self._waiting.add(key, kept.request.entries)
+        self._offers.required_by(subscription)
 
     def end_held(self, is_revoked: Callable[[str], bool]) -> int:
         """End the publishers, sessions and e-mail subscriptions of certificates that are revoked; how many."""
@@ -1314,6 +1327,7 @@ class Delegate:
                 self._keep_key(registration)
                 self._account.close_registration(registration)
                 self._topics.leave(registration, self._clock())
+            self._tell_quality(self._offers.withdraw(registrations))
             self._stood.notify_all()
             used = {r.gate.type for r in self._registrations.values()}
             idle = [t for t in {r.gate.type for r in registrations} if t not in used]
@@ -1355,6 +1369,7 @@ class Delegate:
                 self._landlord.drop(subscription.lease_id)
             self._waiting.remove(key)
             self._take_from_tables(subscription)
+            self._offers.forget(subscription)
             self._schedule.set(subscription, math.inf)
             self._close_mail(subscription)
             self._newcomers.forget(subscription)

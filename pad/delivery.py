@@ -15,8 +15,8 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
@@ -50,8 +50,20 @@ COUNT_MOST: Final = 2**53
 SHARED_MOST: Final = 10_000
 """Subscriptions of one SHARED item: its numbers take 40 kB then."""
 
-Consumed = dict[int, int]
-"""Note of the subscriber's acknowledgements: subscription number -> objects its application has taken in all."""
+Micros = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+"""Millionths of a second, twelve days at most."""
+
+
+class Heard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Note of the subscriber's acknowledgements, by subscription numbers. `consumed`: how many objects its application
+    has taken in all. `delays`, under quality of service and once a second: how long one object has waited there for the
+    application, and by how much that varies (RFC 3550's jitter)."""
+
+    consumed: dict[int, int] = {}
+    delays: dict[int, tuple[Micros, Micros]] = {}
+
+
+NOTHING_HEARD: Final = Heard()
 
 Parts = tuple[Part, ...]
 
@@ -112,8 +124,8 @@ class SubscriberSession:
         """Access to something that it wants."""
         self._is_to_ask = False
         """ASK_AGAIN is to go out."""
-        self._granted: dict[int, GrantedQos] = {}
-        """What is to be told of what subscriptions have got, by number."""
+        self._granted: dict[int, Callable[[], GrantedQos]] = {}
+        """Subscriptions that are to be told what they have got, by number, and what that is by then."""
         self._expelled: deque[Subscription] = deque()
         """Whose end is to be told."""
         self._parting = False
@@ -192,8 +204,8 @@ class SubscriberSession:
             self._is_to_ask, self.was_refused = self.was_refused, False
         self._sender.ready()
 
-    def tell_quality(self, subscription: Subscription, given: GrantedQos) -> None:
-        """Tell its subscriber what it has got, instead of what it had; the last one counts."""
+    def tell_quality(self, subscription: Subscription, given: Callable[[], GrantedQos]) -> None:
+        """Tell its subscriber what it has got, instead of what it had; `given` is asked when that goes out."""
         with self._changed:
             if subscription.number in self._outlets:
                 self._granted[subscription.number] = given
@@ -352,7 +364,7 @@ class SubscriberSession:
         while self._granted and len(items) < max_items:
             number, given = self._granted.popitem()
             self._fly((), 1)
-            items.append((ITEM.pack(QUALITY, number), msgspec.msgpack.encode(given)))
+            items.append((ITEM.pack(QUALITY, number), msgspec.msgpack.encode(given())))
         while self._expelled and len(items) < max_items - 1:
             items += self._end_of(self._expelled.popleft())
         if self._is_to_ask and len(items) < max_items:
@@ -589,6 +601,9 @@ class SubscriberSession:
             outlet.ready = True
             self._ready.append(outlet)
 
+    def _reached(self, delays: Mapping[int, tuple[int, int]]) -> None:
+        """How long objects have waited for their applications: nobody asks here."""
+
     def _lose(self, outlet: Outlet, cause: Cause, count: int = 1) -> None:
         outlet.subscription.lost[cause] += count
         outlet.untold[cause] += count
@@ -605,7 +620,7 @@ class SubscriberSession:
 
     def _acked(self, count: int, note: bytes) -> None:
         try:
-            consumed = decoder_of(Consumed).decode(note) if note else {}
+            heard = decoder_of(Heard).decode(note) if note else NOTHING_HEARD
         except msgspec.DecodeError as exc:
             raise ProtocolError(f"bad acknowledgement: {exc}") from exc
         with self._changed:
@@ -619,11 +634,13 @@ class SubscriberSession:
                 flight.count -= arrived
                 if not flight.count:
                     self._flying.popleft()
-            for number, total in consumed.items():
+            for number, total in heard.consumed.items():
                 outlet = self._outlets.get(number)
                 if outlet is not None and outlet.consumed < total <= outlet.sent:
                     outlet.consumed = total
                     self._make_ready(outlet)
+            if heard.delays:
+                self._reached(heard.delays)
             self._changed.notify_all()  # whoever drains
             ready = bool(self._ready)
         if ready:

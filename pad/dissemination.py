@@ -15,7 +15,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.documents import ANY, ANY_TEXT, Grammar, Invariants, Particle, Texts, Traced, known_documents
@@ -170,12 +170,17 @@ class Selected(NamedTuple):
 
 
 class Disseminated(NamedTuple):
-    """What becomes of an object: deliveries, those whose filter selected nothing and who asked for silence, and those
-    whose contract it is too large for."""
+    """What becomes of an object: deliveries, those whose filter selected nothing and who asked for silence, those whose
+    contract it is too large for, and those who have it shaped later."""
 
     selected: Sequence[Selected]
     suppressed: Sequence[Subscription] = ()
     oversize: Sequence[Subscription] = ()
+    later: Sequence[Selected] = ()
+
+
+ShapedLater = Callable[[Selected, tuple[Shape, ...]], bool]
+"""Whether somebody gets an object later, in the shapes that it is to have now ((): as it is)."""
 
 
 class Seal(Protocol):
@@ -319,7 +324,11 @@ class Judgement:
 
 
 def disseminate(
-    parcel: Parcel, matched: list[Subscription], seal: Seal | None = None, shaper: Shaping | None = None
+    parcel: Parcel,
+    matched: list[Subscription],
+    seal: Seal | None = None,
+    shaper: Shaping | None = None,
+    is_later: ShapedLater | None = None,
 ) -> Disseminated:
     """Filter the object for those it matched, and shape what is left as their contracts say."""
     cuts = _cuts(parcel, {s.payload_filter for s in matched if s.payload_filter is not None}, seal)
@@ -337,7 +346,7 @@ def disseminate(
             selected.append(Selected(subscription, rest))
     if shaper is None:
         return Disseminated(selected, suppressed)
-    return _shaped(parcel, selected, suppressed, seal, shaper)
+    return shaped(parcel, selected, seal, shaper, is_later)._replace(suppressed=suppressed)
 
 
 def is_shaped(subscription: Subscription) -> bool:
@@ -349,27 +358,32 @@ def is_shaped(subscription: Subscription) -> bool:
     return bool(settings.shapes) or settings.max_size is not None or contract.by_object is not None
 
 
-def _shaped(
+def shaped(
     published: Parcel,
     selected: Sequence[Selected],
-    suppressed: Sequence[Subscription],
     seal: Seal | None,
     shaper: Shaping,
+    is_later: ShapedLater | None = None,
 ) -> Disseminated:
     """The selected ones in the shapes of their contracts, but for those that are still too large for theirs."""
     made: dict[tuple[int, tuple[Shape, ...]], Parcel | None] = {}
-    shaped: list[Selected] = []
+    ready: list[Selected] = []
     oversize: list[Subscription] = []
+    later: list[Selected] = []
     for each in selected:
         subscription, parcel = each.subscription, each.parcel
         settings = subscription.contract.of(published) if subscription.contract is not None else None
         if settings is None:
-            shaped.append(each)
+            ready.append(each)
             continue
-        if shaper.is_on and _is_to_shape(parcel, settings):
-            key = id(parcel), settings.shapes
+        shapes = settings.shapes if shaper.is_on and _is_to_shape(parcel, settings) else ()
+        if is_later is not None and is_later(each, shapes):
+            later.append(each)
+            continue
+        if shapes:
+            key = id(parcel), shapes
             if key not in made:
-                made[key] = _shape(published, each, settings.shapes, seal, shaper)
+                made[key] = _shape(published, each, shapes, seal, shaper)
             smaller = made[key]
             subscription.unshaped += smaller is None
             if smaller is not None:
@@ -378,8 +392,8 @@ def _shaped(
         if settings.oversize == "drop" and settings.max_size is not None and _length(parcel) > settings.max_size:
             oversize.append(subscription)
         else:
-            shaped.append(each if parcel is each.parcel else each._replace(parcel=parcel))
-    return Disseminated(shaped, suppressed, oversize)
+            ready.append(each if parcel is each.parcel else each._replace(parcel=parcel))
+    return Disseminated(ready, (), oversize, later)
 
 
 def _is_to_shape(parcel: Parcel, settings: Settings) -> bool:

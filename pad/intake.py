@@ -7,8 +7,9 @@ Rules:
 - Objects of a registration go through a *lane*, in order. An object is *done* when its deliveries are queued and its
   mail is on disk, or it was refused; until then its publisher keeps it. A registration has a *credit* of objects that
   are admitted and not done: its publisher holds back that registration, and no other.
-- Whoever judges never waits. Where an object would have to, for memory, for those who come late, for a subscriber under
-  policy `block`, its lane is parked, with its registration, and tried again.
+- Whoever judges never waits, nor does the thread of the connection. Where an object would have to, for memory or the
+  room of another stage, for those who come late, for a subscriber under policy `block`, its lane is parked, with its
+  registration, and tried again.
 - How far registrations are done is told with acknowledgements; by the thread `report-<server>` where none is due.
 """
 
@@ -19,27 +20,26 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.errors import ErrorReport, JbiError, ProtocolError, UnknownUidError, report
+from jbi_pubsub.core.errors import BackPressureError, ErrorReport, JbiError, ProtocolError, UnknownUidError, report
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel
-from jbi_pubsub.core.quality import Contract
+from jbi_pubsub.core.pacing import TokenBucket
+from jbi_pubsub.core.quality import Contract, Rate
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Receiver
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.pipeline import RUN_BYTES, RUN_MOST, Pipeline, Refused, fault_of
-from jbi_pubsub.pad.proxy import Refusals, Taken
+from jbi_pubsub.pad.proxy import Refusals, Registered, Taken
 from jbi_pubsub.pad.quality import Turns
 from jbi_pubsub.pad.registration import Registration
+from jbi_pubsub.pad.rest import AGAIN_FIRST, Entry, Handing, Rests, Run
 
 log = logging.getLogger("jbi_pubsub.pad")
 
-AGAIN_FIRST: Final = 0.005
-AGAIN_MOST: Final = 0.1
-"""Seconds until a lane that had to wait is tried again: it doubles."""
 SYNC_SECONDS: Final = 10.0
 """Longest that objects are not done because a disk does not answer at all."""
 
@@ -50,8 +50,14 @@ REPORT_AGAIN: Final = 0.02
 REFUSALS_AT_ONCE: Final = 16
 """In one acknowledgement: a small frame goes without waiting."""
 
-Entry = Parcel | int
-"""An object that was admitted, or the number of one that was refused or known already."""
+RUN_SECONDS: Final = 0.1
+"""Of its rate what a registration that has one is given in one step, but for one object that takes more."""
+PACE_SECONDS: Final = 1.0
+"""How long a lane that waits for its rate is not looked at, at most: policies may change it meanwhile."""
+AT_ONCE: Final = 1e-6
+"""Of a rate that nothing was used of: nothing is saved up."""
+RATES_MOST: Final = 8
+"""Different rates of one registration that are known; with one more they all begin anew."""
 
 
 def reported(parcel: Parcel, why: JbiError) -> tuple[str, ErrorReport]:
@@ -61,7 +67,7 @@ def reported(parcel: Parcel, why: JbiError) -> tuple[str, ErrorReport]:
     return object_id, report(why)
 
 
-class Lane:
+class Lane(Handing):
     """One registration's objects between admission and done: work of a task (see Turns). Its intake's lock covers what
     both threads change, admission and judging; the rest is of whoever has the baton."""
 
@@ -76,19 +82,18 @@ class Lane:
         """How important its publisher was told on this connection that it is; 0: not yet."""
         self.unsynced: deque[tuple[int, float, list[Entry]]] = deque()
         """Judged, with mail that is not on disk: its number there, and since when (monotonic seconds)."""
+        super().__init__(intake.pipeline)
         self._intake = intake
-        self._pipeline = intake.pipeline
         self._waiting: deque[Entry] = deque()
         self._contract = registration.contract or Contract()
-        self._blocked: Deliveries | None = None
-        """What subscribers under policy `block` have no room for."""
-        self._in_hand: tuple[list[Entry], int] = [], 0
-        """Of which objects that is, and the number of their last mail."""
-        self._since = math.inf
-        """When it began to wait for memory or subscribers."""
-        self._again = AGAIN_FIRST
-        self._may_go = 0.0
-        """When the next object may be judged by the registration's max_rate (monotonic seconds); 0.0: it has none."""
+        self._in_hand: Run | None = None
+        """What is blocked."""
+        credit = intake.credit_of(registration)
+        self.rests = Rests(intake.turns, intake.pipeline, self._contract, credit, self._done, intake.refuse)
+        self._buckets: dict[Rate, TokenBucket] = {}
+        """Of each max_rate that policies have for its objects."""
+        self._is_asked = self._pipeline.has_stages
+        """Of each object other stages are asked whether they have room."""
         self.task = intake.turns.task("judge", self)
 
     def put(self, entries: Sequence[Entry]) -> None:
@@ -108,70 +113,89 @@ class Lane:
         """Of the next object's metadata, in bytes: what judging it costs is in proportion to that."""
         if self._waiting:
             return _size(self._waiting[0])
-        return 1 if self._blocked is not None else 0
+        return 1 if self._blocked is not None or self.rests.is_too_much else 0
 
     def step(self, most: int) -> tuple[int, int, float]:
         """Judge some objects."""
-        if self._blocked is not None and not self._is_unblocked():
-            return 0, 0, self._wait_again()
+        if self._blocked is not None:
+            if not self._is_unblocked():
+                return 0, 0, self._wait_again()
+            self._close()
+        if self.rests.is_too_much:
+            return self.rests.step(most)
         if not self._waiting:
             return 0, 0, 0.0
-        first = self._waiting[0]
-        if isinstance(first, Parcel) and (self._may_go or not self._pipeline.is_clear(self.registration, first.size)):
+        first, contract = self._waiting[0], self._contract
+        is_looked_at = self._is_asked or contract.settings.max_rate is not None or contract.by_object is not None
+        if isinstance(first, Parcel) and (is_looked_at or not self._pipeline.is_clear(self.registration, first.size)):
             pause = self._pause(first, time.monotonic())
             if pause:
                 return 0, 0, pause
         run, size = self._next_run(most)
         return len(run), size, self._judge(run)
 
-    def _is_unblocked(self) -> bool:
-        """Whether subscribers under policy `block` have room by now for what is in hand, or have lost it."""
-        assert self._blocked is not None
-        self._blocked = self._pipeline.deliver_without_waiting(self._blocked, time.monotonic() - self._since)
-        if self._blocked is not None:
-            return False
-        self._has_room()
-        self._finish(*self._in_hand, [])
-        return True
-
     def _pause(self, parcel: Parcel, now: float) -> float:
         """Seconds until an object may be judged; 0.0: now, or never, which it is told."""
-        if now < self._may_go:
-            return self._may_go - now
+        rate = self._contract.of(parcel).max_rate
+        if rate is not None and (wait := self._bucket_of(rate, now).ready_in(now)):
+            return min(wait, PACE_SECONDS)
         if pause := self._pipeline.settling(self.registration, parcel):
             return pause
         if self._pipeline.has_room(self.importance()):
-            self._has_room()
-            return 0.0
+            try:
+                pause = self._pipeline.room_in(self.registration, parcel)
+            except BackPressureError as exc:
+                return self._refuse_first(parcel, exc)
+            if not pause:
+                self._has_room()
+                return 0.0
         self._since = min(self._since, now)
         if now - self._since < self._pipeline.patience:
-            return self._wait_again()
+            return pause or self._wait_again()
+        return self._refuse_first(parcel, self._pipeline.no_stage() if pause else self._pipeline.no_room())
+
+    def _refuse_first(self, parcel: Parcel, why: BackPressureError) -> float:
+        """There is no room for the next object."""
         self._has_room()
         self._waiting.popleft()
         self.registration.refused += 1
-        self._finish([parcel], 0, [(parcel, self._pipeline.no_room())])
+        self._finish([parcel], 0, [(parcel, why)])
         return AGAIN_FIRST
 
-    def _wait_again(self) -> float:
-        self._again = min(2 * self._again, AGAIN_MOST)
-        return self._again
-
-    def _has_room(self) -> None:
-        self._since, self._again = math.inf, AGAIN_FIRST
-
     def _next_run(self, most: int) -> tuple[list[Entry], int]:
-        """What is judged in one step, and the bytes of its metadata: all of one importance."""
+        """What is judged in one step, and the bytes of its metadata: all of one importance and rate."""
         waiting, by_object = self._waiting, self._contract.by_object
         importance = self.importance() if by_object is not None else 0
+        rate = self._rate()
         run = [waiting.popleft()]
         size, whole = _size(run[0]), _whole_size(run[0])
-        while waiting and len(run) < RUN_MOST and whole < RUN_BYTES:
+        while waiting and len(run) < RUN_MOST and whole < RUN_BYTES and not self._is_asked:
             size += _size(waiting[0])
-            if size > most or (by_object is not None and self.importance() != importance):
-                return run, size - _size(waiting[0])
+            is_other = by_object is not None and (self.importance() != importance or self._rate() != rate)
+            if size > most or is_other or (rate is not None and _amount(run, rate) >= rate.amount * RUN_SECONDS):
+                size -= _size(waiting[0])
+                break
             whole += _whole_size(waiting[0])
             run.append(waiting.popleft())
+        if rate is not None:  # what comes too fast waits, and its publisher is out of credit
+            now = time.monotonic()
+            self._bucket_of(rate, now).take(_amount(run, rate), now)
         return run, size
+
+    def _rate(self) -> Rate | None:
+        """Of the next object."""
+        contract = self._contract
+        if contract.by_object is not None and isinstance(first := self._waiting[0], Parcel):
+            return contract.of(first).max_rate
+        return contract.settings.max_rate
+
+    def _bucket_of(self, rate: Rate, now: float) -> TokenBucket:
+        bucket = self._buckets.get(rate)
+        if bucket is None:
+            if len(self._buckets) >= RATES_MOST:
+                self._buckets.clear()
+            bucket = self._buckets[rate] = TokenBucket(rate.amount, AT_ONCE, now)
+        return bucket
 
     def _judge(self, entries: list[Entry]) -> float:
         """Seconds until the next ones may be judged."""
@@ -181,8 +205,8 @@ class Lane:
         if run:
             deliveries = Deliveries()
             try:
-                self._pipeline.judge(self.registration, run, deliveries, refused)
-                self._blocked = self._pipeline.deliver_without_waiting(deliveries)
+                self._pipeline.judge(self.registration, run, deliveries, refused, self.rests)
+                self._is_handed_out(deliveries)
             except UnknownUidError as exc:
                 refused += [(parcel, exc) for parcel in run]
             except Exception as exc:  # noqa: BLE001  # noted; whatever it is, the objects behind it go on
@@ -191,27 +215,32 @@ class Lane:
                 refused += [(parcel, why) for parcel in run if id(parcel) not in known]
         after = self._pipeline.mails
         mail = after if after != mails else 0
-        if self._blocked is None:
+        if self._blocked is None and self.rests.run is None:  # nearly always
             self._finish(entries, mail, refused)
-            return self._pace(run)
-        self._in_hand, self._since = (entries, mail), time.monotonic()
-        self._intake.refuse(refused)
-        return self._wait_again()
-
-    def _pace(self, run: Sequence[Parcel]) -> float:
-        """By the registration's max_rate: what comes too fast waits, and its publisher is out of credit."""
-        rate = self._contract.settings.max_rate
-        if rate is None:
-            self._may_go = 0.0
             return 0.0
-        amount = len(run) if rate.unit == "objects" else sum(parcel.size for parcel in run)
-        now = time.monotonic()
-        self._may_go = max(now, self._may_go) + amount / rate.amount
-        return self._may_go - now
+        self._intake.refuse(refused)
+        self._in_hand = self.rests.put(entries, mail)
+        if self._blocked is not None:
+            return self._wait_again()
+        self._close()
+        return 0.0
 
     def _finish(self, entries: list[Entry], mail: int, refused: Refused) -> None:
-        self._in_hand = [], 0
-        self._intake.finish(self, entries, mail, refused)
+        """They are done, behind those before them."""
+        if not self.rests.runs:
+            self._intake.finish(self, entries, mail, refused)
+            return
+        self._intake.refuse(refused)
+        self.rests.close(self.rests.put(entries, mail))
+
+    def _close(self) -> None:
+        """What was in hand is handed out."""
+        run, self._in_hand = self._in_hand, None
+        assert run is not None
+        self.rests.close(run)
+
+    def _done(self, entries: list[Entry], mail: int) -> None:
+        self._intake.finish(self, entries, mail, [])
 
 
 def _size(entry: Entry) -> int:
@@ -222,11 +251,25 @@ def _whole_size(entry: Entry) -> int:
     return entry.size if isinstance(entry, Parcel) else 0
 
 
+def _amount(run: Sequence[Entry], rate: Rate) -> int:
+    """What it takes of a rate."""
+    return len(run) if rate.unit == "objects" else sum(map(_whole_size, run))
+
+
 class Intake:
     """All lanes of one publisher's connection, and what it is told. `_lock` covers what is counted."""
 
-    def __init__(self, turns: Turns, pipeline: Pipeline, reports: Reports, credit: int, credit_bytes: int) -> None:
-        """`credit` and `credit_bytes` of each registration: see [qos]."""
+    def __init__(
+        self,
+        turns: Turns,
+        pipeline: Pipeline,
+        reports: Reports,
+        credit: int,
+        credit_bytes: int,
+        granted: Callable[[Registration], Registered],
+    ) -> None:
+        """`credit` and `credit_bytes` of each registration: see [qos]; `granted`: what a publisher is told of them."""
+        self._granted = granted
         self.turns = turns
         self.pipeline = pipeline
         self.receiver: Receiver | None = None
@@ -272,6 +315,11 @@ class Intake:
             lane.size_admitted += sum(map(_whole_size, entries))
         lane.put(entries)
         self.turns.submit(lane.task)
+
+    def credit_of(self, registration: Registration) -> tuple[int, int]:
+        """In objects and bytes."""
+        granted = self._granted(registration)
+        return granted.credit, granted.credit_bytes
 
     def _open(self, number: int, registration: Registration) -> Lane:
         lane = Lane(number, registration, self)
@@ -417,7 +465,7 @@ class Reports:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
             elif len(self._wanted) == 1:
-                self._changed.notify()
+                self._changed.notify_all()  # who waits in `flush` is no help
 
     def flush(self, timeout: float) -> None:
         """Wait until all that was done by now is told, as far as it can be."""

@@ -14,7 +14,7 @@ As in delivery.py, with these rules beside:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from jbi_pubsub.core.info_object import Cause, Parcel, Part
@@ -166,7 +166,7 @@ class LevelledOutlet(Outlet):
         """One more waits, of `size` bytes; whatever is lost for it is told."""
         now = self._session.now
         if not waiting.arrived:
-            waiting.arrived = now
+            waiting.arrived = waiting.parcel.since or now
         waiting.put_into(self)
         self.waiting += 1
         self.waiting_bytes += size
@@ -258,6 +258,7 @@ class ByLevel:
                 self.levels &= ~(1 << level)
             if outlet.levels >> level & 1:
                 return outlet, level
+            self.append(outlet)  # what stood here has gone, with another one's turn; it has something else maybe
         return None
 
     def charge(self, level: int, size: int) -> None:
@@ -516,6 +517,15 @@ class LevelledSession(SubscriberSession):
 
     # -- meanwhile ----------------------------------------------------------------------------------------------
 
+    def _reached(self, delays: Mapping[int, tuple[int, int]]) -> None:
+        """Meters are told how long the way to the application was behind the queue: on the link, and there."""
+        under_way = self._delay.seconds(self._clock())
+        for number, (waited, jitter) in delays.items():
+            outlet = self._outlets.get(number)
+            meter = outlet.subscription.contract.meter if outlet and outlet.subscription.contract else None
+            if meter is not None:
+                meter.reached(under_way + waited / 1e6, jitter / 1e6)
+
     def sweep(self) -> None:
         """Lose what has expired, follow settings that have changed, tell losses that had no turn. On the hub's thread,
         a few times a second."""
@@ -548,9 +558,12 @@ class LevelledSession(SubscriberSession):
             if link != outlet.link:
                 outlet.link = link
                 self.quality.links.assign(self._sender, link)
+                if self._closed:  # meanwhile: it has left already
+                    self.quality.links.leave(self._sender)
 
     def close(self, cause: Cause) -> None:
         """The session is over: whatever waits is lost under `cause`."""
         super().close(cause)
-        self._busy.clear()
+        with self._changed:  # a sweep may be under way
+            self._busy.clear()
         self.quality.links.leave(self._sender)

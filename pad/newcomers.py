@@ -339,7 +339,7 @@ class Newcomers:
             newcomer.arrears.drop(parcel)
             return
         if id(parcel) not in together:
-            together[id(parcel)] = Waiting(parcel, arrived=came)
+            together[id(parcel)] = Waiting(parcel, arrived=parcel.since or came)
             group.found += OVERHEAD + (0 if parcel is published else parcel.size)
         group.found += REFERENCE_BYTES
         newcomer.arrears.owe(together[id(parcel)])

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from threading import Event
-from typing import Final
+from typing import Final, Protocol
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.documents import Traced
@@ -26,10 +26,11 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, Platform, TypeName
+from jbi_pubsub.core.quality import Shape
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
-from jbi_pubsub.pad.dissemination import Disseminated, disseminate, is_shaped
+from jbi_pubsub.pad.dissemination import Disseminated, Selected, ShapedLater, disseminate, is_shaped, shaped
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.registration import Registration
@@ -48,11 +49,27 @@ GAP_MOST: Final = 1_000_000
 """Objects that a publisher may claim to have lost between two: 20 s of the fastest. A number beyond is no gap but a
 lie, and whoever tells it once could tell all subscribers of 2^53 lost objects."""
 
+SHAPED_AT_ONCE: Final = 0.002
+"""Estimated seconds of shaping that is not done at once, but when it is its turn."""
+
 Refused = list[tuple[Parcel, JbiError]]
 """Objects that were not taken, each with the reason."""
 
 NO_OBJECT: Final = InfoObject("", TypeName(""), b"", b"", Platform(0.0, "", 0, 0, 0))
 """Before the first one."""
+
+
+class Later(Protocol):
+    """Takes what of an object is done when it is its turn."""
+
+    @property
+    def behind(self) -> Container[Subscription]:
+        """Who waits for an object that is being shaped: what comes for him comes behind that."""
+        ...
+
+    def shape(self, published: Parcel, selected: Sequence[Selected]) -> None:
+        """`Pipeline.shape` is to be called."""
+        ...
 
 
 class Pipeline:
@@ -113,14 +130,22 @@ class Pipeline:
                 self._wait_for_budget()
             if pause := self.settling(registration, parcel):
                 self.stopping.wait(pause)
-        for wait in self._room:
-            wait(registration, parcel)
+            if self._room:
+                self._wait_for_stages(registration, parcel)
         registration.check_head(parcel.head)
         if gap and registration.sequence:  # the first one may be any: an earlier delegate had those before it
             self._tell_of_gap(registration, gap)
 
-    def judge(self, registration: Registration, run: Sequence[Parcel], deliveries: Deliveries, refused: Refused) -> int:
-        """Decide what becomes of objects that were admitted; how many subscriptions they match.
+    def judge(
+        self,
+        registration: Registration,
+        run: Sequence[Parcel],
+        deliveries: Deliveries,
+        refused: Refused,
+        later: Later | None = None,
+    ) -> int:
+        """Decide what becomes of objects that were admitted; how many subscriptions they match. What takes long goes to
+        `later`; without it all is done now.
 
         To `refused` with MetadataError, InvariantError, OversizeError or SignatureError what is not as it was
         registered, and with JbiError what has met a fault of ours: nothing of it is delivered. Raises UnknownUidError
@@ -142,7 +167,7 @@ class Pipeline:
                     self._shelves.unmatched(each)
                 else:
                     matches += len(matched)
-                    self.hand_out(parcel, matched, deliveries, filters=judgement.table.filters > 0)
+                    self.hand_out(parcel, matched, deliveries, filters=judgement.table.filters > 0, later=later)
             except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as a match
                 refused.append((parcel, fault_of(exc)))
         return matches
@@ -185,15 +210,46 @@ class Pipeline:
         """Return when the mail of all objects published before is on disk, where it is kept."""
         self._mail.sync()
 
-    def hand_out(self, parcel: Parcel, matched: list[Subscription], deliveries: Deliveries, *, filters: bool) -> None:
+    def hand_out(
+        self,
+        parcel: Parcel,
+        matched: list[Subscription],
+        deliveries: Deliveries,
+        *,
+        filters: bool,
+        later: Later | None = None,
+    ) -> None:
         """An object for those whom it matched, through their filters and into their shapes, if any has one."""
         if (filters and any(s.payload_filter is not None for s in matched)) or (
-            self._shaper is not None and any(map(is_shaped, matched))
+            self._shaper is not None and ((later is not None and later.behind) or any(map(is_shaped, matched)))
         ):
-            self._deliver_filtered(disseminate(parcel, matched, self._seal, self._shaper), parcel, deliveries)
+            wait = None if later is None else self._shaped_later(parcel, later.behind)
+            result = disseminate(parcel, matched, self._seal, self._shaper, wait)
+            self._deliver_filtered(result, parcel, deliveries)
+            if later is not None and result.later:
+                later.shape(parcel, result.later)
         else:
             for subscription in matched:
                 self._deliver(subscription, parcel, parcel, deliveries)
+
+    def _shaped_later(self, published: Parcel, behind: Container[Subscription]) -> ShapedLater:
+        """Who has an object shaped later: it takes long, or he waits for one before it."""
+
+        def is_later(each: Selected, shapes: tuple[Shape, ...]) -> bool:
+            if each.subscription in behind:
+                return True
+            assert self._shaper is not None
+            wanted = each.subscription.payload_filter if each.filtered else None
+            return bool(shapes) and (
+                self._shaper.seconds(published.head, wanted, each.parcel.payload, shapes) > SHAPED_AT_ONCE
+            )
+
+        return is_later
+
+    def shape(self, published: Parcel, selected: Sequence[Selected], deliveries: Deliveries) -> None:
+        """An object in the shapes of those who were to wait for it."""
+        assert self._shaper is not None
+        self._deliver_filtered(shaped(published, selected, self._seal, self._shaper), published, deliveries)
 
     @property
     def patience(self) -> float:
@@ -215,6 +271,33 @@ class Pipeline:
         return BackPressureError(
             f"the delegate's queues hold {self._budget.used} bytes, the limit is {self._budget.limit}",
             hint="Subscribers are too slow; see `jbi status`, or raise [pad] max_queued_bytes",
+        )
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether `room_in` is to be asked about each object, by who has it admitted without waiting."""
+        return bool(self._room)
+
+    def room_in(self, registration: Registration, parcel: Parcel) -> float:
+        """In how many seconds all stages may have room for an object; 0.0: they have. Raises BackPressureError when one
+        of them will have none."""
+        for asked in self._room:
+            if pause := asked(registration, parcel):
+                return pause
+        return 0.0
+
+    def _wait_for_stages(self, registration: Registration, parcel: Parcel) -> None:
+        deadline = time.monotonic() + self.patience
+        while pause := self.room_in(registration, parcel):
+            left = deadline - time.monotonic()
+            if left <= 0 or self.stopping.wait(min(pause, left)):
+                raise self.no_stage()
+
+    def no_stage(self) -> BackPressureError:
+        """What an object is refused with that has waited for another stage's room in vain."""
+        return BackPressureError(
+            f"no room for this object within {self.patience:g} s: it is kept or sent on more slowly than it comes",
+            hint="Publish more slowly, or raise [queue] block_seconds",
         )
 
     def _wait_for_budget(self) -> None:
@@ -293,10 +376,11 @@ class Pipeline:
             self._unpacked = published.head, obj
         payload = obj.payload if parcel is published else bytes(parcel.payload)
         contract = subscription.contract
+        since = published.since if contract is not None else 0.0
         if contract is None or contract.by_object is None:
-            is_taken = self._mail.offer(subscription, obj, payload)
+            is_taken = self._mail.offer(subscription, obj, payload, None, since)
         else:
-            is_taken = self._mail.offer(subscription, obj, payload, contract.of(published).deadline)
+            is_taken = self._mail.offer(subscription, obj, payload, contract.of(published).deadline, since)
         if not is_taken:  # cancelled since the match
             self._mail_came_to_nothing(subscription)
 

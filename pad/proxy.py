@@ -41,10 +41,13 @@ SUBSCRIPTIONS_METHODS: Final = (
     "explain", "explain_object", "signing_key",
 )  # fmt: skip
 
-PUBLICATION: Final = struct.Struct("!BI")
+PUBLICATION: Final = struct.Struct("!BII")
 WHOLE, CHUNK, LAST_CHUNK = 1, 2, 3
-"""A publication starts with its kind and the number of its registration on the connection. A large object comes as
-CHUNK ... LAST_CHUNK; between them come items of other registrations, none of its own."""
+"""A publication starts with its kind, the number of its registration on the connection, and its age: milliseconds since
+it was published when it left, so that clocks need not agree. A large object comes as CHUNK ... LAST_CHUNK, the last of
+which tells its age; between them come items of other registrations, none of its own."""
+AGE_MOST: Final = 2**32 - 1
+"""Milliseconds: what is older is told to be that old."""
 
 MAX_COMING: Final = 4
 """Large objects of one publisher that may be coming in chunks at once: a delegate holds them in memory, 64 MB each at

@@ -27,6 +27,10 @@ class Shaping(Protocol):
         """Whether anything is shaped at all."""
         ...
 
+    def seconds(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> float:
+        """What `shape` is likely to take; 0.0 for what it has just made."""
+        ...
+
     def shape(self, head: Head, wanted: PayloadFilter | None, payload: Part, shapes: tuple[Shape, ...]) -> bytes | None:
         """What shapes make of what the filter `wanted` has left of the object with that head; None: it can't be shaped
         so, or gets no smaller."""

@@ -453,7 +453,8 @@ class DisseminationServer:
         coming: dict[int, bytearray] = {}
         if self._tasks is not None and self._reports is not None:
             qos = self._config.qos
-            intake = Intake(self._tasks, self.delegate.pipeline, self._reports, qos.credit, qos.credit_bytes)
+            pipeline, reports = self.delegate.pipeline, self._reports
+            intake = Intake(self._tasks, pipeline, reports, qos.credit, qos.credit_bytes, self.granted)
             intake.receiver = Receiver(
                 lambda items: self._admit(connection_id, items, coming, intake), intake.note, opened=intake.tell_again
             )
@@ -496,7 +497,7 @@ class DisseminationServer:
             raise WireError(str(exc)) from exc
         intake.begin()
         try:
-            for number, run in _runs(items, coming):
+            for number, run in _runs(items, coming, self._clock()):
                 self.refuse_when_stopping()
                 intake.take(registrations, number, run)
         finally:
@@ -547,15 +548,17 @@ class DisseminationServer:
                     self.forget_publications(connection_id)
 
 
-def _runs(items: Sequence[memoryview], coming: dict[int, bytearray]) -> Iterator[tuple[int, list[Parcel]]]:
-    """A batch as runs: the number of a registration, and consecutive objects of it. Raises ProtocolError behind those
-    before the bad item."""
+def _runs(
+    items: Sequence[memoryview], coming: dict[int, bytearray], now: float = 0.0
+) -> Iterator[tuple[int, list[Parcel]]]:
+    """A batch as runs: the number of a registration, and consecutive objects of it, each `since` it was published if
+    `now` says when the batch has come. Raises ProtocolError behind those before the bad item."""
     run: list[Parcel] = []
     last = size = 0
     for item in items:
         try:
-            number, data = _whole(item, coming)
-            parcel = Parcel.received(data) if data is not None else None
+            number, age, data = _whole(item, coming)
+            parcel = Parcel.received(data, now - age / 1000 if now else 0.0) if data is not None else None
         except ProtocolError:
             if run:
                 yield last, run
@@ -572,22 +575,23 @@ def _runs(items: Sequence[memoryview], coming: dict[int, bytearray]) -> Iterator
         yield last, run
 
 
-def _whole(item: memoryview, coming: dict[int, bytearray]) -> tuple[int, Part | None]:
-    """The number of a registration, and the bytes of an object if the item completes one. Raises ProtocolError.
+def _whole(item: memoryview, coming: dict[int, bytearray]) -> tuple[int, int, Part | None]:
+    """The number of a registration, an age in ms, and the bytes of an object if the item completes one. Raises
+    ProtocolError.
 
     A small one is copied, so that it does not hold the whole batch that it came in for as long as it waits.
     """
     if len(item) < PUBLICATION.size:
         raise ProtocolError("truncated publication")
-    kind, number = PUBLICATION.unpack_from(item)
+    kind, number, age = PUBLICATION.unpack_from(item)
     body = item[PUBLICATION.size :]
     if kind not in (CHUNK, LAST_CHUNK):
-        return number, bytes(body) if body.nbytes < memoryview(item.obj).nbytes // 2 else body
+        return number, age, bytes(body) if body.nbytes < memoryview(item.obj).nbytes // 2 else body
     gathered = coming.setdefault(number, bytearray())
     if len(gathered) + len(body) > MAX_ITEM_BYTES or len(coming) > MAX_COMING:
         raise ProtocolError(f"object of more than {MAX_ITEM_BYTES} bytes, or more than {MAX_COMING} at once")
     gathered += body
-    return number, coming.pop(number) if kind == LAST_CHUNK else None
+    return number, age, coming.pop(number) if kind == LAST_CHUNK else None
 
 
 def _encode_refusals(refusals: list[tuple[str, ErrorReport]]) -> bytes:

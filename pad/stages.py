@@ -29,12 +29,15 @@ PEER: Final = "peer"
 
 @dataclass(frozen=True)
 class Stages:
-    """`room`: asked in turn before an object is admitted, each may make its publisher wait, or raise BackPressureError;
+    """`room`: asked in turn before an object goes on, in how many seconds there may be room for it (0.0: there is), or
+    raises BackPressureError: there will be none. None of them waits, nor counts what it is asked about: it is asked
+    again until all have room, for as long as an object waits for memory ([queue] block_seconds).
+
     `shelves`: where newcomers catch up; `access`: who may do what, asked when contracts open; `signatures`: whether
     objects hold; `signer`: of what is said of payloads that were cut; `quality`: who is served first, and how."""
 
     shelves: Shelves
-    room: tuple[Callable[[Registration, Parcel], None], ...] = ()
+    room: tuple[Callable[[Registration, Parcel], float], ...] = ()
     access: AccessPolicy = field(default_factory=AllowAll)
     signatures: SignatureCheck | None = None
     signer: Signer | None = None

@@ -22,7 +22,7 @@ import msgspec
 from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, EntryError, OversizeError
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.lease import Lease
-from jbi_pubsub.core.quality import Contract, GrantedQos, Wish, checked_wish
+from jbi_pubsub.core.quality import Contract, GrantedQos, Unmet, Wish, checked_wish
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
@@ -286,6 +286,8 @@ class Subscription:
     """Position at which it was in all match tables: what came up to then, it gets from the shelf, if at all."""
     rights: Rights | None = field(default=None, repr=False)
     """Of its caller, where access is restricted."""
+    unmet: tuple[Unmet, ...] = field(default=(), repr=False)
+    """What it requires and publishers that it gets objects of do not offer."""
     contract: Contract | None = field(default=None, repr=False)
     """What policies have decided for it, with QoS."""
     narrowed_by: str = ""
@@ -351,18 +353,20 @@ class Subscription:
             "replayed": self.replayed,
             "lost": dict(self.lost),
             **({"qos": _qos(self.contract)} if self.contract is not None else {}),
+            **({"unmet": msgspec.to_builtins(self.unmet)} if self.unmet else {}),
         }
 
 
 def _qos(contract: Contract) -> dict[str, object]:
     """Plain data: what is in force, and what came of it."""
     settings = contract.settings
+    rate = settings.max_rate
     return {
         "importance": settings.importance,
         "deadline": settings.deadline,
         "shapes": [str(shape) for shape in settings.shapes],
         "max_size": settings.max_size,
-        "max_rate": settings.max_rate.amount if settings.max_rate is not None else None,
+        "max_rate": f"{rate.amount:g} {rate.unit}/s" if rate is not None else None,
         "replace": settings.replace,
         "version": settings.version,
         **(contract.meter.status(time.monotonic()) if contract.meter is not None else {}),

@@ -48,7 +48,8 @@ def explain(
 
     The beginning of the subscription's id will do. Shown are, for each server that has it: whether the document is one
     of the registered type with the registered invariants, whether the template matches, each condition of the predicate
-    with the values found, what the filter selects, and what waits for the subscriber.
+    with the values found, what the filter selects, what waits for the subscriber, and what policies have
+    decided for it.
 
     \b
     jbi explain subscription-... --metadata fig1.xml
@@ -193,12 +194,28 @@ def _terms(facts: dict[str, Any]) -> Iterator[Row]:
         "predicate": terms["predicate"],
         "filter": terms["filter"],
         "recipients": ", ".join(terms["recipients"]),
+        "delivery": ", ".join(["queue"] * terms["direct"] + ["mail"] * bool(terms["recipients"])),
         "policy": f"{terms['policy']} {terms['bound']}",
+        **_quality(terms),
         **{name: terms[name] for name in ("matched", "suppressed", "unfiltered", "failed", "delivered", "mailed")},
         "lost": losses(terms["lost"]),
         "last failure": terms["last_failure"],
     }
     yield from ((name, "", value) for name, value in told.items() if value != "")
+
+
+def _quality(terms: dict[str, Any]) -> dict[str, object]:
+    """What policies have decided for it, where quality of service is on."""
+    qos = terms.get("qos", {})
+    told = {
+        "importance": qos.get("importance"),
+        "deadline": f"{qos['deadline']:g} s" if qos.get("deadline") else None,
+        "shape": ", ".join(qos.get("shapes", ())),
+        "max_size": f"{qos['max_size']} B" if qos.get("max_size") else None,
+        "max_rate": qos.get("max_rate"),
+        "replace": qos.get("replace"),
+    }
+    return {name: value for name, value in told.items() if value}
 
 
 def _said(holds: bool | None) -> str:

@@ -22,8 +22,9 @@ from jbi_pubsub.policy.condition import QUANTITIES, Bound, Node, Says, Test, hol
 from jbi_pubsub.policy.context import Facts
 from jbi_pubsub.policy.file import QOS_KINDS, nearest, parse, read
 from jbi_pubsub.policy.policy import PolicySet, Rule, shown_value, when_shown
-from jbi_pubsub.policy.policyfile import POLICY_KEYS, changed, dumped, policies_of, value_of
+from jbi_pubsub.policy.policyfile import POLICY_KEYS, policies_of
 from jbi_pubsub.policy.units import Unit, amount, with_unit
+from jbi_pubsub.policy.writing import changed, dumped, value_of
 
 from .show import Column, counted, printable, show_table
 

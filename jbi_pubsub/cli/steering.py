@@ -19,9 +19,10 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.policy.file import read
 from jbi_pubsub.policy.policy import PolicySet
-from jbi_pubsub.policy.policyfile import policies_of, review, value_of
+from jbi_pubsub.policy.policyfile import policies_of, review
 from jbi_pubsub.policy.proxy import MANAGER_TYPE, POLICY_MANAGER, Changed, PolicyProxy, epoch_of
 from jbi_pubsub.policy.space import read_set
+from jbi_pubsub.policy.writing import value_of
 
 from . import policies
 from .settings import Settings, json_option, looking, pass_settings

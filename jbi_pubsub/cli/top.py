@@ -250,16 +250,17 @@ _SUBSCRIPTIONS: Final = (
 
 _CONTRACT: Final = (
     Column("imp", right=True, spare=4), Column("deadline", right=True, spare=4),
-    Column("p95 delay", right=True, spare=4), Column("jitter", right=True, spare=5),
+    Column("p95 delay", right=True, spare=4), Column("p95 to application", right=True, spare=5),
+    Column("jitter", right=True, spare=5),
 )  # fmt: skip
 """Behind the counts, where quality of service is managed."""
 
 
 def _contract(contract: ContractQuality | None) -> tuple[Told, ...]:
-    """Importance, deadline, delay and jitter, where quality of service is managed."""
+    """Importance, deadline, delays and jitter, where quality of service is managed."""
     if contract is None:
-        return (Told(0, "-"),) * 4
-    times = (contract.deadline, contract.p95, contract.jitter)
+        return (Told(0, "-"),) * 5
+    times = (contract.deadline, contract.p95, contract.end_p95, contract.jitter)
     return _count(contract.importance), *(_time(each) for each in times)
 
 
@@ -400,7 +401,7 @@ def types(seen: Seen) -> list[Table]:
             each.name or "others", ", ".join(each.sources) or "-", _count(each.received), _count(each.dropped),
             Told(each.last or 0.0, time.strftime("%H:%M:%S", time.localtime(each.last)) if each.last else "-"),
             Told(each.rate or 0.0, rated(each.rate) if each.rate is not None else "-"), spark(each.rates[-BARS_MOST:]),
-            _time(each.p50), _time(each.p95), s.title,
+            _time(each.p50), _time(each.p95), _time(each.end_p95), s.title,
         )
         for s, quality in _managed(seen)
         for each in quality.types
@@ -412,7 +413,8 @@ _TYPES: Final = (
     Column("type", long=True, name=True, dotted=True), Column("source", long=True, spare=2),
     Column("received", right=True), Column("dropped", right=True), Column("last", right=True, spare=1),
     Column("per s", right=True), Column("10 s", spare=2), Column("delay", right=True),
-    Column("p95", right=True, spare=3), Column("at", long=True, name=True, spare=4),
+    Column("p95", right=True, spare=3), Column("p95 to application", right=True, spare=4),
+    Column("at", long=True, name=True, spare=4),
 )  # fmt: skip
 
 

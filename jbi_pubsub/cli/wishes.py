@@ -67,3 +67,6 @@ def granted_shown(wish: Wish, granted: Iterable[tuple[str, GrantedQos]]) -> Iter
                 why = "" if name not in less else f' (by policy "{less[name]}")' if less[name] else " (by default)"
                 parts.append(f"{name} {field_told(name, value)}{why}")
         yield f"granted at {where[:8]}: {', '.join(parts) or 'nothing was wished'}"
+        for each in got.unmet:
+            wanted = f"{each.field} {each.required:g} is required, {each.offered:g} offered"
+            yield f"not met by {each.registration[:64]}: {wanted}"

@@ -200,14 +200,16 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
     """Of all parts."""
     payload_at: int
     """Where in the last part the payload begins."""
+    since: float = 0.0
+    """When it was published, by our own monotonic clock; 0.0: not known."""
 
     @classmethod
-    def received(cls, data: Part) -> Parcel:
+    def received(cls, data: Part, since: float = 0.0) -> Parcel:
         """A parcel from the bytes of one, as its publisher sends it. Raises ProtocolError."""
         head, payload_at, seal = _read(data)
         if seal:
             raise ProtocolError("bad information object: its payload was cut, which a delegate alone does")
-        return cls(head, (data,), len(data), payload_at)
+        return cls(head, (data,), len(data), payload_at, since)
 
     @property
     def payload(self) -> Part:
@@ -227,7 +229,7 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
             first = _LENGTH.pack(end - 4 | _SEALED) + first[4:] + seal
         if is_received:
             head = _decode_head(memoryview(first)[4:end])
-        return Parcel(head, (first, payload), len(first) + len(payload), 0)
+        return Parcel(head, (first, payload), len(first) + len(payload), 0, self.since)
 
     def unpacked(self) -> InfoObject:
         """The object as applications see it."""
@@ -294,10 +296,10 @@ def numbered(prefix: str, sequence: int) -> str:
     return f"{prefix}{sequence:012x}"
 
 
-def pack(head: Head, payload: bytes) -> Parcel:
+def pack(head: Head, payload: bytes, since: float = 0.0) -> Parcel:
     """A new parcel; the payload is not copied."""
     encoded = _encode_head(head)
-    return Parcel(head, (_LENGTH.pack(len(encoded)) + encoded, payload), 4 + len(encoded) + len(payload), 0)
+    return Parcel(head, (_LENGTH.pack(len(encoded)) + encoded, payload), 4 + len(encoded) + len(payload), 0, since)
 
 
 def encode(obj: InfoObject) -> tuple[Part, ...]:

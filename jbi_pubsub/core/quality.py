@@ -223,11 +223,40 @@ class Reduced(msgspec.Struct, frozen=True):
     policy: str = ""
 
 
+class Unmet(msgspec.Struct, frozen=True):
+    """A field that a subscription requires, and that a publisher offers more of: objects may be older, come faster or
+    be larger than that. `registration` is the publisher's."""
+
+    field: str
+    required: float
+    offered: float
+    registration: str
+
+
+OFFERED: Final = ("deadline", "max_rate", "max_size")
+"""What a publisher's wish is an offer of: it promises to stay below."""
+UNMET_MOST: Final = 20
+"""Of a subscription that are told at once."""
+
+
+def unmet(required: Wish, offered: Wish, registration: str) -> list[Unmet]:
+    """What of a publisher's offer is not enough. Who says nothing of a field offers nothing, and breaks no word: what
+    is required is enforced all the same."""
+    found = []
+    for name in OFFERED:
+        want, have = getattr(required, name), getattr(offered, name)
+        if name in required.require and have is not None and have > want:
+            found.append(Unmet(name, want, have, registration))
+    return found
+
+
 class GrantedQos(msgspec.Struct, frozen=True):
-    """What a contract has got."""
+    """What a contract has got. `unmet`: for a subscription, of which publishers that it gets objects of the offer is
+    less than what it requires."""
 
     settings: Settings = DEFAULT
     reduced: tuple[Reduced, ...] = ()
+    unmet: tuple[Unmet, ...] = ()
 
 
 class Metering(Protocol):
@@ -239,6 +268,10 @@ class Metering(Protocol):
 
     def lost(self, type_name: str, count: int = 1) -> None:
         """Objects are lost."""
+        ...
+
+    def reached(self, seconds: float, jitter: float) -> None:
+        """One that went out lately took so long from there to its application, which varies by so much."""
         ...
 
     def status(self, now: float) -> dict[str, Any]:

@@ -326,13 +326,13 @@ class PolicySet:
 
     def write(self) -> str:
         """The text of a file that says the same: `parse(write())` is equal. Access rules are not in it."""
-        from .policyfile import dumped
+        from .writing import dumped
 
         return dumped(self.tables)
 
     def with_policy(self, *policies: Policy) -> PolicySet:
         """A set with these as well, instead of those of the same names. Raises PolicyError."""
-        from .policyfile import with_policies
+        from .writing import with_policies
 
         return with_policies(self, policies)
 

@@ -1,4 +1,4 @@
-"""The tables of a policy file that say who matters, as a PolicySet, and back.
+"""The tables of a policy file that say who matters, as a PolicySet; writing.py goes the other way.
 
 `[space]` is what holds for all, `[preference.X]` names some fields, `[[policy]]` is a context and what follows from it,
 `[[template]]` a pattern of policies that a `[[mission]]` fills in, `[[link]]` a bottleneck. Nothing that a file says is
@@ -7,23 +7,20 @@ passed over: what nobody reads is an error with its place and the nearest right 
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import importlib.resources
 import importlib.util
 import itertools
-import json
 import math
 import re
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from jbi_pubsub.core.errors import PolicyError, PredicateError
+from jbi_pubsub.core.errors import PredicateError
 from jbi_pubsub.core.quality import (
     LEVELS,
     SHAPES,
@@ -40,7 +37,7 @@ from jbi_pubsub.core.xpath import compile_predicate
 from .condition import ConditionError, Node, Says, TextTest, parse_condition, restricts, tests_of
 from .context import Addresses, Facts, Globs, Index, People, matchers, people_of
 from .file import MAX_RULES, PROBLEMS_MOST, WHOLE, Document, Place, Where, flag, nearest, parse, read, texts
-from .policy import DAYS, FIELDS, OPERATIONS, SPECIFICITY, Effectivity, Membership, Policy, PolicySet, Rule, Value
+from .policy import DAYS, FIELDS, OPERATIONS, SPECIFICITY, Effectivity, Membership, PolicySet, Rule, Value
 from .units import amount, rate
 
 CONTEXT: Final = ("user", "group", "role", "client", "component", "address", "type", "version", "delivery")
@@ -773,163 +770,3 @@ def _checked(document: Document) -> PolicySet:
     policies = policies_of(document)
     document.check()
     return policies
-
-
-def with_policies(policies: PolicySet, more: Sequence[Policy]) -> PolicySet:
-    """See PolicySet.with_policy."""
-    new = {policy.name: {"name": policy.name, **policy.said} for policy in more}
-    standing = [table for table in policies.tables.get("policy", []) if table["name"] not in new]
-    try:
-        both = [*standing, *new.values()]
-        text = dumped({**policies.tables, **({"policy": both} if both else {})})
-        text.encode()
-    except (TypeError, UnicodeEncodeError) as exc:
-        raise PolicyError(
-            f"a policy that can't be written: {exc}", hint="Its values are those of a policy file"
-        ) from exc
-    return parse_policies(text, policies.name).of_version(policies.version)
-
-
-def changed(document: Document, key: str, value: object) -> str:
-    """The text of a file with another value, all else as it was: `key` is the file's own path, names in the place of
-    numbers: space.strategy, policy.BFTrack.importance, role."Patrol-1", mission."Route Irish".active. Raises
-    PolicyError."""
-    where, header = _path_of(document, key)
-    text, said = document.text, _dumped(value)
-    span = document.span(where)
-    if span is not None:
-        new = text[: span[0]] + said + text[span[1] :]
-    else:
-        line = f"{_key(str(where[-1]))} = {said}"
-        if _at(document.tables, where[:-1]) is None:
-            end = "" if text.endswith("\n") or not text else "\n"
-            new = f"{text}{end}\n{header}\n{line}\n"
-        else:
-            lines = text.split("\n")
-            lines.insert(document.key(where[:-1]).line, line)
-            new = "\n".join(lines)
-    with contextlib.suppress(tomllib.TOMLDecodeError):
-        if _at(tomllib.loads(new), where) == value:
-            return new
-    raise PolicyError(f"{key} can't be changed where its table is written in line", hint="Write it with a header")
-
-
-def value_of(key: str, said: str) -> Any:
-    """The value that somebody means who writes `said` for a key, or a path: as TOML where it is that and the key is not
-    for texts, otherwise a text. `deadline=5 s` needs no quotes, nor does `version=1.0`."""
-    name = key.rpartition(".")[2]
-    if (
-        name in (*CONTEXT, "name", "when", "preference", "hours", "members") and said[:1] not in "[\"'"
-    ) or key.startswith("role."):
-        return said
-    try:
-        return tomllib.loads(f"value = {said}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return said
-
-
-def _at(tables: Any, where: Where) -> Any:
-    """What stands there; None for nothing."""
-    for name in where:
-        if isinstance(tables, list) and isinstance(name, int) and name < len(tables):
-            tables = tables[name]
-        elif isinstance(tables, dict):
-            tables = tables.get(str(name))
-        else:
-            return None
-    return tables
-
-
-def _path_of(document: Document, key: str) -> tuple[Where, str]:
-    """Where a path leads, and the header of the table that is missing."""
-    names = _names_of(key)
-    kind = names[0] if names else ""
-    if kind in ("space", "group", "role") and len(names) == 2:
-        return tuple(names), f"[{kind}]"
-    if kind == "preference" and len(names) == 3:
-        if names[1] in built_in() and _at(document.tables, ("preference", names[1])) is None:
-            raise PolicyError(
-                f"preference {names[1]!r} is built in", hint=f"Write all of it under [preference.{names[1]}] first"
-            )
-        return tuple(names), f"[preference.{_key(names[1])}]"
-    if kind in ("policy", "link", "mission") and len(names) == 3:
-        tables = document.tables.get(kind, [])
-        named = [table.get("name") for table in tables]
-        if names[1] not in named:
-            raise PolicyError(f"no {kind} {names[1]!r}", hint=nearest(names[1], [str(name) for name in named if name]))
-        return (kind, named.index(names[1]), names[2]), ""
-    near = get_close_matches(kind, ("space", "policy", "link", "mission", "preference", "role", "group"), 1)
-    example = 'For example space.strategy, policy.NAME.importance, link.NAME.rate, role."Patrol-1", mission.NAME.active'
-    is_near = near and near[0] != kind
-    raise PolicyError(
-        f"{key!r} is no path of a policy file", hint=f"Did you mean {near[0]!r}? {example}" if is_near else example
-    )
-
-
-def _names_of(key: str) -> list[str]:
-    """The names of a path, as TOML reads them."""
-    try:
-        if "\n" in key:
-            raise tomllib.TOMLDecodeError("several lines")
-        found: Any = tomllib.loads(f"{key} = 0")
-    except (tomllib.TOMLDecodeError, RecursionError) as exc:
-        hint = 'Names with other signs than letters, digits, - and _ stand in ": role."A b"'
-        raise PolicyError(f"{key!r} is no path of names with dots between", hint=hint) from exc
-    names = []
-    while isinstance(found, dict):
-        (name,) = found
-        names.append(name)
-        found = found[name]
-    return names
-
-
-_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
-
-
-def dumped(tables: Mapping[str, Any]) -> str:
-    """As TOML: tables that have a name of their own with headers, all others in line."""
-    lines: list[str] = []
-    for kind, value in tables.items():
-        if value == []:
-            continue
-        if _are_tables(value):
-            for table in value:
-                _dump(lines, f"[[{_key(kind)}]]", table, kind)
-        elif kind == "preference" and _are_tables(list(value.values())):
-            for name, table in value.items():
-                _dump(lines, f"[{kind}.{_key(name)}]", table, kind)
-        else:
-            _dump(lines, f"[{_key(kind)}]", value, kind)
-    return "\n".join(lines) + "\n" if lines else ""
-
-
-def _are_tables(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(isinstance(each, dict) for each in value)
-
-
-def _dump(lines: list[str], header: str, table: Table, kind: str) -> None:
-    lines += ([""] if lines else []) + [header]
-    apart = "policy" if kind == "template" and _are_tables(table.get("policy")) else ""
-    lines += [f"{_key(key)} = {_dumped(value)}" for key, value in table.items() if key != apart]
-    for inner in table.get(apart, []) if apart else []:
-        _dump(lines, f"[[{kind}.{apart}]]", inner, "")
-
-
-def _key(name: str) -> str:
-    return name if _BARE.fullmatch(name) else _dumped(name)
-
-
-def _dumped(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, dt.datetime | dt.date | dt.time):
-        return value.isoformat()
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_dumped, value))}]"
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_key(str(key))} = {_dumped(each)}" for key, each in value.items()) + " }"
-    raise TypeError(f"{type(value).__name__} is no value of TOML")

@@ -122,7 +122,7 @@ class _Channel:
         self._sender.stop()
 
     def _take(self, max_items: int, max_bytes: int) -> list[tuple[Part, ...]]:  # noqa: ARG002  # one item at most
-        item = self._server.news(self.lqm)
+        item = self._server.news(self)
         if item is None and not self.is_beating:
             return []
         self.is_beating = False
@@ -400,10 +400,12 @@ class PolicyServer:
         if is_due:
             self._due.set()
 
-    def news(self, lqm: str) -> bytes | None:
-        """What one is to be sent, if there is something."""
+    def news(self, channel: _Channel) -> bytes | None:
+        """What one is to be sent, if there is something; nothing over a connection that another one came instead of."""
+        lqm = channel.lqm
         with self._lock:
-            if lqm not in self._space.members or self._space.waits_for_room(lqm):
+            is_old = self._channels.get(lqm) is not channel
+            if is_old or lqm not in self._space.members or self._space.waits_for_room(lqm):
                 return None
             news = self._space.news(lqm)
         return None if news is None else msgspec.msgpack.encode(news)

@@ -24,7 +24,8 @@ from jbi_pubsub.core.quality import LEVELS, LinkTerms, Strategy
 
 from .file import parse
 from .policy import NOTHING, PolicySet
-from .policyfile import changed, policies_of, value_of
+from .policyfile import policies_of
+from .writing import changed, value_of
 
 SNAPSHOT_BYTES: Final = 1 << 20
 """Of a set's text: what is pushed goes to everybody, whole."""

@@ -48,7 +48,7 @@ from jbi_pubsub.core.wire.stream import (
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.proxy import Claims, DelegateProxy, Opened, Refusals, Registered, Taken
 
-from .lanes import Lanes
+from .lanes import Lanes, aged
 from .publication import Publication
 
 log = logging.getLogger("jbi_pubsub.publisher")
@@ -100,7 +100,9 @@ class DelegateConnection:
         """What it answered to the others then."""
         self._next_number = 0
         self._queue = Lanes(chunk=config.link.chunk)
-        self._sender = Sender(self._queue, name=f"publish-{name}", acked=self._acked, batch_bytes=config.link.chunk)
+        self._sender = Sender(
+            self._queue, name=f"publish-{name}", acked=self._acked, batch_bytes=config.link.chunk, aged=aged
+        )
         self._gone = False
         self._taken = 0
         """Items acknowledged so far: after a connection that brought some, the next one need not wait long."""

@@ -2,7 +2,8 @@
 
 With quality of service a registration has a *credit*: objects that the delegate may have and has not done. They stay
 here until they are done, since a delegate that is killed loses what it has acknowledged and not done. A lane whose
-credit is used up holds up no other, not at the bound of what may wait either. Important lanes have more turns.
+credit is used up holds up no other, not at the bound of what may wait either. Important lanes have more turns. And
+what has waited here tells its age, which counts against its deadlines.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.quality import LEVELS, WEIGHTS
-from jbi_pubsub.core.wire.stream import CHUNK_BYTES, MAX_BATCH_ITEMS, chunks
-from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, Registered
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, ITEMS_AT, LENGTH, MAX_BATCH_ITEMS, chunks
+from jbi_pubsub.pad.proxy import AGE_MOST, CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, Registered
 
 QUEUE_ITEMS: Final = 10_000
 QUEUE_BYTES: Final = 64 << 20
@@ -114,9 +115,10 @@ class Lanes:
     """Publications waiting to be sent (Source). Registrations take turns, a run of objects each; large objects go in
     chunks. `_changed` covers all state."""
 
-    def __init__(self, *, chunk: int = CHUNK_BYTES) -> None:
+    def __init__(self, *, chunk: int = CHUNK_BYTES, clock: Callable[[], float] = time.monotonic) -> None:
         """`chunk`: see [link] chunk."""
         self._chunk = chunk
+        self._clock = clock
         self._lock = threading.Lock()  # entered by itself: within Condition.__enter__ a signal's handler may leave it
         self._changed = threading.Condition(self._lock)
         self._lanes: dict[int, deque[Parcel]] = {}
@@ -254,9 +256,10 @@ class Lanes:
         self, number: int, lane: deque[Parcel], most: int, most_bytes: int, items: list[tuple[Part, ...]]
     ) -> int:
         """The next objects of a registration, no more than a chunk together unless the first one is; their bytes."""
-        head = PUBLICATION.pack(WHOLE, number)
+        head, since = PUBLICATION.pack(WHOLE, number, 0), 0.0
         most_bytes = min(most_bytes, self._chunk)
         credit = self._credits.get(number) if self._credits else None
+        now = self._clock() if credit is not None else 0.0
         taken = size = 0
         while lane and taken < most and size < most_bytes and lane[0].size <= self._chunk:
             if credit is not None:
@@ -264,6 +267,9 @@ class Lanes:
                     break
                 credit.waits(lane[0], -1)
                 credit.went(lane[0])
+                if lane[0].since != since:  # those that were published together are of one age
+                    since = lane[0].since
+                    head = PUBLICATION.pack(WHOLE, number, _age(now, since))
             parcel = lane.popleft()
             items.append((head, *parcel.parts))
             self._taken.append((number, parcel, True))
@@ -283,12 +289,12 @@ class Lanes:
             if (credit := self._credits.get(number)) is not None:
                 credit.waits(parcel, -1)
                 credit.went(parcel)
-        chunk = cutting.popleft()
-        self._taken.append((number, self._whole[number], not cutting))
+        chunk, whole = cutting.popleft(), self._whole[number]
+        self._taken.append((number, whole, not cutting))
         if cutting:
-            return PUBLICATION.pack(CHUNK, number), chunk
+            return PUBLICATION.pack(CHUNK, number, 0), chunk
         del self._cutting[number], self._whole[number]
-        return PUBLICATION.pack(LAST_CHUNK, number), chunk
+        return PUBLICATION.pack(LAST_CHUNK, number, _age(self._clock(), whole.since)), chunk
 
     def acknowledged(self, count: int) -> None:
         """So many items more have been taken by the delegate."""
@@ -465,3 +471,24 @@ class Lanes:
             finally:  # an application may be interrupted here
                 self._awaiting -= 1
             return waiting
+
+
+def _age(now: float, since: float) -> int:
+    """In milliseconds, of what was published then; 0 where that is not known."""
+    return min(AGE_MOST, max(0, int(1000 * (now - since)))) if since else 0
+
+
+def aged(frame: list[Part], seconds: float) -> list[Part]:
+    """A batch of publications as it is sent again, so long after it was made: all of them are as much older."""
+    more = int(1000 * seconds)
+    if more <= 0:
+        return frame
+    data = bytearray().join(frame)
+    at = ITEMS_AT
+    while at < len(data):
+        (length,) = LENGTH.unpack_from(data, at)
+        at += LENGTH.size
+        kind, number, age = PUBLICATION.unpack_from(data, at)
+        PUBLICATION.pack_into(data, at, kind, number, min(AGE_MOST, age + more))
+        at += length
+    return [memoryview(data)]

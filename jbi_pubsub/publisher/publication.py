@@ -112,23 +112,26 @@ class Publication:
     def next_objects(self, run: Sequence[tuple[bytes, bytes]]) -> list[Parcel]:
         """The next objects, of metadata and payloads. Call under `lock`. Raises SignatureError."""
         kind, now, uid = self.info_type.type, time.time(), self.uid
+        since = time.monotonic()
         first = self.sequence + 1
         parcels = [
             pack(
                 Head("", uid, number, now, kind.name, kind.version, metadata, len(payload)),
                 payload,
+                since,
             )
             for number, (metadata, payload) in enumerate(run, first)
         ]
         if self._signer is not None:
             signer = self._signer
-            parcels = [_signed(each.head, body, signer) for each, (_, body) in zip(parcels, run, strict=True)]
+            parcels = [_signed(each, body, signer) for each, (_, body) in zip(parcels, run, strict=True)]
         self.sequence += len(run)
         return parcels
 
 
-def _signed(head: Head, payload: bytes, signer: Signer) -> Parcel:
-    return pack(msgspec.structs.replace(head, signature=signer.sign(head_bytes(head, digest(payload)))), payload)
+def _signed(parcel: Parcel, payload: bytes, signer: Signer) -> Parcel:
+    signature = signer.sign(head_bytes(parcel.head, digest(payload)))
+    return pack(msgspec.structs.replace(parcel.head, signature=signature), payload, parcel.since)
 
 
 def open_type(

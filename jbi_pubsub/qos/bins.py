@@ -1,8 +1,9 @@
 """Who is served next: tasks in bins by importance and estimated cost. Pure: no thread or clock, the owner's lock.
 
 The priority of a task is p = (importance - 1 + s) / 5 with s = c0 / (c0 + cost), its bin floor(p x bins): importance
-beats any cost, of equal importance the cheaper one goes first (QED, section III.A; FIFO with one bin, by level with
-five). What costs the same at 10 tasks and at a million: every operation looks at the levels, never at the tasks.
+beats any cost, of equal importance the cheaper one goes first (QED, section III.A; FIFO with one bin, whatever the
+strategy, by level with five). What costs the same at 10 tasks and at a million: every operation looks at the levels,
+never at the tasks.
 
 - strict: the highest bin that is not empty, in it the oldest task.
 - weighted_fair: start-time fair queueing (Goyal, Vin and Cheng, 1996) over the levels: the level with the least virtual
@@ -26,7 +27,7 @@ USUAL_COST: Final = 0.001
 OLDEST_EVERY: Final = 8
 """One in so many tasks of a level is its oldest, whatever it costs."""
 COST_SHARE: Final = 1 / 8
-"""Of a new measurement in an estimate (the gain of TCP's round trip, RFC 6298)."""
+"""Of one more piece in an estimate (the gain of TCP's round trip, RFC 6298)."""
 IDLE: Final = math.inf
 _NUMERATOR: Final = USUAL_COST * (1 - 1e-9)
 """So that what costs nothing has a bin of its own level."""
@@ -66,7 +67,7 @@ class Bins(Generic[T]):
     def switch(self, strategy: Strategy) -> None:
         """Another strategy, or other weights, also for what waits already. What levels have had is forgotten."""
         self.strategy = strategy
-        self._is_strict = strategy.name == "strict"
+        self._is_strict = strategy.name == "strict" or self.bins == 1  # in one bin there is nothing to share
         self._weights = strategy.cpu
         self._times = [self._now if mask else IDLE for mask in self._masks]
         self._left = [self._now] * LEVELS
@@ -185,5 +186,6 @@ class Cost:
         if not self._size:
             self._seconds, self._size = seconds, mean
             return
-        self._seconds += (seconds - self._seconds) * COST_SHARE
-        self._size += (mean - self._size) * COST_SHARE
+        share = COST_SHARE if count == 1 else 1 - (1 - COST_SHARE) ** count
+        self._seconds += (seconds - self._seconds) * share
+        self._size += (mean - self._size) * share

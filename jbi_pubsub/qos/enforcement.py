@@ -65,6 +65,8 @@ class Enforcement:
             claims=config.policy.trust_claims,
         )
         self.following = Following(config, component, self._from_manager)
+        self._installing = threading.Lock()
+        """File and manager speak one after the other: whose word counts is so as long as it is put in force."""
         self._file_says = False
         """The policy file says who matters: then it is not asked of a manager."""
         if source is not None:
@@ -78,19 +80,25 @@ class Enforcement:
     def _installed(self, space: Space) -> None:
         """What holds for the space from now on."""
         self._said = space
-        self.space = space = _shared(space, self._rates)
+        self.space = space = _shared(space, {} if self._file_says else self._rates)
         self.shaper.is_on = space.shaping
         self.tasks.changed(space.strategy)
         self.links.use(space)
 
     def _from_file(self, policies: PolicySet) -> None:
-        self._file_says = not policies.is_empty
-        if self._file_says or not self.following.has_set:
-            self.local.install(policies)
+        with self._installing:
+            self._file_says = not policies.is_empty
+            if self._file_says or not self.following.has_set:
+                self.local.install(policies)
+            else:
+                self._install_managers(*self.following.said)
 
     def _from_manager(self, policies: PolicySet, rates: Mapping[str, float]) -> None:
-        if self._file_says:
-            return
+        with self._installing:
+            if not self._file_says:
+                self._install_managers(policies, rates)
+
+    def _install_managers(self, policies: PolicySet, rates: Mapping[str, float]) -> None:
         before, self._rates = self._rates, rates
         self.local.install(policies)
         if rates != before:

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -124,6 +125,12 @@ class Following:
     def has_set(self) -> bool:
         """Whether a manager has said something, now or before."""
         return bool(self._standing.manager)
+
+    @property
+    def said(self) -> tuple[PolicySet, Mapping[str, float]]:
+        """What the manager has said last that can be used here: policies, and shares of links."""
+        with self._lock:
+            return self._policies, self._rates
 
     def status(self) -> dict[str, str]:
         """Plain data: where policies come from, whom we follow, and what is wrong with that."""
@@ -294,7 +301,7 @@ class Following:
 
     def _recover(self) -> None:
         """What was in force before we were restarted."""
-        if self._state is None or not self._state.exists():
+        if self._state is None:
             return
         try:
             with self._state.open("rb") as file:
@@ -305,6 +312,8 @@ class Following:
             head = json.loads(first.removeprefix(STATE_MARK))
             standing, rates, before = converted(head, tuple[Standing, dict[str, float], Short])
             policies = _checked(toml, standing)
+        except FileNotFoundError:
+            return
         except (OSError, ValueError, msgspec.ValidationError, RecursionError, JbiError) as exc:
             self._state_fault = f"policies kept in {self._state} can't be used: {exc}"[:500]
             log.error("%s", self._state_fault)
@@ -326,7 +335,8 @@ class Following:
             fault = f"policies are not kept in {self._state}: {exc}"
             if fault != self._state_fault:
                 log.error("%s", fault)
-            new.unlink(missing_ok=True)
+            with suppress(OSError):  # it may not be there, or not be ours to remove
+                new.unlink()
             self._state_fault = fault
         else:
             self._state_fault = ""

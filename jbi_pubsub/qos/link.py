@@ -8,11 +8,14 @@ A tree of slices: link -> level -> destination. In it
   until that is over;
 - what is under way is not ours any more, so it is kept small: what the link carries in its own distance and STANDING.
 
-A measured link's rate is what its acknowledgements say: bytes acknowledged since a batch left, by the time that took,
-the most of RATE_WINDOW. The STANDING data keep that honest upwards. For distance each DRAIN_EVERY nearly nothing is
-under way for a moment, as in BBR (Cardwell and others 2016, section "ProbeRTT"); else our own standing data would be
-taken for distance, and the bytes under way would grow without end. A batch that took much longer than distance and
-standing data explain says that the rate has fallen: what was seen before does not count any more.
+A measured link's rate is what its acknowledgements say: bytes acknowledged since a batch left, by the time that took
+or the time in which they were sent, whichever is longer: acknowledgements that were held up come all at once
+(draft-cheng-iccrg-delivery-rate-estimation). The most of RATE_WINDOW counts. The STANDING data keep that
+honest upwards; while the estimate grows, as much again as the distance holds, or a long way would be filled by a few
+parts of a hundred in each round trip (BBR's startup). For distance each DRAIN_EVERY little is under way for a moment,
+as in BBR (Cardwell and others 2016, section "ProbeRTT"); else our own standing data would be taken for distance, and
+the bytes under way would grow without end. A batch that took much longer than distance and standing data explain says
+that the rate has fallen: what was seen before does not count any more.
 """
 
 from __future__ import annotations
@@ -50,6 +53,12 @@ STALLED_LOOK: Final = 0.1
 """How often those are looked for."""
 FALLEN: Final = 2.0
 """So many times what distance and standing data explain: the rate has fallen."""
+GROWN: Final = 1.25
+GROWING_TRIPS: Final = 3
+"""An estimate that is so many times the one before grows, for so many round trips (both numbers are BBR's)."""
+DRAINED: Final = 0.5
+"""Of what the distance holds may be under way while distance is looked for, as in BBR's second version: enough that
+nothing stands, and no idle second of a long way."""
 SEGMENT: Final = 1_448
 """Bytes of a TCP segment over Ethernet with timestamps: what LinkTerms.overhead is added to."""
 RESERVE_LEAST: Final = 100.0
@@ -62,13 +71,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch that is under way: its bytes, when it left, what of the link had been acknowledged by then and when the
-    last of that was."""
+    """A batch that is under way: its bytes, when it left, what of the link had been acknowledged by then, when the last
+    of that was, and when that had left."""
 
     size: int
     at: float
     acked: int
     acked_at: float
+    acked_left: float
 
 
 class LinkEstimator:
@@ -151,7 +161,10 @@ class Link(Generic[T]):
         self._window = 2 * QUANTUM_FIRST
         """Bytes that an estimate may have under way: twice as many in each round trip. A burst is no rate."""
         self._acked = 0
-        self._acked_at = now
+        self._acked_at = self._acked_left = now
+        self._is_growing = False
+        self._grown, self._grown_at = 0.0, -math.inf
+        """What the estimate was when it had grown last, and when that was."""
         self._in_flight = 0
         self._bytes = Counter()
         self._looked_at = -math.inf
@@ -201,9 +214,10 @@ class Link(Generic[T]):
     @property
     def in_flight_most(self) -> int:
         """Bytes of all destinations that may be under way."""
+        rate, distance = self.effective_rate, self._distance or 0.0
         if self._is_draining:
-            return self.quantum
-        carried = int(self.effective_rate * ((self._distance or 0.0) + STANDING))
+            return max(self.quantum, int(rate * distance * DRAINED))
+        carried = int(rate * (distance + (max(STANDING, distance) if self._is_growing else STANDING)))
         return max(2 * self.quantum, min(carried, self._window) if self.is_measured else carried)
 
     def status(self, now: float) -> dict[str, Any]:
@@ -287,10 +301,11 @@ class Link(Generic[T]):
         cap = self.in_flight_most
         if self._in_flight - self._stalled(now) >= cap:
             return None
-        for level in self._order(now):
-            found = self._front(level, cap, now)
-            if found is not None:
-                return found, level
+        while self._waiting:  # who has nothing at one level any more may have come to another one meanwhile
+            for level in self._order(now):
+                found = self._front(level, cap, now)
+                if found is not None:
+                    return found, level
         return None
 
     def wait(self, now: float) -> float | None:
@@ -325,8 +340,8 @@ class Link(Generic[T]):
         if not destination.in_flight:
             destination.heard_at = now
         if not self._in_flight:
-            self._acked_at = now
-        destination.flying.append(Sent(size, now, self._acked, self._acked_at))
+            self._acked_at = self._acked_left = now
+        destination.flying.append(Sent(size, now, self._acked, self._acked_at, self._acked_left))
         destination.in_flight += size
         self._in_flight += size
 
@@ -350,13 +365,14 @@ class Link(Generic[T]):
     def acked(self, size: int, since: Sent, now: float, *, is_full: bool = True) -> None:
         """So many bytes were acknowledged, of which `since` was the last batch. `is_full`: see LinkEstimator."""
         self._acked += size
-        self._acked_at = now
+        self._acked_at, self._acked_left = now, since.at
         trip = now - since.at
         self.trip.add(trip, now)
         known = self.effective_rate
         own = since.size / known if known else 0.0
         if self.is_measured and now > since.acked_at:
-            rate = (self._acked - since.acked) / (now - since.acked_at)
+            took = max(now - since.acked_at, since.at - since.acked_left, QUANTUM_SECONDS)  # less is a burst, no rate
+            rate = (self._acked - since.acked) / took
             if known and trip > FALLEN * ((self._distance or 0.0) + STANDING + own):
                 self._estimator.fallen(rate, now)
                 self._window = self.in_flight_most
@@ -364,6 +380,7 @@ class Link(Generic[T]):
                 self._estimator.sample(rate, now, is_full=is_full)
                 if 2 * (self._in_flight + size) >= self._window:  # it is used
                     self._window += size
+            self._look_for_growth(now)
         if self._is_draining:
             if since.at >= self._drained_at:
                 self._drained = min(self._drained, trip)
@@ -430,6 +447,7 @@ class Link(Generic[T]):
             destination = ring.popleft()
             destination.rings &= ~bit
             if not destination.levels() & bit:
+                self.put(destination)  # at others, if it has something there by now
                 continue
             if destination.in_flight >= cap:
                 destination.is_capped = True
@@ -456,13 +474,22 @@ class Link(Generic[T]):
             destination.is_parked = False
             self.put(destination)
 
+    def _look_for_growth(self, now: float) -> None:
+        rate = self._estimator.rate or 0.0
+        if rate >= GROWN * self._grown:
+            self._is_growing = self._grown > 0
+            self._grown, self._grown_at = rate, now
+        elif now - self._grown_at > GROWING_TRIPS * self.trip.smoothed:
+            self._is_growing = False
+            self._grown = min(self._grown, rate)
+
     def _look_for_distance(self, now: float) -> None:
-        """Each DRAIN_EVERY without a shorter way: a batch at a time, until one was seen that found the link empty."""
+        """Each DRAIN_EVERY without a shorter way: little at a time, until a batch was seen that found nothing there."""
         if not self._is_draining:
             if now - self._distance_at > DRAIN_EVERY:
                 self._is_draining, self._drained_at, self._drained = True, math.inf, math.inf
         elif self._drained_at == math.inf:
-            if self._in_flight - self._stalled(now) <= self.quantum:
+            if self._in_flight - self._stalled(now) <= self.in_flight_most:
                 self._drained_at = now
         elif now - self._drained_at > DRAIN_LEAST and self._drained < math.inf:
             self._is_draining, self._distance, self._distance_at = False, self._drained, now

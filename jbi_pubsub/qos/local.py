@@ -101,11 +101,12 @@ class _Class:
         link = found.link
         left = [(rule, about_resources(node, lambda test: decide(link, test))) for rule, node in found.candidates]
         resolution = dataclasses.replace(found, candidates=tuple(pair for pair in left if pair[1] is not False))
-        before = self.granted
+        before, decided = self.granted, self.by_object
         self.granted = self.of(resolution)
         self.by_object = None
         if resolution.residues:
-            self.by_object = _ByObject(resolution, self.of, seen)
+            made = _ByObject(resolution, self.of, seen)
+            self.by_object = decided if isinstance(decided, _ByObject) and decided.says == made.says else made
         if _knows_no_type(self.facts) and not self.policies.asks.isdisjoint(("type", "version")):
             self.by_object = _ByType(self, decide, seen, now)
         return _plain(before) != _plain(self.granted)
@@ -178,6 +179,11 @@ class _ByObject:
     ) -> None:
         self._resolution = resolution
         self._residues = resolution.residues
+        self.says: Final = (
+            resolution.link,
+            [(rule.name, rule.fields, rule.allow, node) for rule, node in resolution.candidates],
+        )
+        """What it makes of objects, whatever else policies say: equal for those that decide alike."""
         self._of = of
         self._seen = seen
         self._known: dict[tuple[bool, ...], Settings] = {}
@@ -390,8 +396,8 @@ class LocalManager:
     def _put(self, kind: _Class) -> list[tuple[Changed, GrantedQos]]:
         settings, by_object = kind.granted.settings, kind.by_object
         for held in kind.contracts:
-            held.settings = settings
             held.by_object = by_object
+            held.settings = settings  # last: whoever sees other ones sorts what waits by what they say of objects
         return []
 
     # -- resources and time -------------------------------------------------------------------------------------
@@ -453,7 +459,8 @@ class LocalManager:
         """Whether the time of a policy has come or gone, or resources have changed."""
         now = self._wall()
         if now >= self._next_change or now < self._looked_at:
-            self._next_change = self._policies.next_change(now)
+            with self._lock:  # others may come in force just now
+                self._next_change = self._policies.next_change(now)
             self._resolve_all()
         self._looked_at = now
         if self._asking:

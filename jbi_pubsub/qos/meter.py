@@ -5,6 +5,9 @@ Rules:
   waited. Once a second `Meters.fold` adds what is new up, by type and by contract; those that had nothing cost nothing.
 - Delays are counted in 40 buckets, each half as wide again as the one before: a percentile is right within a quarter.
 - Jitter is RFC 3550's (6.4.1): differences of waiting times, smoothed by a sixteenth.
+- Subscribers tell once a second how long one object waited for its application. With the way there, and how long the
+  last one had waited here, that is one delay from publication to application: no clocks are compared. Its jitter is the
+  sum of both, which is the most that it can be.
 - Everything is bounded: types by name, contracts with a series of their own, series. Beyond that there are sums.
 """
 
@@ -15,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import nlargest
+from itertools import islice
 from operator import add
 from typing import Any, Final
 
@@ -29,6 +33,8 @@ TYPES_MOST: Final = 1_000
 """Types that are told apart; the others are told together, under the name ""."""
 TOLD_MOST: Final = 100
 """Types and contracts that a status tells, those with most."""
+REACHED_MOST: Final = 8
+"""Types of a contract of which a delay to the application is noted at once."""
 RATED_MOST: Final = 1_000
 """Contracts with a series of their own."""
 SERIES_MOST: Final = 500
@@ -70,7 +76,7 @@ def percentile(counts: Sequence[int], part: float) -> float | None:
 class Tally:
     """What went and what was lost, of one type for one contract, or of several together."""
 
-    __slots__ = ("bytes", "counts", "dropped", "jitter", "transit")
+    __slots__ = ("bytes", "counts", "dropped", "end_jitter", "ends", "jitter", "transit")
 
     def __init__(self) -> None:
         self.counts = [0] * BUCKETS
@@ -79,6 +85,9 @@ class Tally:
         self.jitter = 0.0
         self.transit = -1.0
         """How long the last one took; -1 before the first."""
+        self.ends: Sequence[int] = ()
+        """Those of which it is known, by how long they took to their application."""
+        self.end_jitter = 0.0
 
     @property
     def received(self) -> int:
@@ -91,6 +100,15 @@ class Tally:
         self.dropped += other.dropped
         self.bytes += other.bytes
         self.jitter, self.transit = other.jitter, other.transit
+        if other.ends:
+            self.ends = list(map(add, self.ends, other.ends)) if self.ends else other.ends
+            self.end_jitter = other.end_jitter
+
+    def reached(self, seconds: float, jitter: float) -> None:
+        """One like the last one took so long more to its application."""
+        ends = list(self.ends) or [0] * BUCKETS
+        ends[bucket_of(self.transit + seconds)] += 1
+        self.ends, self.end_jitter = ends, min(LONGEST, self.jitter + jitter)
 
     def status(self) -> dict[str, Any]:
         """Plain data; times in seconds."""
@@ -101,7 +119,15 @@ class Tally:
             "bytes": self.bytes,
             "jitter": round(self.jitter, 6),
             **{name: round(value, 6) for name, value in found.items() if value is not None},
+            **self._ends(),
         }
+
+    def _ends(self) -> dict[str, Any]:
+        if not self.ends:
+            return {}
+        found = {f"end_{name}": percentile(self.ends, part) for name, part in PERCENTILES}
+        told = {name: round(value, 6) for name, value in found.items() if value is not None}
+        return {**told, "end_jitter": round(self.end_jitter, 6)}
 
 
 _NOTHING: Final[dict[str, Tally]] = {}
@@ -111,7 +137,7 @@ _NOTHING: Final[dict[str, Tally]] = {}
 class Meter:
     """Of one contract. Any thread may tell it; the lock of its Meters covers it."""
 
-    __slots__ = ("_fresh", "_lock", "_meters", "_whole", "rate")
+    __slots__ = ("_fresh", "_last", "_lock", "_meters", "_whole", "rate")
 
     def __init__(self, meters: Meters) -> None:
         self._meters = meters
@@ -119,6 +145,8 @@ class Meter:
         self._fresh = _NOTHING
         """What is not added up yet, by type."""
         self._whole: Tally | None = None
+        self._last = ""
+        """The type of what went last, of what is added up."""
         self.rate: Counter | None = None
         """Objects, of those with most."""
 
@@ -139,6 +167,17 @@ class Meter:
             tally = self._fresh.get(type_name) or self._begin(type_name)
             tally.dropped += count
 
+    def reached(self, seconds: float, jitter: float) -> None:
+        """One that went out lately took so long from there to its application."""
+        with self._lock:
+            if not self._fresh:
+                if self._whole is None:
+                    return
+                self._begin(self._last)
+            for tally in islice(self._fresh.values(), REACHED_MOST):
+                if tally.transit >= 0:
+                    tally.reached(seconds, jitter)
+
     def _begin(self, type_name: str) -> Tally:
         """Under the lock: there is something new of a type."""
         if not self._fresh:
@@ -153,7 +192,7 @@ class Meter:
         """Under the lock: what is new by type; it is part of the whole from now on."""
         fresh, self._fresh = self._fresh, _NOTHING
         whole = self._whole = self._whole or Tally()
-        for tally in fresh.values():
+        for self._last, tally in fresh.items():
             whole.merge(tally)
         return fresh
 
@@ -206,6 +245,7 @@ class TypeMeter:
             **_rates(self.received, now),
         }
         del told["jitter"]  # one contract's says nothing of another's
+        told.pop("end_jitter", None)
         return told
 
 

@@ -26,7 +26,7 @@ from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.core.pacing import TokenBucket
-from jbi_pubsub.core.quality import LEVELS, Contract
+from jbi_pubsub.core.quality import LEVELS, Contract, Rate
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.core.xpath.predicate import compiled_xpath
@@ -39,6 +39,10 @@ RATE_SECONDS: Final = 1.0
 """A subscription that has a rate in bytes may get so many seconds of it at once after a pause."""
 AT_ONCE: Final = 1e-6
 """Objects at once under a rate in objects: one, then none for 1/rate."""
+RATES_MOST: Final = 100
+"""Rates and types of one subscription that are paced: of those beyond, the first one begins anew."""
+TOGETHER_SECONDS: Final = 0.25
+"""What expires so little before the one in front of it is found with that one: it is never taken too late."""
 EXPRESSIONS: Final = 1_000
 """Expressions of keys that are kept compiled."""
 
@@ -89,7 +93,11 @@ class LevelQueue(Generic[W]):
         self._now = 0.0
         """When something was selected last."""
         self._settings = contract.settings
+        self._by_object = contract.by_object
         self._bucket: TokenBucket | None = None
+        """Of the contract's own rate."""
+        self._buckets: dict[tuple[Rate, str], TokenBucket] = {}
+        """Of rates that policies have for some objects alone, by type."""
         self._lanes: dict[str, _Lane[W]] = {}
         self._by_key: dict[Key, _Entry[W]] = {}
         self._selected: _Lane[W] | None = None
@@ -117,7 +125,8 @@ class LevelQueue(Generic[W]):
         if contract.by_object is not None:
             settings = contract.by_object(parcel)
             self._is_mixed = True
-        if self._bucket is not None and not self._passes(parcel.size, now):
+        rate = settings.max_rate
+        if rate is not None and not self._passes(rate, parcel, now):
             self._count_lost(waiting)
             self._lost(waiting, Cause.RATE)
             return
@@ -130,6 +139,9 @@ class LevelQueue(Generic[W]):
                 self.next_expiry = expires
         entry = _Entry(waiting, settings.importance - 1, expires)
         registration = parcel.head.registration
+        lane = self._lanes.get(registration)
+        if lane is not None and lane.level >= 0 and expires < lane.entries[-1].expires - TOGETHER_SECONDS:
+            self._is_mixed = True  # the ones before it took longer to come here
         if settings.replace and (key := key_of(settings.replace, parcel)) is not None:
             self._replace(entry, key)
         self._count += 1
@@ -183,9 +195,9 @@ class LevelQueue(Generic[W]):
     def has_room_for(self, parcel: Parcel, now: float) -> bool:
         """Whether it would take another one's place, by its key, or not come in, by its rate: nobody else has to go for
         it."""
-        if self._bucket is not None and self._bucket.ready_in(now):
-            return True
         settings = self._contract.of(parcel)
+        if settings.max_rate is not None and self._bucket_of(settings.max_rate, parcel, now).ready_in(now):
+            return True
         return bool(settings.replace and self._by_key and key_of(settings.replace, parcel) in self._by_key)
 
     def is_least(self, parcel: Parcel) -> bool:
@@ -222,9 +234,13 @@ class LevelQueue(Generic[W]):
     def refresh(self, now: float) -> bool:
         """Follow the contract: what waits already has the levels and deadlines of its settings of now. Whether they
         have changed. Its keys stay those that it came with."""
-        if self._contract.settings is self._settings:
+        before, settings = self._settings, self._contract.settings
+        if settings is before:
             return False
-        self._settings = self._contract.settings
+        by_object, self._by_object = self._by_object, self._contract.by_object
+        self._settings = settings
+        if by_object is self._by_object and settings == msgspec.structs.replace(before, version=settings.version):
+            return False  # other policies, which say the same of this contract: ten thousand objects stay as they are
         self._set_rate(now)
         self._forget_places()
         self._is_mixed = True  # between the old ones and the new ones
@@ -260,20 +276,29 @@ class LevelQueue(Generic[W]):
         if rate is None:
             self._bucket = None
             return
-        burst = rate.amount * RATE_SECONDS if rate.unit == "bytes" else AT_ONCE
         if self._bucket is None:
-            self._bucket = TokenBucket(rate.amount, burst, now)
+            self._bucket = TokenBucket(rate.amount, _burst(rate), now)
         else:
-            self._bucket.set(rate.amount, burst, now)
+            self._bucket.set(rate.amount, _burst(rate), now)
 
-    def _passes(self, size: int, now: float) -> bool:
-        bucket, rate = self._bucket, self._settings.max_rate
-        assert bucket is not None
-        assert rate is not None
+    def _passes(self, rate: Rate, parcel: Parcel, now: float) -> bool:
+        bucket = self._bucket_of(rate, parcel, now)
         if bucket.ready_in(now):
             return False
-        bucket.take(size if rate.unit == "bytes" else 1, now)
+        bucket.take(parcel.size if rate.unit == "bytes" else 1, now)
         return True
+
+    def _bucket_of(self, rate: Rate, parcel: Parcel, now: float) -> TokenBucket:
+        """What an object counts against that may come at that rate."""
+        if self._bucket is not None and rate == self._settings.max_rate:
+            return self._bucket
+        key = rate, parcel.head.type_name
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            if len(self._buckets) >= RATES_MOST:
+                del self._buckets[next(iter(self._buckets))]
+            bucket = self._buckets[key] = TokenBucket(rate.amount, _burst(rate), now)
+        return bucket
 
     def _new_lane(self, registration: str) -> _Lane[W]:
         if len(self._lanes) > 2 * sum(self._standing) + LANES_KEPT:
@@ -385,6 +410,11 @@ class _KeyAt:
             key = (parcel.head.type_name, text) if text else None
             self._last = parcel, key
         return key
+
+
+def _burst(rate: Rate) -> float:
+    """What may come at once after a pause."""
+    return rate.amount * RATE_SECONDS if rate.unit == "bytes" else AT_ONCE
 
 
 @lru_cache(EXPRESSIONS)

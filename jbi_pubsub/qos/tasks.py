@@ -153,9 +153,9 @@ class TaskManager:
                 return
             self._is_busy = True
             self._at_once += 1
-            ticket = self._bins.ticket(task.work.importance(), task.cost.of(size))
-        while self._step(task, ticket, alone=True):
-            pass  # nobody else wants it
+            ticket: Ticket | None = self._bins.ticket(task.work.importance(), task.cost.of(size))
+        while ticket is not None:  # nobody else wants it
+            ticket = self._step(task, ticket, alone=True)
 
     def run(self, contract: Contract, work: Callable[[], R]) -> R:
         """Do work on this thread when it is its turn: among all that waits by the contract's importance. Raises what it
@@ -267,9 +267,9 @@ class TaskManager:
             self._thread.start()
         self._changed.notify_all()
 
-    def _step(self, task: Task, ticket: Ticket, *, alone: bool = False) -> bool:
+    def _step(self, task: Task, ticket: Ticket, *, alone: bool = False) -> Ticket | None:
         """With the baton: one step, then it is passed on. `alone`: not, if there is a next one and nobody else wants
-        it; True then."""
+        it; the ticket of that then."""
         count, size, pause = 1, 1, FAULT_SECONDS
         fault: Exception | None = None
         is_measured = not alone or task.is_suspect or not self._at_once % MEASURED_EVERY or not task.cost.is_known
@@ -281,7 +281,7 @@ class TaskManager:
             note(f"{self._name}: {task.kind}", exc)
             fault = exc
         spent = clock() - began
-        goes_on = False
+        next_: Ticket | None = None
         with self._lock:
             try:
                 task.is_suspect = not is_measured and spent > STEP_SECONDS
@@ -292,14 +292,15 @@ class TaskManager:
                     self._failing[task] = f"{task.kind}: {type(fault).__name__}: {fault}"
                 elif self._failing:
                     self._failing.pop(task, None)
-                goes_on = self._is_wanted_again(task, pause, alone=alone)
+                next_ = self._next(task, pause, alone=alone)
             finally:
-                if not goes_on:
+                if next_ is None:
                     self._pass_on()
-        return goes_on
+        return next_
 
-    def _is_wanted_again(self, task: Task, pause: float, *, alone: bool) -> bool:
-        """Behind a step: whether the next one follows at once; otherwise the task waits, is parked, or has nothing."""
+    def _next(self, task: Task, pause: float, *, alone: bool) -> Ticket | None:
+        """Behind a step: the ticket of the next one, if that follows at once; otherwise the task waits, is parked, or
+        has nothing."""
         size = task.work.size()
         if pause:
             self._park(task, pause)
@@ -312,10 +313,10 @@ class TaskManager:
             and not self._is_due()
             and not self._is_stopping
         ):
-            return True
+            return self._bins.ticket(task.work.importance(), task.cost.of(size))
         else:
             self._put(task, size)
-        return False
+        return None
 
     def _account(self, kind: str, ticket: Ticket, count: int, spent: float) -> None:
         self._bins.charge(ticket, spent)

@@ -44,7 +44,19 @@ from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, WINDOW_BATCHES, Hello, Line, Receiver, greet
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.delivery import ASK_AGAIN, CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, QUALITY, SHARED, SHARED_MOST
+from jbi_pubsub.pad.delivery import (
+    ASK_AGAIN,
+    CHUNK,
+    END,
+    ITEM,
+    LAST_CHUNK,
+    LOSS,
+    OBJECT,
+    QUALITY,
+    SHARED,
+    SHARED_MOST,
+    Heard,
+)
 from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Claims, Opened, Subscribed, SubscriptionsProxy
 from jbi_pubsub.pad.subscription import NOT_BEFORE, Granted
 
@@ -69,6 +81,12 @@ what it may have under quality of service, which is less."""
 
 KEPT_BYTES: Final = 4096
 """A smaller piece of a large object is copied: to keep it for itself costs more than what it holds."""
+
+TIMED_SECONDS: Final = 1.0
+"""Between two objects of which it is looked how long the application lets them wait."""
+DELAYS_MOST: Final = 1_000
+"""Subscriptions of which that is told in one acknowledgement."""
+MICROS_MOST: Final = 2**40
 
 ACK_AFTER: Final = WINDOW_BATCHES // 2
 """Batches that are acknowledged together while they come one upon the other: as many again may be under way."""
@@ -104,6 +122,23 @@ class _Standing:
         self._chunks: list[Part] = []
         """Of a large object that is still coming."""
         self._gathered = 0
+
+    def take_quality(self, granted: GrantedQos) -> None:
+        """What it has got there from now on. What is required and not offered is said once."""
+        for each in granted.unmet:
+            if each not in self.quality.unmet:
+                log.warning(
+                    "subscription %s requires %s %g, and registration %s offers %g: its objects come all the same",
+                    self.subscription.uid, each.field, each.required, each.registration[:64], each.offered,
+                )  # fmt: skip
+        self.quality = granted
+
+    def came(self, count: int) -> None:
+        """So many objects more have come."""
+
+    def delay(self) -> tuple[int, int] | None:
+        """How long the application lets objects wait: nobody asks."""
+        return None
 
     def consume(self, count: int) -> None:
         """The application has taken so many objects more."""
@@ -464,8 +499,9 @@ class DelegateSession:
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
         uid = subscription.uid
         due = self._report_credits
-        standing = _Standing(subscription, granted.number, granted.lease, self._news, due, granted.prefetch)
-        standing.quality = granted.qos
+        kind = _Timed if granted.prefetch else _Standing
+        standing = kind(subscription, granted.number, granted.lease, self._news, due, granted.prefetch)
+        standing.take_quality(granted.qos)
         with self._changed:
             subscription.stood_at.add(self.ref.service_id)
             self._highest = max(self._highest, granted.number)
@@ -682,7 +718,7 @@ class DelegateSession:
             notice = _notice(body)
             standing.subscription.lose(notice.cause, notice.count, notice.detail)
         elif kind == QUALITY:
-            standing.quality = _granted(body)
+            standing.take_quality(_granted(body))
             standing.subscription.qos_changed(standing.quality)
         else:
             raise ProtocolError(f"delivery of kind {kind}")
@@ -712,10 +748,12 @@ class DelegateSession:
     def _hand_on(self, arrived: dict[_Standing, list[InfoObject]]) -> None:
         if self._signatures is None:
             for standing, objects in arrived.items():
+                standing.came(len(objects))
                 standing.subscription.add(objects, standing.consume)
         else:
             self._signatures.begin()
             for standing, objects in arrived.items():
+                standing.came(len(objects))
                 of = standing.subscription
                 looked = self._signatures.look(objects, of.filter_digest, takes_shapes=of.takes_shapes)
                 self._hand_on_signed(standing, looked)
@@ -735,7 +773,8 @@ class DelegateSession:
 
     def _consumed(self) -> bytes:
         """The note of an acknowledgement: what was consumed in all, of those of which something was since the last."""
-        consumed = {}
+        consumed: dict[int, int] = {}
+        delays: dict[int, tuple[int, int]] = {}
         while self._news:
             try:
                 standing = self._news.popleft()
@@ -743,7 +782,48 @@ class DelegateSession:
                 break
             if standing.report() and self._by_number.get(standing.number) is standing:
                 consumed[standing.number] = standing.reported
-        return msgspec.msgpack.encode(consumed) if consumed else b""
+                if len(delays) < DELAYS_MOST and (delay := standing.delay()) is not None:
+                    delays[standing.number] = delay
+        return msgspec.msgpack.encode(Heard(consumed, delays)) if consumed else b""
+
+
+class _Timed(_Standing):
+    """Where quality of service is managed: looks at one object a second, how long it waits for the application."""
+
+    def __init__(self, *given: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(*given)
+        self._clock = clock
+        self._came = 0
+        self._probe: tuple[int, float] | None = None
+        """The number of the object that is looked at, and when it came."""
+        self._again = 0.0
+        """Nothing is looked at before."""
+        self._waited: float | None = None
+        self._jitter = 0.0
+        self._is_told = True
+
+    def came(self, count: int) -> None:
+        """So many objects more have come."""
+        self._came += count
+        if self._probe is None and (now := self._clock()) >= self._again:
+            self._probe, self._again = (self._came, now), now + TIMED_SECONDS
+
+    def consume(self, count: int) -> None:
+        """The application has taken so many objects more."""
+        super().consume(count)
+        probe = self._probe
+        if probe is not None and self.consumed >= probe[0]:
+            waited = max(0.0, self._clock() - probe[1])
+            if self._waited is not None:
+                self._jitter += (abs(waited - self._waited) - self._jitter) / 16
+            self._waited, self._probe, self._is_told = waited, None, False
+
+    def delay(self) -> tuple[int, int] | None:
+        """What is new of it, for the delegate."""
+        if self._is_told or self._waited is None:
+            return None
+        self._is_told = True
+        return min(MICROS_MOST, int(1e6 * self._waited)), min(MICROS_MOST, int(1e6 * self._jitter))
 
 
 def _at_most(count: int) -> int:

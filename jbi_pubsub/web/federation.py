@@ -160,6 +160,7 @@ class TypeQuality(msgspec.Struct, frozen=True):
     rates: list[Measure] = []
     p50: Measure | None = None
     p95: Measure | None = None
+    end_p95: Measure | None = None
 
 
 class BinQuality(msgspec.Struct, frozen=True):
@@ -235,6 +236,7 @@ class ContractQuality(msgspec.Struct, frozen=True):
     importance: Count = 0
     deadline: Measure | None = None
     p95: Measure | None = None
+    end_p95: Measure | None = None
     jitter: Measure | None = None
 
 

@@ -153,9 +153,17 @@ class MailDispatcher:
             if durable:
                 self._queue.restore(subscription, self._before.letters.pop(uid, []), time.monotonic())
 
-    def offer(self, subscription: Subscription, obj: InfoObject, payload: bytes, deadline: float | None = None) -> bool:
+    def offer(
+        self,
+        subscription: Subscription,
+        obj: InfoObject,
+        payload: bytes,
+        deadline: float | None = None,
+        since: float = 0.0,
+    ) -> bool:
         """Queue an object's mail; `payload` is what filter and shape have left, `deadline` of a contract that decides
-        by the object. False: the subscription is gone, and does not account for the object any more. Never waits."""
+        by the object; `since`: when it was published (monotonic seconds), 0.0: now. False: the subscription is gone,
+        and does not account for the object any more. Never waits."""
         size = estimate(obj, payload)
         with self._changed:
             if not self._queue.stands(subscription):
@@ -167,7 +175,7 @@ class MailDispatcher:
             with self._changed:
                 if not self._queue.stands(subscription):
                     return False
-                losses = self._queue.offer(subscription, content, time.monotonic(), deadline)
+                losses = self._queue.offer(subscription, content, time.monotonic(), deadline, since)
                 self._offered += self._queue.urgent
                 self._poke()
         self._tell(losses)

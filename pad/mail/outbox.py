@@ -82,7 +82,8 @@ class Ledger(msgspec.Struct):
 
 @dataclass(eq=False, slots=True)
 class Letter:
-    """One object for one subscription. `recipients` are those who have not got it; `queued` is a time of our clock."""
+    """One object for one subscription. `recipients` are those who have not got it; `queued` is a time of our clock:
+    when it was published, where that is known."""
 
     number: int
     uid: str
@@ -305,9 +306,15 @@ class MailQueue:
         return [self._lose(outbox, cause, len(subscription.request.recipients))]
 
     def offer(
-        self, subscription: Subscription, content: Content, now: float, deadline: float | None = None
+        self,
+        subscription: Subscription,
+        content: Content,
+        now: float,
+        deadline: float | None = None,
+        since: float = 0.0,
     ) -> list[Loss]:
-        """Take an object's mail, or lose it. `deadline`: of a contract that decides by the object."""
+        """Take an object's mail, or lose it. `deadline`: of a contract that decides by the object; `since`: when it was
+        published, 0.0: now."""
         cause = self.refusal(subscription, len(content.data))
         if cause is not None:
             return self.refuse(subscription, cause)
@@ -315,7 +322,9 @@ class MailQueue:
         self._offered(outbox)
         everybody, suspended = subscription.request.recipients, outbox.ledger.suspended
         recipients = tuple(a for a in everybody if a not in suspended)
-        letter = Letter(next(self._numbers), subscription.uid, content, recipients, now, durable=outbox.durable)
+        letter = Letter(
+            next(self._numbers), subscription.uid, content, recipients, since or now, durable=outbox.durable
+        )
         letter.deadline = deadline
         self._manage(subscription, now)
         self._count(outbox, letter)

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from jbi_pubsub import Wish
 from jbi_pubsub.cli import explain as cli
+from jbi_pubsub.core.config import PolicySection, QosSection
 
 FIGURE_1 = str(Path(__file__).parent.parent.parent / "examples" / "data" / "intel_imagery" / "fig1.xml")
 
@@ -46,6 +49,39 @@ def test_an_explanation_shows_all_parts_of_the_subscription(
     [facts] = json.loads(said(*flags, "explain", explained[1], "--metadata", FIGURE_1, "--json").out)
     assert facts["delivered"] is True
     assert (facts["terms"]["policy"], facts["terms"]["bound"], facts["terms"]["matched"]) == ("drop_newest", 7, 0)
+
+
+def test_what_policies_have_decided_and_where_it_goes_stands_with_the_template_predicate_and_filter(
+    federation: Any, figures: Any, tmp_path: Path, flags: list[str], said: Callable[..., Any]
+) -> None:
+    # Given a delegate with policies, and a subscription that says all that one can say
+    policies = tmp_path / "policy.toml"
+    policies.write_text(
+        '[[policy]]\nname = "all"\nimportance = 4\npreference = "GeneralSurv"\nmax_rate = "2/s"\nmax_size = "50 KB"\n'
+    )
+    config = msgspec.structs.replace(
+        federation.config, qos=QosSection(mode="on"), policy=PolicySection(file=str(policies))
+    )
+    federation.pad(config=config)
+    publisher = federation.light()
+    figures.register(publisher)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(
+        figures.figure_3, schema=figures.schema, predicate="//lat>33", payload_filter="//name", direct=True,
+        recipients=["ops@example.org"], qos=Wish(deadline=3.0, replace="//lat"),
+    )  # fmt: skip
+    assert subscriber.wait_matched(uid) >= 1
+    # When it is explained
+    answer = said(*flags, "explain", uid, "--metadata", FIGURE_1)
+    # Expect each part of it
+    found = [row.split("\t") for row in answer.out.splitlines()]
+    terms = {(row[0], row[2]) for row in found if len(row) == 3 and not row[1]}
+    assert terms >= {
+        ("predicate", "//lat>33"), ("filter", "//name"), ("delivery", "queue, mail"), ("recipients", "ops@example.org"),
+        ("importance", "4"), ("deadline", "3 s"), ("shape", "scale 0.5"), ("max_rate", "2 objects/s"),
+        ("max_size", "50000 B"), ("replace", "//lat"),
+    }  # fmt: skip
+    assert any(name == "template" and "publisher=418th" in value for name, value in terms)
 
 
 def test_each_level_and_condition_stands_in_the_table(

@@ -237,7 +237,7 @@ def test_what_an_example_promises_is_broken_between_words(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
     says = "the whole takes long, and less than a fiftieth of it went over the link"
-    examples._show(Outcome((Told(f"{says}, before", ("a",), ((1,),)),), (Promise(says, True),)), 1.0)
+    examples.show_outcome(Outcome((Told(f"{says}, before", ("a",), ((1,),)),), (Promise(says, True),)), 1.0)
     # Expect all words, whole, in lines that fit
     shown = capsys.readouterr().out
     assert max(map(taken, shown.splitlines())) <= 60

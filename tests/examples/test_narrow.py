@@ -10,10 +10,12 @@ from jbi_pubsub.examples.narrow import LIMIT, WIRE_BYTES, Counted, narrow, outco
 SECONDS = 40.0
 
 
-def _counted(mode: str, important: float, normal: float, *, late: float = 1.0, sent: float = 1.0) -> Counted:
+def _counted(
+    mode: str, important: float, normal: float, *, late: float = 1.0, sent: float = 1.0, efficiency: float = 0.96
+) -> Counted:
     """A run in which so many came a second, evenly."""
     came = [
-        (n / rate, name, int(0.96 * WIRE_BYTES), delay)
+        (n / rate, name, int(efficiency * WIRE_BYTES), delay)
         for name, rate, delay in (("important", important, 1.0), ("normal", normal, late))
         for n in range(round(rate * SECONDS))
     ]
@@ -43,6 +45,7 @@ def test_all_promises_hold_when_shares_are_as_they_are_to_be() -> None:
         (_counted("alike", 8.0, 4.5), "alike: important by normal"),
         (_counted("strict", 12.5, 0, sent=1.02), "strict: of the limit"),
         (_counted("strict", 11.0, 0, sent=0.9), "strict: important"),
+        (_counted("strict", 12.5, 0, efficiency=0.94), "strict: efficiency"),
     ],
 )
 def test_a_share_that_is_missed_is_told(wrong: Counted, says: str) -> None:

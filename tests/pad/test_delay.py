@@ -43,7 +43,7 @@ def test_a_status_tells_the_delay_of_a_subscriber_that_does_not_acknowledge(
     publisher.publish(registration, figures.figure_1)
     assert subscriber.receive(uid, timeout=10.0) is not None
     eventually(lambda: pad.status()["sessions"][0]["delay_ms"] > 0)
-    assert pad.status()["delay_ms"] == pad.status()["sessions"][0]["delay_ms"] < 5_000
+    assert 0 < pad.status()["delay_ms"] < 5_000
 
     # When a day goes by on the delegate's clock without an acknowledgement of the next one
     (session,) = pad.delegate._sessions.values()

@@ -25,7 +25,7 @@ from jbi_pubsub.core.wire.endpoint import Caller, Place
 from jbi_pubsub.lookup.entry import EntryRep, define
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delegate import NOT_BEFORE, Delegate
-from jbi_pubsub.pad.delivery import ITEM, LOSS, OBJECT, SHARED, Deliveries
+from jbi_pubsub.pad.delivery import ITEM, LOSS, OBJECT, SHARED, Deliveries, Heard
 from jbi_pubsub.pad.pipeline import GAP_MOST
 from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.shelf import OLD_SECONDS, Shelves
@@ -147,7 +147,7 @@ class World:
                 for parts in items:
                     self._read_one(session_id, b"".join(parts))
                 consumed = {self.numbers[n]: len(self.got[n]) for n, s in self.sessions.items() if s == session_id}
-                session._acked(len(items), msgspec.msgpack.encode(consumed))
+                session._acked(len(items), msgspec.msgpack.encode(Heard(consumed)))
 
     def _read_one(self, session_id: str, data: bytes) -> None:
         kind, number = ITEM.unpack_from(data)

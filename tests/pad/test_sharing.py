@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jbi_pubsub.core.info_object import Cause, Head, Parcel, pack
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.pad import delivery
-from jbi_pubsub.pad.delivery import CHUNK_BYTES, ITEM, LOSS, OBJECT, SHARED, SubscriberSession
+from jbi_pubsub.pad.delivery import CHUNK_BYTES, ITEM, LOSS, OBJECT, SHARED, Heard, SubscriberSession
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
 
@@ -61,7 +61,7 @@ class Subscriber:
 
     def acknowledge(self, consumed: dict[int, int]) -> None:
         """All that was read is here, and the applications have taken so many of each."""
-        self._session._acked(self.open, msgspec.msgpack.encode(consumed))
+        self._session._acked(self.open, msgspec.msgpack.encode(Heard(consumed)))
         self.open = 0
 
 

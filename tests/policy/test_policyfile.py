@@ -18,6 +18,7 @@ from jbi_pubsub.policy.context import Facts
 from jbi_pubsub.policy.file import Document, parse
 from jbi_pubsub.policy.policy import Policy, PolicySet
 from jbi_pubsub.policy.policyfile import policies_of, review
+from jbi_pubsub.policy.writing import dumped
 
 DATA = Path(__file__).parents[2] / "jbi_pubsub" / "policy" / "data"
 
@@ -270,7 +271,7 @@ VALUES = st.one_of(
 def test_whatever_toml_can_say_is_written_so_that_it_is_read_again(tables: dict[str, Any]) -> None:
     import tomllib
 
-    text = policyfile.dumped({"policy": [tables], "space": tables})
+    text = dumped({"policy": [tables], "space": tables})
     assert tomllib.loads(text) == {"policy": [tables], "space": tables}
 
 
@@ -318,7 +319,7 @@ def test_whatever_a_file_says_it_is_used_or_refused_with_a_reason(data: st.DataO
         table = st.dictionaries(st.sampled_from(KINDS[kind]), SAID, max_size=5)
         is_list = kind in ("policy", "template", "mission", "link")
         tables[kind] = data.draw(st.lists(table, max_size=3) if is_list else table)
-    text = policyfile.dumped({kind: said for kind, said in tables.items() if said})
+    text = dumped({kind: said for kind, said in tables.items() if said})
     text = text if tables.get("link") != [] else "link = []\n" + text
     # When it is read; expect no other error
     try:

@@ -194,15 +194,15 @@ def test_registrations_take_turns_of_a_run_and_keep_their_order(puts: list[tuple
         batch = lanes.take(MAX_BATCH_ITEMS, 64 << 10)
         # Expect full batches, no more than a chunk beyond their bytes, and turns of a run
         assert 0 < len(batch) <= MAX_BATCH_ITEMS
-        assert sum(len(part) for item in batch for part in item) < (128 << 10) + 5 * len(batch)
+        assert sum(len(part) for item in batch for part in item) < (128 << 10) + PUBLICATION.size * len(batch)
         turns = [PUBLICATION.unpack(item[0]) for item in batch]
-        for kind, number in turns:
+        for kind, number, _ in turns:
             assert kind == WHOLE
             assert number in expected
         waiting = {number for number, known in expected.items() if len(got.get(number, [])) < len(known)}
         if len(waiting) > 1 and len(batch) > RUN_ITEMS:
-            assert len({number for _, number in turns}) > 1
-        for (_, number), item in zip(turns, batch, strict=True):
+            assert len({number for _, number, _ in turns}) > 1
+        for (_, number, _), item in zip(turns, batch, strict=True):
             got.setdefault(number, []).append(int.from_bytes(item[1], "big"))
     # Expect every object once, in the order of its registration
     assert got == {number: known for number, known in expected.items() if known}

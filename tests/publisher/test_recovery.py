@@ -368,7 +368,7 @@ def _objects(items: list[tuple[Any, ...]]) -> list[bytes]:
     whole: list[bytes] = []
     coming: bytes | None = None
     for head, *parts in items:
-        kind, _ = PUBLICATION.unpack(head)
+        kind, *_ = PUBLICATION.unpack(head)
         body = b"".join(parts)
         if kind not in (CHUNK, LAST_CHUNK):
             whole.append(body)
@@ -436,9 +436,9 @@ def test_no_more_large_objects_are_under_way_than_a_delegate_takes_at_once() -> 
     items = _all(queue)
     # Expect the small ones to go in the first round, and no more large ones to be under way at any time
     kinds = [PUBLICATION.unpack(item[0]) for item in items]
-    assert {number for kind, number in kinds[: MAX_COMING + len(small)] if kind == WHOLE} == set(small)
+    assert {number for kind, number, _ in kinds[: MAX_COMING + len(small)] if kind == WHOLE} == set(small)
     under_way: set[int] = set()
-    for kind, number in kinds:
+    for kind, number, _ in kinds:
         if kind == CHUNK:
             under_way.add(number)
         elif kind == LAST_CHUNK:

@@ -83,12 +83,12 @@ def judging(monkeypatch: pytest.MonkeyPatch) -> Judging:
     noted = Judging()
     judge = Pipeline.judge
 
-    def judges(self: Pipeline, registration: Any, run: Any, deliveries: Any, refused: Any) -> int:
+    def judges(self: Pipeline, registration: Any, run: Any, *rest: Any) -> int:
         if run:
             noted.waiting.set()
             assert noted.bar.wait(30)
         noted.judged += [(parcel.head.type_name, parcel.head.sequence) for parcel in run]
-        return judge(self, registration, run, deliveries, refused)
+        return judge(self, registration, run, *rest)
 
     monkeypatch.setattr(Pipeline, "judge", judges)
     return noted

@@ -23,7 +23,7 @@ from jbi_pubsub.core.info_object import Cause, Head, LossNotice, Parcel, pack
 from jbi_pubsub.core.quality import Contract, LinkTerms, QueuePolicy, Settings, Space, Strategy
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import Line, Receiver
-from jbi_pubsub.pad.delivery import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED
+from jbi_pubsub.pad.delivery import CHUNK, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.pad.levels import ALL, LevelledSession
 from jbi_pubsub.pad.outlet import Arrears, Budget, Waiting
 from jbi_pubsub.pad.subscription import PREFETCH_LEAST, Subscription, SubscriptionRequest, compile_subscription
@@ -109,7 +109,7 @@ class Scene:
         """All that was read has come; None: applications have taken all of it."""
         if consumed is None:
             consumed = dict(Counter(number for number, _ in self.got))
-        self.session._acked(self._open, msgspec.msgpack.encode(consumed))
+        self.session._acked(self._open, msgspec.msgpack.encode(Heard(consumed)))
         self._open = 0
 
     def read_all(self) -> None:
@@ -144,6 +144,12 @@ def test_without_a_link_levels_share_batches_by_the_strategy() -> None:
     counts = Counter(number for number, _ in scene.got)
     assert counts[1] == pytest.approx(15, abs=3)  # one batch
     assert counts.total() == 45
+    # When the strategy becomes another one, expect what waits to go by that
+    scene.quality.links.use(Space(strategy=STRICT))
+    scene.session.sweep()
+    for _ in range(5):
+        scene.read(most=3)
+    assert [number for number, _ in scene.got[45:]] == [2] * 15
 
 
 def test_a_batch_holds_the_levels_that_it_is_allowed() -> None:
@@ -268,6 +274,42 @@ def test_a_slow_application_has_few_objects_and_what_is_important_still_passes()
     assert len(scene.got) == 1_001
 
 
+def test_who_got_an_object_with_another_goes_on_with_what_is_less_important() -> None:
+    # Given two subscriptions that both wait for an important object; one has something less important behind it
+    scene = Scene()
+    one, other = scene.subscribe(5), scene.subscribe(5)
+    assert other.contract is not None
+    other.contract.by_object = lambda parcel: Settings(importance=5 if parcel.head.sequence == 1 else 1)
+    both = _parcel(1)
+    scene.session.offer([(one, both), (other, both), (other, _parcel(2))])
+    # When the important one has gone to both, expect the other to go out as well, before anything else happens
+    scene.read()
+    scene.read()
+    assert scene.got == [(1, 1), (2, 1), (2, 2)]
+
+
+def test_a_session_that_closes_while_it_is_swept_is_on_no_link_afterwards() -> None:
+    # Given a session whose contract has come to another link, which the sweep is about to follow
+    scene = Scene(STRICT, LinkTerms(name="l", rate=1e6))
+    ours = scene.subscribe(5)
+    scene.session.offer([(ours, _parcel(1))])
+    assert ours.contract is not None
+    ours.contract.settings = Settings(importance=5, link="l")
+    follow = scene.session._follow_links
+
+    def closes_first(outlets: Any) -> None:
+        scene.session.close(Cause.SUBSCRIBER_DEAD)
+        follow(outlets)
+
+    scene.session._follow_links = closes_first  # type: ignore[method-assign]
+    # When its lease ends at that moment
+    scene.session.sweep()
+    # Expect the link to have nobody
+    [row] = scene.quality.links.status()
+    assert row["destinations"] == 0
+    assert not scene.session._busy
+
+
 def test_losses_of_those_who_have_no_turn_are_told_all_the_same() -> None:
     # Given an unimportant subscription whose object expires, on a link where only importance 5 has turns
     scene = Scene()
@@ -280,6 +322,20 @@ def test_losses_of_those_who_have_no_turn_are_told_all_the_same() -> None:
     scene.read(levels=0b10000)
     assert scene.lost == {(1, Cause.DEADLINE): 1}
     assert (low.lost, scene.budget.used, scene.session.queued) == ({Cause.DEADLINE: 1}, 0, 0)
+
+
+def test_what_has_begun_to_go_is_not_taken_back_by_its_deadline() -> None:
+    # Given a large object, the first piece of which goes in time, and one behind it
+    scene = Scene()
+    ours = scene.subscribe(deadline=5.0)
+    scene.session.offer([(ours, _parcel(1, 5_000)), (ours, _parcel(2))])
+    scene.read(most_bytes=1_000)
+    # When the deadline of both is over
+    scene.now += 6.0
+    scene.session.sweep()
+    scene.read_all()
+    # Expect the first one whole, and the other one lost
+    assert (scene.got, scene.lost) == ([(1, 1)], {(1, Cause.DEADLINE): 1})
 
 
 def test_what_waits_follows_other_policies_within_a_sweep() -> None:
@@ -477,6 +533,25 @@ def test_a_paced_stream_keeps_its_limit_and_one_beside_it_is_not_held_up(
     rate = (slow.received - before) / (time.monotonic() - began)
     assert 40 <= rate <= 64 * 1.05 + 4  # the lower bound is for a busy machine; the virtual clock knows better
     assert field.manager.status()[0]["destinations"] == 1
+
+
+def test_twenty_streams_share_a_link_and_together_keep_its_limit(
+    wire: Callable[..., Wire], eventually: Callable[..., Any]
+) -> None:
+    # Given a link of 100 KB a second, and twenty who want more than it takes, half of them at another level
+    field = wire(LinkTerms(name="l", rate=100_000, reserve=0.0), strategy=Strategy("weighted_fair", link=(1,) * 5))
+    streams = [field.stream(size=500) for _ in range(20)]
+    began = time.monotonic()
+    for number, stream in enumerate(streams):
+        stream.give(1 + number % 2, 10_000)
+    # When some time goes by
+    eventually(lambda: time.monotonic() - began >= 1.5)
+    came = [500 * stream.received for stream in streams]
+    took = time.monotonic() - began
+    # Expect no more than the limit, whoever it is for, most of it on any machine, and a turn for everybody
+    one = field.manager.status()[0]["quantum"]
+    assert 75_000 * took <= sum(came) <= 100_000 * took + 1_000 + one
+    assert 0 < min(came) <= max(came) <= 3 * one
 
 
 def test_the_hub_sleeps_as_long_as_its_turns_allow_and_no_longer(

@@ -34,6 +34,19 @@ def test_an_estimate_follows_within_some_dozens_of_objects() -> None:
     assert cost.of(1_000) == pytest.approx(0.028, rel=0.01)
 
 
+@pytest.mark.parametrize("at_once", [1, 5, 25])
+def test_fifty_objects_are_enough_however_many_a_step_has(at_once: int) -> None:
+    # Given: 0.1 ms an object
+    cost = Cost()
+    for _ in range(20):
+        cost.learn(0.0001 * at_once, at_once, 1_000 * at_once)
+    # When: there are twice as many predicates, and fifty objects come
+    for _ in range(50 // at_once):
+        cost.learn(0.0002 * at_once, at_once, 1_000 * at_once)
+    # Expect
+    assert cost.of(1_000) == pytest.approx(0.0002, rel=0.01)
+
+
 def test_a_clock_that_stands_or_nothing_to_read_breaks_nothing() -> None:
     cost = Cost()
     cost.learn(-1.0, 1, 0)

@@ -365,6 +365,103 @@ def test_what_finds_no_memory_in_time_is_refused_and_told(
     assert [(known, type(error)) for known, error in told] == [(object_id, BackPressureError)]
 
 
+def crowded(asked: list[tuple[str, int]], has_room: threading.Event) -> Any:
+    """A stage that has no room for what is not important."""
+
+    def room(registration: Any, parcel: Parcel) -> float:
+        asked.append((parcel.head.type_name, parcel.head.sequence))
+        return 0.0 if parcel.head.type_name == "important" or has_room.is_set() else 0.01
+
+    return room
+
+
+def test_a_stage_without_room_for_one_registration_holds_up_no_other_of_its_publisher(
+    delegate: Any, federation: Any, figures: Any, register: Register
+) -> None:
+    # Given
+    asked: list[tuple[str, int]] = []
+    has_room = threading.Event()
+    delegate.delegate.pipeline._room = (lambda *_: 0.0, crowded(asked, has_room))
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    normal, important = register(publisher, "normal", at), register(publisher, "important", at)
+    subscriber, uid = subscribed(federation, "important")
+    _, normal_uid = subscribed(federation, "normal", subscriber)
+    # When: on one connection, what there is no room for goes first
+    for _ in range(10):
+        publisher.publish(normal, figures.figure_1)
+    for _ in range(10):
+        publisher.publish(important, figures.figure_1)
+    # Expect: the others pass it, and calls are answered
+    began = time.monotonic()
+    assert received(subscriber, uid, 10) == list(range(1, 11))
+    assert publisher.wait_for_subscribers(normal) == 1
+    assert time.monotonic() - began < 4.0  # a wait on the connection would take 5 s for each
+    assert delegate.status()["qos"]["tasks"]["parked"] == 1
+    assert publisher.status()["registrations"][normal]["unfinished"] == 10
+    # When
+    has_room.set()
+    # Expect: each object was asked about
+    assert received(subscriber, normal_uid, 10) == list(range(1, 11))
+    assert {("normal", n) for n in range(1, 11)} | {("important", n) for n in range(1, 11)} == set(asked)
+
+
+def test_what_a_stage_has_no_room_for_is_refused_and_what_is_behind_it_goes_on(
+    federation: Any, figures: Any, register: Register, by_type: Configured
+) -> None:
+    # Given: one that will have none for the second object, and none in time for the third
+    queue = msgspec.structs.replace(federation.config.queue, block_seconds=0.2)
+    pad = federation.pad(config=by_type(msgspec.structs.replace(federation.config, queue=queue)))
+
+    def room(_: Any, parcel: Parcel) -> float:
+        if parcel.head.sequence == 2:
+            raise BackPressureError("the archive is full")
+        return 0.05 * (parcel.head.sequence == 3)
+
+    pad.delegate.pipeline._room = (room,)
+    told: list[str] = []
+    publisher = federation.light(refused=lambda _, error: told.append(error.message))
+    registration = register(publisher, "normal")
+    subscriber, uid = subscribed(federation, "normal")
+    # When
+    for _ in range(4):
+        publisher.publish(registration, figures.figure_1)
+    publisher.flush(10.0)
+    # Expect
+    assert received(subscriber, uid, 2) == [1, 4]
+    assert told[0] == "the archive is full"
+    assert "no room for this object within 0.2 s" in told[1]
+
+
+def test_without_quality_of_service_the_publisher_waits_for_a_stage_and_is_refused_at_last(
+    federation: Any, figures: Any
+) -> None:
+    # Given
+    queue = msgspec.structs.replace(federation.config.queue, block_seconds=0.3)
+    pad = federation.pad(config=msgspec.structs.replace(federation.config, queue=queue))
+    asked: list[int] = []
+
+    def room(_: Any, parcel: Parcel) -> float:
+        asked.append(parcel.head.sequence)
+        return 0.0 if parcel.head.sequence == 1 and len(asked) > 5 else 0.01
+
+    pad.delegate.pipeline._room = (room,)
+    told: list[type[JbiError]] = []
+    publisher = federation.light(refused=lambda _, error: told.append(type(error)))
+    registration = figures.register(publisher)
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber()
+    assert subscriber.wait_matched(uid) == 1
+    # When
+    for _ in range(2):
+        publisher.publish(registration, figures.figure_1)
+    publisher.flush(10.0)
+    # Expect
+    assert received(subscriber, uid, 1) == [1]
+    assert told == [BackPressureError]
+    assert asked[:7] == [1, 1, 1, 1, 1, 1, 2]
+
+
 def test_who_exceeds_its_credit_is_cut_off_and_nobody_else(
     delegate: Any,
     federation: Any,
@@ -483,10 +580,10 @@ def test_a_fault_in_judging_refuses_that_object_and_the_others_go_on(
     # Given
     judge = Pipeline.judge
 
-    def fails_at_three(self: Pipeline, registration: Any, run: Any, deliveries: Any, refused: Any) -> int:
+    def fails_at_three(self: Pipeline, registration: Any, run: Any, *rest: Any) -> int:
         if any(each.head.sequence == 3 for each in run):
             raise ZeroDivisionError("a fault of ours")
-        return judge(self, registration, run, deliveries, refused)
+        return judge(self, registration, run, *rest)
 
     monkeypatch.setattr(Pipeline, "judge", fails_at_three)
     told: list[str] = []
@@ -540,8 +637,41 @@ def test_a_publisher_that_may_publish_so_many_a_second_is_held_back_without_a_lo
         publisher.publish(registration, figures.figure_1)
     publisher.flush(20.0)
     # Expect
-    assert time.monotonic() - began > 0.4  # the first step may have sixteen
+    assert time.monotonic() - began > 1.0  # a tenth of a second's may go at once
     assert received(subscriber, uid, 60) == list(range(1, 61))
+
+
+def test_a_rate_of_a_publisher_is_one_from_its_first_object_on_and_follows_policies(
+    delegate: Any, federation: Any, figures: Any, register: Register, tmp_path: Path
+) -> None:
+    # Given a policy that lets large objects through every five seconds, and small ones as they come
+    file = tmp_path / "policies.toml"
+    limit = '[[policy]]\nname = "slowly"\naction = "publish"\nwhen = "size > \'10 KB\'"\nmax_rate = "0.2/s"\n'
+    before = file.read_text()
+    file.write_text(before + limit)
+    eventually(lambda: delegate.status()["qos"]["policy"]["policies"] == 3)
+    publisher = federation.light()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    slow, quick = (register(publisher, name, at) for name in ("normal", "important"))
+    subscriber, uid = subscribed(federation, "normal")
+    _, other = subscribed(federation, "important", subscriber)
+    # When large ones come of one registration, and small ones of another
+    for _ in range(20):
+        publisher.publish(slow, figures.figure_1, bytes(20_000))
+    for _ in range(20):
+        publisher.publish(quick, figures.figure_1)
+    # Expect one of the large ones, and all of the others
+    assert received(subscriber, other, 20) == list(range(1, 21))
+    assert received(subscriber, uid, 1) == [1]
+    assert subscriber.receive(uid, 0.3) is None
+    # When the policy is gone, expect the rest to come within two seconds, and nothing to be lost
+    file.write_text(before)
+    assert [obj and obj.platform.sequence for obj in (subscriber.receive(uid, 3.0), subscriber.receive(uid, 1.0))] == [
+        2,
+        3,
+    ]
+    publisher.flush(20.0)
+    assert received(subscriber, uid, 17) == list(range(4, 21))
 
 
 def test_a_peer_publisher_judges_by_turns(federation: Any, figures: Any, by_type: Configured) -> None:
@@ -591,6 +721,30 @@ def test_who_can_not_be_told_holds_up_nobody_and_is_told_at_last() -> None:
     reports.stop()
     assert stuck.tries == tries
     assert not [each for each in threading.enumerate() if each.name == "report-test"]
+
+
+def test_news_are_told_although_somebody_waits_for_the_end_of_them() -> None:
+    # Given somebody who waits for reports to be told, as `flush` does, before the thread that tells them waits for more
+    reports, first, second = Reports("test"), Told(ready=True), Told(ready=True)
+    ended = threading.Event()
+
+    def waits() -> None:
+        with reports._changed:
+            while not ended.is_set():
+                reports._changed.wait(30.0)
+
+    waiting = threading.Thread(target=waits)
+    waiting.start()
+    eventually(lambda: len(reports._changed._waiters) == 1)  # type: ignore[attr-defined]
+    reports.wanted(cast("Intake", first))
+    eventually(lambda: len(reports._changed._waiters) == 2)  # type: ignore[attr-defined]
+    # When there is more to tell
+    reports.wanted(cast("Intake", second))
+    # Expect
+    eventually(lambda: second.tries == 1, 5.0)
+    ended.set()
+    reports.stop()
+    waiting.join(5.0)
 
 
 KILLED = """

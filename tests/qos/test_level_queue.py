@@ -17,9 +17,11 @@ from jbi_pubsub.pad.outlet import Waiting
 from jbi_pubsub.qos.queue import LevelQueue
 
 
-def _waiting(registration: int, sequence: int, *, size: int = 10, key: str = "", arrived: float = 0.0) -> Waiting:
+def _waiting(
+    registration: int, sequence: int, *, size: int = 10, key: str = "", arrived: float = 0.0, type_name: str = "t"
+) -> Waiting:
     metadata = f"<m><track>{key}</track></m>".encode()
-    head = Head(f"{registration}.{sequence}", f"r-{registration}", sequence, 1.0, "t", "1.0", metadata, size)
+    head = Head(f"{registration}.{sequence}", f"r-{registration}", sequence, 1.0, type_name, "1.0", metadata, size)
     return Waiting(pack(head, bytes(size)), arrived=arrived)
 
 
@@ -166,6 +168,26 @@ def test_a_rate_in_bytes_allows_a_second_at_once_and_one_in_objects_keeps_them_a
     assert slow.take_all(13.0) == [f"1.{n}" for n in (1, 6, 11, 16, 21, 26)]
 
 
+def test_a_rate_for_some_objects_alone_holds_for_those_and_for_each_type_by_itself() -> None:
+    # Given policies that let large objects through once a second, and small ones as they come
+    def by_object(parcel: Parcel) -> Settings:
+        return Settings(max_rate=Rate(1, "objects") if parcel.head.payload_length > 100 else None)
+
+    kept = Kept(Contract(by_object=by_object))
+    for sequence in range(1, 41):
+        kept.put(_waiting(1 + sequence % 2, sequence, size=200 if sequence % 2 else 10), 10.0 + sequence / 10)
+    # Expect 4 of the large ones in four seconds, and all of the small ones
+    came = Counter(one[0] for one in kept.take_all(14.0))
+    assert came == {"1": 20, "2": 4}
+    assert Counter(cause for _, cause in kept.lost) == {Cause.RATE: 16}
+    # Given a contract for any type, and two types that may come once a second
+    typed = Kept(Contract(by_object=lambda _parcel: Settings(max_rate=Rate(1, "objects"))))
+    for sequence in range(1, 21):
+        typed.put(_waiting(1, sequence, type_name="ab"[sequence % 2]), 10.0 + sequence / 10)
+    # Expect one of each in a second, as if there were a contract for each
+    assert [int(one[2:]) for one in typed.take_all(12.0)] == [1, 2, 11, 12]
+
+
 def test_what_waits_already_follows_other_settings() -> None:
     # Given objects that wait without a deadline at importance 2
     contract = Contract(Settings(importance=2))
@@ -180,6 +202,30 @@ def test_what_waits_already_follows_other_settings() -> None:
     assert (kept.queue.levels, kept.queue.next_expiry) == (0b10000, 13.0)
     assert kept.take_all(14.5) == ["1.3"]
     assert [cause for _, cause in kept.lost] == [Cause.DEADLINE] * 2
+
+
+def test_what_waits_is_looked_at_again_only_when_something_else_is_said_of_it() -> None:
+    # Given a hundred objects under a condition
+    asked: list[Parcel] = []
+
+    def by_size(parcel: Parcel) -> Settings:
+        asked.append(parcel)
+        return _by_size(parcel)
+
+    contract = Contract(Settings(), by_size)
+    kept = Kept(contract)
+    for sequence in range(1, 101):
+        kept.put(_waiting(1, sequence, size=2))
+    asked.clear()
+    # When other policies come that say the same of it
+    contract.settings = Settings(version=2)
+    assert not kept.queue.refresh(2.0)
+    assert (asked, kept.queue.levels) == ([], 0b10)
+    # When the condition is another one, expect it to be asked about each
+    contract.by_object = lambda _parcel: Settings(importance=4)
+    contract.settings = Settings(version=3)
+    assert kept.queue.refresh(2.0)
+    assert kept.queue.levels == 0b1000
 
 
 def test_marks_and_empty_lanes_stay_few() -> None:

@@ -6,7 +6,8 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -135,6 +136,56 @@ def test_time_comes_and_goes_without_anybody_s_doing(world: World, eventually: C
     eventually(lambda: contract.settings.importance == 3, timeout=5.0)
 
 
+def test_policies_that_come_while_the_time_is_looked_at_are_asked_for_their_own(
+    world: World, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    # Given a policy whose time is over in a moment
+    world.install(IMAGES + "until = 1970-01-12T13:46:50Z\n")  # 1,000,010
+    contract, _ = world.open()
+    world.wall = 1_000_010.0
+    coming = PolicySet.parse(IMAGES.replace("2", "5") + "from = 1970-01-12T13:47:00Z\n")  # 1,000,020
+    installing = threading.Thread(target=world.local.install, args=(coming,))
+    next_change = PolicySet.next_change
+
+    def looks(self: PolicySet, now: float) -> float:
+        found = next_change(self, now)
+        if self is not coming:
+            installing.start()
+            installing.join(0.3)  # as long as it is let
+        return found
+
+    monkeypatch.setattr(PolicySet, "next_change", looks)
+    # When others come at that very moment
+    world.local.look()
+    installing.join(10.0)
+    assert contract.settings.importance == 3
+    # Expect their time to come
+    world.wall = 1_000_020.0
+    world.local.look()
+    assert contract.settings.importance == 5
+
+
+def test_who_sees_other_settings_sees_what_they_say_of_objects() -> None:
+    # Given who looks at a contract at the moment when its settings are replaced, as queues do
+    seen: list[bool] = []
+
+    class Looking(Contract):
+        __slots__ = ()
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name == "settings" and value.importance == 4:
+                seen.append(self.by_object is not None)
+
+    kind: Any = SimpleNamespace(
+        granted=GrantedQos(Settings(importance=4)), by_object=lambda _parcel: Settings(), contracts=[Looking()]
+    )
+    # When
+    LocalManager._put(cast("LocalManager", None), kind)
+    # Expect
+    assert seen == [True]
+
+
 def test_a_test_of_a_resource_has_hysteresis() -> None:
     test = Bound("bandwidth", "resource", "<", 100.0)
     assert still_holds(test, 99.0, False, -math.inf, 0.0)  # not decided yet
@@ -175,6 +226,28 @@ def test_conditions_on_objects_are_decided_per_object_and_no_policy_is_parsed(
         assert (got.importance, got.deadline) == (expected, 5.0)
     assert not parsed
     assert contract.settings == Settings(importance=2)
+
+
+def test_conditions_that_say_the_same_in_other_policies_are_the_same(world: World) -> None:
+    said = P.format("Kabul") + 'when = "metadata(\\"//Area=\'Kabul\'\\")"\nprecedence = 2\nimportance = 5\n'
+    world.install(said)
+    contract, _ = world.open()
+    before = contract.by_object
+    assert before is not None
+    # When something else changes, expect queues to see that nothing is to be asked again
+    world.install("[role]\nsomebody = 'patrol'\n" + P.format("other") + "type = 'other'\n" + said)
+    assert contract.by_object is before
+    # When what it says, or asks, or the link is another one, expect another one
+    for other in (
+        said.replace("importance = 5", "importance = 4"),
+        said.replace("Kabul'", "Rome'"),
+        said + '[[link]]\nname = "l"\nmembers = "action == \'subscribe\'"\n',
+        said + IMAGES,
+    ):
+        world.install(said)
+        before = contract.by_object
+        world.install(other)
+        assert contract.by_object is not before
 
 
 def test_an_object_under_the_number_of_one_that_was_refused_is_another_one(world: World) -> None:

@@ -356,6 +356,15 @@ def test_where_a_file_says_who_matters_no_manager_is_asked(
     rules.write_text('[[access]]\naction = "*"\n')
     eventually(lambda: ruled.status()["access"]["version"] == 2)
     assert (policy(ruled)["source"], policy(ruled)["policies"]) == ("manager", 2)
+    # When the file says who matters for a while, expect that to be in force, and then the manager's again, links too
+    rules.write_text(
+        own.read_text() + FILE.partition("\n[[link]]")[1] + FILE.partition("[[link]]")[2].replace("8 Mbps", "80 kbps")
+    )
+    eventually(lambda: (policy(ruled)["source"], policy(ruled)["policies"]) == ("file", 1))
+    assert [row["limit"] for row in ruled.status()["qos"]["links"]] == [1e4]
+    rules.write_text('[[access]]\naction = "*"\n')
+    eventually(lambda: (policy(ruled)["source"], policy(ruled)["policies"]) == ("manager", 2))
+    assert [row["limit"] for row in ruled.status()["qos"]["links"]] == [1e6]
 
 
 def test_without_a_manager_the_default_is_in_force_and_that_is_told(federation: Any, managed: Config) -> None:
@@ -647,6 +656,23 @@ def test_two_managers_of_one_epoch_are_told_by_both_and_nobody_moves(
         second.join(Joining("x", "x", first.standing))
 
 
+def test_a_connection_of_before_takes_nothing_from_the_one_that_came_instead(
+    serve: Callable[..., PolicyServer], file: Path, eventually: Callable[..., Any]
+) -> None:
+    # Given a local manager that was cut off, and has joined again before its old connection was noticed to be over
+    file.write_text('[[policy]]\nname = "imagery"\nimportance = 2\n')
+    server = serve()
+    server.join(Joining("x", "alpha@rome"))
+    before = server._channels["x"]
+    server.join(Joining("x", "alpha@rome"))
+    now = server._channels["x"]
+    # When it is the old one's turn first
+    assert before._take(1, 1 << 20) == []
+    # Expect the new one to get what is in force
+    [(kind, _)] = now._take(1, 1 << 20)
+    assert kind == NEWS
+
+
 # -- what strangers send ------------------------------------------------------------------------------------------
 
 
@@ -695,6 +721,19 @@ def test_what_can_t_be_used_leaves_in_force_what_was(fixtures: Any) -> None:
     following._receive(news(FILE.replace("= 2", "= 1"), 9))
     assert following.status()["fault"] == ""
     assert installed[-1][0].version == 9
+
+
+def test_a_state_that_can_t_be_written_is_told_and_ends_no_connection(fixtures: Any, tmp_path: Path) -> None:
+    # Given a state in a folder that turns out to be a file, so that a half-written one can't be removed there either
+    (tmp_path / "folder").write_text("")
+    section = PolicySection(state=str(tmp_path / "folder" / "alpha.state"))
+    following, installed = follower(msgspec.structs.replace(fixtures.test_config(), policy=section))
+    # When it starts, and when something is to be kept, expect both to be told
+    following._recover()
+    assert "can't be used" in following.status()["fault"]
+    following._receive(news(FILE, 1))
+    assert installed[-1][0].version == 1
+    assert "not kept" in following.status()["fault"]
 
 
 def test_hostile_reports_and_calls_end_nobody_else(

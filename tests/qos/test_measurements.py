@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lxml import etree
 
-from jbi_pubsub.core.config import QosSection
+from jbi_pubsub.core.config import PolicySection, QosSection
 from jbi_pubsub.pad import measurements
 from jbi_pubsub.qos import measurement
 
@@ -66,6 +66,27 @@ def test_whoever_subscribes_to_a_series_by_xpath_gets_it_from_a_delegate_or_peer
     assert float(second.findtext("at")) >= float(first.findtext("at"))
     assert subscriber.queue_size(above) == 0
     assert subscriber.losses(uid) == {}
+
+
+def test_the_bandwidth_of_one_of_three_delegates_is_had_by_xpath(managed: Any, tmp_path: Path) -> None:
+    # Given three delegates, each with a link of its own
+    for number, name in enumerate(("one", "two", "three"), 1):
+        file = tmp_path / f"{name}.toml"
+        file.write_text(f'[[link]]\nname = "downlink"\nmembers = "action == \'subscribe\'"\nrate = "{number} Mbps"\n')
+        config = msgspec.structs.replace(managed.config, policy=PolicySection(file=str(file)))
+        managed.pad(name, "rome", config)
+    # When somebody asks for the rate of the third one's, and for what goes over it: these measurements
+    subscriber = managed.subscriber()
+    of_third = "/Measurement[component='three@rome'][series='links.downlink.{}'][value > 0]"
+    limit, used = (
+        subscriber.register_subscriber(type_name="jbi.Measurement", predicate=of_third.format(which))
+        for which in ("limit", "used")
+    )
+    # Expect the third one's, and of no other one
+    for _ in range(2):
+        found = etree.fromstring(subscriber.receive(limit).metadata)
+        assert (found.findtext("component"), float(found.findtext("value"))) == ("three@rome", 375_000.0)
+    assert float(etree.fromstring(subscriber.receive(used).metadata).findtext("value")) > 0
 
 
 def test_measuring_is_of_the_least_importance_and_nothing_is_made_for_nobody(managed: Any, eventually: Any) -> None:

@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -19,8 +20,11 @@ from hypothesis import strategies as st
 from jbi_pubsub.core.config import QosSection
 from jbi_pubsub.core.info_object import Head, pack
 from jbi_pubsub.core.quality import Contract, Settings
+from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.pad import delegate as delegate_module
+from jbi_pubsub.pad.delivery import Heard
 from jbi_pubsub.pad.outlet import Waiting
+from jbi_pubsub.pad.subscription import SubscriptionRequest
 from jbi_pubsub.qos.meter import (
     BUCKETS,
     LONGEST,
@@ -33,6 +37,9 @@ from jbi_pubsub.qos.meter import (
     percentile,
 )
 from jbi_pubsub.qos.queue import LevelQueue
+from jbi_pubsub.subscriber.listeners import ListenerPool
+from jbi_pubsub.subscriber.session import _Timed
+from jbi_pubsub.subscriber.subscription import LocalSubscription
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
 
@@ -238,6 +245,33 @@ def test_a_level_queue_tells_what_it_gave_and_what_it_lost() -> None:
     assert told["b"]["bytes"] == taken.parcel.size
 
 
+def test_what_applications_let_wait_is_added_to_what_waited_here() -> None:
+    # Given two objects that have waited for 0.1 and 0.3 s
+    meters = Meters()
+    meter = meters.meter()
+    meter.reached(1.0, 0.0)  # of nothing that ever went
+    meter.took("t", 10, 0.1)
+    meter.took("t", 10, 0.3)
+    # When it is told that one took 0.7 s more, by 0.05 s; before the next second, and after it
+    meter.reached(0.7, 0.05)
+    meters.fold(1.0, 1.0)
+    meter.reached(0.7, 0.05)
+    meters.fold(2.0, 2.0)
+    # Expect delays of a second, of the type and of the contract; and not one object more
+    (told,) = meters.types(2.0)
+    assert told["end_p50"] == told["end_p95"] == pytest.approx(1.0, rel=0.25)
+    assert told["p95"] == pytest.approx(0.3, rel=0.25)
+    assert told["received"] == 2
+    status = meter.status(2.0)
+    assert status["end_p50"] == told["end_p50"]
+    assert status["end_jitter"] == pytest.approx(0.2 / 16 + 0.05, abs=1e-6)
+    # When somebody lies; Expect numbers that can be shown
+    meter.reached(2**40 / 1e6, 2**40 / 1e6)
+    meters.fold(3.0, 3.0)
+    assert meter.status(3.0)["end_jitter"] <= 1e3
+    assert meter.status(3.0)["end_p99"] <= 1e3
+
+
 # -- through a delegate -------------------------------------------------------------------------------------------
 
 
@@ -391,3 +425,67 @@ def test_contracts_by_hand_have_no_meter_and_are_told_all_the_same(managed: Any,
     publisher.publish(registration, figures.figure_1, b"x")
     assert subscriber.receive(uid).payload == b"x"
     assert server.status()["subscriptions"][0]["qos"]["importance"] == 5
+
+
+@pytest.mark.parametrize("delay", [(-1, 0), (0, 2**40 + 1), (float("nan"), 0), (1.5, 0), "soon", (1,), None])
+def test_a_subscriber_that_tells_nonsense_of_its_delays_is_not_believed(delay: Any) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        decoder_of(Heard).decode(msgspec.msgpack.encode([{}, {1: delay}]))
+
+
+def test_one_object_a_second_is_looked_at_until_its_application_takes_it() -> None:
+    # Given a subscription that stands, and a clock
+    now = [100.0]
+    local = LocalSubscription(SubscriptionRequest("s1"), None, ListenerPool("test"))
+    standing = _Timed(local, 1, None, deque(), lambda: None, 64, clock=lambda: now[0])
+    # When five objects come, and the application takes four of them, then the last
+    standing.came(5)
+    now[0] += 0.5
+    standing.consume(4)
+    assert standing.delay() is None
+    now[0] += 0.25
+    standing.consume(1)
+    # Expect the time of the last, told once
+    assert standing.delay() == (750_000, 0)
+    assert standing.delay() is None
+    # When more come within the second: they are not looked at; the next ones are
+    now[0] += 0.1
+    standing.came(1)
+    standing.consume(1)
+    assert standing.delay() is None
+    now[0] += 1.0
+    standing.came(1)
+    now[0] += 0.11
+    standing.consume(1)
+    waited, jitter = standing.delay() or (0, 0)
+    assert (waited, jitter) == (pytest.approx(110_000, abs=2), pytest.approx(40_000, abs=2))
+
+
+def test_a_slow_application_shows_in_the_delays_of_its_contract_and_type(
+    managed: Any, figures: Any, eventually: Any
+) -> None:
+    # Given an application that takes a third of a second for each object
+    federation, server = managed
+    subscriber, publisher = federation.subscriber(), federation.light()
+    registration = figures.register(publisher)
+    slow = threading.Event()
+    uid = subscriber.register_subscriber(type_name=TYPE, listener=lambda *_: slow.wait(0.33))
+    assert subscriber.wait_matched(uid) == 1
+    # When objects come
+    for _ in range(6):
+        publisher.publish(registration, figures.figure_1, b"x")
+
+    def told() -> Any:
+        publisher.publish(registration, figures.figure_1, b"x")
+        server.delegate._quality._look()
+        [one] = server.overview()["qos"]["types"]
+        return one if "end_p95" in one else None
+
+    one = eventually(told)
+    # Expect it in the delay to the application, and not in that here
+    assert one["end_p95"] > 0.25
+    assert one["p50"] < 0.25
+    [row] = server.status()["subscriptions"]
+    assert row["qos"]["end_p95"] > 0.25
+    assert f"types.{TYPE}.end_p95" in server.status()["qos"]["series"]
+    slow.set()

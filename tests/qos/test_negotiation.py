@@ -15,10 +15,11 @@ import pytest
 
 from jbi_pubsub import GrantedQos, Wish
 from jbi_pubsub.cli.app import run
+from jbi_pubsub.cli.wishes import granted_shown
 from jbi_pubsub.core.config import ClientSection, PadSection, PolicySection, QosSection
 from jbi_pubsub.core.errors import ConfigurationError, QosDeniedError
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
-from jbi_pubsub.core.quality import Settings
+from jbi_pubsub.core.quality import UNMET_MOST, Settings, Unmet, unmet
 from jbi_pubsub.pad.server import DisseminationServer
 from jbi_pubsub.policy import manager
 
@@ -240,6 +241,27 @@ def test_a_running_server_says_why_a_contract_has_what_it_has(
     assert "no subscription or registration" in capsys.readouterr().err
 
 
+def test_a_policy_that_is_written_by_command_is_in_force_and_one_that_can_not_be_used_is_nowhere(
+    federation: Any, rules: Path, figures: Any, eventually: Callable[..., Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given a delegate that goes by a file, with a registration and a subscription
+    pad = federation.pad()
+    figures.register(federation.light())
+    subscriber = federation.subscriber()
+    assert subscriber.wait_matched(subscriber.register_subscriber(type_name=TYPE, version="1.0")) == 1
+    before, version = rules.read_text(), pad.status()["qos"]["policy"]["version"]
+    # When somebody writes one with a condition that makes no sense
+    assert run(("policy", "new", str(rules), "name=large", "when=type == 'x' and sze > '5 KB'", "importance=5")) != 0
+    # Expect to be told where, and nothing else
+    assert "policy.toml:8:25: when: unknown property 'sze'. Did you mean 'size'?" in capsys.readouterr().err
+    assert (rules.read_text(), pad.status()["qos"]["policy"]["version"]) == (before, version)
+    # When it makes sense; Expect what stands to follow it within two seconds
+    written = ("policy", "new", str(rules), "name=subscribers", "action=subscribe", "importance=5", "precedence=1")
+    with suppress(SystemExit):
+        run(written)
+    eventually(lambda: importance(pad) == [2, 5], 2.0)
+
+
 def test_wishes_of_the_command_line(
     federation: Any, rules: Path, figures: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -313,3 +335,109 @@ def test_conditions_about_the_process_hold_when_it_is_so(
     # and no more once they are taken
     assert [subscriber.receive(uid) is not None for _ in range(6)] == [True] * 6
     eventually(lambda: importance(pad) == [5, 5], timeout=10.0)
+
+
+# -- offers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("required", "offered", "fields"),
+    [
+        (Wish(deadline=5.0, require=("deadline",)), Wish(deadline=5.0), []),
+        (Wish(deadline=5.0, require=("deadline",)), Wish(deadline=5.1), ["deadline"]),
+        (Wish(deadline=5.0), Wish(deadline=60.0), []),
+        (Wish(deadline=5.0, require=("deadline",)), Wish(max_rate=1e9, max_size=1), []),
+        (
+            Wish(deadline=5.0, max_rate=1e3, max_size=10, require=("deadline", "max_rate", "max_size")),
+            Wish(deadline=1.0, max_rate=2e3, max_size=11),
+            ["max_rate", "max_size"],
+        ),
+        (Wish(importance=5, require=("importance",)), Wish(importance=1), []),
+    ],
+)
+def test_an_offer_is_to_stay_below_what_is_required(required: Wish, offered: Wish, fields: list[str]) -> None:
+    assert [each.field for each in unmet(required, offered, "registration-1")] == fields
+
+
+def test_what_is_required_and_not_offered_is_told_in_the_answer_and_whenever_that_changes(
+    federation: Any, rules: Path, figures: Any, eventually: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a publisher that offers less than is required, and one that offers enough, and one that says nothing
+    pad = federation.pad()
+    publisher = federation.light()
+    delegate = publisher.connect_to_delegate("alpha", "rome")
+
+    def registered(**offer: Any) -> str:
+        qos = Wish(**offer) if offer else None
+        return str(publisher.register_publisher(delegate, figures.schema, figures.figure_1, qos=qos))
+
+    slow, _, silent = registered(deadline=60.0), registered(deadline=2.0), registered()
+    subscriber = federation.subscriber()
+    heard = Heard()
+    uid = subscriber.register_subscriber(
+        type_name=TYPE, version="1.0", listener=heard, qos=Wish(deadline=5.0, require=("deadline",))
+    )
+    careless = subscriber.register_subscriber(type_name=TYPE, version="1.0", qos=Wish(deadline=5.0))
+    assert subscriber.wait_matched(uid) == subscriber.wait_matched(careless) == 1
+    # Expect it told who does not offer what is required, and nothing to those who require nothing
+    (got,) = subscriber.qos(uid).values()
+    assert got.unmet == (Unmet("deadline", 5.0, 60.0, slow),)
+    assert next(iter(subscriber.qos(careless).values())).unmet == ()
+    assert f"requires deadline 5, and registration {slow} offers 60" in caplog.text
+    rows = {row["uid"]: row for row in pad.status()["subscriptions"]}
+    assert [each["registration"] for each in rows[uid]["unmet"]] == [slow]
+    assert "unmet" not in rows[careless]
+    # Expect its objects to come all the same
+    publisher.publish(slow, figures.figure_1)
+    publisher.publish(silent, figures.figure_1)
+    eventually(lambda: heard.objects == 2)
+    # When another one comes that does not; Expect the listener to be told
+    slower = registered(deadline=600.0)
+    eventually(lambda: heard.granted, timeout=5.0)
+    assert [each.registration for each in heard.granted[-1].unmet] == [slow, slower]
+    # When the policies change: what is not met is told beside what is in force
+    rules.write_text(IMAGERY.format(4))
+    eventually(lambda: heard.granted[-1].settings.importance == 4, timeout=5.0)
+    assert [each.registration for each in heard.granted[-1].unmet] == [slow, slower]
+    # When they go
+    publisher.unregister_publisher(slow)
+    eventually(lambda: [each.registration for each in heard.granted[-1].unmet] == [slower], timeout=5.0)
+    publisher.close()
+    eventually(lambda: heard.granted[-1].unmet == (), timeout=5.0)
+    # When it is cancelled, nothing of it is kept
+    subscriber.cancel_subscription(uid)
+    eventually(lambda: not pad.delegate._offers._requiring, timeout=5.0)
+    assert pad.delegate._offers._offering == {}
+
+
+def test_however_many_offer_less_a_bounded_number_is_told_and_the_others_later(
+    federation: Any, rules: Path, figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given more publishers than are told at once
+    federation.pad()
+    publisher = federation.light()
+    delegate = publisher.connect_to_delegate("alpha", "rome")
+    uids = [
+        publisher.register_publisher(delegate, figures.schema, figures.figure_2, qos=Wish(max_size=2_000 + n))
+        for n in range(UNMET_MOST + 1)
+    ]
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name=TYPE, version="1.0", qos=Wish(max_size=1_000, require=("max_size",)))
+    assert subscriber.wait_matched(uid) == 1
+
+    def told() -> list[str]:
+        return [each.registration for got in subscriber.qos(uid).values() for each in got.unmet]
+
+    assert told() == uids[:-1]
+    for each in uids[:-1]:
+        publisher.unregister_publisher(each)
+    eventually(lambda: told() == uids[-1:], timeout=5.0)
+
+
+def test_an_offer_that_is_less_is_said_at_the_command_line() -> None:
+    wish = Wish(deadline=5.0, require=("deadline",))
+    granted = GrantedQos(Settings(deadline=5.0), unmet=(Unmet("deadline", 5.0, 60.0, "registration-1"),))
+    assert list(granted_shown(wish, [("5f1b8a32", granted)])) == [
+        "granted at 5f1b8a32: deadline 5.0",
+        "not met by registration-1: deadline 5 is required, 60 offered",
+    ]

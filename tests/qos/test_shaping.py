@@ -314,22 +314,41 @@ def test_of_two_subscriptions_of_one_client_one_gets_pictures_scaled_and_one_who
     assert [by_uid[uid]["unshaped"] for uid in uids] == [1, 0]
 
 
-def test_the_filter_comes_first_then_the_shape_then_chunks_and_compression(managed: Any, figures: Any) -> None:
-    # Given a filter that leaves a document of many bytes, and none of it when it is shaped
+def test_the_filter_comes_first_then_the_shape_then_chunks_and_compression(
+    tmp_path: Path, managed: Any, figures: Any, eventually: Any
+) -> None:
+    # Given a link, which counts what goes over it, compressed, and two who want a part of a document, one of them
+    # without its payload
+    path = tmp_path / "policy.toml"
+    path.write_text('[[link]]\nname = "l"\nmembers = "action == \'subscribe\'"\nrate = "80 Mbps"\n')
     managed.config = msgspec.structs.replace(
-        managed.config, link=msgspec.structs.replace(managed.config.link, chunk=4096, compression="deflate")
-    )
+        managed.config, policy=PolicySection(file=str(path)),
+        link=msgspec.structs.replace(managed.config.link, chunk=4096, compression="deflate"),
+    )  # fmt: skip
     subscriber, server, publisher = managed.subscriber(), managed.pad(), managed.light()
-    uids = [subscriber.register_subscriber(type_name=TYPE, payload_filter="//x") for _ in range(2)]
+    uids = [
+        subscriber.register_subscriber(type_name=TYPE, payload_filter="//x", qos=Wish(shape=shape))
+        for shape in (("drop_payload",), None)
+    ]
     registration = figures.register(publisher)
     assert [subscriber.wait_matched(uid) for uid in uids] == [1, 1]
-    stand_under(server.delegate, uids[0], shapes=(Shape("drop_payload"),))
-    # When a document comes; Expect what the filter left, and of the other nothing
-    publisher.publish(registration, figures.figure_1, b"<r>" + b"<x>abc</x>" * 5_000 + b"<y/></r>")
+    # When a document comes
+    data = b"<r>" + b"<x>abc</x>" * 5_000 + b"<y>not wanted</y>" * 2_000 + b"</r>"
+    publisher.publish(registration, figures.figure_1, data)
+    # Expect what the filter left, and of the other nothing
     dropped, kept = (subscriber.receive(uid) for uid in uids)
     assert dropped.payload == b""
     assert kept.payload.count(b"<x>") == 5_000
-    assert b"<y/>" not in kept.payload
+    assert b"<y>" not in kept.payload
+    # Expect the shape to have had what the filter left, and the filter the whole document, for both
+    by_uid = {each["uid"]: each for each in server.status()["subscriptions"]}
+    assert [by_uid[uid]["saved"] for uid in uids] == [len(kept.payload), 0]
+    assert [by_uid[uid]["unfiltered"] for uid in uids] == [0, 0]
+    # Expect no stage to make more of it: published, filtered, in pieces and compressed
+    [link] = eventually(lambda: [each for each in server.status()["qos"]["links"] if not each["pending"]])
+    sizes = [len(data), len(kept.payload), link["sent"], 1]
+    assert sizes == sorted(sizes, reverse=True)
+    assert link["sent"] < len(kept.payload) / 4
 
 
 @pytest.mark.parametrize("oversize", ["drop", "shape"])
@@ -414,25 +433,26 @@ def test_what_comes_later_by_its_shape_comes_later_by_the_time_that_is_measured(
     stand_under(server.delegate, uid, shapes=(Shape("scale", (0.9,)),))
     data = picture((700, 560), quality=95)
 
-    def latency() -> float:
-        """The median of some objects, one after the other."""
-        took = []
+    def latency() -> tuple[float, float]:
+        """The median of some objects, one after the other, and what each takes of this process's CPU time."""
+        took, cpu = [], time.process_time()
         for _ in range(15):
             began = time.monotonic()
             publisher.publish(registration, figures.figure_1, data)
             assert subscriber.receive(uid).payload
             took.append(time.monotonic() - began)
-        return statistics.median(took)
+        return statistics.median(took), (time.process_time() - cpu) / 15
 
     # When objects come scaled, and whole
     shaper.is_on = False
-    whole = latency()
+    whole, whole_cpu = latency()
     shaper.is_on = True
-    scaled = latency()
+    scaled, scaled_cpu = latency()
     # Expect the difference to be what shaping is said to take, and more alone where others have the processor
     each = shaper.status()["seconds"] / shaper.status()["shaped"]
     assert each > 0.005
     assert 0.8 * each < scaled - whole < 5 * each, (scaled, whole, each)
+    assert scaled_cpu - whole_cpu == pytest.approx(each, rel=0.2)
 
 
 def test_a_policy_about_sizes_shapes_large_objects_alone(

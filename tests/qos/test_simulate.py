@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,46 @@ def test_ten_minutes_of_the_demonstration_take_less_than_five_seconds() -> None:
     )
     assert {each.importance for each in stage.got.values()} == {2, 3, 4}
     assert all(8 * used <= 850_000 for _, used in found.links["downlink"])
+
+
+def test_the_demonstration_has_the_papers_types_and_sizes_and_offers_just_over_a_megabit() -> None:
+    # Given its objects, and how many subscribe to each type
+    workload = demo(600.0)
+    sizes: dict[str, list[int]] = {}
+    for each in workload.publications:
+        sizes.setdefault(each.type, []).append(each.size)
+        assert each.picture is (each.type in ("uav.imagery", "cas.image"))
+    many = Counter(each.type for each in workload.subscribers)
+    # Expect pictures of 42 to 70 KB, and 10 KB of all else
+    assert set(sizes) == {"uav.imagery", "cas.image", "patrol_report", "uav.tasking", "blue_force_tracking"}
+    for type_ in ("uav.imagery", "cas.image"):
+        assert 42_000 <= min(sizes[type_]) < 45_000
+        assert 67_000 < max(sizes.pop(type_)) <= 70_000
+    assert all(set(each) == {10_000} for each in sizes.values())
+    # Expect what is to be delivered to be more than the link's 800 kbit/s
+    offered = sum(8 * each.size * many[each.type] for each in workload.publications) / 600
+    assert 1_000_000 < offered < 1_050_000
+
+
+def test_when_the_link_becomes_narrow_the_important_keep_their_rate_and_the_rest_gives_way() -> None:
+    # Given the demonstration without a limit, in which nobody's pictures are scaled
+    text = DEMO.read_text().replace('preference = "GeneralSurv"', 'preference = "FullImageDrop"')
+    wide = PolicySet.parse(text.replace('rate = "800 kbps"', 'rate = "100 Mbps"'))
+    # When the link gets its limit after a minute
+    narrow = Change(60.0, policies=PolicySet.parse(text).of_version(2))
+    found = simulate(wide, demo(180.0), 180.0, changes=[narrow])
+    # Expect the important types to keep their rate, imagery to be dropped, and the limit to hold
+    before, after = ({(row["subscriber"], row["type"]): row for row in stage.rows()} for stage in found.stages)
+    assert not any(row["lost"] for row in before.values())
+    important = [key for key, row in after.items() if row["importance"] >= 4]
+    assert {type_ for _, type_ in important} == {"blue_force_tracking", "uav.tasking"}
+    for key in important:
+        assert after[key]["rate"] == pytest.approx(before[key]["rate"], rel=0.05)
+    for user in ("Ops-1", "Ops-2"):
+        assert after[user, "uav.imagery"]["lost"]["deadline"] > 10
+    used = [8 * bytes_ for at, bytes_ in found.links["downlink"] if at > 62.0]
+    assert 700_000 < sum(used) / len(used) <= 800_000
+    assert max(used) <= 1.05 * 800_000
 
 
 def test_the_same_twice_is_the_same() -> None:

@@ -29,6 +29,8 @@ class Pieces:
         self.gate: threading.Event | None = None
         self.pauses: deque[float] = deque()
         self.failures = 0
+        self.cpu = 0.0
+        """Seconds of CPU that a piece takes."""
         self._log = log
         self._name = name
 
@@ -47,6 +49,9 @@ class Pieces:
             raise ValueError("a fault of ours")
         if self.pauses:
             return 0, 0, self.pauses.popleft()
+        began = time.thread_time()
+        while time.thread_time() - began < self.cpu:
+            pass
         self.threads.append(threading.current_thread().name)
         self._log.append(f"{self._name}{self.waiting.popleft()}")
         return 1, 100, 0.0
@@ -104,6 +109,44 @@ def test_otherwise_it_waits_and_the_most_important_goes_first_in_its_own_order(m
     # Expect
     assert log == ["holder", "high1", "high2", "mid1", "mid2", "low1", "low2"]
     assert {name for work in works for name in work.threads} == {"judge-test"}
+
+
+def test_of_equals_what_is_likely_to_cost_less_goes_first(manager: TaskManager) -> None:
+    # Given: two tasks of equal importance, one of which has cost 10 ms a piece so far, the other 0.1 ms
+    log: list[str] = []
+    gate, thread = busy(manager, log)
+    for name, cost in (("costly", 0.01), ("cheap", 0.0001)):
+        work = Pieces(log, name)
+        work.waiting.extend("12")
+        task = manager.task("judge", work)
+        task.cost.learn(cost, 1, 100)
+        # When
+        manager.submit(task)
+    gate.set()
+    assert manager.drain(30)
+    thread.join(30)
+    # Expect
+    assert log == ["holder", "cheap1", "cheap2", "costly1", "costly2"]
+
+
+def test_levels_share_the_time_that_their_work_takes_and_not_its_pieces() -> None:
+    # Given: weights 4:1; what is important takes 0.5 ms a piece, what is not 1.5 ms, and there is enough of both
+    manager = TaskManager("test", Strategy(cpu=(1, 1, 1, 1, 4)))
+    log: list[str] = []
+    gate, thread = busy(manager, log)
+    for name, importance, cpu, count in (("low", 1, 0.0015, 80), ("high", 5, 0.0005, 80)):
+        work = Pieces(log, name, importance)
+        work.cpu = cpu
+        work.waiting.extend("." * count)
+        manager.submit(manager.task("judge", work))
+    # When
+    gate.set()
+    eventually(lambda: log.count("high.") == 80)
+    manager.close()
+    thread.join(30)
+    # Expect: 40 ms of the one, 10 ms of the other meanwhile
+    until = len(log) - log[::-1].index("high.")
+    assert log[:until].count("low.") == pytest.approx(40 / 4 / 1.5, abs=1.5)
 
 
 def test_what_is_brought_by_the_way_is_seen_behind_the_step(manager: TaskManager) -> None:
@@ -318,6 +361,20 @@ def test_the_status_tells_each_level_and_kind(manager: TaskManager) -> None:
     assert served == {1: 1, 5: 4}
     assert {kind: facts["served"] for kind, facts in told["kinds"].items()} == {"judge": 1, "query": 4}
     assert (told["waiting"], told["parked"], told["fault"]) == (0, 0, "")
+
+
+def test_each_step_counts_at_its_own_importance_though_nothing_else_waits(manager: TaskManager) -> None:
+    # Given: work whose pieces are as important as they say
+    work = Pieces([], "a")
+    work.importance = lambda: int(work.waiting[0])  # type: ignore[method-assign]
+    work.waiting.extend("15515")
+    # When
+    manager.submit(manager.task("judge", work))
+    # Expect
+    served = Counter[int]()
+    for row in manager.status()["bins"]:
+        served[row["importance"]] += row["served"]
+    assert served == {1: 2, 5: 3}
 
 
 def test_costly_work_is_never_done_by_who_brings_it(manager: TaskManager) -> None:

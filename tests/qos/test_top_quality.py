@@ -221,6 +221,10 @@ def test_commands_show_a_delegate_that_manages_quality(managed: Any, figures: An
     assert [float(each["time"]) for each in found] == sorted(float(each["time"]) for each in found)
     [facts] = json.loads(said("status", server.address, "--series", "shaping.shaped", "--json").output)
     assert facts["series"]["shaping.shaped"]["mean"] == 0.0
+    names = {f"types.{TYPE}.received", "tasks.kinds.judge.served", "policy.version"}
+    eventually(lambda: names <= server.status()["qos"]["series"].keys())
+    everything = said("status", server.address, "--series", "*", "--csv").output
+    assert {each["series"] for each in csv.DictReader(io.StringIO(everything))} >= names
 
     # Expect the nearest right name for a wrong one, and a word where there is none at all
     wrong = said("status", server.address, "--series", "shaping.shapd").exception

@@ -21,7 +21,7 @@ from jbi_pubsub.core.errors import ProtocolError
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, LossNotice, decode, pack
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.pad.delivery import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED
+from jbi_pubsub.pad.delivery import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.pad.subscription import SubscriptionRequest
 from jbi_pubsub.subscriber.listeners import ListenerPool
 from jbi_pubsub.subscriber.session import DelegateSession, _Standing
@@ -63,7 +63,7 @@ class Process:
     def note(self) -> dict[int, int]:
         """Of the next acknowledgement."""
         note = self.session._consumed()
-        return msgspec.msgpack.decode(note, type=dict[int, int]) if note else {}
+        return msgspec.msgpack.decode(note, type=Heard).consumed if note else {}
 
     def close(self) -> None:
         """End its threads."""

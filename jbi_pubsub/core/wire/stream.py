@@ -43,6 +43,8 @@ FRAME: Final = struct.Struct("!IB")
 BATCH: Final = struct.Struct("!QI")
 LENGTH: Final = struct.Struct("!I")
 _ITEMS_HEAD: Final = struct.Struct("!IBQI")  # FRAME and BATCH in one
+ITEMS_AT: Final = _ITEMS_HEAD.size
+"""Where in the frame of a batch its items begin, each behind its LENGTH."""
 
 HELLO, WELCOME, REFUSED, ITEMS, ACK, BYE, DEFLATED = range(1, 8)
 
@@ -350,6 +352,8 @@ class Batch:
     count: int
     size: int
     frame: list[Part]
+    made: float = 0.0
+    """When, in seconds of its sender's clock, where that looks at it."""
 
 
 class Window:
@@ -379,7 +383,7 @@ class Window:
         """Whether one that is not full may be."""
         return len(self._batches) < PARTIAL_BATCHES and self._bytes < WINDOW_BYTES
 
-    def add(self, items: Sequence[Sequence[Part]]) -> Batch:
+    def add(self, items: Sequence[Sequence[Part]], now: float = 0.0) -> Batch:
         """Number the items, and keep them as one batch until they are acknowledged. An item is the parts of its bytes.
 
         Raises OversizeError when they do not fit in a frame; nothing is kept then."""
@@ -395,7 +399,7 @@ class Window:
         count = len(items)
         parts[0] = _ITEMS_HEAD.pack(BATCH.size + size, ITEMS, self.sequence + 1, count)
         self.sequence += count
-        batch = Batch(self.sequence, count, size, joined(parts, size))
+        batch = Batch(self.sequence, count, size, joined(parts, size), now)
         self._batches.append(batch)
         self._bytes += size
         return batch
@@ -448,10 +452,12 @@ class Sender:
         name: str,
         acked: Callable[[int, memoryview], None],
         batch_bytes: int = MAX_BATCH_BYTES,
+        aged: Callable[[list[Part], float], list[Part]] = lambda frame, _seconds: frame,
     ) -> None:
         """`acked(count, note)`: so many items more were acknowledged, with the receiver's note; `batch_bytes`: what a
-        batch is filled up to."""
+        batch is filled up to; `aged(frame, seconds)`: a batch as it is sent again so long after it was made."""
         self._source = source
+        self._aged = aged
         self._batch_bytes = batch_bytes
         self._acked = acked
         self._lock = threading.Lock()  # entered by itself: within Condition.__enter__ a signal's handler may leave it
@@ -561,7 +567,7 @@ class Sender:
                     self._line = line
                     return
             for batch in waiting:
-                line.send_frame(batch.frame)
+                line.send_frame(self._aged(batch.frame, time.monotonic() - batch.made))
                 sent = batch.last
 
     def _read_ack(self, line: Line) -> None:
@@ -614,7 +620,7 @@ class Sender:
 
     def _send(self) -> None:
         with self._lock:
-            batch = self._window.add(self._held)
+            batch = self._window.add(self._held, time.monotonic())
             self._held = []
             line = self._line
         if line is not None:

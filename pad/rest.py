@@ -1,0 +1,285 @@
+"""What is left to do for objects of a registration, whose more urgent part is done: shaping that takes long.
+
+Rules:
+- Each kind of rest at each level of importance is a task of its own, no more important than the registration. Pieces go
+  one after the other.
+- Whoever waits for a payload that is being shaped gets all later objects of the registration behind it: his order is
+  kept, and nobody else waits.
+- An object is done when all of it is, and when all before it are. Of a registration's credit a quarter may be objects
+  that wait for their rest; beyond that it does the oldest one's before it goes on, as important as it is itself: what
+  is not important never takes all its credit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.core.quality import Contract
+from jbi_pubsub.pad.delivery import Deliveries
+from jbi_pubsub.pad.dissemination import Selected
+from jbi_pubsub.pad.pipeline import Pipeline, Refused, fault_of
+from jbi_pubsub.pad.quality import Turns
+from jbi_pubsub.pad.subscription import Subscription
+
+AGAIN_FIRST: Final = 0.005
+AGAIN_MOST: Final = 0.1
+"""Seconds until what had to wait is tried again: it doubles."""
+LEFT_SHARE: Final = 4
+"""Part of a registration's credit that may wait for its rest."""
+
+Entry = Parcel | int
+"""An object that was admitted, or the number of one that was refused or known already."""
+
+
+class Handing:
+    """Work that hands out what objects come to. What subscribers under policy `block` have no room for is tried again;
+    nothing else is done meanwhile."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._blocked: Deliveries | None = None
+        """What there is no room for."""
+        self._since = math.inf
+        """When it began to wait."""
+        self._again = AGAIN_FIRST
+
+    def _is_handed_out(self, deliveries: Deliveries) -> bool:
+        self._blocked = self._pipeline.deliver_without_waiting(deliveries)
+        if self._blocked is None:
+            return True
+        self._since = time.monotonic()
+        return False
+
+    def _is_unblocked(self) -> bool:
+        """Whether subscribers have room by now, or have lost it."""
+        assert self._blocked is not None
+        self._blocked = self._pipeline.deliver_without_waiting(self._blocked, time.monotonic() - self._since)
+        if self._blocked is None:
+            self._has_room()
+        return self._blocked is None
+
+    def _wait_again(self) -> float:
+        self._again = min(2 * self._again, AGAIN_MOST)
+        return self._again
+
+    def _has_room(self) -> None:
+        self._since, self._again = math.inf, AGAIN_FIRST
+
+
+class Run:
+    """Objects that were judged in one step, until they are done."""
+
+    __slots__ = ("entries", "left", "mail")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.mail = 0
+        """Number of their last mail; 0: none."""
+        self.left = 1
+        """Pieces of them that are not done; the step itself is one."""
+
+
+class Piece:
+    """What is left of one object: its payload is shaped for these subscriptions, or was not yet for one before it."""
+
+    __slots__ = ("parcel", "run", "selected", "size")
+
+    def __init__(self, run: Run, parcel: Parcel, selected: Sequence[Selected]) -> None:
+        self.run = run
+        self.parcel = parcel
+        self.selected = selected
+        self.size = max(1, len(selected[0].parcel.payload))
+
+    def do(self, rests: Rests, deliveries: Deliveries) -> None:
+        """With the baton."""
+        rests.pipeline.shape(self.parcel, self.selected, deliveries)
+
+    def done(self, rests: Rests) -> None:
+        """It is handed out."""
+        for each in self.selected:
+            rests.has_caught_up(each.subscription)
+
+
+class Rest(Handing):
+    """Pieces of one kind and level: work of a task (see Turns)."""
+
+    def __init__(self, rests: Rests, kind: str, level: int) -> None:
+        super().__init__(rests.pipeline)
+        self.level = level
+        self._rests = rests
+        self._waiting: deque[Piece] = deque()
+        self._in_hand: list[Piece] = []
+        """Which are blocked."""
+        self.task = rests.turns.task(kind, self)
+
+    def put(self, piece: Piece) -> None:
+        """Behind the others."""
+        self._waiting.append(piece)
+        self._rests.turns.submit(self.task)
+
+    def has_of(self, run: Run) -> bool:
+        """Whether it has pieces of that run."""
+        return any(piece.run is run for piece in (*self._in_hand, *self._waiting))
+
+    @property
+    def first(self) -> Piece | None:
+        """The oldest that is not done."""
+        pieces = self._in_hand or self._waiting
+        return pieces[0] if pieces else None
+
+    # -- work of a task ------------------------------------------------------------------------------------------
+
+    def importance(self) -> int:
+        """Of the next piece."""
+        first = self.first
+        return min(self.level + 1, self._rests.importance_of(first.parcel)) if first is not None else self.level + 1
+
+    def size(self) -> int:
+        """Of the next piece."""
+        first = self.first
+        return first.size if first is not None else 0
+
+    def step(self, most: int) -> tuple[int, int, float]:
+        """Do some pieces, with the baton; another task that has it may ask for it, too."""
+        if self._blocked is not None:
+            if not self._is_unblocked():
+                return 0, 0, self._wait_again()
+            self._finish()
+        size = 0
+        deliveries = Deliveries()
+        mails = self._pipeline.mails
+        while self._waiting and (not size or size + self._waiting[0].size <= most):
+            piece = self._waiting.popleft()
+            size += piece.size
+            self._in_hand.append(piece)
+            self._rests.do(piece, deliveries)
+        count = len(self._in_hand)
+        if self._pipeline.mails != mails:
+            for piece in self._in_hand:
+                piece.run.mail = self._pipeline.mails
+        if not self._is_handed_out(deliveries):
+            return count, size, self._wait_again()
+        self._finish()
+        return count, size, 0.0
+
+    def _finish(self) -> None:
+        done, self._in_hand = self._in_hand, []
+        for piece in done:
+            piece.done(self._rests)
+            self._rests.close(piece.run)
+
+
+class Rests:
+    """All that is left of one registration's objects. Whoever has the baton uses it."""
+
+    def __init__(
+        self,
+        turns: Turns,
+        pipeline: Pipeline,
+        contract: Contract,
+        credit: tuple[int, int],
+        finish: Callable[[list[Entry], int], None],
+        refuse: Callable[[Refused], None],
+    ) -> None:
+        """`credit` in objects and bytes; `finish(entries, mail)`: they are done, when the mail up to that number is on
+        disk; `refuse` tells of faults."""
+        self.turns = turns
+        self.pipeline = pipeline
+        self.behind: dict[Subscription, tuple[Rest, int]] = {}
+        """Who waits for a payload that is being shaped: where, and for how many objects."""
+        self.runs: deque[Run] = deque()
+        """That are not done."""
+        self.run: Run | None = None
+        """That which is worked on, if anything is left of it; None at the beginning of a step."""
+        self._contract = contract
+        self._most = max(1, credit[0] // LEFT_SHARE), credit[1] // LEFT_SHARE
+        self._left = self._left_bytes = 0
+        """Objects in runs that are not done."""
+        self.is_too_much = False
+        """The registration is to wait until less is left."""
+        self._finished = finish
+        self._refuse = refuse
+        self._rests: dict[tuple[str, int], Rest] = {}
+
+    def importance_of(self, parcel: Parcel) -> int:
+        """Of the registration, for that object."""
+        return self._contract.of(parcel).importance
+
+    # -- what is left --------------------------------------------------------------------------------------------
+
+    def shape(self, published: Parcel, selected: Sequence[Selected]) -> None:
+        """For these an object is shaped later, or comes behind one that is."""
+        places: dict[Rest, list[Selected]] = {}
+        for each in selected:
+            known = self.behind.get(each.subscription)
+            rest = known[0] if known is not None else self._rest("shape", self._level(published, selected))
+            self.behind[each.subscription] = rest, 1 + (known[1] if known is not None else 0)
+            places.setdefault(rest, []).append(each)
+        for rest, those in places.items():
+            rest.put(Piece(self._open(), published, those))
+
+    def _level(self, published: Parcel, selected: Sequence[Selected]) -> int:
+        """Of the most important of those who wait."""
+        contracts = [each.subscription.contract or Contract() for each in selected]
+        return max(contract.of(published).importance for contract in contracts) - 1
+
+    def has_caught_up(self, subscription: Subscription) -> None:
+        """It has one object less to wait for."""
+        rest, count = self.behind.pop(subscription)
+        if count > 1:
+            self.behind[subscription] = rest, count - 1
+
+    def do(self, piece: Piece, deliveries: Deliveries) -> None:
+        """One piece; what fails is told to its publisher."""
+        self.run = piece.run
+        try:
+            piece.do(self, deliveries)
+        except Exception as exc:  # noqa: BLE001  # noted; whatever it is, the objects behind it go on
+            self._refuse([(piece.parcel, fault_of(exc))])
+        self.run = None
+
+    def _rest(self, kind: str, level: int) -> Rest:
+        rest = self._rests.get((kind, level))
+        if rest is None:
+            rest = self._rests[kind, level] = Rest(self, kind, level)
+        return rest
+
+    # -- when all is done ----------------------------------------------------------------------------------------
+
+    def _open(self) -> Run:
+        """The run that is worked on, of which one more piece is left."""
+        if self.run is None:
+            self.run = Run()
+        self.run.left += 1
+        return self.run
+
+    def put(self, entries: list[Entry], mail: int) -> Run:
+        """What a step has judged, whatever is left of it; `close` when the step's own part is done."""
+        run, self.run = self.run or Run(), None
+        run.entries, run.mail = entries, max(run.mail, mail)
+        self.runs.append(run)
+        self._count(run, 1)
+        return run
+
+    def close(self, run: Run) -> None:
+        """One piece of it is done. Runs are done in their order."""
+        run.left -= 1
+        while self.runs and not self.runs[0].left:
+            first = self.runs.popleft()
+            self._count(first, -1)
+            self._finished(first.entries, first.mail)
+
+    def _count(self, run: Run, sign: int) -> None:
+        self._left += sign * len(run.entries)
+        self._left_bytes += sign * sum(entry.size for entry in run.entries if isinstance(entry, Parcel))
+        self.is_too_much = self._left >= self._most[0] or self._left_bytes >= self._most[1]
+
+    def step(self, most: int) -> tuple[int, int, float]:
+        """Do some of the oldest that is left."""
+        run = self.runs[0]
+        return next(rest for rest in self._rests.values() if rest.has_of(run)).step(most)

@@ -1,0 +1,304 @@
+"""A policy file at work: what a delegate makes of an object's type, size and metadata, of resources, of a strategy."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub import RegistrationUid
+from jbi_pubsub.core.config import PolicySection, QosSection
+from jbi_pubsub.pad.intake import Intake, Lane
+from jbi_pubsub.pad.pipeline import Pipeline
+from jbi_pubsub.policy import condition, manager, policyfile
+from jbi_pubsub.policy.policy import PolicySet
+from tests.qos.conftest import Judging
+
+
+@pytest.fixture
+def rules(federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """rules(text): the policy file of all delegates of the federation from now on."""
+    monkeypatch.setattr(manager, "LOOK_SECONDS", 0.05)
+    path = tmp_path / "policy.toml"
+
+    def write(text: str, **qos: Any) -> Path:
+        path.write_text(text)
+        federation.config = msgspec.structs.replace(
+            federation.config, policy=PolicySection(file=str(path)), qos=QosSection(mode="on", **qos)
+        )
+        return path
+
+    return write
+
+
+def registered(publisher: Any, figures: Any, *types: str, at: Any = None) -> list[RegistrationUid]:
+    """Registrations of types at the delegate (alpha, rome), over one connection."""
+    at = at or publisher.connect_to_delegate("alpha", "rome")
+    return [publisher.register_publisher(at, figures.schema, figures.figure_1, type_name=name) for name in types]
+
+
+# -- whose turn it is to be judged ------------------------------------------------------------------------------------
+
+BY_OBJECT = """
+[space]
+strategy = "strict"
+
+[[policy]]
+name = "reports"
+type = "report"
+importance = 4
+
+[[policy]]
+name = "large"
+when = "size > '50 KB'"
+importance = 1
+
+[[policy]]
+name = "near Kabul"
+when = "metadata(\\"//Area='Kabul'\\")"
+precedence = 1
+importance = 5
+"""
+
+
+def test_type_and_metadata_and_size_decide_who_is_judged_next(
+    federation: Any, rules: Callable[..., Path], figures: Any, judging: Judging, eventually: Callable[..., Any]
+) -> None:
+    # Given a delegate that is busy, and the least important object first
+    rules(BY_OBJECT)
+    delegate = federation.pad()
+    publisher, other = federation.light(), federation.light()
+    [blocker] = registered(other, figures, "blocking")
+    types = ("large", "plain", "report", "near")
+    uids = registered(publisher, figures, *types)
+    elsewhere = figures.metadata(Area="Rome")
+    with judging.held():
+        other.publish(blocker, figures.figure_1)
+        assert judging.waiting.wait(20)
+        # When
+        for uid, metadata, size in zip(
+            uids, (elsewhere, elsewhere, elsewhere, figures.figure_1), (60_000, 1, 1, 1), strict=True
+        ):
+            publisher.publish(uid, metadata, bytes(size))
+        eventually(lambda: delegate.status()["qos"]["tasks"]["waiting"] == 4)
+    publisher.flush(20.0)
+    # Expect
+    assert [name for name, _ in judging.judged] == ["blocking", "near", "report", "plain", "large"]
+    told = delegate.status()
+    assert {row["importance"]: row["served"] for row in told["qos"]["tasks"]["bins"]} == {1: 1, 3: 1, 4: 1, 5: 2}
+    assert told["published"] == told["qos"]["tasks"]["kinds"]["judge"]["served"] == 5
+
+
+def test_with_one_bin_objects_are_judged_as_they_come(
+    federation: Any, rules: Callable[..., Path], figures: Any, judging: Judging, eventually: Callable[..., Any]
+) -> None:
+    # Given
+    rules(BY_OBJECT, bins=1)
+    delegate = federation.pad()
+    publisher, other = federation.light(), federation.light()
+    [blocker] = registered(other, figures, "blocking")
+    types = ("plain", "report", "other")
+    uids = registered(publisher, figures, *types)
+    with judging.held():
+        other.publish(blocker, figures.figure_1)
+        assert judging.waiting.wait(20)
+        # When
+        for count, uid in enumerate(uids, 1):
+            publisher.publish(uid, figures.metadata(Area="Rome"))
+            eventually(lambda count=count: delegate.status()["qos"]["tasks"]["waiting"] == count)
+    publisher.flush(20.0)
+    # Expect
+    assert [name for name, _ in judging.judged] == ["blocking", *types]
+
+
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
+    """Of all registrations at delegates of the test, as their first objects come."""
+    known: list[Lane] = []
+    opened = Intake._open
+
+    def noted(self: Intake, *arguments: Any) -> Lane:
+        known.append(opened(self, *arguments))
+        return known[-1]
+
+    monkeypatch.setattr(Intake, "_open", noted)
+    return known
+
+
+def test_of_equals_the_one_with_less_to_read_is_judged_first(
+    federation: Any,
+    rules: Callable[..., Path],
+    figures: Any,
+    judging: Judging,
+    lanes: list[Lane],
+    eventually: Callable[..., Any],
+) -> None:
+    # Given two registrations whose objects have cost a millisecond for what figure 1 has to read
+    rules("")
+    delegate = federation.pad()
+    publisher, other = federation.light(), federation.light()
+    [blocker] = registered(other, figures, "blocking")
+    uids = registered(publisher, figures, "long", "short")
+    for uid in uids:
+        publisher.publish(uid, figures.figure_1)
+    publisher.flush(20.0)
+    for lane in lanes:
+        lane.task.cost.__init__()
+        lane.task.cost.learn(0.001, 1, len(figures.figure_1))
+    with judging.held():
+        other.publish(blocker, figures.figure_1)
+        assert judging.waiting.wait(20)
+        # When one comes with six times as much
+        publisher.publish(uids[0], figures.metadata(Area="x" * 5 * len(figures.figure_1)))
+        eventually(lambda: delegate.status()["qos"]["tasks"]["waiting"] == 1)
+        publisher.publish(uids[1], figures.figure_1)
+        eventually(lambda: delegate.status()["qos"]["tasks"]["waiting"] == 2)
+    publisher.flush(20.0)
+    # Expect
+    assert [name for name, _ in judging.judged[-3:]] == ["blocking", "short", "long"]
+
+
+def test_what_costs_twice_as_much_is_known_to_after_fifty_objects(
+    federation: Any, rules: Callable[..., Path], figures: Any, lanes: list[Lane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a delegate that takes 1.5 ms of CPU for an object and each subscription
+    rules("")
+    federation.pad()
+    publisher, subscriber = federation.light(), federation.subscriber()
+    [uid] = registered(publisher, figures, "report")
+    judge, subscribed = Pipeline.judge, 0
+
+    def slow(self: Pipeline, registration: Any, run: Any, *more: Any) -> int:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.0015 * len(run) * subscribed:
+            pass
+        return judge(self, registration, run, *more)
+
+    monkeypatch.setattr(Pipeline, "judge", slow)
+    estimates = []
+    # When
+    for count in (1, 2):
+        subscribed = count
+        known = subscriber.register_subscriber(type_name="report")
+        assert subscriber.wait_matched(known) == 1
+        for _ in range(50):
+            publisher.publish(uid, figures.figure_1)
+        publisher.flush(30.0)
+        estimates.append(lanes[0].task.cost.of(len(figures.figure_1)))
+    # Expect
+    assert estimates[1] / estimates[0] == pytest.approx(2.0, rel=0.15)
+
+
+def test_no_policy_is_looked_up_while_objects_go_by(
+    federation: Any, rules: Callable[..., Path], figures: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given contracts with conditions about objects
+    rules(BY_OBJECT)
+    delegate = federation.pad()
+    publisher, subscriber = federation.light(), federation.subscriber()
+    [uid] = registered(publisher, figures, "report")
+    known = subscriber.register_subscriber(type_name="report", bound=10)
+    assert subscriber.wait_matched(known) == 1
+    publisher.publish(uid, figures.figure_1)
+    publisher.flush(20.0)
+    asked: list[str] = []
+
+    def noted(where: Any, name: str) -> None:
+        does = getattr(where, name)
+
+        def asks(*arguments: Any, **named: Any) -> Any:
+            if not threading.current_thread().name.startswith("quality-"):  # which looks at mail's link each second
+                asked.append(name)
+            return does(*arguments, **named)
+
+        monkeypatch.setattr(where, name, asks)
+
+    noted(PolicySet, "resolve")
+    noted(condition, "parse_condition")
+    noted(policyfile, "parse_condition")
+    # When
+    metadata = [figures.figure_1, figures.metadata(Area="Rome")]
+    publisher.publish_many(uid, [(metadata[n % 2], b"x") for n in range(10_000)])
+    publisher.flush(60.0)
+    # Expect each to have been judged as what it is
+    assert asked == []
+    served = Counter[int]()
+    for row in delegate.status()["qos"]["tasks"]["bins"]:
+        served[row["importance"]] += row["served"]
+    assert served == {4: 5_000, 5: 5_001}
+
+
+# -- how it goes out --------------------------------------------------------------------------------------------------
+
+LINK = """
+[[link]]
+name = "narrow"
+members = "action == 'subscribe'"
+rate = "{rate}"
+reserve = 0.0
+"""
+
+
+def test_a_condition_about_bandwidth_holds_when_the_link_gets_another_rate(
+    federation: Any, rules: Callable[..., Path], figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given texts that are to be short over less than 400 kbit/s, over a link that has more
+    shape = '[[policy]]\nname = "short"\nwhen = "bandwidth < \'400 kbps\'"\nshape = "truncate 10"\n'
+    path = rules(shape + LINK.format(rate="8 Mbps"))
+    federation.pad()
+    publisher, subscriber = federation.light(), federation.subscriber()
+    [uid] = registered(publisher, figures, "report")
+    known = subscriber.register_subscriber(type_name="report")
+    assert subscriber.wait_matched(known) == 1
+
+    def length() -> int:
+        publisher.publish(uid, figures.figure_1, b"a long text " * 10)
+        return len(subscriber.receive(known, 20.0).payload)
+
+    assert length() == 120
+    # When the limit falls; Expect them to be, and whole again when it rises
+    path.write_text(shape + LINK.format(rate="300 kbps"))
+    eventually(lambda: length() == 10, 5.0)
+    path.write_text(shape + LINK.format(rate="8 Mbps"))
+    eventually(lambda: length() == 120, 5.0)
+
+
+def test_another_strategy_changes_the_shares_of_what_waits(
+    federation: Any, rules: Callable[..., Path], figures: Any, eventually: Callable[..., Any]
+) -> None:
+    # Given equal weights, and more of two types than a link carries
+    link = LINK.format(rate="3 Mbps")
+    policies = "".join(
+        f'[[policy]]\nname = "{name}"\ntype = "{name}"\nimportance = {importance}\n'
+        for name, importance in (("normal", 1), ("important", 5))
+    )
+    space = '[space]\nstrategy = "{}"\nlink_weights = [1, 1, 1, 1, 1]\n'
+    path = rules(space.format("weighted_fair") + policies + link)
+    federation.pad()
+    publisher, subscriber = federation.light(), federation.subscriber()
+    uids = registered(publisher, figures, "normal", "important")
+    known = subscriber.register_subscriber(predicate="/metadata/RequiredMetadata", bound=10_000)
+    assert [publisher.wait_for_subscribers(uid) for uid in uids] == [1, 1]
+    for uid in uids:
+        publisher.publish_many(uid, [(figures.figure_1, bytes(5_000))] * 300)
+    publisher.flush(30.0)
+
+    def came(count: int) -> Counter[str]:
+        """By type, of so many that come next."""
+        return Counter(subscriber.receive(known, 20.0).type.name for _ in range(count))
+
+    came(20)  # of the first who came some went before the others were there
+    fair = came(40)
+    assert fair["normal"] == pytest.approx(20, abs=8)
+    # When; Expect it within two seconds, nobody having subscribed anew
+    said = time.monotonic()
+    path.write_text(space.format("strict") + policies + link)
+    eventually(lambda: came(10) == {"important": 10})
+    assert time.monotonic() - said < 2.0
+    assert came(20) == {"important": 20}
