@@ -16,16 +16,17 @@ from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.core.quality import Resources
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.core.xpath import Predicate
-from jbi_pubsub.policy.condition import QUANTITIES, Node, about_resources, holds, of_resources, shown_node
+from jbi_pubsub.policy.condition import QUANTITIES, Bound, Node, Says, Test, holds, of_resources, replaced, shown_node
 from jbi_pubsub.policy.context import Facts
 from jbi_pubsub.policy.file import QOS_KINDS, nearest
 from jbi_pubsub.policy.policy import PolicySet, Rule, shown_value, when_shown
 from jbi_pubsub.policy.policyfile import POLICY_KEYS
-from jbi_pubsub.policy.units import amount
+from jbi_pubsub.policy.units import Unit, amount, with_unit
 from jbi_pubsub.policy.writing import dumped, value_of, written
 
 from .show import Column, counted, printable, show_table
 
+UNITS: Final[Mapping[str, Unit]] = {"deadline": "seconds", "max_size": "bytes"}
 RESOURCES: Final = tuple(name for name, (_, group) in QUANTITIES.items() if group == "resource")
 
 
@@ -87,14 +88,20 @@ def show_policies(policies: PolicySet) -> None:
 
 
 def _told(said: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {_value(value)}" for key, value in said.items())
+    return ", ".join(f"{key} {field_told(key, value)}" for key, value in said.items())
 
 
-def _value(value: object) -> str:
+def field_told(name: str, value: object) -> str:
+    """A value of a policy as people write it: with its unit; shapes as they follow each other."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if name in UNITS and isinstance(value, int | float):
+        return with_unit(value, UNITS[name])
     if isinstance(value, list):
-        return " or ".join(map(str, value))
+        word = ", " if name == "shape" else " to " if name == "importance" else " or "
+        return word.join(field_told(name, each) for each in value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} {_value(each)}" for key, each in value.items()) + "}"
+        return "{" + _told({key: each for key, each in value.items() if key != "name"}) + "}"
     return str(value)
 
 
@@ -126,13 +133,13 @@ def tell_differences(found: Iterable[Mapping[str, Any]]) -> None:
         before, after = each["before"], each["after"]
         if before is None or after is None:
             sign, said = ("+", after) if before is None else ("-", before)
-            click.echo(printable(f"{sign} {what}: {_value(said)}"))
+            click.echo(printable(f"{sign} {what}: {field_told('', said)}"))
         elif not isinstance(before, dict):
-            click.echo(printable(f"~ {what}: {_value(before)} -> {_value(after)}"))
+            click.echo(printable(f"~ {what}: {field_told('', before)} -> {field_told('', after)}"))
         else:
             for key in sorted({*before, *after}):
                 if before.get(key) != after.get(key):
-                    was, will = (_value(each.get(key, "not said")) for each in (before, after))
+                    was, will = (field_told(key, each.get(key, "not said")) for each in (before, after))
                     click.echo(printable(f"~ {what}: {key}: {was} -> {will}"))
 
 
@@ -153,8 +160,15 @@ class Supposed:
         return self.document is not None and predicate.matches(self.document)
 
     def holds(self, node: Node) -> bool:
-        """Whether what is to be decided yet holds."""
-        return holds(about_resources(node, lambda test: of_resources(test, self.resources)), self)
+        """Whether what is to be decided yet holds; neither a test of what is not known, nor its negation, does."""
+        return holds(replaced(node, self._decided), self)
+
+    def _decided(self, test: Test) -> Node:
+        if isinstance(test, Bound) and test.group == "resource":
+            return of_resources(test, self.resources)
+        if isinstance(test, Bound):
+            return test if self.size >= 0 else False
+        return test if (self.document is not None if isinstance(test, Says) else self.payload_type) else False
 
 
 def supposed(size: str | None, payload_type: str, metadata: Path | None, resources: Sequence[str]) -> Supposed:
@@ -162,8 +176,10 @@ def supposed(size: str | None, payload_type: str, metadata: Path | None, resourc
     given: dict[str, float] = {}
     for text in resources:
         name, equals, value = text.partition("=")
-        if name not in RESOURCES or not equals:
-            raise ConfigurationError(f"--resource {text!r} is not NAME=VALUE", hint=nearest(name, RESOURCES))
+        if not equals:
+            raise ConfigurationError(f"--resource {text!r} is not NAME=VALUE", hint='For example "cpu=90 %"')
+        if name not in RESOURCES:
+            raise ConfigurationError(f"unknown resource {name!r}", hint=nearest(name, RESOURCES))
         unit = QUANTITIES[name][0]
         try:
             given[name] = amount(float(value) if unit == "count" else value, unit)
@@ -193,9 +209,9 @@ def tell_quality(found: Mapping[str, Any]) -> None:
     click.echo(printable(f"importance {importance['value']}, {by}{link}"))
     for name, each in found["fields"].items():
         if name != "importance" and each["by"]:
-            click.echo(printable(f'  {name} {_value(each["value"])}, by "{each["by"]}"'))
+            click.echo(printable(f'  {name} {field_told(name, each["value"])}, by "{each["by"]}"'))
         for loser in each["losers"]:
-            click.echo(printable(f'    not {_value(loser["value"])} of "{loser["policy"]}": {loser["why"]}'))
+            click.echo(printable(f'    not {field_told(name, loser["value"])} of "{loser["policy"]}": {loser["why"]}'))
     for each in found["if"]:
         verdict = "holds" if each["holds"] else "does not hold, or is not known"
         click.echo(printable(f'  "{each["policy"]}" if {each["condition"]}: {verdict}'))
@@ -214,8 +230,10 @@ def policy_from(words: Sequence[str]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
-        if not equals or key not in POLICY_KEYS:
-            raise ConfigurationError(f"{word!r} is not KEY=VALUE", hint=nearest(key, POLICY_KEYS))
+        if not equals:
+            raise ConfigurationError(f"{word!r} is not KEY=VALUE", hint='For example importance=4, "deadline=5 s"')
+        if key not in POLICY_KEYS:
+            raise ConfigurationError(f"unknown key {key!r}", hint=nearest(key, POLICY_KEYS))
         table[key] = value_of(key, value)
     return table
 

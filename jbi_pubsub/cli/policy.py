@@ -17,10 +17,10 @@ from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Caller, check_endpoint
 from jbi_pubsub.pad.proxy import AdminProxy
 from jbi_pubsub.policy.access import AccessRules, access_rules, explained, review
-from jbi_pubsub.policy.context import ACTIONS, facts_of
+from jbi_pubsub.policy.context import ACTIONS, Addresses, facts_of
 from jbi_pubsub.policy.file import Problem, nearest, read
 from jbi_pubsub.policy.policy import OPERATIONS, PolicySet
-from jbi_pubsub.policy.policyfile import policies_of
+from jbi_pubsub.policy.policyfile import DELIVERIES, policies_of
 from jbi_pubsub.policy.policyfile import review as review_policies
 
 from . import policies, simulation, steering
@@ -183,6 +183,12 @@ def explain(
         raise ConfigurationError("--action is missing", hint=f"One of {', '.join(ACTIONS)}")
     if action not in ACTIONS:
         raise ConfigurationError(f"unknown action {action!r}", hint=nearest(action, ACTIONS))
+    if delivery not in DELIVERIES:
+        raise ConfigurationError(f"unknown delivery {delivery!r}", hint=nearest(delivery, DELIVERIES))
+    try:
+        Addresses((address,))
+    except ValueError as exc:
+        raise ConfigurationError(f"--address: {exc}") from exc
     if at and (file or component):
         raise ConfigurationError("--at asks a server about its own rules", hint="Leave --file and --component out")
     if at:

@@ -85,8 +85,12 @@ def _series_of(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, Series]]:
 def _row(server: str, name: str, series: Series) -> tuple[object, ...]:
     unit = "/s" if series.per_second else ""
     statistics = (series.last, series.mean, series.deviation, series.trend)
-    shown = (f"{value:,.4g}{unit}" if value is not None else "-" for value in statistics)
+    shown = ("-" if value is None else _number(value) + unit for value in statistics)
     return name, time.strftime("%H:%M:%S", time.localtime(series.at)), *shown, len(series.points), server
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _csv(found: Found) -> str:

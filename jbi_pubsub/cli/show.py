@@ -349,6 +349,12 @@ def sized(count: float) -> str:
     return f"{count / 1000**power:.3g} {('B', 'KB', 'MB', 'GB')[power]}"
 
 
+def bits(rate: float) -> str:
+    """Bytes a second, told in bits as those of links are, in three digits."""
+    power = min(3, int(math.log10(rate * 8)) // 3) if rate * 8 >= 1 else 0
+    return f"{rate * 8 / 1000**power:.3g} {('bps', 'kbps', 'Mbps', 'Gbps')[power]}"
+
+
 def lasted(seconds: float) -> str:
     """A duration in its two largest units."""
     whole = int(seconds)

@@ -11,7 +11,7 @@ import click
 
 from jbi_pubsub.core.errors import ConfigurationError
 from jbi_pubsub.examples.example import Cell, Outcome, Table
-from jbi_pubsub.policy.file import parse, read
+from jbi_pubsub.policy.file import nearest, parse, read
 from jbi_pubsub.policy.policy import PolicySet
 from jbi_pubsub.policy.policyfile import policies_of
 from jbi_pubsub.policy.units import amount, rate
@@ -151,6 +151,8 @@ def _changes(file: Path, said: tuple[str, ...], then: tuple[str, ...]) -> Iterat
             continue
         if option == "--set" and not equals:
             raise ConfigurationError(f"--set {what!r} is not KEY=VALUE@TIME", hint='"bandwidth=400 kbps@60 s"')
+        if option == "--set" and "." not in key:
+            raise ConfigurationError(f"--set: no key {key!r}", hint=f"{nearest(key, ['bandwidth'])} Others have dots")
         if option == "--then":
             document, _ = read(Path(what))
         else:

@@ -27,7 +27,21 @@ from jbi_pubsub.web.federation import ContractQuality, Facts, LinkQuality, Obser
 from .near import begins_so, told
 from .screen import Screen, is_screen
 from .settings import Settings, json_option, pass_settings
-from .show import Column, Table, counted, cut, drawn, lasted, printable, rated, show_json, show_tables, sized, wrapped
+from .show import (
+    Column,
+    Table,
+    bits,
+    counted,
+    cut,
+    drawn,
+    lasted,
+    printable,
+    rated,
+    show_json,
+    show_tables,
+    sized,
+    wrapped,
+)
 
 ROWS_MOST: Final = 100
 """Subscriptions asked of one server, those that got most."""
@@ -321,10 +335,10 @@ def links(seen: Seen) -> list[Table]:
 
 
 def _link_row(server: Server, link: LinkQuality) -> tuple[object, ...]:
-    limit, estimate = (Told(rate or 0.0, f"{sized(rate)}/s" if rate else "-") for rate in (link.limit, link.estimate))
+    limit, estimate = (Told(rate or 0.0, bits(rate) if rate else "-") for rate in (link.limit, link.estimate))
     waiting = " ".join(f"{count:,}" for count in link.waiting_by_level[:LEVELS]) or "-"
     return (
-        link.name or "(all others)", limit, estimate, Told(link.used, f"{sized(link.used)}/s"),
+        link.name or "(all others)", limit, estimate, Told(link.used, bits(link.used)),
         Told(link.busy, f"{link.busy:.0%}"), Told(link.backlog, sized(link.backlog)), waiting,
         Told(link.rtt_ms, f"{link.rtt_ms:,.0f} ms"), _count(link.retransmits), Told(link.pending, sized(link.pending)),
         server.title,
@@ -335,7 +349,7 @@ _LINKS: Final = (
     Column("link", long=True, name=True), Column("limit", right=True), Column("measured", right=True, spare=1),
     Column("used", right=True), Column("busy", right=True, spare=2), Column("waiting", right=True),
     Column("ready 1-5", right=True, spare=3), Column("rtt", right=True, spare=2),
-    Column("again", right=True, spare=5), Column("under way", right=True, spare=4),
+    Column("resent", right=True, spare=5), Column("under way", right=True, spare=4),
     Column("at", long=True, name=True, spare=1),
 )  # fmt: skip
 

@@ -13,6 +13,8 @@ from jbi_pubsub.policy.file import nearest
 from jbi_pubsub.policy.policy import shown_value
 from jbi_pubsub.policy.units import amount
 
+from .policies import field_told
+
 wish_option = click.option(
     "--wish", "wishes", metavar="NAME=VALUE", multiple=True,
     help='importance=4, "deadline=5 s", "max_rate=64 kbps", "max_size=50 KB", "shape=scale 0.5", replace=XPATH;'
@@ -62,9 +64,8 @@ def granted_shown(wish: Wish, granted: Iterable[tuple[str, GrantedQos]]) -> Iter
         for name in WISHES:
             if getattr(wish, name) is not None:
                 value = shown_value(getattr(got.settings, "shapes" if name == "shape" else name))
-                said = " ".join(value) if isinstance(value, list) else value
                 why = "" if name not in less else f' (by policy "{less[name]}")' if less[name] else " (by default)"
-                parts.append(f"{name} {said}{why}")
+                parts.append(f"{name} {field_told(name, value)}{why}")
         yield f"granted at {where[:8]}: {', '.join(parts) or 'nothing was wished'}"
         for each in got.unmet:
             wanted = f"{each.field} {each.required:g} is required, {each.offered:g} offered"

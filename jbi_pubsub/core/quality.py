@@ -6,6 +6,7 @@ enforces them; here, because every room between the two ends of a contract speak
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
@@ -71,7 +72,9 @@ def shape_of(said: object) -> Shape:
     words = said.split() if isinstance(said, str) else []
     rule = SHAPES.get(words[0]) if words else None
     if rule is None:
-        raise ValueError(f"{str(said)[:50]!r} is no shape: there is {', '.join(SHAPES)}")
+        near = difflib.get_close_matches(words[0], SHAPES, n=1) if words else []
+        hint = f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(SHAPES)}"
+        raise ValueError(f"{str(said)[:50]!r} is no shape. {hint}")
     if len(words) - 1 != len(rule.arguments):
         usage = " ".join([words[0], *(name.upper() for name, _, _ in rule.arguments)])
         raise ValueError(f"{str(said)[:50]!r} is written {usage!r}")

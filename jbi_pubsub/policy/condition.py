@@ -26,7 +26,7 @@ from jbi_pubsub.core.xpath import Predicate, compile_predicate
 
 from .context import Addresses, Facts, Globs
 from .file import nearest
-from .units import EXAMPLES, Unit, amount
+from .units import EXAMPLES, Unit, amount, with_unit
 
 TEXT_MOST: Final = 2_000
 DEPTH_MOST: Final = 32
@@ -176,7 +176,8 @@ def parse_condition(text: str, namespaces: Mapping[str, str] | None = None) -> N
         ends = at < start or at >= len(line.rstrip())  # CPython says column 0 where it ends too early
         what = "is empty" if not line.strip() else "ends too early" if ends else f"is no condition: {exc.msg}"
         at = len(line.rstrip()) if ends else at
-        raise ConditionError(what, at, 'For example: size > "50 KB" and like(type, "uav.*")') from exc
+        hint = 'For example: size > "50 KB" and like(type, "uav.*")'
+        raise ConditionError(what, at, "Write == to compare" if line[at : at + 1] == "=" else hint) from exc
     except (ValueError, MemoryError, RecursionError) as exc:
         raise ConditionError("is no condition that can be read: too deep, or strange signs in it", start) from exc
     return _Reader(line, start, namespaces or {}).read(tree.body)
@@ -442,7 +443,7 @@ def shown_test(test: Test) -> str:
     if isinstance(test, Says):
         return f"{'not ' * test.negated}metadata({test.predicate.expression!r})"
     if isinstance(test, Bound):
-        return f"{test.name} {test.comparison} {test.limit:g}"
+        return f"{test.name} {test.comparison} {with_unit(test.limit, QUANTITIES[test.name][0])}"
     name = f"attribute[{test.attribute!r}]" if test.attribute else test.name
     return f"{name} {'not ' * test.negated}in {list(test.texts.said)!r}"
 

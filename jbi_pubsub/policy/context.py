@@ -392,7 +392,7 @@ def matchers(
             for text in said:
                 if not any(Globs((text,)).any_of((name,)) for name in known):
                     report = document.error if key == "group" else document.warn
-                    report(at, f"no {key} {text!r}", nearest(text, known))
+                    report(at, f"no {key} {text!r}", nearest(text, known) if known else f"No [{key}] is written")
         found[key] = Globs(said)
     return found
 

@@ -161,7 +161,7 @@ def read(path: Path, *, name: str = "") -> tuple[Document, list[str]]:
             said = _checked(found, str(path))  # before anything is read
             data = file.read(MAX_BYTES + 1)
     except OSError as exc:
-        raise failure(str(path), exc.strerror or str(exc), hint="It is named by [policy] file") from exc
+        raise failure(str(path), exc.strerror or str(exc), hint="Name a policy file that can be read") from exc
     if len(data) > MAX_BYTES:
         raise failure(str(path), f"more than {MAX_BYTES >> 20} MB", hint="10,000 rules have some 2 MB")
     try:

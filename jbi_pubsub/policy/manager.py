@@ -212,7 +212,8 @@ class AccessManager:
         self._rules, self._since, self.fault = rules, self._wall(), ""
         self.version += 1  # last: whoever sees it asks the new ones
         self._tell_followers()
-        log.warning("%s is in force, with %d access rules", self.path, len(rules.rules))
+        policies = f" and {len(self._policies.rules)} policies" if self._policies is not None else ""
+        log.warning("%s: %d access rules%s are in force", self.path, len(rules.rules), policies)
         self._review(document, rules)
 
     def _tell_followers(self) -> None:

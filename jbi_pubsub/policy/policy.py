@@ -24,6 +24,7 @@ from jbi_pubsub.core.quality import GrantedQos, LinkTerms, Rate, Reduced, Settin
 from .condition import Node, reduced, restricts, shown_node, tests_of
 from .context import Addresses, Facts, Globs, Index, People
 from .file import Place
+from .units import with_unit
 
 FIELDS: Final = ("importance", "deadline", "shape", "max_rate", "max_size", "oversize", "replace", "queue")
 """What a policy may set."""
@@ -446,7 +447,7 @@ def shown_value(value: object) -> Any:
     if isinstance(value, tuple):
         return [str(each) for each in value] or "none"
     if isinstance(value, Rate):
-        return f"{value.amount:g} {value.unit}/s"
+        return with_unit(value.amount, "rate") if value.unit == "bytes" else f"{value.amount:g}/s"
     return "none" if value is None or value == "" else value
 
 

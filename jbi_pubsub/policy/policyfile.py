@@ -15,6 +15,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -188,7 +189,7 @@ class _Reader:
             effectivity=self._effectivity(table, at),
             mission=mission,
         )
-        if not rule.fields and not rule.allow:
+        if not rule.fields and not rule.allow and table.keys().isdisjoint((*FIELDS, "allow", "preference", "oversize")):
             self._document.warn(rule.place, f"policy {rule.name!r} says nothing", f"There is {', '.join(FIELDS)}")
         if condition is False:
             self._document.warn(self._document.value((*at, "when")), f"policy {rule.name!r} never applies")
@@ -224,7 +225,10 @@ class _Reader:
             if test.name in known and not Globs((text,)).any_of(sorted(known[test.name])):
                 place = self._document.value(where)
                 report = self._document.error if test.name == "group" else self._document.warn
-                report(place, f"no {test.name} {text!r}", nearest(text, known[test.name]))
+                there = known[test.name]
+                report(
+                    place, f"no {test.name} {text!r}", nearest(text, there) if there else f"No [{test.name}] is written"
+                )
             elif allowed is not None and not Globs((text,)).any_of(allowed):
                 self._error(where, f"unknown {test.name} {text!r}", nearest(text, allowed))
 
@@ -280,7 +284,15 @@ class _Reader:
                 value = self._measured((*at, name), said, _FIELD_READERS[name])
                 if value is not None:
                     found[name] = value
+                if name == "replace" and value not in _KEYS:
+                    self._check_key(str(value), (*at, name))
         return found
+
+    def _check_key(self, said: str, where: Where) -> None:
+        """A word that is nearly one of ours is an XPath that finds nothing."""
+        if said.isidentifier() and (near := get_close_matches(said, _KEYS, 1, 0.7)):
+            place = self._document.value(where)
+            self._document.warn(place, f"replace: {said!r} is an XPath here", f"Did you mean {near[0]!r}?")
 
     def _allow(self, table: Table, at: Where) -> Mapping[str, Any]:
         said = table.get("allow", {})
@@ -511,7 +523,8 @@ def _check_names(document: Document, rules: Iterable[Rule]) -> None:
 def _importance(said: object) -> int:
     if isinstance(said, int) and not isinstance(said, bool) and 1 <= said <= LEVELS:
         return said
-    raise ValueError(f"{str(said)[:50]!r} is no whole number from 1 (least) to {LEVELS} (most important)")
+    hint = ". Write it without quotes" if isinstance(said, str) and said.isdecimal() else ""
+    raise ValueError(f"{str(said)[:50]!r} is no whole number from 1 (least) to {LEVELS} (most important){hint}")
 
 
 def _positive(said: object) -> float:
@@ -541,10 +554,13 @@ def _one_of(known: Sequence[str]) -> Callable[[object], str]:
     return reads
 
 
+_KEYS: Final = ("registration", "type")
+
+
 def _replace(said: object) -> str:
     if not isinstance(said, str) or not said:
         raise ValueError('"registration", "type", or an XPath to what is the same in an object and its successor')
-    if said not in ("registration", "type"):
+    if said not in _KEYS:
         try:
             compile_predicate(said, argument="replace")
         except PredicateError as exc:

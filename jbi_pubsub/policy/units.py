@@ -66,6 +66,22 @@ def rate(said: object) -> Rate:
     return Rate(value, "objects" if unit == "objects" else "bytes")
 
 
+def with_unit(value: float, unit: Unit) -> str:
+    """As people write it: in the largest unit that leaves three digits behind the point at most."""
+    steps = _LADDERS.get(unit, ())
+    for name in steps:
+        scaled = value / _UNITS[unit][name]
+        if scaled >= 1 and abs(scaled - round(scaled, 3)) < 1e-9:
+            return f"{round(scaled, 3):.12g} {name}"
+    return f"{value / _UNITS[unit][steps[-1]]:.12g} {steps[-1]}" if steps else f"{value:g}"
+
+
+_LADDERS: Final[Mapping[Unit, tuple[str, ...]]] = {
+    "seconds": ("d", "h", "min", "s", "ms"), "bytes": ("GB", "MB", "KB", "B"),
+    "rate": ("Gbps", "Mbps", "kbps", "bps"), "share": ("%",),
+}  # fmt: skip
+
+
 def _shown(said: object) -> str:
     text = repr(said)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -9,6 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +56,7 @@ def written(path: Path, text: str) -> PolicySet:
     except (OSError, UnicodeEncodeError) as exc:
         with contextlib.suppress(OSError):
             new.unlink(missing_ok=True)
-        raise ConfigurationError(f"{path} can't be written: {exc}") from exc
+        raise ConfigurationError(f"{path} can't be written: {getattr(exc, 'strerror', None) or exc}") from exc
     return policies
 
 
@@ -142,9 +143,11 @@ def _path_of(document: Document, key: str) -> tuple[Where, str]:
         if names[1] not in named:
             raise PolicyError(f"no {kind} {names[1]!r}", hint=nearest(names[1], [str(name) for name in named if name]))
         return (kind, named.index(names[1]), names[2]), ""
+    near = get_close_matches(kind, ("space", "policy", "link", "mission", "preference", "role", "group"), 1)
+    example = 'For example space.strategy, policy.NAME.importance, link.NAME.rate, role."Patrol-1", mission.NAME.active'
+    is_near = near and near[0] != kind
     raise PolicyError(
-        f"{key!r} is no path of a policy file",
-        hint='For example space.strategy, policy.NAME.importance, link.NAME.rate, role."Patrol-1", mission.NAME.active',
+        f"{key!r} is no path of a policy file", hint=f"Did you mean {near[0]!r}? {example}" if is_near else example
     )
 
 

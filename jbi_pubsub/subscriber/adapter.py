@@ -151,7 +151,7 @@ class SubscriberAdapter:
         subscription's id and the object), or by e-mail to `recipients`; both with `direct` True. `bound` and `policy`
         say what happens when too many objects wait (default [queue]). `qos`: what is wished of importance, deadline,
         rate, size and shape; see `qos` for what was granted. A listener with a method `qos_changed(subscription,
-        granted)` is told when that becomes another.
+        granted)` is told when that becomes another, if anything was wished.
 
         Returns when the lookup services watch for it (at most `timeout` seconds): from then on it stands, and gets what
         is published, however long it takes to reach the publishers; what could not be kept for it until then is told as
@@ -251,7 +251,8 @@ class SubscriberAdapter:
     @checked
     def qos(self, subscription: SubscriptionUid) -> dict[str, GrantedQos]:
         """What it has got of its wish by now, by the service id of each delegate and peer publisher where it stands:
-        the settings, and which fields are less than wished for, by which policy. Raises UnknownUidError, and
+        the settings, and which fields are less than wished for, by which policy; without a wish, what it had got when
+        it opened there: changes are told to those alone who wished. Raises UnknownUidError, and
         QosDeniedError if it stands nowhere as a field that it requires is not granted."""
         self._find(subscription)
         with self._lock:

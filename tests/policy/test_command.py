@@ -158,6 +158,19 @@ def test_explain_says_who_wins_who_loses_and_why(jbi: Any, tmp_path: Path) -> No
     assert code == 0
     assert 'importance 2, by policy "images"' in out
     assert "does not hold, or is not known" in out
+    # Expect of an object that nobody supposes that neither a condition nor its negation holds, with units
+    (tmp_path / "q.toml").write_text(
+        '[[policy]]\nname = "a"\nwhen = "size < \'20 KB\'"\nimportance = 5\ndeadline = "90 s"\n'
+        '[[policy]]\nname = "b"\nwhen = "not metadata(\\"//x\\")"\nimportance = 4\n'
+    )
+    code, unknown, _ = jbi("policy", "explain", "--file", "q.toml", "--action", "subscribe")
+    assert unknown.splitlines()[1:] == [
+        "importance 3, by default",
+        '  "a" if size < 20 KB: does not hold, or is not known',
+        "  \"b\" if not metadata('//x'): does not hold, or is not known",
+    ]
+    code, known, _ = jbi("policy", "explain", "--file", "q.toml", "--action", "subscribe", "--size", "1 KB")
+    assert ('importance 5, by policy "a"' in known, 'deadline 1.5 min, by "a"' in known) == (True, True)
     # When object and link are supposed
     code, out, _ = jbi(*asked, "--size", "60 KB", "--bandwidth", "300kbps")
     # Expect the other one to win, and its rival to lose for a reason
@@ -165,8 +178,14 @@ def test_explain_says_who_wins_who_loses_and_why(jbi: Any, tmp_path: Path) -> No
     assert 'not 2 of "images": less specific: 34 < 37' in out
     code, _, err = jbi(*asked, "--size", "60")
     assert (code, "has no unit" in err) == (2, True)
-    code, _, err = jbi(*asked, "--resource", "bandwith=5 kbps")
-    assert (code, "Did you mean 'bandwidth'?" in err) == (2, True)
+    for wrong, told in (
+        (("--resource", "bandwith=5 kbps"), "unknown resource 'bandwith'. Did you mean 'bandwidth'?"),
+        (("--resource", "cpu"), "'cpu' is not NAME=VALUE"),
+        (("--delivery", "smail"), "unknown delivery 'smail'. Did you mean 'mail'?"),
+        (("--address", "10.0.0.1.4"), "--address: '10.0.0.1.4' is no address"),
+    ):
+        code, _, err = jbi(*asked, *wrong)
+        assert (code, told in err) == (2, True), err
 
 
 def test_policies_are_compared_by_name(jbi: Any, tmp_path: Path) -> None:
@@ -177,7 +196,7 @@ def test_policies_are_compared_by_name(jbi: Any, tmp_path: Path) -> None:
     code, out, _ = jbi("policy", "diff", "p.toml", "q.toml")
     assert code == 1
     assert out.splitlines() == [
-        "+ space shaping: False",
+        "+ space shaping: false",
         "~ policy large images over narrow links: importance: 1 -> 3",
     ]
 
@@ -250,6 +269,7 @@ def test_one_value_is_changed_and_all_else_stays_as_written(
         ("space", "5", "'space' is no path of a policy file"),
         ("space.x y", "5", "is no path of names with dots between"),
         ("access.0.user", "alice", "is no path of a policy file"),
+        ("polcy.BFTrack.importance", "5", "is no path of a policy file. Did you mean 'policy'?"),
         ("link.l.rate", "5 kbps", "l can't be changed where its table is written in line"),
     ],
 )

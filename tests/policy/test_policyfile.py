@@ -57,7 +57,7 @@ P = '[[policy]]\nname = "p"\n'
         (P + 'max_rate = "64"\n', "3:12: error: max_rate: '64' has no unit"),
         (P + "max_size = nan\n", "3:12: error: max_size: nan has no unit"),
         (P + f'max_size = "{"9" * 400} KB"\n', "3:12: error: max_size: "),
-        (P + 'shape = "scal 0.5"\n', "3:9: error: shape: 'scal 0.5' is no shape: there is scale, quality"),
+        (P + 'shape = "scal 0.5"\n', "3:9: error: shape: 'scal 0.5' is no shape. Did you mean 'scale'?"),
         (P + 'shape = "scale"\n', "3:9: error: shape: 'scale' is written 'scale FACTOR'"),
         (P + 'shape = ["scale 2"]\n', "3:9: error: shape: factor of scale is a number from 0.01 to 1, not '2'"),
         (P + 'shape = "quality nan"\n', "3:9: error: shape: percent of quality is a whole number from 1 to 95"),
@@ -174,6 +174,10 @@ def test_what_is_hardly_meant_is_said() -> None:
     assert noted(text.replace('"b", "c"', '"c"')) == []
     assert "3:8: warning: no role 'cas'" in noted(P + 'role = "cas"\nimportance = 2\n')[0]
     assert "1:1: warning: policy 'p' says nothing" in noted(P)[0]
+    assert len(noted(P + "importance = 9\n")) == 1
+    assert noted(P + 'importance = "5"\n')[0].endswith("(most important). Write it without quotes")
+    assert "Did you mean 'registration'?" in noted(P + 'replace = "registraton"\n')[0]
+    assert noted(P + 'replace = "//registraton"\n') == []
     assert "3:8: warning: policy 'p' never applies" in noted(P + 'when = "False"\nimportance = 2\n')[0]
 
 

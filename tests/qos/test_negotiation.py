@@ -284,7 +284,7 @@ def test_wishes_of_the_command_line(
             run((*subscribe, *(word for wish in wishes for word in ("--wish", wish))))
         return capsys.readouterr().err
 
-    assert 'importance 2 (by policy "imagery"), deadline 60.0, shape scale 0.5' in said(
+    assert 'importance 2 (by policy "imagery"), deadline 1 min, shape scale 0.5' in said(
         "importance=4", "deadline=1 min", "shape=scale 0.5"
     )
     assert "is required, and not granted by policy 'imagery'" in said("importance=4", "require=importance")

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jbi_pubsub.cli.app import jbi
-from jbi_pubsub.cli.series import POINTS_MOST, show_series
+from jbi_pubsub.cli.series import POINTS_MOST, _number, show_series
 from jbi_pubsub.cli.show import View, places
 from jbi_pubsub.cli.top import PAGES, Look, Seen, lines_of, page_of
 from jbi_pubsub.core.config import PolicySection, QosSection
@@ -77,7 +77,7 @@ def rows(page: str, number: int, told: dict[str, Any] | None) -> list[dict[str, 
 
 def test_links_and_bins_are_shown_with_what_is_in_force() -> None:
     [link] = rows("links", 0, TOLD)
-    assert (link["link"], link["limit"], link["measured"], link["used"]) == ("satcom", "100 KB/s", "-", "99 KB/s")
+    assert (link["link"], link["limit"], link["measured"], link["used"]) == ("satcom", "800 kbps", "-", "792 kbps")
     assert (link["busy"], link["waiting"], link["ready 1-5"], link["rtt"]) == ("99%", "60 KB", "4 3 2 1 0", "620 ms")
     important, least = rows("links", 1, TOLD)
     assert (important["importance"], important["bin"], important["waiting"], important["share"]) == (
@@ -246,6 +246,10 @@ def test_a_fault_of_the_policies_is_told_by_the_status(managed: Any, tmp_path: A
     eventually(lambda: server.status()["qos"]["policy"]["fault"])
     assert "policy.toml:3" in said("status", server.address).output
     assert "policy.toml:3" in said("top", "links", "--once", "--every", "0.1", "--server", server.address).output
+
+
+def test_numbers_of_series_are_told_without_exponents() -> None:
+    assert [_number(value) for value in (0.0, 0.248, 2425.0, 37_500.0)] == ["0", "0.248", "2,425", "37,500"]
 
 
 def test_a_server_without_quality_has_no_series(federation: Any) -> None:
