@@ -13,11 +13,10 @@ import importlib.resources
 import importlib.util
 import itertools
 import json
-import math
 import re
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -37,8 +36,8 @@ from jbi_pubsub.core.quality import (
 from jbi_pubsub.core.xpath import compile_predicate
 
 from .condition import ConditionError, Node, Says, TextTest, parse_condition, restricts, tests_of
-from .context import Addresses, Facts, Globs, Index, People, matchers, people_of
-from .file import MAX_RULES, PROBLEMS_MOST, WHOLE, Document, Place, Where, flag, nearest, parse, read, texts
+from .context import Addresses, Facts, Globs, Index, People, matchers, patterns, people_of
+from .file import MAX_RULES, WHOLE, Document, Place, Where, flag, nearest, parse, read, texts
 from .policy import DAYS, FIELDS, OPERATIONS, SPECIFICITY, Effectivity, Membership, Policy, PolicySet, Rule, Value
 from .units import amount, rate
 
@@ -60,8 +59,13 @@ NAME_MOST: Final = 200
 """Characters of a name."""
 PRECEDENCE_MOST: Final = 1_000_000
 LINKS_MOST: Final = 1_000
+WEIGHTS_WITHIN: Final = 0.001, 1_000_000
+"""What is served is divided by them, and summed up for as long as the process lives."""
 PAIRS_MOST: Final = 200_000
-"""Of policies that are compared to find those that can never win, or contradict each other."""
+"""Of policies that are compared to find those that can never win, or contradict each other; where they have long lists
+of texts, of ten pairs of those."""
+FILLED_MOST: Final = 32 << 20
+"""Characters of all policies that missions make of templates."""
 PILLOW_SHAPES: Final = frozenset(name for name, rule in SHAPES.items() if rule.picture)
 
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
@@ -104,6 +108,8 @@ class _Reader:
     def __init__(self, document: Document, people: People, known: Preferences | None = None) -> None:
         self._document = document
         self._people = people
+        self._filled = 0
+        """Characters of the policies that templates were made to, at most."""
         self.preferences: dict[str, Mapping[str, Value]] = dict(built_in() if known is None else known)
         for name, said in self._table("preference").items():
             at = ("preference", name)
@@ -121,6 +127,8 @@ class _Reader:
 
     def _known_keys(self, table: Table, at: Where, known: Sequence[str]) -> None:
         for key in table:
+            if self._document.is_hopeless:
+                break
             if key not in known:
                 self._error((*at, key), f"unknown key {key!r}", nearest(key, known), key=True)
 
@@ -141,7 +149,7 @@ class _Reader:
         if len(found) > MAX_RULES:
             self._error((*at, kind, MAX_RULES), f"more than {MAX_RULES} of {kind}", "Use groups and globs", key=True)
         for number, table in enumerate(found[:MAX_RULES]):
-            if len(self._document.errors) <= PROBLEMS_MOST:
+            if not self._document.is_hopeless:
                 yield table, (*at, kind, number)
 
     def _text(self, table: Table, at: Where, key: str, *, needed: bool = False) -> str:
@@ -215,19 +223,20 @@ class _Reader:
             place = self._document.inside(where, exc.at) if is_written else self._document.value(where)
             self._document.error(place, f"{key}: {exc.message}", exc.hint)
             return True
-        known = {"group": set(self._people.groups), "role": set(self._people.roles.values())}
+        known = {"group": self._people.groups, "role": self._people.role_names}
         for test in tests_of(tree):
             if isinstance(test, TextTest):
                 self._check_test(test, where, known)
         return tree
 
-    def _check_test(self, test: TextTest, where: Where, known: Mapping[str, set[str]]) -> None:
+    def _check_test(self, test: TextTest, where: Where, known: Mapping[str, Collection[str]]) -> None:
         allowed = {"action": OPERATIONS, "delivery": DELIVERIES}.get(test.name)
         for text in test.texts.said:
-            if test.name in known and not Globs((text,)).any_of(sorted(known[test.name])):
+            names = known.get(test.name)
+            if names is not None and text not in names and not Globs((text,)).any_of(tuple(names)):
                 place = self._document.value(where)
                 report = self._document.error if test.name == "group" else self._document.warn
-                report(place, f"no {test.name} {text!r}", nearest(text, known[test.name]))
+                report(place, f"no {test.name} {text!r}", nearest(text, names))
             elif allowed is not None and not Globs((text,)).any_of(allowed):
                 self._error(where, f"unknown {test.name} {text!r}", nearest(text, allowed))
 
@@ -237,7 +246,7 @@ class _Reader:
                 self._error(at, f"unknown {what} {text!r}", nearest(text, known))
 
     def _actions(self, table: Table, at: Where) -> Globs | None:
-        said = texts(self._document, table, at, "action")
+        said = patterns(self._document, table, at, "action")
         if said is None or "*" in said:
             return None
         for text in said:
@@ -251,7 +260,7 @@ class _Reader:
         if not isinstance(said, dict):
             self._error((*at, "attribute"), "attribute is a table", 'For example attribute = { area = "Kabul" }')
             return {}
-        found = {name: texts(self._document, said, (*at, "attribute"), name) for name in said}
+        found = {name: patterns(self._document, said, (*at, "attribute"), name) for name in said}
         return {name: Globs(globs) for name, globs in found.items() if globs is not None}
 
     def _precedence(self, table: Table, at: Where) -> int:
@@ -313,9 +322,11 @@ class _Reader:
         value = table.get(key)
         if value is None:
             return None
-        if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        if isinstance(value, dt.datetime) and value.tzinfo is not None and 1970 <= value.year < 9999:
             return value.timestamp()
-        what = "has no zone" if isinstance(value, dt.datetime) else "is no time"
+        is_zoned = isinstance(value, dt.datetime) and value.tzinfo is not None
+        what = "is not between 1970 and 9998" if is_zoned else "has no zone"
+        what = what if isinstance(value, dt.datetime) else "is no time"
         self._error((*at, key), f"{key} {what}", "For example 2026-12-24T18:00:00Z, without quotes")
         return None
 
@@ -336,6 +347,8 @@ class _Reader:
         used: set[str] = set()
         names: dict[str, Place] = {}
         rules: list[Rule] = []
+        made = 0
+        """Also for missions that are not active."""
         for table, at in self._tables("mission"):
             self._known_keys(table, at, MISSION_KEYS)
             name = self._text(table, at, "name", needed=True)
@@ -350,11 +363,13 @@ class _Reader:
                 if template not in templates:
                     continue
                 used.add(template)
-                if len(rules) > MAX_RULES:
-                    self._error(at, f"missions make more than {MAX_RULES} policies", key=True)
+                filled = self._filled_in(templates[template], use, where, name)
+                rules += filled if is_active else []
+                made += len(filled)
+                if made > MAX_RULES or self._filled > FILLED_MOST:
+                    many = f"{MAX_RULES} policies" if made > MAX_RULES else f"{FILLED_MOST >> 20} MB of policies"
+                    self._error(at, f"missions make more than {many}", "Use groups and globs", key=True)
                     return rules
-                made = self._filled_in(templates[template], use, where, name)
-                rules += made if is_active else []
         for name, (_, _, at) in templates.items():
             if name not in used:
                 self._document.warn(
@@ -413,6 +428,9 @@ class _Reader:
             for key, placeholder in _placeholders(policy):
                 if key == "when" and re.search(r"[\"'\\]", values.get(placeholder, "")):
                     self._error((*where, placeholder), f"{placeholder!r} stands in `when`: no quotes in it")
+            self._filled += sum(map(len, _texts_in(policy))) + NAME_MOST * len(_placeholders(policy))
+            if self._filled > FILLED_MOST:
+                break  # the longest that it could become; said by whoever asked
             before = len(self._document.errors)
             made.append(self._policy(_substituted(policy, values), place, mission, written=policy))
             if len(self._document.errors) > before:
@@ -588,9 +606,13 @@ def _hours(said: object) -> tuple[float, float]:
 
 
 def _weights(said: object) -> tuple[float, ...]:
-    numbers = [each for each in said if isinstance(each, int | float)] if isinstance(said, list) else []
-    if len(numbers) != LEVELS or len(said) != LEVELS or not all(0 < each < math.inf for each in numbers):  # type: ignore[arg-type]  # a list, if there are numbers
-        raise ValueError(f"{LEVELS} numbers above 0, of importance 1 to {LEVELS}, for example [1, 2, 4, 8, 16]")
+    least, most = WEIGHTS_WITHIN
+    numbers = said if isinstance(said, list) else []
+    if len(numbers) != LEVELS or not all(
+        isinstance(each, int | float) and not isinstance(each, bool) and least <= each <= most for each in numbers
+    ):
+        what = f"{LEVELS} numbers above 0, from {least:g} to {most:,}, of importance 1 to {LEVELS}"
+        raise ValueError(f"{what}, for example [1, 2, 4, 8, 16]")
     return tuple(map(float, numbers))
 
 
@@ -648,13 +670,16 @@ def review(document: Document, policies: PolicySet, now: float | None = None) ->
             document.warn(rule.place, f"policy {rule.name!r}: its time is over", "Take it out, or set until anew")
     _review_shapes(document, rules)
     by_beginning = _ByContext(rules)
-    pairs = 0
+    compared = 0
     for rule in rules:
         left = set(rule.fields) | {f"allow {name}" for name in rule.allow}
         for other in by_beginning.near(rule):
-            pairs += 1
             if other is rule:
                 continue
+            compared += 1 + _texts_of(rule) * _texts_of(other) // 10
+            if compared > PAIRS_MOST:
+                document.warn(rule.place, "policies behind this one are not compared with the others")
+                return
             if other.rank < rule.rank and other.covers(rule):
                 left -= {*other.fields, *(f"allow {name}" for name in other.allow)}
             if _contradicts(rule, other):
@@ -669,9 +694,11 @@ def review(document: Document, policies: PolicySet, now: float | None = None) ->
                 )
         if not left and (rule.fields or rule.allow):
             document.warn(rule.place, f"policy {rule.name!r} can never win: others say all that it says, before it")
-        if pairs > PAIRS_MOST:
-            document.warn(rule.place, "policies behind this one are not compared with the others")
-            break
+
+
+def _texts_of(rule: Rule) -> int:
+    """How many texts its context has."""
+    return sum(len(matcher.said) for matcher in (*rule.keys.values(), *rule.attributes.values()))
 
 
 def doubts(policies: PolicySet, now: float | None) -> list[str]:
@@ -701,7 +728,7 @@ def _meet(one: Globs | Addresses, other: Globs | Addresses) -> bool:
     return (
         one.covers(other)  # type: ignore[arg-type]  # of one key, of one class
         or other.covers(one)  # type: ignore[arg-type]  # the same
-        or any(text in other.said for text in one.said)
+        or not set(one.said).isdisjoint(other.said)
     )
 
 
@@ -767,7 +794,7 @@ def with_policies(policies: PolicySet, more: Sequence[Policy]) -> PolicySet:
         both = [*standing, *new.values()]
         text = dumped({**policies.tables, **({"policy": both} if both else {})})
         text.encode()
-    except (TypeError, UnicodeEncodeError) as exc:
+    except (TypeError, ValueError) as exc:
         raise PolicyError(
             f"a policy that can't be written: {exc}", hint="Its values are those of a policy file"
         ) from exc
@@ -779,7 +806,10 @@ def changed(document: Document, key: str, value: object) -> str:
     numbers: space.strategy, policy.BFTrack.importance, role."Patrol-1", mission."Route Irish".active. Raises
     PolicyError."""
     where, header = _path_of(document, key)
-    text, said = document.text, _dumped(value)
+    try:
+        text, said = document.text, _dumped(value)
+    except ValueError as exc:  # Python writes no numbers of more than 4,300 digits
+        raise PolicyError(f"{key[:NAME_MOST]}: that number is too large", hint="Say a smaller one") from exc
     span = document.span(where)
     if span is not None:
         new = text[: span[0]] + said + text[span[1] :]
@@ -792,7 +822,7 @@ def changed(document: Document, key: str, value: object) -> str:
             lines = text.split("\n")
             lines.insert(document.key(where[:-1]).line, line)
             new = "\n".join(lines)
-    with contextlib.suppress(tomllib.TOMLDecodeError):
+    with contextlib.suppress(ValueError):  # it is no TOML
         if _at(tomllib.loads(new), where) == value:
             return new
     raise PolicyError(f"{key} can't be changed where its table is written in line", hint="Write it with a header")
@@ -808,7 +838,7 @@ def value_of(key: str, said: str) -> Any:
         return said
     try:
         return tomllib.loads(f"value = {said}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no TOML, or a number that Python does not read
         return said
 
 
@@ -843,7 +873,7 @@ def _path_of(document: Document, key: str) -> tuple[Where, str]:
             raise PolicyError(f"no {kind} {names[1]!r}", hint=nearest(names[1], [str(name) for name in named if name]))
         return (kind, named.index(names[1]), names[2]), ""
     raise PolicyError(
-        f"{key!r} is no path of a policy file",
+        f"{key[:NAME_MOST]!r} is no path of a policy file",
         hint='For example space.strategy, policy.NAME.importance, link.NAME.rate, role."Patrol-1", mission.NAME.active',
     )
 
@@ -854,14 +884,14 @@ def _names_of(key: str) -> list[str]:
         if "\n" in key:
             raise tomllib.TOMLDecodeError("several lines")
         found: Any = tomllib.loads(f"{key} = 0")
-    except (tomllib.TOMLDecodeError, RecursionError) as exc:
+        names = []
+        while isinstance(found, dict):
+            (name,) = found  # a key that brings its own value may say several, or none
+            names.append(name)
+            found = found[name]
+    except (ValueError, RecursionError) as exc:
         hint = 'Names with other signs than letters, digits, - and _ stand in ": role."A b"'
-        raise PolicyError(f"{key!r} is no path of names with dots between", hint=hint) from exc
-    names = []
-    while isinstance(found, dict):
-        (name,) = found
-        names.append(name)
-        found = found[name]
+        raise PolicyError(f"{key[:NAME_MOST]!r} is no path of names with dots between", hint=hint) from exc
     return names
 
 

@@ -31,6 +31,10 @@ EXAMPLES: Final[Mapping[Unit, str]] = {
     "seconds": '"5 s", "2 min"', "bytes": '"50 KB" (50,000 bytes)', "rate": '"64 kbps" (bits), "8 KB/s"',
     "share": '"80 %"', "count": "1000",
 }  # fmt: skip
+QUANTITY_MOST: Final = 1e15
+"""Of any quantity: more is no size, time or rate of this world, and sums of it would be no numbers any more."""
+RATE_LEAST: Final = 0.001
+"""A second: less lets nothing through that anybody would wait for."""
 _QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z%/]*)\s*")
 
 
@@ -39,6 +43,8 @@ def amount(said: object, unit: Unit) -> float:
     gives an example."""
     if unit == "count":
         if isinstance(said, int | float) and not isinstance(said, bool) and 0 <= said < math.inf:
+            if said > QUANTITY_MOST:
+                raise ValueError(f"{_shown(said)} is too large")
             return float(said)
         raise ValueError(f"{_shown(said)} is no number. For example {EXAMPLES[unit]}")
     if not isinstance(said, str):
@@ -50,7 +56,7 @@ def amount(said: object, unit: Unit) -> float:
         problem = "has no unit" if found and not found[2] else f"is not in {', '.join(_UNITS[unit])}"
         raise ValueError(f"{_shown(said)} {problem}. For example {EXAMPLES[unit]}")
     value = float(found[1]) * factor
-    if value == math.inf:
+    if value > QUANTITY_MOST:
         raise ValueError(f"{_shown(said)} is too large")
     return value
 
@@ -61,11 +67,13 @@ def rate(said: object) -> Rate:
         value, unit = float(found[1]), "objects"
     else:
         value, unit = amount(said, "rate"), "bytes"
-    if not 0 < value < math.inf:
+    if value < RATE_LEAST:
         raise ValueError(f"{_shown(said)} lets nothing through")
+    if value > QUANTITY_MOST:
+        raise ValueError(f"{_shown(said)} is too large")
     return Rate(value, "objects" if unit == "objects" else "bytes")
 
 
 def _shown(said: object) -> str:
-    text = repr(said)
+    text = repr(said)  # of a file, or a condition: nothing of more than 4,300 digits
     return text if len(text) <= 60 else text[:57] + "..."
