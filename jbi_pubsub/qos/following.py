@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import JbiError, PolicyError, ProtocolError, WireError
+from jbi_pubsub.core.errors import JbiError, OversizeError, PolicyError, ProtocolError, WireError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.quality import LEVELS
 from jbi_pubsub.core.values import converted, decoded, decoder_of
@@ -44,6 +44,7 @@ from jbi_pubsub.policy.space import (
     read_set,
     refusal,
 )
+from jbi_pubsub.policy.units import QUANTITY_MOST
 
 log = logging.getLogger("jbi_pubsub.qos")
 
@@ -204,7 +205,7 @@ class Following:
             standing = msgspec.structs.replace(
                 news.standing, version=self._standing.version, digest=self._standing.digest
             )
-        rates = {name: max(1.0, rate) for name, rate in news.rates.items()}
+        rates = {name: min(max(1.0, rate), QUANTITY_MOST) for name, rate in news.rates.items()}
         is_new = policies is not self._policies
         self._install(policies, rates)
         with self._lock:
@@ -297,7 +298,7 @@ class Following:
         if self._state is None or not self._state.exists():
             return
         try:
-            with self._state.open("rb") as file:
+            with open(os.open(self._state, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123  # a pipe does not hold us up
                 text = file.read(MAX_BYTES).decode()
             first, _, toml = text.partition("\n")
             if not first.startswith(STATE_MARK):
@@ -377,6 +378,8 @@ class Uses:
 def _checked(toml: str, standing: Standing) -> PolicySet:
     """The set of a text, if it is the one that was announced. Raises PolicyError, OversizeError."""
     name = f"version {standing.version}"
+    if len(toml) > SNAPSHOT_BYTES:  # before it is read: that takes its time
+        raise OversizeError(f"{name}: {len(toml)} characters, {SNAPSHOT_BYTES} at most", hint="A manager sends no more")
     if "access" in parse(toml, name).tables:
         raise PolicyError("access rules come from a manager", hint="They stand in this process's own policy file")
     policies = read_set(toml, name, standing.version)
