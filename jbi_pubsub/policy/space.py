@@ -20,12 +20,11 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from jbi_pubsub.core.errors import OversizeError, PolicyError
-from jbi_pubsub.core.quality import LEVELS, LinkTerms, Strategy
+from jbi_pubsub.core.quality import LEVELS, QUANTITY_MOST, LinkTerms, Strategy
 
 from .file import parse
 from .policy import NOTHING, PolicySet
 from .policyfile import changed, policies_of, value_of
-from .units import QUANTITY_MOST
 
 SNAPSHOT_BYTES: Final = 1 << 20
 """Of a set's text: what is pushed goes to everybody, whole."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from jbi_pubsub.core.quality import Rate
+from jbi_pubsub.core.quality import QUANTITY_MOST, RATE_LEAST, Rate
 
 Unit = Literal["seconds", "bytes", "rate", "share", "count"]
 
@@ -31,10 +31,6 @@ EXAMPLES: Final[Mapping[Unit, str]] = {
     "seconds": '"5 s", "2 min"', "bytes": '"50 KB" (50,000 bytes)', "rate": '"64 kbps" (bits), "8 KB/s"',
     "share": '"80 %"', "count": "1000",
 }  # fmt: skip
-QUANTITY_MOST: Final = 1e15
-"""Of any quantity: more is no size, time or rate of this world, and sums of it would be no numbers any more."""
-RATE_LEAST: Final = 0.001
-"""A second: less lets nothing through that anybody would wait for."""
 _QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z%/]*)\s*")
 
 

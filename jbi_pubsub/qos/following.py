@@ -22,7 +22,7 @@ import msgspec
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError, OversizeError, PolicyError, ProtocolError, WireError
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.quality import LEVELS
+from jbi_pubsub.core.quality import LEVELS, QUANTITY_MOST
 from jbi_pubsub.core.values import converted, decoded, decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, dial
@@ -44,7 +44,6 @@ from jbi_pubsub.policy.space import (
     read_set,
     refusal,
 )
-from jbi_pubsub.policy.units import QUANTITY_MOST
 
 log = logging.getLogger("jbi_pubsub.qos")
 
