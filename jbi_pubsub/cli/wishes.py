@@ -68,5 +68,5 @@ def granted_shown(wish: Wish, granted: Iterable[tuple[str, GrantedQos]]) -> Iter
                 parts.append(f"{name} {field_told(name, value)}{why}")
         yield f"granted at {where[:8]}: {', '.join(parts) or 'nothing was wished'}"
         for each in got.unmet:
-            wanted = f"{each.field} {each.required:g} is required, {each.offered:g} offered"
-            yield f"not met by {each.registration[:64]}: {wanted}"
+            required, offered = (field_told(each.field, value) for value in (each.required, each.offered))
+            yield f"not met by {each.registration[:64]}: {each.field} {required} is required, {offered} offered"

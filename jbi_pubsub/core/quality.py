@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 import msgspec
 
 from jbi_pubsub.core.errors import ConfigurationError, QosDeniedError
+from jbi_pubsub.core.xpath import compile_predicate
 
 if TYPE_CHECKING:
     from jbi_pubsub.core.info_object import Parcel
@@ -185,6 +186,10 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 WISHES: Final = ("importance", "deadline", "shape", "max_rate", "max_size", "replace")
 """What a wish may ask for, and require."""
+QUANTITY_MOST: Final = 1e15
+"""Of bytes, seconds, bytes a second: more is none of this world, and sums of it would be no numbers any more."""
+RATE_LEAST: Final = 0.001
+"""A second: less lets nothing through that anybody would wait for."""
 ATTRIBUTES_MOST: Final = 32
 """Of a contract."""
 TEXT_MOST: Final = 200
@@ -192,11 +197,15 @@ TEXT_MOST: Final = 200
 
 
 def checked_wish(wish: Wish) -> tuple[Shape, ...]:
-    """Its shapes, read. Raises ConfigurationError for a wish that makes no sense: wishes come from strangers."""
+    """Its shapes, read. Raises ConfigurationError for a wish that makes no sense, PredicateError
+    for such an XPath: wishes come from strangers."""
     limits = (("deadline", wish.deadline), ("max_rate", wish.max_rate), ("max_size", wish.max_size))
     for name, value in limits:
         if value is not None and not 0 < value < math.inf:
             raise ConfigurationError(f"wish: {name} {value} is not above 0", hint=f"Leave {name} out for none")
+    if wish.max_rate is not None and not RATE_LEAST <= wish.max_rate <= QUANTITY_MOST:
+        what = f"{RATE_LEAST:g} to {QUANTITY_MOST:g} bytes a second"
+        raise ConfigurationError(f"wish: max_rate {wish.max_rate:g} is not {what}", hint="Leave max_rate out for none")
     for name in wish.require:
         if name not in WISHES:
             raise ConfigurationError(f"wish: require {name[:TEXT_MOST]!r}", hint=f"There is {', '.join(WISHES)}")
@@ -210,6 +219,8 @@ def checked_wish(wish: Wish) -> tuple[Shape, ...]:
         )
     if wish.importance is not None and not 1 <= wish.importance <= LEVELS:
         raise ConfigurationError(f"wish: importance {wish.importance} is not in 1..{LEVELS}")
+    if wish.replace and wish.replace not in ("registration", "type"):
+        compile_predicate(wish.replace, argument="wish: replace")
     try:
         return tuple(map(shape_of, wish.shape or ()))
     except ValueError as exc:

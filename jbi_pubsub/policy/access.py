@@ -30,7 +30,7 @@ from .context import (
     matchers,
     people_of,
 )
-from .file import MAX_RULES, PROBLEMS_MOST, Document, Place, Where, flag, nearest
+from .file import MAX_RULES, Document, Place, Where, flag, nearest
 
 CONTEXT: Final = ("user", "group", "role", "client", "component", "address", "type", "version")
 """What of the vocabulary is known when access is asked, besides the action."""
@@ -253,7 +253,7 @@ def access_rules(document: Document) -> AccessRules:
     for number, table in enumerate(tables):
         rule = _rule(document, table, ("access", number), people)
         rules.append(rule)
-        if len(document.errors) > PROBLEMS_MOST:
+        if document.is_hopeless:
             break
     return AccessRules(rules, people)
 

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
@@ -31,6 +33,10 @@ from .units import EXAMPLES, Unit, amount, with_unit
 TEXT_MOST: Final = 2_000
 DEPTH_MOST: Final = 32
 OPERANDS_MOST: Final = 64
+SOURCE: Final = "<condition of a policy>"
+warnings.filterwarnings(
+    "ignore", category=SyntaxWarning, module=re.escape(SOURCE)
+)  # Python's: we have words of our own
 
 Group = Literal["entity", "operation", "information", "resource"]
 """E, O, M and R of the paper. The first two are known when a contract opens."""
@@ -170,7 +176,7 @@ def parse_condition(text: str, namespaces: Mapping[str, str] | None = None) -> N
     line = text.translate(_ONE_LINE)
     start = len(line) - len(line.lstrip())
     try:
-        tree = ast.parse(line[start:], mode="eval")
+        tree = ast.parse(line[start:], SOURCE, mode="eval")
     except SyntaxError as exc:
         at = start + (exc.offset or 0) - 1
         ends = at < start or at >= len(line.rstrip())  # CPython says column 0 where it ends too early

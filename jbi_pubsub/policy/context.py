@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import fnmatch
+import graphlib
 import ipaddress
 import itertools
 import re
@@ -20,7 +21,7 @@ from typing import Final, Generic, Protocol, TypeVar, get_args
 from jbi_pubsub.core.access import Action
 from jbi_pubsub.core.wire.endpoint import Caller
 
-from .file import Document, Where, nearest, texts
+from .file import MAX_RULES, Document, Where, nearest, texts
 
 KEYS: Final = (
     "user", "group", "role", "client", "component", "address", "action", "type", "version", "delivery", "attribute",
@@ -31,6 +32,10 @@ ACTIONS: Final[tuple[str, ...]] = get_args(Action)
 
 BEGINNING_MOST: Final = 32
 """Characters by which rules are found."""
+GLOB_MOST: Final = 200
+"""Characters of a glob."""
+GLOBS_MOST: Final = 1_000
+"""Of one key: all of them are tried for each question."""
 
 T = TypeVar("T")
 
@@ -300,6 +305,7 @@ class People:
         self.groups: Final = groups
         self.within: Final = within
         self.roles: Final = roles
+        self.role_names: Final = frozenset(roles.values())
         self._containing: dict[str, set[str]] = {}
         for outer, inner in within.items():
             for name in inner:
@@ -322,12 +328,16 @@ def people_of(document: Document) -> People:
     groups: dict[str, Globs] = {}
     within: dict[str, tuple[str, ...]] = {}
     table = _table(document, "group")
-    for name, value in table.items():
+    if len(table) > MAX_RULES:
+        document.error(document.key(("group",)), f"more than {MAX_RULES} groups", "Use globs, or groups within groups")
+    for name, value in itertools.islice(table.items(), MAX_RULES):
+        if document.is_hopeless:
+            break
         if value == []:
             document.warn(document.key(("group", name)), f"group {name!r} is empty: nobody is in it")
             groups[name], within[name] = Globs(()), ()
             continue
-        members = texts(document, table, ("group",), name) or ()
+        members = patterns(document, table, ("group",), name) or ()
         groups[name] = Globs(member for member in members if not member.startswith("@"))
         within[name] = tuple(member[1:] for member in members if member.startswith("@"))
         for number, member in enumerate(members):
@@ -336,7 +346,7 @@ def people_of(document: Document) -> People:
                 document.error(at, f"unknown group {member[1:]!r}", nearest(member[1:], table))
             elif member == "":
                 document.error(document.value(("group", name, number)), "who has no identity is in no group")
-    for name in _in_cycles(within):
+    for name in _in_cycle(within):
         document.error(document.key(("group", name)), f"group {name!r} is a member of itself, perhaps through others")
     roles = {}
     for user, role in _table(document, "role").items():
@@ -347,19 +357,29 @@ def people_of(document: Document) -> People:
     return People(groups, within, roles)
 
 
-def _in_cycles(within: Mapping[str, tuple[str, ...]]) -> list[str]:
-    """The groups from which one comes back to themselves."""
-    cyclic = []
-    for name in within:
-        waiting, seen = list(within[name]), set[str]()
-        while waiting:
-            inner = waiting.pop()
-            if inner not in seen:
-                seen.add(inner)
-                waiting += within.get(inner, ())
-        if name in seen:
-            cyclic.append(name)
-    return cyclic
+def _in_cycle(within: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Groups by which one comes from one of them back to it; of several such circles one."""
+    try:
+        graphlib.TopologicalSorter(within).prepare()
+    except graphlib.CycleError as exc:
+        return sorted(set(exc.args[1]))
+    return []
+
+
+def patterns(document: Document, table: Mapping[str, object], where: Where, key: str) -> tuple[str, ...] | None:
+    """As `texts`, of which some are globs: few and short enough to be tried for each question."""
+    said = texts(document, table, where, key)
+    globs = [text for text in said or () if _GLOB.search(text)]
+    place = document.value((*where, key))
+    if len(globs) > GLOBS_MOST:
+        document.error(place, f"{key}: more than {GLOBS_MOST} texts with *, ? or [", "Use fewer and wider ones")
+        return None
+    for text in globs:
+        if len(text) > GLOB_MOST:
+            what = f"{key}: {text[:20]!r}... with its {len(text)} characters is no use as a glob"
+            document.error(place, what, f"{GLOB_MOST} at most")
+            return None
+    return said
 
 
 def _table(document: Document, kind: str) -> Mapping[str, object]:
@@ -377,7 +397,7 @@ def matchers(
     "*" says nothing, but of a user, who has to be known then."""
     found: dict[str, Globs | Addresses] = {}
     for key in keys:
-        said = texts(document, table, where, key)
+        said = patterns(document, table, where, key)
         if said is None or ("*" in said and key != "user"):
             continue
         at = document.value((*where, key))
@@ -388,9 +408,11 @@ def matchers(
                 document.error(at, str(exc), "For example 10.1.0.0/16, 192.0.2.7, 2001:db8::/32 or 10.1.*")
             continue
         if key in ("group", "role"):
-            known = set(people.groups) if key == "group" else set(people.roles.values())
+            known = people.groups if key == "group" else people.role_names
             for text in said:
-                if not any(Globs((text,)).any_of((name,)) for name in known):
+                if document.is_hopeless:
+                    break
+                if text not in known and not Globs((text,)).any_of(tuple(known)):
                     report = document.error if key == "group" else document.warn
                     report(at, f"no {key} {text!r}", nearest(text, known) if known else f"No [{key}] is written")
         found[key] = Globs(said)
@@ -399,7 +421,7 @@ def matchers(
 
 def actions_of(document: Document, table: Mapping[str, object], where: Where) -> frozenset[str]:
     """The actions that a rule is about: all without the key. What is unknown is noted."""
-    said = texts(document, table, where, "action")
+    said = patterns(document, table, where, "action")
     if said is None:
         return frozenset(ACTIONS)
     found: set[str] = set()

@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 import stat
@@ -25,7 +26,15 @@ MAX_BYTES: Final = 8 << 20
 MAX_RULES: Final = 10_000
 """Of one kind."""
 PROBLEMS_MOST: Final = 50
-"""That are told of one file."""
+"""That are told of one file: what comes behind them is not looked at."""
+WARNINGS_MOST: Final = 1_000
+"""That are noted."""
+KEYS_MOST: Final = 32
+"""Names with dots between: the memory for their places goes by the square of it."""
+WORD_MOST: Final = 200
+"""Characters of a number or a name without quotes."""
+NEAR_MOST: Final = 1_000
+"""Words among which the nearest is looked for."""
 
 QOS_KINDS: Final = ("space", "preference", "policy", "template", "mission", "link")
 """What policyfile.py reads."""
@@ -74,6 +83,12 @@ class Document:
         self.problems: list[Problem] = []
         self._places = places
         self._lines = text.split("\n")
+        self._errors = 0
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether more than PROBLEMS_MOST errors were found: whoever looks for more may stop."""
+        return self._errors > PROBLEMS_MOST
 
     def key(self, where: Where) -> Place:
         """Where a key stands, or the table, if it is one."""
@@ -107,11 +122,13 @@ class Document:
 
     def error(self, place: Place, message: str, hint: str = "") -> None:
         """The file can't be used."""
+        self._errors += 1
         self.problems.append(Problem(place, message, hint))
 
     def warn(self, place: Place, message: str, hint: str = "") -> None:
         """It can, but hardly as it was meant."""
-        self.problems.append(Problem(place, message, hint, is_error=False))
+        if len(self.problems) - self._errors < WARNINGS_MOST:
+            self.problems.append(Problem(place, message, hint, is_error=False))
 
     @property
     def errors(self) -> list[Problem]:
@@ -146,8 +163,8 @@ def failure(file: str, message: str, place: Place = WHOLE, hint: str = "") -> Po
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for a word that is none of the known ones."""
-    words = list(known)
-    near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    words = list(itertools.islice(known, NEAR_MOST))
+    near = difflib.get_close_matches(word[:WORD_MOST], words, n=1, cutoff=0.5)
     return f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(map(repr, words[:20])) or 'none'}"
 
 
@@ -184,9 +201,10 @@ def _checked(found: os.stat_result, path: str) -> list[str]:
 
 def parse(text: str, name: str) -> Document:
     """The tables of a text. Raises PolicyError when it is not TOML; other problems are in the document."""
+    scan = _Scan(text)
+    scan.check(name)
     try:
         tables = tomllib.loads(text)
-        scan = _Scan(text)
         places = scan.places()
     except tomllib.TOMLDecodeError as exc:
         at = re.search(r" \(at line (\d+), column (\d+)\)$", str(exc))
@@ -196,7 +214,7 @@ def parse(text: str, name: str) -> Document:
     except RecursionError as exc:
         raise failure(name, "too many brackets within each other") from exc
     document = Document(name, tables, places, text, scan.spans)
-    for kind in tables:
+    for kind in itertools.takewhile(lambda _kind: not document.is_hopeless, tables):
         if kind not in KINDS:
             document.error(document.key((kind,)), f"unknown table {kind!r}", nearest(kind, KINDS))
     return document
@@ -256,6 +274,22 @@ class _Scan:
         self._found: dict[Where, tuple[Place, Place]] = {}
         self._counts: dict[Where, int] = {}
         """Elements so far of each array of tables."""
+
+    def check(self, name: str) -> None:
+        """Raises PolicyError for what is no use to anybody, and costs whoever reads it much: names with many dots,
+        numbers without end."""
+        dots, before = 0, ""
+        for said, place in self._tokens:
+            if said == ".":
+                dots += 1
+                if dots > KEYS_MOST:
+                    raise failure(name, f"more than {KEYS_MOST} names with dots between", place)
+            elif before != ".":
+                dots = 0
+            if len(said) > WORD_MOST and said[0] not in "\"'":
+                hint = "A longer name stands in quotes"
+                raise failure(name, f"a number or name of more than {WORD_MOST} characters", place, hint)
+            before = said
 
     def places(self) -> dict[Where, tuple[Place, Place]]:
         """Of each key or element, and of its value."""

@@ -11,10 +11,9 @@ import datetime as dt
 import importlib.resources
 import importlib.util
 import itertools
-import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -35,8 +34,8 @@ from jbi_pubsub.core.quality import (
 from jbi_pubsub.core.xpath import compile_predicate
 
 from .condition import ConditionError, Node, Says, TextTest, parse_condition, restricts, tests_of
-from .context import Addresses, Facts, Globs, Index, People, matchers, people_of
-from .file import MAX_RULES, PROBLEMS_MOST, WHOLE, Document, Place, Where, flag, nearest, parse, read, texts
+from .context import Addresses, Facts, Globs, Index, People, matchers, patterns, people_of
+from .file import MAX_RULES, WHOLE, Document, Place, Where, flag, nearest, parse, read, texts
 from .policy import DAYS, FIELDS, OPERATIONS, SPECIFICITY, Effectivity, Membership, PolicySet, Rule, Value
 from .units import amount, rate
 
@@ -58,8 +57,13 @@ NAME_MOST: Final = 200
 """Characters of a name."""
 PRECEDENCE_MOST: Final = 1_000_000
 LINKS_MOST: Final = 1_000
+WEIGHTS_WITHIN: Final = 0.001, 1_000_000
+"""What is served is divided by them, and summed up for as long as the process lives."""
 PAIRS_MOST: Final = 200_000
-"""Of policies that are compared to find those that can never win, or contradict each other."""
+"""Of policies that are compared to find those that can never win, or contradict each other; where they have long lists
+of texts, of ten pairs of those."""
+FILLED_MOST: Final = 32 << 20
+"""Characters of all policies that missions make of templates."""
 PILLOW_SHAPES: Final = frozenset(name for name, rule in SHAPES.items() if rule.picture)
 
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
@@ -102,6 +106,8 @@ class _Reader:
     def __init__(self, document: Document, people: People, known: Preferences | None = None) -> None:
         self._document = document
         self._people = people
+        self._filled = 0
+        """Characters of the policies that templates were made to, at most."""
         self.preferences: dict[str, Mapping[str, Value]] = dict(built_in() if known is None else known)
         for name, said in self._table("preference").items():
             at = ("preference", name)
@@ -119,6 +125,8 @@ class _Reader:
 
     def _known_keys(self, table: Table, at: Where, known: Sequence[str]) -> None:
         for key in table:
+            if self._document.is_hopeless:
+                break
             if key not in known:
                 self._error((*at, key), f"unknown key {key!r}", nearest(key, known), key=True)
 
@@ -139,7 +147,7 @@ class _Reader:
         if len(found) > MAX_RULES:
             self._error((*at, kind, MAX_RULES), f"more than {MAX_RULES} of {kind}", "Use groups and globs", key=True)
         for number, table in enumerate(found[:MAX_RULES]):
-            if len(self._document.errors) <= PROBLEMS_MOST:
+            if not self._document.is_hopeless:
                 yield table, (*at, kind, number)
 
     def _text(self, table: Table, at: Where, key: str, *, needed: bool = False) -> str:
@@ -213,19 +221,20 @@ class _Reader:
             place = self._document.inside(where, exc.at) if is_written else self._document.value(where)
             self._document.error(place, f"{key}: {exc.message}", exc.hint)
             return True
-        known = {"group": set(self._people.groups), "role": set(self._people.roles.values())}
+        known = {"group": self._people.groups, "role": self._people.role_names}
         for test in tests_of(tree):
             if isinstance(test, TextTest):
                 self._check_test(test, where, known)
         return tree
 
-    def _check_test(self, test: TextTest, where: Where, known: Mapping[str, set[str]]) -> None:
+    def _check_test(self, test: TextTest, where: Where, known: Mapping[str, Collection[str]]) -> None:
         allowed = {"action": OPERATIONS, "delivery": DELIVERIES}.get(test.name)
         for text in test.texts.said:
-            if test.name in known and not Globs((text,)).any_of(sorted(known[test.name])):
+            names = known.get(test.name)
+            if names is not None and text not in names and not Globs((text,)).any_of(tuple(names)):
                 place = self._document.value(where)
                 report = self._document.error if test.name == "group" else self._document.warn
-                there = known[test.name]
+                there = names or ()
                 report(
                     place, f"no {test.name} {text!r}", nearest(text, there) if there else f"No [{test.name}] is written"
                 )
@@ -238,7 +247,7 @@ class _Reader:
                 self._error(at, f"unknown {what} {text!r}", nearest(text, known))
 
     def _actions(self, table: Table, at: Where) -> Globs | None:
-        said = texts(self._document, table, at, "action")
+        said = patterns(self._document, table, at, "action")
         if said is None or "*" in said:
             return None
         for text in said:
@@ -252,7 +261,7 @@ class _Reader:
         if not isinstance(said, dict):
             self._error((*at, "attribute"), "attribute is a table", 'For example attribute = { area = "Kabul" }')
             return {}
-        found = {name: texts(self._document, said, (*at, "attribute"), name) for name in said}
+        found = {name: patterns(self._document, said, (*at, "attribute"), name) for name in said}
         return {name: Globs(globs) for name, globs in found.items() if globs is not None}
 
     def _precedence(self, table: Table, at: Where) -> int:
@@ -322,9 +331,11 @@ class _Reader:
         value = table.get(key)
         if value is None:
             return None
-        if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        if isinstance(value, dt.datetime) and value.tzinfo is not None and 1970 <= value.year < 9999:
             return value.timestamp()
-        what = "has no zone" if isinstance(value, dt.datetime) else "is no time"
+        is_zoned = isinstance(value, dt.datetime) and value.tzinfo is not None
+        what = "is not between 1970 and 9998" if is_zoned else "has no zone"
+        what = what if isinstance(value, dt.datetime) else "is no time"
         self._error((*at, key), f"{key} {what}", "For example 2026-12-24T18:00:00Z, without quotes")
         return None
 
@@ -345,6 +356,8 @@ class _Reader:
         used: set[str] = set()
         names: dict[str, Place] = {}
         rules: list[Rule] = []
+        made = 0
+        """Also for missions that are not active."""
         for table, at in self._tables("mission"):
             self._known_keys(table, at, MISSION_KEYS)
             name = self._text(table, at, "name", needed=True)
@@ -359,11 +372,13 @@ class _Reader:
                 if template not in templates:
                     continue
                 used.add(template)
-                if len(rules) > MAX_RULES:
-                    self._error(at, f"missions make more than {MAX_RULES} policies", key=True)
+                filled = self._filled_in(templates[template], use, where, name)
+                rules += filled if is_active else []
+                made += len(filled)
+                if made > MAX_RULES or self._filled > FILLED_MOST:
+                    many = f"{MAX_RULES} policies" if made > MAX_RULES else f"{FILLED_MOST >> 20} MB of policies"
+                    self._error(at, f"missions make more than {many}", "Use groups and globs", key=True)
                     return rules
-                made = self._filled_in(templates[template], use, where, name)
-                rules += made if is_active else []
         for name, (_, _, at) in templates.items():
             if name not in used:
                 self._document.warn(
@@ -422,6 +437,9 @@ class _Reader:
             for key, placeholder in _placeholders(policy):
                 if key == "when" and re.search(r"[\"'\\]", values.get(placeholder, "")):
                     self._error((*where, placeholder), f"{placeholder!r} stands in `when`: no quotes in it")
+            self._filled += sum(map(len, _texts_in(policy))) + NAME_MOST * len(_placeholders(policy))
+            if self._filled > FILLED_MOST:
+                break  # the longest that it could become; said by whoever asked
             before = len(self._document.errors)
             made.append(self._policy(_substituted(policy, values), place, mission, written=policy))
             if len(self._document.errors) > before:
@@ -601,9 +619,13 @@ def _hours(said: object) -> tuple[float, float]:
 
 
 def _weights(said: object) -> tuple[float, ...]:
-    numbers = [each for each in said if isinstance(each, int | float)] if isinstance(said, list) else []
-    if len(numbers) != LEVELS or len(said) != LEVELS or not all(0 < each < math.inf for each in numbers):  # type: ignore[arg-type]  # a list, if there are numbers
-        raise ValueError(f"{LEVELS} numbers above 0, of importance 1 to {LEVELS}, for example [1, 2, 4, 8, 16]")
+    least, most = WEIGHTS_WITHIN
+    numbers = said if isinstance(said, list) else []
+    if len(numbers) != LEVELS or not all(
+        isinstance(each, int | float) and not isinstance(each, bool) and least <= each <= most for each in numbers
+    ):
+        what = f"{LEVELS} numbers above 0, from {least:g} to {most:,}, of importance 1 to {LEVELS}"
+        raise ValueError(f"{what}, for example [1, 2, 4, 8, 16]")
     return tuple(map(float, numbers))
 
 
@@ -661,13 +683,16 @@ def review(document: Document, policies: PolicySet, now: float | None = None) ->
             document.warn(rule.place, f"policy {rule.name!r}: its time is over", "Take it out, or set until anew")
     _review_shapes(document, rules)
     by_beginning = _ByContext(rules)
-    pairs = 0
+    compared = 0
     for rule in rules:
         left = set(rule.fields) | {f"allow {name}" for name in rule.allow}
         for other in by_beginning.near(rule):
-            pairs += 1
             if other is rule:
                 continue
+            compared += 1 + _texts_of(rule) * _texts_of(other) // 10
+            if compared > PAIRS_MOST:
+                document.warn(rule.place, "policies behind this one are not compared with the others")
+                return
             if other.rank < rule.rank and other.covers(rule):
                 left -= {*other.fields, *(f"allow {name}" for name in other.allow)}
             if _contradicts(rule, other):
@@ -682,9 +707,11 @@ def review(document: Document, policies: PolicySet, now: float | None = None) ->
                 )
         if not left and (rule.fields or rule.allow):
             document.warn(rule.place, f"policy {rule.name!r} can never win: others say all that it says, before it")
-        if pairs > PAIRS_MOST:
-            document.warn(rule.place, "policies behind this one are not compared with the others")
-            break
+
+
+def _texts_of(rule: Rule) -> int:
+    """How many texts its context has."""
+    return sum(len(matcher.said) for matcher in (*rule.keys.values(), *rule.attributes.values()))
 
 
 def doubts(policies: PolicySet, now: float | None) -> list[str]:
@@ -714,7 +741,7 @@ def _meet(one: Globs | Addresses, other: Globs | Addresses) -> bool:
     return (
         one.covers(other)  # type: ignore[arg-type]  # of one key, of one class
         or other.covers(one)  # type: ignore[arg-type]  # the same
-        or any(text in other.said for text in one.said)
+        or not set(one.said).isdisjoint(other.said)
     )
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from jbi_pubsub.core.errors import OversizeError, PolicyError
-from jbi_pubsub.core.quality import LEVELS, LinkTerms, Strategy
+from jbi_pubsub.core.quality import LEVELS, QUANTITY_MOST, LinkTerms, Strategy
 
 from .file import parse
 from .policy import NOTHING, PolicySet
@@ -79,7 +79,7 @@ class PolicyNews(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     number: int
     standing: Standing
-    rates: dict[str, float]
+    rates: Annotated[dict[Short, float], msgspec.Meta(max_length=LINKS_TOLD)]
     toml: str | None = None
 
 
@@ -329,7 +329,8 @@ class InformationSpaceManager:
             if len(self.members) >= MEMBERS_MOST:
                 raise OversizeError(f"{MEMBERS_MOST} local managers follow already", hint="Divide the space")
             member = self.members[lqm] = Member(component, now)
-        known = {name: rate for name, rate in list(rates.items())[:LINKS_TOLD] if 0 < rate < math.inf}
+        told = list(rates.items())[:LINKS_TOLD]
+        known = {name: min(rate, QUANTITY_MOST) for name, rate in told if 0 < rate < math.inf}  # sums stay numbers
         member.component, member.joined_at, member.away_since = component, now, None
         member.ceilings = {name: max(known.get(name, 0.0), member.ceilings.get(name, 0.0)) for name in
                            {*known, *member.ceilings}}  # fmt: skip
@@ -452,7 +453,7 @@ class InformationSpaceManager:
                     "away": None if member.away_since is None else round(now - member.away_since, 1),
                     "contracts": dict(member.heard.contracts),
                     "links": {name: _told(use) for name, use in member.heard.links.items()},
-                    "types": dict(member.heard.types),
+                    "types": {name: rate for name, rate in member.heard.types.items() if math.isfinite(rate)},
                 }
                 for lqm, member in self.members.items()
             ],

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from jbi_pubsub.core.quality import Rate
+from jbi_pubsub.core.quality import QUANTITY_MOST, RATE_LEAST, Rate
 
 Unit = Literal["seconds", "bytes", "rate", "share", "count"]
 
@@ -39,6 +39,8 @@ def amount(said: object, unit: Unit) -> float:
     gives an example."""
     if unit == "count":
         if isinstance(said, int | float) and not isinstance(said, bool) and 0 <= said < math.inf:
+            if said > QUANTITY_MOST:
+                raise ValueError(f"{_shown(said)} is too large")
             return float(said)
         raise ValueError(f"{_shown(said)} is no number. For example {EXAMPLES[unit]}")
     if not isinstance(said, str):
@@ -50,7 +52,7 @@ def amount(said: object, unit: Unit) -> float:
         problem = "has no unit" if found and not found[2] else f"is not in {', '.join(_UNITS[unit])}"
         raise ValueError(f"{_shown(said)} {problem}. For example {EXAMPLES[unit]}")
     value = float(found[1]) * factor
-    if value == math.inf:
+    if value > QUANTITY_MOST:
         raise ValueError(f"{_shown(said)} is too large")
     return value
 
@@ -61,8 +63,10 @@ def rate(said: object) -> Rate:
         value, unit = float(found[1]), "objects"
     else:
         value, unit = amount(said, "rate"), "bytes"
-    if not 0 < value < math.inf:
+    if value < RATE_LEAST:
         raise ValueError(f"{_shown(said)} lets nothing through")
+    if value > QUANTITY_MOST:
+        raise ValueError(f"{_shown(said)} is too large")
     return Rate(value, "objects" if unit == "objects" else "bytes")
 
 
@@ -83,5 +87,5 @@ _LADDERS: Final[Mapping[Unit, tuple[str, ...]]] = {
 
 
 def _shown(said: object) -> str:
-    text = repr(said)
+    text = repr(said)  # of a file, or a condition: nothing of more than 4,300 digits
     return text if len(text) <= 60 else text[:57] + "..."

@@ -18,7 +18,7 @@ from jbi_pubsub.core.errors import ConfigurationError, PolicyError
 from .access import access_rules
 from .file import Document, Where, nearest, parse, read
 from .policy import Policy, PolicySet
-from .policyfile import CONTEXT, Table, built_in, parse_policies, policies_of
+from .policyfile import CONTEXT, NAME_MOST, Table, built_in, parse_policies, policies_of
 
 VALUE_MOST: Final = 10_000
 """Characters of a key or value that is set by itself."""
@@ -68,7 +68,7 @@ def with_policies(policies: PolicySet, more: Sequence[Policy]) -> PolicySet:
         both = [*standing, *new.values()]
         text = dumped({**policies.tables, **({"policy": both} if both else {})})
         text.encode()
-    except (TypeError, UnicodeEncodeError) as exc:
+    except (TypeError, ValueError) as exc:
         raise PolicyError(
             f"a policy that can't be written: {exc}", hint="Its values are those of a policy file"
         ) from exc
@@ -80,7 +80,10 @@ def changed(document: Document, key: str, value: object) -> str:
     numbers: space.strategy, policy.BFTrack.importance, role."Patrol-1", mission."Route Irish".active. Raises
     PolicyError."""
     where, header = _path_of(document, key)
-    text, said = document.text, _dumped(value)
+    try:
+        text, said = document.text, _dumped(value)
+    except ValueError as exc:  # Python writes no numbers of more than 4,300 digits
+        raise PolicyError(f"{key[:NAME_MOST]}: that number is too large", hint="Say a smaller one") from exc
     span = document.span(where)
     if span is not None:
         new = text[: span[0]] + said + text[span[1] :]
@@ -93,7 +96,7 @@ def changed(document: Document, key: str, value: object) -> str:
             lines = text.split("\n")
             lines.insert(document.key(where[:-1]).line, line)
             new = "\n".join(lines)
-    with contextlib.suppress(tomllib.TOMLDecodeError):
+    with contextlib.suppress(ValueError):  # it is no TOML
         if _at(tomllib.loads(new), where) == value:
             return new
     raise PolicyError(f"{key} can't be changed where its table is written in line", hint="Write it with a header")
@@ -109,7 +112,7 @@ def value_of(key: str, said: str) -> Any:
         return said
     try:
         return tomllib.loads(f"value = {said}")["value"]
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no TOML, or a number that Python does not read
         return said
 
 
@@ -147,7 +150,8 @@ def _path_of(document: Document, key: str) -> tuple[Where, str]:
     example = 'For example space.strategy, policy.NAME.importance, link.NAME.rate, role."Patrol-1", mission.NAME.active'
     is_near = near and near[0] != kind
     raise PolicyError(
-        f"{key!r} is no path of a policy file", hint=f"Did you mean {near[0]!r}? {example}" if is_near else example
+        f"{key[:NAME_MOST]!r} is no path of a policy file",
+        hint=f"Did you mean {near[0]!r}? {example}" if is_near else example,
     )
 
 
@@ -157,14 +161,14 @@ def _names_of(key: str) -> list[str]:
         if "\n" in key:
             raise tomllib.TOMLDecodeError("several lines")
         found: Any = tomllib.loads(f"{key} = 0")
-    except (tomllib.TOMLDecodeError, RecursionError) as exc:
+        names = []
+        while isinstance(found, dict):
+            (name,) = found  # a key that brings its own value may say several, or none
+            names.append(name)
+            found = found[name]
+    except (ValueError, RecursionError) as exc:
         hint = 'Names with other signs than letters, digits, - and _ stand in ": role."A b"'
-        raise PolicyError(f"{key!r} is no path of names with dots between", hint=hint) from exc
-    names = []
-    while isinstance(found, dict):
-        (name,) = found
-        names.append(name)
-        found = found[name]
+        raise PolicyError(f"{key[:NAME_MOST]!r} is no path of names with dots between", hint=hint) from exc
     return names
 
 

@@ -21,9 +21,9 @@ from typing import Any, Final
 import msgspec
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import JbiError, PolicyError, ProtocolError, WireError
+from jbi_pubsub.core.errors import JbiError, OversizeError, PolicyError, ProtocolError, WireError
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.quality import LEVELS
+from jbi_pubsub.core.quality import LEVELS, QUANTITY_MOST
 from jbi_pubsub.core.values import converted, decoded, decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import DATA, dial
@@ -211,7 +211,7 @@ class Following:
             standing = msgspec.structs.replace(
                 news.standing, version=self._standing.version, digest=self._standing.digest
             )
-        rates = {name: max(1.0, rate) for name, rate in news.rates.items()}
+        rates = {name: min(max(1.0, rate), QUANTITY_MOST) for name, rate in news.rates.items()}
         is_new = policies is not self._policies
         self._install(policies, rates)
         with self._lock:
@@ -304,7 +304,7 @@ class Following:
         if self._state is None:
             return
         try:
-            with self._state.open("rb") as file:
+            with open(os.open(self._state, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123  # a pipe does not hold us up
                 text = file.read(MAX_BYTES).decode()
             first, _, toml = text.partition("\n")
             if not first.startswith(STATE_MARK):
@@ -387,6 +387,8 @@ class Uses:
 def _checked(toml: str, standing: Standing) -> PolicySet:
     """The set of a text, if it is the one that was announced. Raises PolicyError, OversizeError."""
     name = f"version {standing.version}"
+    if len(toml) > SNAPSHOT_BYTES:  # before it is read: that takes its time
+        raise OversizeError(f"{name}: {len(toml)} characters, {SNAPSHOT_BYTES} at most", hint="A manager sends no more")
     if "access" in parse(toml, name).tables:
         raise PolicyError("access rules come from a manager", hint="They stand in this process's own policy file")
     policies = read_set(toml, name, standing.version)

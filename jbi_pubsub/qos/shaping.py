@@ -16,6 +16,7 @@ import io
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +34,8 @@ log = logging.getLogger("jbi_pubsub.qos")
 
 PIXELS_MOST: Final = 40_000_000
 """Of a picture that is decoded: 160 MB at most."""
+SIDE_MOST: Final = 30_000
+"""Of its width and height. Scaling a line of 40 million pixels takes 2 GB for what it multiplies them by."""
 WORK_MOST: Final = 120_000_000
 """Pixels times passes over them: what a camera makes of 12 megapixels in ten passes, progressively."""
 MODES: Final = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
@@ -150,6 +153,8 @@ def _pillow() -> tuple[ModuleType, ModuleType] | None:
     except ImportError as exc:
         log.error("pictures are not shaped: %s. Install Pillow: pip install 'jbi-pubsub[qos]'", exc)
         return None
+    # what it finds strange in a picture is for nobody: strangers would fill the log with it
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     return Image, ImageOps
 
 
@@ -164,7 +169,8 @@ def _picture(data: bytes, shapes: Sequence[Shape]) -> bytes | None:
             pixels = picture.width * picture.height
             scans = data.count(START_OF_SCAN) if picture.format == "JPEG" else 1
             is_animated = getattr(picture, "n_frames", 1) > 1
-            if pixels > PIXELS_MOST or pixels * scans > WORK_MOST or is_animated or picture.mode not in MODES:
+            is_large = pixels > PIXELS_MOST or pixels * scans > WORK_MOST or max(picture.size) > SIDE_MOST
+            if is_large or is_animated or picture.mode not in MODES:
                 return None
             quality = next((int(each.arguments[0]) for each in shapes if each.name == "quality"), None)
             # with none asked for, as fine as it came: its own tables (ITU-T T.81, B.2.4.1)

@@ -13,6 +13,7 @@ import heapq
 import itertools
 import math
 import random
+import re
 import statistics
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -46,8 +47,12 @@ BATCH_BYTES: Final = 21
 """What an item and a batch add to what they carry (core/wire/stream.py)."""
 PUBLICATIONS_MOST: Final = 1_000_000
 SIZE_MOST: Final = 64 << 20
+SUBSCRIBERS_MOST: Final = 10_000
 LINES_MOST: Final = 256 << 20
 """Bytes of a trace."""
+LINE_MOST: Final = 1 << 20
+"""Bytes of one line of it."""
+_IS_SUBSCRIBER: Final = re.compile(rb'"subscriber"\s*:')
 SHRINKS: Final = 2.9
 """A picture scaled by f has f to the power of this of its bytes: measured with noisy JPEGs of 42 to 70 KB; 2 would be
 its area, but noise is lost as well."""
@@ -118,21 +123,28 @@ class Workload(msgspec.Struct, frozen=True):
         subscribers: list[Subscriber] = []
         publications: list[Publication] = []
         hint = 'Lines are {"at": 0.5, "type": "t", "size": 10000} or {"subscriber": "Ops-1", "type": "t"}'
-        number = 0
+        number = size = 0
         try:
-            if path.stat().st_size > LINES_MOST:
-                raise ConfigurationError(f"{path}: larger than {LINES_MOST >> 20} MiB", hint="Take a part of it")
             with path.open("rb") as lines:
-                for line in lines:
+                while line := lines.readline(LINE_MOST + 1):  # it may be a device, or a pipe
                     number += 1
+                    size += len(line)
+                    if len(line) > LINE_MOST:
+                        raise ConfigurationError(f"{path}:{number}: a line of over {LINE_MOST >> 20} MiB", hint=hint)
+                    if size > LINES_MOST:
+                        raise ConfigurationError(
+                            f"{path}: larger than {LINES_MOST >> 20} MiB", hint="Take a part of it"
+                        )
                     if not line.strip():
                         continue
-                    if b'"subscriber"' in line:
+                    if _IS_SUBSCRIBER.search(line):
                         subscribers.append(from_json(Subscriber, line))
                     else:
                         publications.append(from_json(Publication, line))
                     if len(publications) > PUBLICATIONS_MOST:
                         raise ConfigurationError(f"{path}: over {PUBLICATIONS_MOST:,} objects", hint="Take a part")
+                    if len(subscribers) > SUBSCRIBERS_MOST:
+                        raise ConfigurationError(f"{path}: over {SUBSCRIBERS_MOST:,} subscribers", hint="Take a part")
         except OSError as exc:
             raise ConfigurationError(f"{path}: {exc.strerror or exc}", hint=hint) from exc
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:

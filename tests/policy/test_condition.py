@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,3 +187,10 @@ def test_negations_of_quantities_are_their_opposites() -> None:
     for comparison, value in itertools.product(("<", "<=", ">", ">=", "==", "!="), (999, 1_000, 1_001)):
         text = f"size {comparison} '1 KB'"
         assert decided(text, Object(size=value)) is not decided(f"not {text}", Object(size=value))
+
+
+def test_python_says_nothing_of_its_own_about_a_condition() -> None:
+    # Given an interpreter of its own, as the tests' has other filters
+    said = "from jbi_pubsub.policy.condition import parse_condition; parse_condition('queue > 5and cpu > \"5 %\"')"
+    ran = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True, timeout=60)
+    assert ran.stderr == ""

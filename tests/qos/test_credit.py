@@ -674,6 +674,39 @@ def test_a_rate_of_a_publisher_is_one_from_its_first_object_on_and_follows_polic
     assert received(subscriber, uid, 17) == list(range(4, 21))
 
 
+def parked(delegate: Any) -> int:
+    """Lanes that wait for something else than their turn."""
+    return int(delegate.status()["qos"]["tasks"]["parked"])
+
+
+def test_who_is_held_back_for_years_is_not_when_its_rate_is_another_one_or_when_it_ends(
+    delegate: Any, federation: Any, figures: Any, register: Register
+) -> None:
+    # Given a publisher that may publish next to nothing
+    publisher = federation.light()
+    registration = register(publisher, "normal")
+    (known,) = delegate.delegate._registrations.values()
+    known.contract.settings = Settings(importance=1, max_rate=Rate(0.001))
+    subscriber, uid = subscribed(federation, "normal")
+    publisher.publish(registration, figures.figure_1)
+    assert received(subscriber, uid, 1) == [1]
+    for _ in range(5):
+        publisher.publish(registration, figures.figure_1)
+    eventually(lambda: parked(delegate) == 1)
+    # When it may publish more
+    known.contract.settings = Settings(importance=1, max_rate=Rate(100, "objects"))
+    # Expect all of it, soon
+    assert received(subscriber, uid, 5) == [2, 3, 4, 5, 6]
+    # When it may publish nothing again, and ends with objects that wait
+    known.contract.settings = Settings(importance=1, max_rate=Rate(0.001))
+    for _ in range(5):
+        publisher.publish(registration, figures.figure_1)
+    eventually(lambda: parked(delegate) == 1)
+    publisher.close(0.1)
+    # Expect nothing to be kept
+    eventually(lambda: known.has_ended and parked(delegate) == 0)
+
+
 def test_a_peer_publisher_judges_by_turns(federation: Any, figures: Any, by_type: Configured) -> None:
     # Given
     peer = federation.peer(by_type(federation.config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import signal
 import time
@@ -766,6 +767,34 @@ def test_a_state_that_can_t_be_written_is_told_and_ends_no_connection(fixtures: 
     following._receive(news(FILE, 1))
     assert installed[-1][0].version == 1
     assert "not kept" in following.status()["fault"]
+
+
+def test_hostile_shares_are_bounded_so_that_another_manager_can_be_joined_with_them(fixtures: Any) -> None:
+    following, installed = follower(fixtures.test_config())
+    # Given shares that are no numbers to reckon with
+    hostile = {"a": math.inf, "b": math.nan, "c": -1.0, "d": 1.7e308}
+    following._receive(news(FILE, 5, rates=hostile))
+    assert installed[-1][1] == {"a": 1e15, "b": 1.0, "c": 1.0, "d": 1e15}
+    # Expect more of them, or longer names, than a manager takes to end the connection
+    for rates in ({str(number): 1.0 for number in range(1_001)}, {"x" * 201: 1.0}):
+        with pytest.raises(ProtocolError):
+            following._receive(news(FILE, 6, rates=rates))
+    # and a text that is too long to be refused before it is read
+    sent = PolicyNews(7, Standing("m" * 32, 1, 7, "0" * 64), {}, "\n" * 1_500_000)
+    item = memoryview(NEWS + msgspec.msgpack.encode(sent))
+    began = time.thread_time()
+    following._receive([item])
+    assert "1500000 characters" in following.status()["fault"]
+    assert time.thread_time() - began < 1.0
+    assert following._standing.version == 5
+
+
+def test_a_pipe_in_the_place_of_the_state_holds_nobody_up(fixtures: Any, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "state")
+    policy_section = PolicySection(state=str(tmp_path / "state"))
+    following, _ = follower(msgspec.structs.replace(fixtures.test_config(), policy=policy_section))
+    following._recover()
+    assert "can't be used" in following.status()["fault"]
 
 
 def test_hostile_reports_and_calls_end_nobody_else(

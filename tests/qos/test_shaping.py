@@ -181,6 +181,8 @@ def text_bomb() -> bytes:
         bomb,
         lambda: bomb(20_000, 5_000),
         lambda: bomb(0, 7),
+        lambda: bomb(3_000_000, 1),
+        lambda: bomb(1, 3_000_000),
         huge_jpeg,
         many_scans,
         animated,
@@ -194,8 +196,8 @@ def text_bomb() -> bytes:
         lambda: picture(kind="PNG", mode="I;16"),
     ],
     ids=[
-        "50,000 x 50,000", "100 megapixels", "no pixels", "a JPEG of 50,000 x 50,000", "110 scans", "animated",
-        "a text of 100 MB", "JPEG cut off", "PNG cut off", "no JPEG", "no PNG", "GIF", "TIFF", "16 bits",
+        "50,000 x 50,000", "100 megapixels", "no pixels", "a line", "a column", "a huge JPEG", "110 scans",
+        "animated", "a text of 100 MB", "JPEG cut off", "PNG cut off", "no JPEG", "no PNG", "GIF", "TIFF", "16 bits",
     ],
 )  # fmt: skip
 def test_hostile_pictures_stay_as_they_are_and_cost_little(make: Callable[[], bytes]) -> None:
@@ -204,6 +206,17 @@ def test_hostile_pictures_stay_as_they_are_and_cost_little(make: Callable[[], by
     began = time.thread_time()
     assert shape(data, (Shape("scale", (0.9,)),)) is None
     assert time.thread_time() - began < 0.5
+
+
+def test_what_a_hostile_picture_says_beside_its_pixels_is_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    # Given one whose EXIF is full of nonsense
+    good = picture()
+    exif = b"Exif\0\0MM\0*\0\0\0\x08" + b"\xff" * 1_000
+    data = good[:2] + b"\xff\xe1" + struct.pack("!H", len(exif) + 2) + exif + good[2:]
+    shaping._pillow.cache_clear()
+    # Expect it to be scaled, and nothing to be said
+    assert shape(data, HALF) is not None
+    assert not recwarn.list
 
 
 @settings(max_examples=150)

@@ -265,7 +265,10 @@ def test_keys_of_the_file_are_set_one_behind_the_other(tmp_path: Path) -> None:
         ('{"subscriber": "", "type": "t"}', "subscriber"),
         ("[" * 100_000, ":1: "),
         ("\xff", ":1: "),
+        ("\n" + "x" * (1 << 20) + "\n", ":2: a line of over 1 MiB"),
+        ('{"subscriber": "a", "type": "t"}\n' * 10_001, "over 10,000 subscribers"),
         ("", "no subscribers"),
+        ('{"at": 1, "type": "subscriber", "size": 1}', "no subscribers"),
         ('{"subscriber": "a", "type": "t"}', "no objects"),
     ],
 )
@@ -276,6 +279,11 @@ def test_a_trace_that_can_not_be_read_says_where(line: str, says: str, tmp_path:
         Workload.read(trace)
     with pytest.raises(ConfigurationError, match="missing"):
         Workload.read(tmp_path / "missing")
+
+
+def test_a_device_without_end_is_no_trace() -> None:
+    with pytest.raises(ConfigurationError, match="a line of over 1 MiB"):
+        Workload.read(Path("/dev/zero"))
 
 
 def test_what_waits_takes_no_memory_of_its_own(tmp_path: Path) -> None:

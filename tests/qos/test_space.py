@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 
@@ -389,3 +390,20 @@ def test_what_can_t_be_set_says_why_and_changes_nothing(key: str, value: str, me
 def test_a_local_manager_stays_with_the_one_it_has(mine: Standing, offered: Standing, reason: str) -> None:
     assert reason in refusal(mine, offered)
     assert bool(reason) == bool(refusal(mine, offered))
+
+
+def test_what_somebody_says_that_he_has_stops_nobody_s_shares() -> None:
+    # Given two who say that they may send more than there is, and report numbers that are none
+    space = InformationSpaceManager("m" * 32)
+    proposal = space.proposed('[[link]]\nname = "satcom"\nrate = "1 Mbps"\n', "a", "b", 0.0)
+    assert proposal is not None
+    space.take(proposal)
+    space.join("honest", "rome", Standing(), {}, 0.0)
+    for name in ("liar", "other"):
+        space.join(name, "hostile", Standing(), {"satcom": 1.7e308}, 0.0)
+        space.heard(name, LqmReport(0, Standing(), types={"t": math.nan}), 0.0)
+    # When links are divided
+    space.share_out(5.0)
+    # Expect a share for who is honest, and a status that is JSON
+    assert space.members["honest"].shares["satcom"] > 0
+    assert json.dumps(space.status(5.0), allow_nan=False)
