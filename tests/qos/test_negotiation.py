@@ -438,6 +438,6 @@ def test_an_offer_that_is_less_is_said_at_the_command_line() -> None:
     wish = Wish(deadline=5.0, require=("deadline",))
     granted = GrantedQos(Settings(deadline=5.0), unmet=(Unmet("deadline", 5.0, 60.0, "registration-1"),))
     assert list(granted_shown(wish, [("5f1b8a32", granted)])) == [
-        "granted at 5f1b8a32: deadline 5.0",
+        "granted at 5f1b8a32: deadline 5 s",
         "not met by registration-1: deadline 5 is required, 60 offered",
     ]
