@@ -136,6 +136,8 @@ class Lane(Handing):
 
     def _pause(self, parcel: Parcel, now: float) -> float:
         """Seconds until an object may be judged; 0.0: now, or never, which it is told."""
+        if self.registration.has_ended:
+            return 0.0  # nothing holds back what nobody will get
         rate = self._contract.of(parcel).max_rate
         if rate is not None and (wait := self._bucket_of(rate, now).ready_in(now)):
             return min(wait, PACE_SECONDS)
