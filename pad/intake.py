@@ -49,6 +49,8 @@ REPORT_AGAIN: Final = 0.02
 REFUSALS_AT_ONCE: Final = 16
 """In one acknowledgement: a small frame goes without waiting."""
 
+PUBLISHED_LEAST: Final = 128
+"""Objects until it is said what one takes: the first ones load and compile, and of cheap ones few are measured."""
 ASKED: Final = -1.0
 """A time that is over, for a lane that looks before each object whether there is room."""
 
@@ -82,7 +84,7 @@ class Lane(Handing):
         self._in_hand: Run | None = None
         """What is blocked."""
         credit = intake.credit_of(registration)
-        self.rests = Rests(intake.turns, intake.pipeline, self._contract, credit, self._done, intake.refuse)
+        self.rests = Rests(intake.turns, intake.pipeline, registration, credit, self._done, intake.refuse)
         self._may_go = 0.0
         """When the next object may be judged by the registration's max_rate (monotonic seconds); 0.0: it has none."""
         self._is_asked = self._pipeline.has_stages
@@ -90,6 +92,13 @@ class Lane(Handing):
         if self._is_asked:
             self._may_go = ASKED
         self.task = intake.turns.task("judge", self)
+        registration.seconds = self.seconds
+
+    def seconds(self) -> float:
+        """What judging one object takes, for all subscriptions; 0.0: not known. Any thread."""
+        if self.registration.published < PUBLISHED_LEAST:
+            return 0.0
+        return self._intake.turns.seconds(self.task) + self.rests.seconds
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Behind the others."""
@@ -117,7 +126,7 @@ class Lane(Handing):
                 return 0, 0, self._wait_again()
             self._close()
         if self.rests.is_too_much:
-            return self.rests.step(most)
+            return 0, 0, self.rests.step()
         if not self._waiting:
             return 0, 0, 0.0
         first = self._waiting[0]
@@ -191,7 +200,7 @@ class Lane(Handing):
             self._finish(entries, mail, refused)
             return self._pace(run)
         self._intake.refuse(refused)
-        self._in_hand = self.rests.put(entries, mail)
+        self._in_hand, self._left = self.rests.put(entries, mail), self.rests.taken()
         if self._blocked is not None:
             return self._wait_again()
         self._close()
@@ -220,6 +229,7 @@ class Lane(Handing):
         """What was in hand is handed out."""
         run, self._in_hand = self._in_hand, None
         assert run is not None
+        self.rests.put_all(self._left)
         self.rests.close(run)
 
     def _done(self, entries: list[Entry], mail: int) -> None:
