@@ -52,7 +52,7 @@ from jbi_pubsub.lookup.index import TemplateIndex
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
-from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement
+from jbi_pubsub.pad.dissemination import PARTITIONED_SECONDS, InformationTypeGate, Judgement
 from jbi_pubsub.pad.explanation import Standing, explain, find_subscription, queue_of, recall
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.mail.links import LinkAction, recipient_of, uid_of
@@ -230,6 +230,8 @@ class Delegate:
         self._offers = Offers()
         self._signatures = stages.signatures
         self._seals = Seals(stages.signer, delegate_id) if stages.signer is not None else None
+        self._partitioned: list[Topic] = []
+        """Whose predicates are partitioned by importance."""
         self._former_keys: dict[str, SigningKey] = {}
         """Of registrations that have gone: somebody may still come for their objects."""
         self.access: Final = stages.access
@@ -463,6 +465,21 @@ class Delegate:
         except (UnknownUidError, BackPressureError) as exc:
             refused += [(parcel, exc) for parcel in admitted]
         return refused
+
+    def balance(self) -> None:
+        """With quality of service: predicates are partitioned by importance where they cost much, and follow the
+        importance of their subscriptions. Now and then."""
+        with self._lock:
+            registrations = list(self._registrations.values())
+        costs = dict.fromkeys(self._partitioned, 0.0)
+        for each in registrations:
+            if each.seconds is not None:
+                costs[each.topic] = max(costs.get(each.topic, 0.0), each.seconds())
+        for topic, cost in costs.items():
+            if topic in self._partitioned or cost > PARTITIONED_SECONDS:
+                with self._lock:
+                    topic.table.balance(cost, self._shelves.stamp)
+        self._partitioned = [topic for topic in costs if topic.table.parts is not None]
 
     def announced(self, uid: str, told: int) -> None:
         """A lookup service has begun to tell of a registration, `told` so many of it. Unknown ids are ignored."""

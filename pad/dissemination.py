@@ -15,12 +15,13 @@ Rules:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.documents import ANY, ANY_TEXT, Grammar, Invariants, Particle, Texts, Traced, known_documents
 from jbi_pubsub.core.info_object import Parcel, SchemaBundle, TypeName
-from jbi_pubsub.core.quality import Settings, Shape
+from jbi_pubsub.core.quality import LEVELS, Settings, Shape
 from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import (
     MAX_COST_OF_REGISTRATION,
@@ -31,6 +32,7 @@ from jbi_pubsub.core.xpath import (
     select,
 )
 from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.pad.partition import Partition, Stamp, level_of
 from jbi_pubsub.pad.quality import Shaping
 from jbi_pubsub.pad.subscription import Subscription
 
@@ -66,6 +68,13 @@ class InformationTypeGate(Grammar, Protocol):
         ...
 
 
+COUNTERS: Final = ("documents", "evaluations", "xpath_evaluations", "errors")
+"""Of an index, those that only grow."""
+PARTITIONED_SECONDS: Final = 0.001
+UNITED_SECONDS: Final = 0.0005
+"""What judging an object takes where predicates are partitioned by importance, and where they are not any more."""
+
+
 class MatchTable:
     """The subscriptions whose template matched one set of invariants, with their predicates indexed.
 
@@ -73,7 +82,11 @@ class MatchTable:
     """
 
     def __init__(self) -> None:
-        self._index: PredicateIndex[Subscription] = PredicateIndex()
+        self._index: PredicateIndex[Subscription] | Partition = PredicateIndex()
+        self.parts: Partition | None = None
+        """The same, where predicates are partitioned by importance: see `balance`."""
+        self._counted: Counter[str] = Counter()
+        """Of indexes before this one."""
         self._narrowed: dict[Subscription, Predicate] = {}
         """What subscriptions are matched by of which access rules let through a part."""
         self.predicates = 0
@@ -134,15 +147,25 @@ class MatchTable:
                 self.budget.remove(each.charges_by(effective[each]))
                 self.budget.add(each.charges_by(predicate))
                 effective[each] = predicate
-        index: PredicateIndex[Subscription] = PredicateIndex()
-        for each, predicate in effective.items():
-            index.add(each, predicate)
         count = sum(predicate is not None for predicate in effective.values())
         self._narrowed = {each: p for each, p in effective.items() if p is not None and p is not each.predicate}
         self.predicates = max(self.predicates, count)  # while readers may have either index
-        self._index = index
+        if self.parts is not None:
+            self._count()
+            self.parts.rebuild(effective)
+        else:
+            self._use(_index_of(effective))
         self.predicates = count
         self.version += 1
+
+    def _use(self, index: PredicateIndex[Subscription] | Partition) -> None:
+        self._count()
+        self._index = index
+
+    def _count(self) -> None:
+        """What the index has counted: another one takes its place."""
+        stats = self._index.stats()
+        self._counted.update({name: stats[name] for name in COUNTERS})
 
     def match(self, document: Element | Traced | None, size: int = 0) -> list[Subscription]:
         """Those whose predicate is true; without `document` those that have none. `size`: its bytes, if known."""
@@ -158,7 +181,65 @@ class MatchTable:
 
     def stats(self) -> dict[str, int]:
         """Counters of the predicate index (`evaluations` among them)."""
-        return self._index.stats()
+        stats = self._index.stats()
+        return {**stats, **{name: stats[name] + self._counted[name] for name in COUNTERS}}
+
+    # -- by importance ------------------------------------------------------------------------------------------
+
+    def balance(self, cost: float, stamp: Stamp) -> None:
+        """Partition the predicates by importance where an object costs `cost` seconds, and that is much; there, follow
+        the importance of the subscriptions. `stamp`: see Shelves.stamp. Now and then."""
+        parts = self.parts
+        if parts is None:
+            if cost > PARTITIONED_SECONDS and len(set(map(level_of, self.subscriptions()))) > 1:
+                self.partition()
+            return
+        if cost < UNITED_SECONDS or sum(map(parts.has, range(LEVELS))) < 2:
+            self.unite()
+        if self.parts is not None:
+            parts.follow(self.predicate_of, self._changed, stamp)
+
+    def partition(self) -> None:
+        """An index for each level of importance from now on."""
+        parts = Partition({each: self.predicate_of(each) for each in self.subscriptions()})
+        self._use(parts)
+        self.parts = parts
+        self.version += 1
+
+    def unite(self) -> None:
+        """One index again, unless objects are between levels."""
+        parts = self.parts
+        if parts is None or parts.between:
+            return
+        index = _index_of({each: self.predicate_of(each) for each in self.subscriptions()})
+        self.parts = None
+        if parts.between:  # one came in at this moment: see `enter`
+            self.parts = parts
+            return
+        self._use(index)
+        self.version += 1
+
+    def enter(self, position: int) -> Partition | None:
+        """An object begins to go through the levels; None: there are none. `leave` when it is through. Of one thread at
+        a time."""
+        parts = self.parts
+        if parts is None:
+            return None
+        parts.between[position] = None
+        if self.parts is None or parts.below(LEVELS) < 0:
+            del parts.between[position]
+            return None
+        return parts
+
+    def _changed(self) -> None:
+        self.version += 1
+
+
+def _index_of(predicates: Mapping[Subscription, Predicate | None]) -> PredicateIndex[Subscription]:
+    index: PredicateIndex[Subscription] = PredicateIndex()
+    for each, predicate in predicates.items():
+        index.add(each, predicate)
+    return index
 
 
 class Selected(NamedTuple):
@@ -274,7 +355,7 @@ class Judgement:
     and again; the answer holds while the metadata and the table's subscriptions are the same. One thread at a time.
     """
 
-    __slots__ = ("_checked", "_conformity", "_matched", "_metadata", "_version", "table")
+    __slots__ = ("_at", "_checked", "_conformity", "_matched", "_metadata", "_version", "table")
 
     def __init__(
         self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], table: MatchTable, *, validate: bool
@@ -286,6 +367,8 @@ class Judgement:
         """Those that were matched last; of a run all are checked before the first one is matched."""
         self._version = -1
         self._matched: list[Subscription] = []
+        self._at: dict[int, tuple[int, bytes, list[Subscription]]] = {}
+        """By level, where the table is partitioned: its version, the metadata matched last, and whom they matched."""
 
     @property
     def validates(self) -> bool:
@@ -316,6 +399,40 @@ class Judgement:
             matched = table.match(self.read(metadata), len(metadata))
         if len(metadata) <= REMEMBERED_BYTES:
             self._metadata, self._version, self._matched = metadata, version, matched
+        return matched
+
+    def match_at(
+        self, parts: Partition, level: int, position: int, metadata: bytes, document: Element | Traced | None
+    ) -> list[Subscription]:
+        """The same for the object at that position and one level of importance."""
+        while True:
+            moves = parts.moves
+            matched = self._matched_at(parts, level, metadata, document)
+            if parts.moves is moves:
+                break
+        if moves:
+            matched = [s for s in matched if (move := moves.get(s)) is None or move.level(position) == level]
+        return matched
+
+    def _matched_at(
+        self, parts: Partition, level: int, metadata: bytes, document: Element | Traced | None
+    ) -> list[Subscription]:
+        table = self.table
+        version = table.version  # read first, as above
+        known = self._at.get(level)
+        if known is not None and known[0] == version and known[1] == metadata:
+            if table.predicates:
+                parts.count_again_at(level)
+            return known[2]
+        if not table.predicates:
+            document = None
+        elif document is None:
+            document = self.read(metadata)
+        matched = parts.match_at(level, document, len(metadata))
+        if document is None and table.predicates:  # since it was found that there are none
+            matched = parts.match_at(level, self.read(metadata), len(metadata))
+        if len(metadata) <= REMEMBERED_BYTES:
+            self._at[level] = version, metadata, matched
         return matched
 
     def read(self, metadata: bytes) -> Element | Traced:

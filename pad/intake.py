@@ -58,6 +58,8 @@ AT_ONCE: Final = 1e-6
 """Of a rate that nothing was used of: nothing is saved up."""
 RATES_MOST: Final = 8
 """Different rates of one registration that are known; with one more they all begin anew."""
+PUBLISHED_LEAST: Final = 128
+"""Objects until it is said what one takes: the first ones load and compile, and of cheap ones few are measured."""
 
 
 def reported(parcel: Parcel, why: JbiError) -> tuple[str, ErrorReport]:
@@ -89,12 +91,19 @@ class Lane(Handing):
         self._in_hand: Run | None = None
         """What is blocked."""
         credit = intake.credit_of(registration)
-        self.rests = Rests(intake.turns, intake.pipeline, self._contract, credit, self._done, intake.refuse)
+        self.rests = Rests(intake.turns, intake.pipeline, registration, credit, self._done, intake.refuse)
         self._buckets: dict[Rate, TokenBucket] = {}
         """Of each max_rate that policies have for its objects."""
         self._is_asked = self._pipeline.has_stages
         """Of each object other stages are asked whether they have room."""
         self.task = intake.turns.task("judge", self)
+        registration.seconds = self.seconds
+
+    def seconds(self) -> float:
+        """What judging one object takes, for all subscriptions; 0.0: not known. Any thread."""
+        if self.registration.published < PUBLISHED_LEAST:
+            return 0.0
+        return self._intake.turns.seconds(self.task) + self.rests.seconds
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Behind the others."""
@@ -122,7 +131,7 @@ class Lane(Handing):
                 return 0, 0, self._wait_again()
             self._close()
         if self.rests.is_too_much:
-            return self.rests.step(most)
+            return 0, 0, self.rests.step()
         if not self._waiting:
             return 0, 0, 0.0
         first, contract = self._waiting[0], self._contract
@@ -221,7 +230,7 @@ class Lane(Handing):
             self._finish(entries, mail, refused)
             return 0.0
         self._intake.refuse(refused)
-        self._in_hand = self.rests.put(entries, mail)
+        self._in_hand, self._left = self.rests.put(entries, mail), self.rests.taken()
         if self._blocked is not None:
             return self._wait_again()
         self._close()
@@ -239,6 +248,7 @@ class Lane(Handing):
         """What was in hand is handed out."""
         run, self._in_hand = self._in_hand, None
         assert run is not None
+        self.rests.put_all(self._left)
         self.rests.close(run)
 
     def _done(self, entries: list[Entry], mail: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from threading import Event
 from typing import Final, Protocol
 
@@ -26,14 +27,16 @@ from jbi_pubsub.core.errors import (
 )
 from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, Platform, TypeName
-from jbi_pubsub.core.quality import Shape
+from jbi_pubsub.core.quality import LEVELS, Shape
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
 from jbi_pubsub.pad.dissemination import Disseminated, Selected, ShapedLater, disseminate, is_shaped, shaped
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.outlet import Budget
+from jbi_pubsub.pad.partition import Partition
 from jbi_pubsub.pad.registration import Registration
+from jbi_pubsub.pad.shelf import Kept
 from jbi_pubsub.pad.signed import Seals
 from jbi_pubsub.pad.stages import Stages
 from jbi_pubsub.pad.subscription import Subscription
@@ -59,8 +62,41 @@ NO_OBJECT: Final = InfoObject("", TypeName(""), b"", b"", Platform(0.0, "", 0, 0
 """Before the first one."""
 
 
+Good = tuple[Parcel, bytes, Element | Traced | None]
+"""An object that is as it was registered, with its metadata and document."""
+
+
+@dataclass(eq=False, slots=True)
+class Staged:
+    """An object that goes through the levels of a partitioned table: the next one (-1: it is through), whether it
+    matched anybody before, and for how many levels it waits, or is not handed out."""
+
+    kept: Kept
+    parts: Partition
+    level: int
+    is_matched: bool = False
+    waits: int = 0
+
+    def leave(self) -> None:
+        """If it is through all levels, and handed out."""
+        if self.level < 0 and not self.waits:
+            self.parts.between.pop(self.kept.position, None)
+
+
 class Later(Protocol):
     """Takes what of an object is done when it is its turn."""
+
+    def below(self, parts: Partition, level: int) -> int:
+        """The next level below that one at which somebody is, or an object before; -1: none. LEVELS is above all."""
+        ...
+
+    def may_match(self, staged: Staged) -> bool:
+        """Whether no object before it is to be judged for the subscriptions of its level."""
+        ...
+
+    def match(self, staged: Staged) -> None:
+        """`Pipeline.judge_at` is to be called."""
+        ...
 
     @property
     def behind(self) -> Container[Subscription]:
@@ -156,6 +192,20 @@ class Pipeline:
         good = self._check(registration, run, refused)
         registration.published += len(good)
         kept = self._shelves.keep(topic.shelf, [parcel for parcel, _, _ in good], judgement, self._clock())
+        if later is not None and judgement.table.parts is not None:
+            return self._judge_by_level(registration, good, kept, deliveries, refused, later)
+        return self._judge_at_once(registration, good, kept, deliveries, refused, later)
+
+    def _judge_at_once(
+        self,
+        registration: Registration,
+        good: Sequence[Good],
+        kept: Sequence[Kept],
+        deliveries: Deliveries,
+        refused: Refused,
+        later: Later | None,
+    ) -> int:
+        judgement = registration.judgement
         matches = 0
         for (parcel, metadata, document), each in zip(good, kept, strict=True):
             try:
@@ -172,12 +222,67 @@ class Pipeline:
                 refused.append((parcel, fault_of(exc)))
         return matches
 
-    def _check(
-        self, registration: Registration, run: Sequence[Parcel], refused: Refused
-    ) -> list[tuple[Parcel, bytes, Element | Traced | None]]:
+    def _judge_by_level(
+        self,
+        registration: Registration,
+        good: Sequence[Good],
+        kept: Sequence[Kept],
+        deliveries: Deliveries,
+        refused: Refused,
+        later: Later,
+    ) -> int:
+        """For the most important subscriptions now, unless an object before is to be judged for them; for the others
+        later."""
+        matches = 0
+        is_put_off = False
+        for one, each in zip(good, kept, strict=True):
+            parts = registration.judgement.table.enter(each.position)
+            if parts is None:
+                matches += self._judge_at_once(registration, [one], [each], deliveries, refused, later)
+                continue
+            staged = Staged(each, parts, later.below(parts, LEVELS))
+            if is_put_off or not later.may_match(staged):
+                is_put_off = True  # those behind it, too
+                later.match(staged)
+                continue
+            try:
+                matches += self.judge_at(registration, staged, deliveries, later, one[2])
+            except Exception as exc:  # noqa: BLE001  # noted
+                refused.append((each.parcel, fault_of(exc)))
+            staged.leave()
+        return matches
+
+    def judge_at(
+        self,
+        registration: Registration,
+        staged: Staged,
+        deliveries: Deliveries,
+        later: Later,
+        document: Element | Traced | None = None,
+    ) -> int:
+        """What becomes of an object for the subscriptions of its level; how many it matches. What is below is for
+        `later`."""
+        judgement, kept, level = registration.judgement, staged.kept, staged.level
+        parcel, position = kept.parcel, kept.position
+        staged.level = -1  # unless all goes well
+        matched = judgement.match_at(staged.parts, level, position, bytes(parcel.head.metadata), document)
+        if position <= judgement.table.settled:
+            matched = [s for s in matched if s.place < position]
+        if matched:
+            staged.is_matched = True
+            self.hand_out(parcel, matched, deliveries, filters=judgement.table.filters > 0, later=later)
+        staged.level = later.below(staged.parts, level)
+        if staged.level >= 0:
+            later.match(staged)
+        elif not staged.is_matched:
+            registration.unmatched += 1
+            self._shelves.unmatched(kept)
+        return len(matched)
+
+    def _check(self, registration: Registration, run: Sequence[Parcel], refused: Refused) -> list[Good]:
         """Those that are as they were registered, each with its metadata and document."""
         check, signatures = registration.judgement.check, self._signatures
-        good: list[tuple[Parcel, bytes, Element | Traced | None]] = []
+        good: list[Good] = []
         for parcel in run:
             metadata = bytes(parcel.head.metadata)
             try:

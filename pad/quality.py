@@ -69,6 +69,10 @@ class Turns(Protocol):
         """Work of a kind ("judge"), to be submitted."""
         ...
 
+    def seconds(self, task: Any) -> float:
+        """What a piece of it takes, by what was measured; 0.0: nothing was."""
+        ...
+
     def submit(self, task: Any) -> None:
         """There is something to do for it. Never waits; may do it at once, on this thread."""
         ...

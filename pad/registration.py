@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -67,6 +68,8 @@ class Registration:
     """What its objects are signed with."""
     contract: Contract | None = field(default=None, repr=False)
     """What policies have decided for it, with QoS."""
+    seconds: Callable[[], float] | None = field(default=None, repr=False)
+    """What judging one of its objects takes, with QoS, as soon as one has come."""
     sequence: int = 0
     published: int = 0
     refused: int = 0
@@ -103,6 +106,7 @@ class Registration:
             "signed": self.signed,
             "bad_signature": self.bad_signature,
             "subscriptions": len(self.topic.table),
+            "partitioned": self.topic.table.parts is not None,
             "kept": len(self.topic.shelf.kept),
             **self.topic.table.stats(),
         }

@@ -1,8 +1,9 @@
-"""What is left to do for objects of a registration, whose more urgent part is done: shaping that takes long.
+"""What is left to do for objects of a registration, whose more urgent part is done: matching for subscriptions that are
+less important, where predicates are partitioned (see partition.py), and shaping that takes long.
 
 Rules:
 - Each kind of rest at each level of importance is a task of its own, no more important than the registration. Pieces go
-  one after the other.
+  one after the other. The metadata are read again for each level: that is little beside a table that is partitioned.
 - Whoever waits for a payload that is being shaped gets all later objects of the registration behind it: his order is
   kept, and nobody else waits.
 - An object is done when all of it is, and when all before it are. Of a registration's credit a quarter may be objects
@@ -16,14 +17,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.dissemination import Selected
-from jbi_pubsub.pad.pipeline import Pipeline, Refused, fault_of
+from jbi_pubsub.pad.partition import Partition
+from jbi_pubsub.pad.pipeline import Pipeline, Refused, Staged, fault_of
 from jbi_pubsub.pad.quality import Turns
+from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.subscription import Subscription
 
 AGAIN_FIRST: Final = 0.005
@@ -47,6 +50,8 @@ class Handing:
         self._since = math.inf
         """When it began to wait."""
         self._again = AGAIN_FIRST
+        self._left: list[Piece] = []
+        """Goes on when all else that the step came to is handed out: what is behind that is for some of those."""
 
     def _is_handed_out(self, deliveries: Deliveries) -> bool:
         self._blocked = self._pipeline.deliver_without_waiting(deliveries)
@@ -84,12 +89,54 @@ class Run:
         """Pieces of them that are not done; the step itself is one."""
 
 
-class Piece:
-    """What is left of one object: its payload is shaped for these subscriptions, or was not yet for one before it."""
+class Piece(Protocol):
+    """What is left of one object."""
 
-    __slots__ = ("parcel", "run", "selected", "size")
+    rest: Rest
+    run: Run
+    parcel: Parcel
+    size: int
+    """Bytes that its cost is in proportion to, at least 1."""
 
-    def __init__(self, run: Run, parcel: Parcel, selected: Sequence[Selected]) -> None:
+    def do(self, rests: Rests, deliveries: Deliveries) -> None:
+        """With the baton."""
+        ...
+
+    def done(self, rests: Rests) -> None:
+        """It is handed out."""
+        ...
+
+
+class Matching:
+    """An object is matched for the subscriptions of one level."""
+
+    __slots__ = ("parcel", "rest", "run", "size", "staged")
+
+    def __init__(self, rest: Rest, run: Run, staged: Staged) -> None:
+        self.rest = rest
+        self.run = run
+        self.staged = staged
+        self.parcel = staged.kept.parcel
+        self.size = len(self.parcel.head.metadata) or 1
+        staged.waits += 1
+
+    def do(self, rests: Rests, deliveries: Deliveries) -> None:
+        """With the baton."""
+        rests.pipeline.judge_at(rests.registration, self.staged, deliveries, rests)
+
+    def done(self, rests: Rests) -> None:  # noqa: ARG002  # as those of others
+        """It is handed out."""
+        self.staged.waits -= 1
+        self.staged.leave()
+
+
+class Shaping:
+    """An object's payload is shaped for these subscriptions, or was for one before it."""
+
+    __slots__ = ("parcel", "rest", "run", "selected", "size")
+
+    def __init__(self, rest: Rest, run: Run, parcel: Parcel, selected: Sequence[Selected]) -> None:
+        self.rest = rest
         self.run = run
         self.parcel = parcel
         self.selected = selected
@@ -110,6 +157,7 @@ class Rest(Handing):
 
     def __init__(self, rests: Rests, kind: str, level: int) -> None:
         super().__init__(rests.pipeline)
+        self.kind = kind
         self.level = level
         self._rests = rests
         self._waiting: deque[Piece] = deque()
@@ -154,10 +202,16 @@ class Rest(Handing):
         deliveries = Deliveries()
         mails = self._pipeline.mails
         while self._waiting and (not size or size + self._waiting[0].size <= most):
+            before = self._rests.before(self._waiting[0])
+            if before is not None and not size:
+                return 0, 0, before.step(1)[2]  # one piece, which says nothing of what ours cost
+            if before is not None:
+                break
             piece = self._waiting.popleft()
             size += piece.size
             self._in_hand.append(piece)
             self._rests.do(piece, deliveries)
+        self._left = self._rests.taken()
         count = len(self._in_hand)
         if self._pipeline.mails != mails:
             for piece in self._in_hand:
@@ -168,6 +222,7 @@ class Rest(Handing):
         return count, size, 0.0
 
     def _finish(self) -> None:
+        self._rests.put_all(self._left)
         done, self._in_hand = self._in_hand, []
         for piece in done:
             piece.done(self._rests)
@@ -181,7 +236,7 @@ class Rests:
         self,
         turns: Turns,
         pipeline: Pipeline,
-        contract: Contract,
+        registration: Registration,
         credit: tuple[int, int],
         finish: Callable[[list[Entry], int], None],
         refuse: Callable[[Refused], None],
@@ -196,7 +251,8 @@ class Rests:
         """That are not done."""
         self.run: Run | None = None
         """That which is worked on, if anything is left of it; None at the beginning of a step."""
-        self._contract = contract
+        self.registration = registration
+        self._contract = registration.contract or Contract()
         self._most = max(1, credit[0] // LEFT_SHARE), credit[1] // LEFT_SHARE
         self._left = self._left_bytes = 0
         """Objects in runs that are not done."""
@@ -205,12 +261,50 @@ class Rests:
         self._finished = finish
         self._refuse = refuse
         self._rests: dict[tuple[str, int], Rest] = {}
+        self._fresh: list[Piece] = []
+        """Of this step."""
 
     def importance_of(self, parcel: Parcel) -> int:
         """Of the registration, for that object."""
         return self._contract.of(parcel).importance
 
     # -- what is left --------------------------------------------------------------------------------------------
+
+    def below(self, parts: Partition, level: int) -> int:
+        """The next level that an object has to go through, so that it passes none before it."""
+        waiting = [rest for rest in self._rests.values() if rest.kind == "match" and rest.first is not None]
+        waiting += [piece.rest for piece in self._fresh if isinstance(piece, Matching)]
+        return max(parts.below(level), *(rest.level for rest in waiting if rest.level < level), -1)
+
+    def may_match(self, staged: Staged) -> bool:
+        """Whether no object before it is to be matched first."""
+        rest = self._rests.get(("match", staged.level))
+        return (rest is None or rest.first is None) and self._barring(staged) is None
+
+    def match(self, staged: Staged) -> None:
+        """An object for the subscriptions of its level, later."""
+        self._fresh.append(Matching(self._rest("match", staged.level), self._open(), staged))
+
+    def before(self, piece: Piece) -> Rest | None:
+        """What is to be done first."""
+        return self._barring(piece.staged) if isinstance(piece, Matching) else None
+
+    def _barring(self, staged: Staged) -> Rest | None:
+        """Where an object waits that is on the other side of a barrier."""
+        barriers, position = staged.parts.barriers, staged.kept.position
+        for rest in self._rests.values() if barriers else ():
+            if isinstance(first := rest.first, Matching):
+                oldest = first.staged.kept.position
+                if any(oldest <= barrier < position for barrier in barriers):
+                    return rest
+        return None
+
+    @property
+    def seconds(self) -> float:
+        """That matching takes for one object at all of these levels. Any thread."""
+        parts = self.registration.judgement.table.parts
+        rests = list(self._rests.values()) if parts is not None else []
+        return sum(self.turns.seconds(r.task) for r in rests if r.kind == "match" and parts and parts.has(r.level))
 
     def shape(self, published: Parcel, selected: Sequence[Selected]) -> None:
         """For these an object is shaped later, or comes behind one that is."""
@@ -221,7 +315,18 @@ class Rests:
             self.behind[each.subscription] = rest, 1 + (known[1] if known is not None else 0)
             places.setdefault(rest, []).append(each)
         for rest, those in places.items():
-            rest.put(Piece(self._open(), published, those))
+            self._fresh.append(Shaping(rest, self._open(), published, those))
+
+    def taken(self) -> list[Piece]:
+        """What the step has left; to be `put_all`, when all else that it came to is handed out."""
+        taken, self._fresh = self._fresh, []
+        return taken
+
+    def put_all(self, pieces: list[Piece]) -> None:
+        """It may be their turn."""
+        for piece in pieces:
+            piece.rest.put(piece)
+        pieces.clear()
 
     def _level(self, published: Parcel, selected: Sequence[Selected]) -> int:
         """Of the most important of those who wait."""
@@ -279,7 +384,7 @@ class Rests:
         self._left_bytes += sign * sum(entry.size for entry in run.entries if isinstance(entry, Parcel))
         self.is_too_much = self._left >= self._most[0] or self._left_bytes >= self._most[1]
 
-    def step(self, most: int) -> tuple[int, int, float]:
-        """Do some of the oldest that is left."""
+    def step(self) -> float:
+        """Do a piece of the oldest run that is left; seconds until there may be a next one."""
         run = self.runs[0]
-        return next(rest for rest in self._rests.values() if rest.has_of(run)).step(most)
+        return next(rest for rest in self._rests.values() if rest.has_of(run)).step(1)[2]

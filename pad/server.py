@@ -109,6 +109,9 @@ CREDIT_SHARE: Final = 4
 CREDIT_LEAST: Final = 1 << 16
 """Each has so many at least."""
 
+BALANCE_SECONDS: Final = 1.0
+"""How often it is looked at what predicates cost, and how important those are whose they are."""
+
 REAP_SECONDS: Final = 0.2
 """How often leases are looked at: the grace within which an expired one is cleaned up."""
 
@@ -132,6 +135,8 @@ class DisseminationServer:
         self._stages = stages_of(config, "@".join(characteristics) if characteristics else "peer", access)
         self._access = self._stages.access
         self._config = config
+        self._balanced = 0.0
+        """When it was looked at last."""
         self._tasks = self._stages.quality.tasks if self._stages.quality is not None else None
         self._reports = Reports(self.name) if self._tasks is not None else None
         self._started = clock()
@@ -534,6 +539,9 @@ class DisseminationServer:
                 self._clean_up()
 
     def _clean_up(self) -> None:
+        if self._tasks is not None and self._clock() - self._balanced >= BALANCE_SECONDS:
+            self._balanced = self._clock()
+            self.delegate.balance()
         revocations = self._endpoint.revocations()
         if revocations is not self._revocations:
             self._revocations = revocations

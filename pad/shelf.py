@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -205,6 +205,11 @@ class Shelves:
         shelves up to there."""
         with self._lock:
             return self.position, [shelf.total for shelf in shelves]
+
+    def stamp(self, mark: Callable[[int], None]) -> None:
+        """Tell `mark` the position of the last object. Whoever has a later one finds done what it does."""
+        with self._lock:
+            mark(self.position)
 
     def look(self, shelf: Shelf, newcomers: Sequence[tuple[float, int]]) -> tuple[list[Kept], int, list[int]]:
         """All that lies there, oldest first; how many have gone; and for each newcomer, (since when it stands, its mark

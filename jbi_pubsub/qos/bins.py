@@ -174,6 +174,11 @@ class Cost:
         self._seconds = self._size = 0.0
 
     @property
+    def each(self) -> float:
+        """The estimate for a piece of the size that they had lately, in seconds; 0.0 as long as nothing is known."""
+        return self._seconds
+
+    @property
     def is_known(self) -> bool:
         """Whether anything was learned."""
         return self._size > 0

@@ -138,6 +138,10 @@ class TaskManager:
         """A task, to be submitted whenever there is something to do for it."""
         return Task(kind, work)
 
+    def seconds(self, task: Task) -> float:
+        """What a piece of it takes, by what was measured; 0.0: nothing was."""
+        return task.cost.each
+
     def submit(self, task: Task) -> None:
         """There is something to do. Never waits, but does it at once, on this thread, when it costs little and nothing
         else is to be done. One whose step is being done is looked at again behind that."""
