@@ -27,7 +27,7 @@ import msgspec
 from jbi_pubsub.core.errors import ErrorReport, JbiError, ProtocolError, UnknownUidError, report
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel
-from jbi_pubsub.core.quality import Contract
+from jbi_pubsub.core.quality import Contract, Rate
 from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Receiver
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.pipeline import RUN_BYTES, RUN_MOST, Pipeline, Refused, fault_of
@@ -40,6 +40,9 @@ log = logging.getLogger("jbi_pubsub.pad")
 AGAIN_FIRST: Final = 0.005
 AGAIN_MOST: Final = 0.1
 """Seconds until a lane that had to wait is tried again: it doubles."""
+PACED_MOST: Final = 0.5
+"""Seconds after which a lane that its rate holds back is looked at again: the rate may be another one by then, or its
+registration over."""
 SYNC_SECONDS: Final = 10.0
 """Longest that objects are not done because a disk does not answer at all."""
 
@@ -89,6 +92,8 @@ class Lane:
         self._again = AGAIN_FIRST
         self._may_go = 0.0
         """When the next object may be judged by the registration's max_rate (monotonic seconds); 0.0: it has none."""
+        self._rate: Rate | None = None
+        """By which that was reckoned."""
         self.task = intake.turns.task("judge", self)
 
     def put(self, entries: Sequence[Entry]) -> None:
@@ -136,8 +141,10 @@ class Lane:
 
     def _pause(self, parcel: Parcel, now: float) -> float:
         """Seconds until an object may be judged; 0.0: now, or never, which it is told."""
+        if self._may_go and (self.registration.has_ended or self._contract.settings.max_rate != self._rate):
+            self._may_go = 0.0
         if now < self._may_go:
-            return self._may_go - now
+            return min(self._may_go - now, PACED_MOST)
         if pause := self._pipeline.settling(self.registration, parcel):
             return pause
         if self._pipeline.has_room(self.importance()):
@@ -200,14 +207,14 @@ class Lane:
 
     def _pace(self, run: Sequence[Parcel]) -> float:
         """By the registration's max_rate: what comes too fast waits, and its publisher is out of credit."""
-        rate = self._contract.settings.max_rate
+        rate = self._rate = self._contract.settings.max_rate
         if rate is None:
             self._may_go = 0.0
             return 0.0
         amount = len(run) if rate.unit == "objects" else sum(parcel.size for parcel in run)
         now = time.monotonic()
         self._may_go = max(now, self._may_go) + amount / rate.amount
-        return self._may_go - now
+        return min(self._may_go - now, PACED_MOST)
 
     def _finish(self, entries: list[Entry], mail: int, refused: Refused) -> None:
         self._in_hand = [], 0
