@@ -481,11 +481,11 @@ class Pipeline:
             self._unpacked = published.head, obj
         payload = obj.payload if parcel is published else bytes(parcel.payload)
         contract = subscription.contract
-        since = published.since if contract is not None else 0.0
-        if contract is None or contract.by_object is None:
-            is_taken = self._mail.offer(subscription, obj, payload, None, since)
+        if contract is None:
+            is_taken = self._mail.offer(subscription, obj, payload)
         else:
-            is_taken = self._mail.offer(subscription, obj, payload, contract.of(published).deadline, since)
+            deadline = contract.of(published).deadline if contract.by_object is not None else None
+            is_taken = self._mail.offer(subscription, obj, payload, deadline, published.since)
         if not is_taken:  # cancelled since the match
             self._mail_came_to_nothing(subscription)
 

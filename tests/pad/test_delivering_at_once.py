@@ -17,7 +17,7 @@ from jbi_pubsub.core.info_object import Head, Parcel, pack
 from jbi_pubsub.core.wire import hub as hub_module
 from jbi_pubsub.core.wire.hub import SenderHub
 from jbi_pubsub.core.wire.stream import Line, Receiver
-from jbi_pubsub.pad.delivery import ITEM, LAST_CHUNK, LOSS, OBJECT, Deliveries, SubscriberSession
+from jbi_pubsub.pad.delivery import ITEM, LAST_CHUNK, LOSS, OBJECT, Deliveries, Heard, SubscriberSession
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.subscription import Subscription, SubscriptionRequest, compile_subscription
 
@@ -152,7 +152,7 @@ def test_a_subscriber_that_takes_nothing_holds_up_no_deliverer(
                 told[0] += msgspec.msgpack.decode(item[ITEM.size :])["count"]
 
     taken = lambda: sum(map(len, got.values()))  # noqa: E731
-    receiver = Receiver(take, lambda: msgspec.msgpack.encode({1: taken()}))
+    receiver = Receiver(take, lambda: msgspec.msgpack.encode(Heard({1: taken()})))
     reading = threading.Thread(target=_run, args=(receiver, Line(theirs)))
     reading.start()
     eventually(lambda: session.queued == session.in_flight == 0)
@@ -199,7 +199,7 @@ def test_deliverers_that_send_over_connections_that_are_cut_lose_and_double_noth
                 chunks.clear()
                 got[int(head.registration[-1])].append(head.sequence)
 
-    receiver = Receiver(take, lambda: msgspec.msgpack.encode({1: sum(map(len, got.values()))}), ack_after=4)
+    receiver = Receiver(take, lambda: msgspec.msgpack.encode(Heard({1: sum(map(len, got.values()))})), ack_after=4)
     publishers = [threading.Thread(target=publish, args=(n,)) for n in (1, 2, 3)]
     for publisher in publishers:
         publisher.start()
