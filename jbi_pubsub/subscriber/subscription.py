@@ -193,7 +193,7 @@ class LocalSubscription:
                 self._announce()
         if before.bit_length() == total.bit_length():
             return  # a full queue loses object by object: told are the first, and each power of two that is passed
-        number = f"{total} objects so far" if before else _objects(count)
+        number = f"{total} objects so far" if before and count else _objects(count)
         facts = {"subscription": self.uid, "cause": cause.value, "count": total if before else count}
         why = f"{cause}, {detail}" if detail else cause
         log.warning("subscription %s lost %s: %s", self.uid, number, why, extra=facts)
