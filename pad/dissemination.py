@@ -11,6 +11,7 @@ Rules:
   section 2.4(5)).
 - With QoS, what the filter has left is shaped as the contract says, once for each filter and shape. Lengths as
   published stay in the head: a receiver sees that something was taken away.
+- With QoS, predicates that cost much are partitioned by importance (see partition.py).
 """
 
 from __future__ import annotations
