@@ -11,6 +11,7 @@ Rules:
   section 2.4(5)).
 - With QoS, what the filter has left is shaped as the contract says, once for each filter and shape. Lengths as
   published stay in the head: a receiver sees that something was taken away.
+- With QoS, predicates that cost much are partitioned by importance (see partition.py).
 """
 
 from __future__ import annotations
@@ -212,22 +213,23 @@ class MatchTable:
         if parts is None or parts.between:
             return
         index = _index_of({each: self.predicate_of(each) for each in self.subscriptions()})
-        self.parts = None
+        parts.is_closing = True
         if parts.between:  # one came in at this moment: see `enter`
-            self.parts = parts
+            parts.is_closing = False
             return
+        self.parts = None
         self._use(index)
         self.version += 1
 
-    def enter(self, position: int) -> Partition | None:
-        """An object begins to go through the levels; None: there are none. `leave` when it is through. Of one thread at
-        a time."""
+    def enter(self) -> Partition | None:
+        """Before objects get their positions that are to go through the levels: until `between` has no 0 any more,
+        nobody ends a move, nor the partition. None: there are no levels. One thread at a time."""
         parts = self.parts
         if parts is None:
             return None
-        parts.between[position] = None
-        if self.parts is None or parts.below(LEVELS) < 0:
-            del parts.between[position]
+        parts.between[0] = None
+        if parts.is_closing and len(parts.between) == 1:  # see `unite`
+            del parts.between[0]
             return None
         return parts
 

@@ -57,6 +57,8 @@ class Partition:
         """Objects beyond one of these positions wait until those of their registration up to it are through."""
         self.between: dict[int, None] = {}
         """Positions of the objects that are not through all levels; of who judges."""
+        self.is_closing = False
+        """It is looked whether nothing is between: who would come in first steps back."""
         self._indexes = _indexes()
         for subscription, predicate in predicates.items():
             self.add(subscription, predicate)

@@ -191,9 +191,14 @@ class Pipeline:
         judgement, topic = registration.judgement, registration.topic
         good = self._check(registration, run, refused)
         registration.published += len(good)
-        kept = self._shelves.keep(topic.shelf, [parcel for parcel, _, _ in good], judgement, self._clock())
-        if later is not None and judgement.table.parts is not None:
-            return self._judge_by_level(registration, good, kept, deliveries, refused, later)
+        parts = judgement.table.enter() if later is not None else None
+        try:
+            kept = self._shelves.keep(topic.shelf, [parcel for parcel, _, _ in good], judgement, self._clock())
+            if parts is not None and later is not None:
+                return self._judge_by_level(registration, parts, good, kept, deliveries, refused, later)
+        finally:
+            if parts is not None:
+                del parts.between[0]
         return self._judge_at_once(registration, good, kept, deliveries, refused, later)
 
     def _judge_at_once(
@@ -225,6 +230,7 @@ class Pipeline:
     def _judge_by_level(
         self,
         registration: Registration,
+        parts: Partition,
         good: Sequence[Good],
         kept: Sequence[Kept],
         deliveries: Deliveries,
@@ -236,11 +242,12 @@ class Pipeline:
         matches = 0
         is_put_off = False
         for one, each in zip(good, kept, strict=True):
-            parts = registration.judgement.table.enter(each.position)
-            if parts is None:
+            level = later.below(parts, LEVELS)
+            if level < 0:
                 matches += self._judge_at_once(registration, [one], [each], deliveries, refused, later)
                 continue
-            staged = Staged(each, parts, later.below(parts, LEVELS))
+            parts.between[each.position] = None
+            staged = Staged(each, parts, level)
             if is_put_off or not later.may_match(staged):
                 is_put_off = True  # those behind it, too
                 later.match(staged)
