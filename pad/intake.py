@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -54,6 +54,18 @@ Entry = Parcel | int
 """An object that was admitted, or the number of one that was refused or known already."""
 
 
+class Run(NamedTuple):
+    """Consecutive ones of a lane, what judging them costs in proportion to (bytes of metadata, at least 1 each), and
+    their bytes."""
+
+    entries: list[Entry]
+    size: int
+    whole: int
+
+
+NO_RUN: Final = Run([], 0, 0)
+
+
 def reported(parcel: Parcel, why: JbiError) -> tuple[str, ErrorReport]:
     """What its publisher is told of an object that was refused."""
     object_id = parcel.head.object_id
@@ -74,7 +86,7 @@ class Lane:
         """The number up to which all are done."""
         self.told = 0
         """How important its publisher was told on this connection that it is; 0: not yet."""
-        self.unsynced: deque[tuple[int, float, list[Entry]]] = deque()
+        self.unsynced: deque[tuple[int, float, Run]] = deque()
         """Judged, with mail that is not on disk: its number there, and since when (monotonic seconds)."""
         self._intake = intake
         self._pipeline = intake.pipeline
@@ -82,7 +94,7 @@ class Lane:
         self._contract = registration.contract or Contract()
         self._blocked: Deliveries | None = None
         """What subscribers under policy `block` have no room for."""
-        self._in_hand: tuple[list[Entry], int] = [], 0
+        self._in_hand: tuple[Run, int] = NO_RUN, 0
         """Of which objects that is, and the number of their last mail."""
         self._since = math.inf
         """When it began to wait for memory or subscribers."""
@@ -107,7 +119,8 @@ class Lane:
     def size(self) -> int:
         """Of the next object's metadata, in bytes: what judging it costs is in proportion to that."""
         if self._waiting:
-            return _size(self._waiting[0])
+            first = self._waiting[0]
+            return len(first.head.metadata) or 1 if isinstance(first, Parcel) else 1
         return 1 if self._blocked is not None else 0
 
     def step(self, most: int) -> tuple[int, int, float]:
@@ -121,8 +134,8 @@ class Lane:
             pause = self._pause(first, time.monotonic())
             if pause:
                 return 0, 0, pause
-        run, size = self._next_run(most)
-        return len(run), size, self._judge(run)
+        run = self._next_run(most)
+        return len(run.entries), run.size, self._judge(run)
 
     def _is_unblocked(self) -> bool:
         """Whether subscribers under policy `block` have room by now for what is in hand, or have lost it."""
@@ -149,7 +162,7 @@ class Lane:
         self._has_room()
         self._waiting.popleft()
         self.registration.refused += 1
-        self._finish([parcel], 0, [(parcel, self._pipeline.no_room())])
+        self._finish(Run([parcel], 1, parcel.size), 0, [(parcel, self._pipeline.no_room())])
         return AGAIN_FIRST
 
     def _wait_again(self) -> float:
@@ -159,23 +172,25 @@ class Lane:
     def _has_room(self) -> None:
         self._since, self._again = math.inf, AGAIN_FIRST
 
-    def _next_run(self, most: int) -> tuple[list[Entry], int]:
-        """What is judged in one step, and the bytes of its metadata: all of one importance."""
+    def _next_run(self, most: int) -> Run:
+        """What is judged in one step: all of one importance."""
         waiting, by_object = self._waiting, self._contract.by_object
         importance = self.importance() if by_object is not None else 0
-        run = [waiting.popleft()]
-        size, whole = _size(run[0]), _whole_size(run[0])
-        while waiting and len(run) < RUN_MOST and whole < RUN_BYTES:
-            size += _size(waiting[0])
-            if size > most or (by_object is not None and self.importance() != importance):
-                return run, size - _size(waiting[0])
-            whole += _whole_size(waiting[0])
-            run.append(waiting.popleft())
-        return run, size
+        entries: list[Entry] = []
+        size = whole = 0
+        while waiting and len(entries) < RUN_MOST and whole < RUN_BYTES:
+            entry = waiting[0]
+            more, large = (len(entry.head.metadata) or 1, entry.size) if isinstance(entry, Parcel) else (1, 0)
+            if entries and (size + more > most or (by_object is not None and self.importance() != importance)):
+                break
+            entries.append(waiting.popleft())
+            size += more
+            whole += large
+        return Run(entries, size, whole)
 
-    def _judge(self, entries: list[Entry]) -> float:
+    def _judge(self, judged: Run) -> float:
         """Seconds until the next ones may be judged."""
-        run = [entry for entry in entries if isinstance(entry, Parcel)]
+        run = [entry for entry in judged.entries if isinstance(entry, Parcel)]
         refused: Refused = []
         mails = self._pipeline.mails
         if run:
@@ -192,9 +207,9 @@ class Lane:
         after = self._pipeline.mails
         mail = after if after != mails else 0
         if self._blocked is None:
-            self._finish(entries, mail, refused)
-            return self._pace(run)
-        self._in_hand, self._since = (entries, mail), time.monotonic()
+            self._finish(judged, mail, refused)
+            return self._pace(run) if self._contract.settings.max_rate is not None or self._may_go else 0.0
+        self._in_hand, self._since = (judged, mail), time.monotonic()
         self._intake.refuse(refused)
         return self._wait_again()
 
@@ -209,17 +224,9 @@ class Lane:
         self._may_go = max(now, self._may_go) + amount / rate.amount
         return self._may_go - now
 
-    def _finish(self, entries: list[Entry], mail: int, refused: Refused) -> None:
-        self._in_hand = [], 0
-        self._intake.finish(self, entries, mail, refused)
-
-
-def _size(entry: Entry) -> int:
-    return len(entry.head.metadata) or 1 if isinstance(entry, Parcel) else 1
-
-
-def _whole_size(entry: Entry) -> int:
-    return entry.size if isinstance(entry, Parcel) else 0
+    def _finish(self, judged: Run, mail: int, refused: Refused) -> None:
+        self._in_hand = NO_RUN, 0
+        self._intake.finish(self, judged, mail, refused)
 
 
 class Intake:
@@ -269,7 +276,7 @@ class Intake:
         entries = run if len(admitted) == len(run) else _marked(run, admitted)
         with self._lock:
             lane.admitted += len(entries)
-            lane.size_admitted += sum(map(_whole_size, entries))
+            lane.size_admitted += sum([parcel.size for parcel in admitted])
         lane.put(entries)
         self.turns.submit(lane.task)
 
@@ -299,29 +306,28 @@ class Intake:
                 self._refused.extend(told)
             self._tell()
 
-    def finish(self, lane: Lane, entries: list[Entry], mail: int, refused: Refused) -> None:
+    def finish(self, lane: Lane, judged: Run, mail: int, refused: Refused) -> None:
         """Objects of a lane are done, when the mail up to that number is on disk (0: there is none)."""
         if refused:
             self.refuse(refused)
         with self._lock:
             if lane.unsynced or (mail and not self.pipeline.is_synced(mail)):
-                lane.unsynced.append((mail, time.monotonic(), entries))
+                lane.unsynced.append((mail, time.monotonic(), judged))
                 self._unsynced[lane.number] = lane
             else:
-                self._done(lane, entries)
+                self._done(lane, judged)
             is_settled = not self._unsynced
         if is_settled:
             self._tell()
         else:
             self._reports.wanted(self)
 
-    def _done(self, lane: Lane, entries: list[Entry]) -> None:
-        """Under the lock."""
-        for entry in entries:
-            sequence = entry.head.sequence if isinstance(entry, Parcel) else entry
-            lane.done = max(lane.done, sequence)
-            lane.size_admitted -= _whole_size(entry)
-        lane.admitted -= len(entries)
+    def _done(self, lane: Lane, judged: Run) -> None:
+        """Under the lock. Numbers of a lane rise, but where a publisher comes again with what it sent before."""
+        last = judged.entries[-1]
+        lane.done = max(lane.done, last.head.sequence if isinstance(last, Parcel) else last)
+        lane.size_admitted -= judged.whole
+        lane.admitted -= len(judged.entries)
         self._news[lane.number] = lane
 
     def _tell(self) -> None:
@@ -332,13 +338,14 @@ class Intake:
 
     def note(self) -> bytes:
         """Of an acknowledgement: what is new. That something is done is told behind that it was refused."""
+        refusals: Refusals = ()
+        has_more = False
         with self._lock:
-            refusals: Refusals = tuple(
-                self._refused.popleft() for _ in range(min(REFUSALS_AT_ONCE, len(self._refused)))
-            )
-            has_more = bool(self._refused)
+            if self._refused:
+                refusals = tuple([self._refused.popleft() for _ in range(min(REFUSALS_AT_ONCE, len(self._refused)))])
+                has_more = bool(self._refused)
             news = {} if has_more else self._news
-            if not has_more:
+            if news:
                 self._news = {}
         if has_more:
             self._reports.wanted(self)
@@ -368,13 +375,13 @@ class Intake:
     def _settle(self, lane: Lane, now: float) -> None:
         """Under the lock: what of its mail is on disk by now."""
         while lane.unsynced:
-            mail, since, entries = lane.unsynced[0]
+            mail, since, judged = lane.unsynced[0]
             if not self.pipeline.is_synced(mail):
                 if now - since < SYNC_SECONDS:
                     return
                 log.error("the disk of the mail queue has not answered for %g s", SYNC_SECONDS)
             lane.unsynced.popleft()
-            self._done(lane, entries)
+            self._done(lane, judged)
         self._unsynced.pop(lane.number, None)
 
 

@@ -145,15 +145,15 @@ class TaskManager:
             if task.is_queued or not (size := task.work.size()):
                 return
             task.is_queued = True
-            is_costly = task.cost.of(size) > STEP_SECONDS
-            if self._is_busy or len(self._bins) or self._is_stopping or is_costly:
+            cost = task.cost.of(size)
+            if self._is_busy or self._bins.waiting or self._is_stopping or cost > STEP_SECONDS:
                 self._put(task, size)
                 if not self._is_busy:
                     self._pass_on()
                 return
             self._is_busy = True
             self._at_once += 1
-            ticket = self._bins.ticket(task.work.importance(), task.cost.of(size))
+            ticket = self._bins.ticket(task.work.importance(), cost)
         while self._step(task, ticket, alone=True):
             pass  # nobody else wants it
 
@@ -226,7 +226,8 @@ class TaskManager:
 
     def _pass_on(self) -> None:
         """Whoever has the baton gives it to what is most important now, or lays it down."""
-        self._unpark()
+        if self._parked:
+            self._unpark()
         while len(self._bins):
             next_, ticket = self._bins.take()
             if isinstance(next_, Task):
@@ -294,8 +295,12 @@ class TaskManager:
                     self._failing.pop(task, None)
                 goes_on = self._is_wanted_again(task, pause, alone=alone)
             finally:
-                if not goes_on:
+                if goes_on:
+                    pass
+                elif self._bins.waiting or self._parked or self._draining:
                     self._pass_on()
+                else:
+                    self._is_busy = False
         return goes_on
 
     def _is_wanted_again(self, task: Task, pause: float, *, alone: bool) -> bool:
