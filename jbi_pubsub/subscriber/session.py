@@ -64,8 +64,8 @@ ASK_SECONDS: Final = 3.0
 """Within which those who were refused ask again when a delegate says that its rules have changed."""
 
 CREDIT_PART: Final = 4
-"""Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported, or half
-of what it may have at first under quality of service, which is less."""
+"""Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported, or of
+what it may have under quality of service, which is less."""
 
 KEPT_BYTES: Final = 4096
 """A smaller piece of a large object is copied: to keep it for itself costs more than what it holds."""
@@ -98,7 +98,7 @@ class _Standing:
         self._is_news = False
         self._due = due
         bound = subscription.request.bound
-        self._report_after = max(1, min(bound // CREDIT_PART, (prefetch or bound) // 2))
+        self._report_after = max(1, min(bound, prefetch or bound) // CREDIT_PART)
         self._lock = threading.Lock()  # covers consumed: several threads of an application may take
         self.consumed = 0
         self._chunks: list[Part] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -26,9 +25,6 @@ from jbi_pubsub.pad.pipeline import Pipeline
 from jbi_pubsub.pad.proxy import CHUNK, LAST_CHUNK, PUBLICATION, Registered
 from jbi_pubsub.pad.subscription import SubscriptionRequest, owned_uid
 from jbi_pubsub.publisher.lanes import QUEUE_ITEMS, Lanes, _Turns
-from jbi_pubsub.subscriber.listeners import ListenerPool
-from jbi_pubsub.subscriber.session import _Standing
-from jbi_pubsub.subscriber.subscription import LocalSubscription
 from tests.conftest import eventually
 from tests.qos.conftest import Judging
 
@@ -678,17 +674,3 @@ def test_what_is_off_is_not_imported_and_has_no_thread(
     for name, value in values.items():
         script = script.replace(name, repr(value))
     assert start(script=script).fact() == {"qos": 0, "threads": 0, "status": 0}
-
-
-def test_a_subscriber_reports_by_itself_when_half_of_what_it_may_have_is_unreported() -> None:
-    # Given a subscription that may have 64 objects, of a bound of 10,000
-    reports: list[int] = []
-    subscription = LocalSubscription(SubscriptionRequest("s"), None, ListenerPool("test"))
-    standing = _Standing(subscription, 1, None, deque(), lambda: reports.append(standing.consumed), 64)
-    # When
-    for _ in range(64):
-        standing.consume(1)
-        if standing.consumed in reports:
-            standing.report()
-    # Expect
-    assert reports == [32, 64]
