@@ -680,10 +680,12 @@ class Deliveries:
     def offer_without_waiting(self, waited: float) -> tuple[list[Subscription], Deliveries | None]:
         """The same, and what would have to wait for a subscriber, as it did for `waited` seconds; None: nothing."""
         gathered, self._by_session, self.size = self._by_session, {}, 0
-        gone, left = [], Deliveries()
+        gone: list[Subscription] = []
+        left: Deliveries | None = None
         for session, deliveries in gathered.items():
             blocked: list[Delivery] = []
             gone += session.offer(deliveries, at_once=len(gathered) == 1, blocked=blocked, waited=waited)
             for subscription, parcel in blocked:
+                left = left or Deliveries()
                 left.add(session, subscription, parcel)
-        return gone, left if left.size else None
+        return gone, left

@@ -36,7 +36,7 @@ from jbi_pubsub.pad.pipeline import RUN_BYTES, RUN_MOST, Pipeline, Refused, faul
 from jbi_pubsub.pad.proxy import Refusals, Registered, Taken
 from jbi_pubsub.pad.quality import Turns
 from jbi_pubsub.pad.registration import Registration
-from jbi_pubsub.pad.rest import AGAIN_FIRST, Entry, Handing, Rests, Run
+from jbi_pubsub.pad.rest import AGAIN_FIRST, Batch, Entry, Handing, Rests, Run
 
 log = logging.getLogger("jbi_pubsub.pad")
 
@@ -82,7 +82,7 @@ class Lane(Handing):
         """The number up to which all are done."""
         self.told = 0
         """How important its publisher was told on this connection that it is; 0: not yet."""
-        self.unsynced: deque[tuple[int, float, list[Entry]]] = deque()
+        self.unsynced: deque[tuple[int, float, Batch]] = deque()
         """Judged, with mail that is not on disk: its number there, and since when (monotonic seconds)."""
         super().__init__(intake.pipeline)
         self._intake = intake
@@ -140,8 +140,8 @@ class Lane(Handing):
             pause = self._pause(first, time.monotonic())
             if pause:
                 return 0, 0, pause
-        run, size = self._next_run(most)
-        return len(run), size, self._judge(run)
+        run = self._next_run(most)
+        return len(run.entries), run.size, self._judge(run)
 
     def _pause(self, parcel: Parcel, now: float) -> float:
         """Seconds until an object may be judged; 0.0: now, or never, which it is told."""
@@ -170,28 +170,34 @@ class Lane(Handing):
         self._has_room()
         self._waiting.popleft()
         self.registration.refused += 1
-        self._finish([parcel], 0, [(parcel, why)])
+        self._finish(Batch([parcel], 1, parcel.size), 0, [(parcel, why)])
         return AGAIN_FIRST
 
-    def _next_run(self, most: int) -> tuple[list[Entry], int]:
-        """What is judged in one step, and the bytes of its metadata: all of one importance and rate."""
+    def _next_run(self, most: int) -> Batch:
+        """What is judged in one step: all of one importance and rate."""
         waiting, by_object = self._waiting, self._contract.by_object
         importance = self.importance() if by_object is not None else 0
         rate = self._rate()
-        run = [waiting.popleft()]
-        size, whole = _size(run[0]), _whole_size(run[0])
-        while waiting and len(run) < RUN_MOST and whole < RUN_BYTES and not self._is_asked:
-            size += _size(waiting[0])
-            is_other = by_object is not None and (self.importance() != importance or self._rate() != rate)
-            if size > most or is_other or (rate is not None and _amount(run, rate) >= rate.amount * RUN_SECONDS):
-                size -= _size(waiting[0])
+        enough = rate.amount * RUN_SECONDS if rate is not None else math.inf
+        entries: list[Entry] = []
+        size = whole = 0
+        while waiting and len(entries) < RUN_MOST and whole < RUN_BYTES:
+            entry = waiting[0]
+            more, large = (len(entry.head.metadata) or 1, entry.size) if isinstance(entry, Parcel) else (1, 0)
+            if entries and (
+                size + more > most
+                or self._is_asked
+                or (rate is not None and _amount(rate, len(entries), whole) >= enough)
+                or (by_object is not None and (self.importance() != importance or self._rate() != rate))
+            ):
                 break
-            whole += _whole_size(waiting[0])
-            run.append(waiting.popleft())
+            entries.append(waiting.popleft())
+            size += more
+            whole += large
         if rate is not None:  # what comes too fast waits, and its publisher is out of credit
             now = time.monotonic()
-            self._bucket_of(rate, now).take(_amount(run, rate), now)
-        return run, size
+            self._bucket_of(rate, now).take(_amount(rate, len(entries), whole), now)
+        return Batch(entries, size, whole)
 
     def _rate(self) -> Rate | None:
         """Of the next object."""
@@ -208,9 +214,9 @@ class Lane(Handing):
             bucket = self._buckets[rate] = TokenBucket(rate.amount, AT_ONCE, now)
         return bucket
 
-    def _judge(self, entries: list[Entry]) -> float:
+    def _judge(self, batch: Batch) -> float:
         """Seconds until the next ones may be judged."""
-        run = [entry for entry in entries if isinstance(entry, Parcel)]
+        run = [entry for entry in batch.entries if isinstance(entry, Parcel)]
         refused: Refused = []
         mails = self._pipeline.mails
         if run:
@@ -227,22 +233,22 @@ class Lane(Handing):
         after = self._pipeline.mails
         mail = after if after != mails else 0
         if self._blocked is None and self.rests.run is None:  # nearly always
-            self._finish(entries, mail, refused)
+            self._finish(batch, mail, refused)
             return 0.0
         self._intake.refuse(refused)
-        self._in_hand, self._left = self.rests.put(entries, mail), self.rests.taken()
+        self._in_hand, self._left = self.rests.put(batch, mail), self.rests.taken()
         if self._blocked is not None:
             return self._wait_again()
         self._close()
         return 0.0
 
-    def _finish(self, entries: list[Entry], mail: int, refused: Refused) -> None:
+    def _finish(self, batch: Batch, mail: int, refused: Refused) -> None:
         """They are done, behind those before them."""
         if not self.rests.runs:
-            self._intake.finish(self, entries, mail, refused)
+            self._intake.finish(self, batch, mail, refused)
             return
         self._intake.refuse(refused)
-        self.rests.close(self.rests.put(entries, mail))
+        self.rests.close(self.rests.put(batch, mail))
 
     def _close(self) -> None:
         """What was in hand is handed out."""
@@ -251,21 +257,17 @@ class Lane(Handing):
         self.rests.put_all(self._left)
         self.rests.close(run)
 
-    def _done(self, entries: list[Entry], mail: int) -> None:
-        self._intake.finish(self, entries, mail, [])
+    def _done(self, batch: Batch, mail: int) -> None:
+        self._intake.finish(self, batch, mail, [])
 
 
 def _size(entry: Entry) -> int:
     return len(entry.head.metadata) or 1 if isinstance(entry, Parcel) else 1
 
 
-def _whole_size(entry: Entry) -> int:
-    return entry.size if isinstance(entry, Parcel) else 0
-
-
-def _amount(run: Sequence[Entry], rate: Rate) -> int:
-    """What it takes of a rate."""
-    return len(run) if rate.unit == "objects" else sum(map(_whole_size, run))
+def _amount(rate: Rate, count: int, size: int) -> int:
+    """What so many objects, of so many bytes, take of a rate."""
+    return count if rate.unit == "objects" else size
 
 
 class Intake:
@@ -324,7 +326,7 @@ class Intake:
         entries = run if len(admitted) == len(run) else _marked(run, admitted)
         with self._lock:
             lane.admitted += len(entries)
-            lane.size_admitted += sum(map(_whole_size, entries))
+            lane.size_admitted += sum([parcel.size for parcel in admitted])
         lane.put(entries)
         self.turns.submit(lane.task)
 
@@ -359,29 +361,28 @@ class Intake:
                 self._refused.extend(told)
             self._tell()
 
-    def finish(self, lane: Lane, entries: list[Entry], mail: int, refused: Refused) -> None:
+    def finish(self, lane: Lane, judged: Batch, mail: int, refused: Refused) -> None:
         """Objects of a lane are done, when the mail up to that number is on disk (0: there is none)."""
         if refused:
             self.refuse(refused)
         with self._lock:
             if lane.unsynced or (mail and not self.pipeline.is_synced(mail)):
-                lane.unsynced.append((mail, time.monotonic(), entries))
+                lane.unsynced.append((mail, time.monotonic(), judged))
                 self._unsynced[lane.number] = lane
             else:
-                self._done(lane, entries)
+                self._done(lane, judged)
             is_settled = not self._unsynced
         if is_settled:
             self._tell()
         else:
             self._reports.wanted(self)
 
-    def _done(self, lane: Lane, entries: list[Entry]) -> None:
-        """Under the lock."""
-        for entry in entries:
-            sequence = entry.head.sequence if isinstance(entry, Parcel) else entry
-            lane.done = max(lane.done, sequence)
-            lane.size_admitted -= _whole_size(entry)
-        lane.admitted -= len(entries)
+    def _done(self, lane: Lane, judged: Batch) -> None:
+        """Under the lock. Numbers of a lane rise, but where a publisher comes again with what it sent before."""
+        last = judged.entries[-1]
+        lane.done = max(lane.done, last.head.sequence if isinstance(last, Parcel) else last)
+        lane.size_admitted -= judged.whole
+        lane.admitted -= len(judged.entries)
         self._news[lane.number] = lane
 
     def _tell(self) -> None:
@@ -392,13 +393,14 @@ class Intake:
 
     def note(self) -> bytes:
         """Of an acknowledgement: what is new. That something is done is told behind that it was refused."""
+        refusals: Refusals = ()
+        has_more = False
         with self._lock:
-            refusals: Refusals = tuple(
-                self._refused.popleft() for _ in range(min(REFUSALS_AT_ONCE, len(self._refused)))
-            )
-            has_more = bool(self._refused)
+            if self._refused:
+                refusals = tuple([self._refused.popleft() for _ in range(min(REFUSALS_AT_ONCE, len(self._refused)))])
+                has_more = bool(self._refused)
             news = {} if has_more else self._news
-            if not has_more:
+            if news:
                 self._news = {}
         if has_more:
             self._reports.wanted(self)
@@ -428,13 +430,13 @@ class Intake:
     def _settle(self, lane: Lane, now: float) -> None:
         """Under the lock: what of its mail is on disk by now."""
         while lane.unsynced:
-            mail, since, entries = lane.unsynced[0]
+            mail, since, judged = lane.unsynced[0]
             if not self.pipeline.is_synced(mail):
                 if now - since < SYNC_SECONDS:
                     return
                 log.error("the disk of the mail queue has not answered for %g s", SYNC_SECONDS)
             lane.unsynced.popleft()
-            self._done(lane, entries)
+            self._done(lane, judged)
         self._unsynced.pop(lane.number, None)
 
 

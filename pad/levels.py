@@ -375,6 +375,12 @@ class LevelledSession(SubscriberSession):
         return has_room
 
     def _make_ready(self, outlet: Any) -> None:
+        if outlet.cutting is None and not outlet.untold:
+            if not outlet.waiting:
+                return
+            rings = outlet.rings
+            if rings and outlet.source is None and not outlet.levelled.levels & ~rings:
+                return  # it waits for its turn at all levels that it has something for
         if outlet.prefetch <= outlet.sent - outlet.consumed and outlet.waiting:
             now = self._clock()
             outlet.adapt(now, self._delay.seconds(now))
@@ -544,7 +550,7 @@ class LevelledSession(SubscriberSession):
                     outlet.urged = True
                     urged += 1
                 self._ready.append(outlet)
-                if not outlet.waiting and not outlet.untold and outlet.cutting is None:
+                if not outlet.waiting and not outlet.rings and not outlet.untold and outlet.cutting is None:
                     del self._busy[outlet]
             self._changed.notify_all()
         self._follow_links(busy)

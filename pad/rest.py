@@ -17,7 +17,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.quality import Contract
@@ -76,13 +76,22 @@ class Handing:
         self._since, self._again = math.inf, AGAIN_FIRST
 
 
+class Batch(NamedTuple):
+    """Consecutive ones of a lane, what judging them costs in proportion to (bytes of metadata, at least 1 each), and
+    their bytes."""
+
+    entries: list[Entry]
+    size: int
+    whole: int
+
+
 class Run:
     """Objects that were judged in one step, until they are done."""
 
-    __slots__ = ("entries", "left", "mail")
+    __slots__ = ("batch", "left", "mail")
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.batch = Batch([], 0, 0)
         self.mail = 0
         """Number of their last mail; 0: none."""
         self.left = 1
@@ -238,10 +247,10 @@ class Rests:
         pipeline: Pipeline,
         registration: Registration,
         credit: tuple[int, int],
-        finish: Callable[[list[Entry], int], None],
+        finish: Callable[[Batch, int], None],
         refuse: Callable[[Refused], None],
     ) -> None:
-        """`credit` in objects and bytes; `finish(entries, mail)`: they are done, when the mail up to that number is on
+        """`credit` in objects and bytes; `finish(batch, mail)`: they are done, when the mail up to that number is on
         disk; `refuse` tells of faults."""
         self.turns = turns
         self.pipeline = pipeline
@@ -363,10 +372,10 @@ class Rests:
         self.run.left += 1
         return self.run
 
-    def put(self, entries: list[Entry], mail: int) -> Run:
+    def put(self, batch: Batch, mail: int) -> Run:
         """What a step has judged, whatever is left of it; `close` when the step's own part is done."""
         run, self.run = self.run or Run(), None
-        run.entries, run.mail = entries, max(run.mail, mail)
+        run.batch, run.mail = batch, max(run.mail, mail)
         self.runs.append(run)
         self._count(run, 1)
         return run
@@ -377,11 +386,11 @@ class Rests:
         while self.runs and not self.runs[0].left:
             first = self.runs.popleft()
             self._count(first, -1)
-            self._finished(first.entries, first.mail)
+            self._finished(first.batch, first.mail)
 
     def _count(self, run: Run, sign: int) -> None:
-        self._left += sign * len(run.entries)
-        self._left_bytes += sign * sum(entry.size for entry in run.entries if isinstance(entry, Parcel))
+        self._left += sign * len(run.batch.entries)
+        self._left_bytes += sign * run.batch.whole
         self.is_too_much = self._left >= self._most[0] or self._left_bytes >= self._most[1]
 
     def step(self) -> float:

@@ -233,7 +233,7 @@ class QosSection(_Section, frozen=True):
     """"off": nothing of it exists."""
     bins: Annotated[int, msgspec.Meta(ge=1, le=50)] = 15
     """Classes of importance and cost in which objects wait to be judged; 1 is first come, first served."""
-    credit: Limit = 256
+    credit: Limit = 1_024
     """Objects of one registration between admission and done."""
     credit_bytes: Limit = 16 << 20
     """Their bytes."""

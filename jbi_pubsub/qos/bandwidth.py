@@ -100,6 +100,8 @@ class BandwidthManager:
 
     def next(self, now: float) -> tuple[HubSender, Allowance] | None:
         """Links that are ready take turns; each says who is next on it."""
+        if not self._round and not self._coming:  # there is no link
+            return None
         with self._lock:
             self._let_come()
             for _ in range(len(self._round)):
@@ -115,6 +117,8 @@ class BandwidthManager:
         """Seconds until one of the links may have somebody."""
         if self._coming:
             return 0.0
+        if not self._round:
+            return None
         with self._lock:
             waits = [wait for link in self._round if (wait := link.wait(now)) is not None]
         return min(waits) if waits else None

@@ -58,11 +58,11 @@ class Bins(Generic[T]):
         self._now = 0.0
         """Virtual time of the level that was served last, when it was."""
         self._turns = 0
-        self._arrived = self._waiting = 0
+        self._arrived = self.waiting = 0
         self.switch(strategy)
 
     def __len__(self) -> int:
-        return self._waiting
+        return self.waiting
 
     def switch(self, strategy: Strategy) -> None:
         """Another strategy, or other weights, also for what waits already. What levels have had is forgotten."""
@@ -83,7 +83,7 @@ class Bins(Generic[T]):
                 self._times[level] = max(self._left[level], self._now)
             self._masks[level] |= 1 << at
         self._arrived += 1
-        self._waiting += 1
+        self.waiting += 1
         line.append((self._arrived, task))
         return at
 
@@ -116,7 +116,7 @@ class Bins(Generic[T]):
         line = self._lines[level][at]
         _, task = line.popleft()
         self._now = now
-        self._waiting -= 1
+        self.waiting -= 1
         if not line:
             self._masks[level] = mask = mask & ~(1 << at)
             if not mask:
@@ -139,7 +139,7 @@ class Bins(Generic[T]):
         self._left = [left if time == IDLE else time for time, left in zip(self._times, self._left, strict=True)]
         self._times = [IDLE] * LEVELS
         self._masks = [0] * LEVELS
-        self._active = self._waiting = 0
+        self._active = self.waiting = 0
         return [task for _, task in waiting]
 
     def depths(self) -> list[list[int]]:

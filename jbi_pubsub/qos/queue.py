@@ -375,14 +375,16 @@ class LevelQueue(Generic[W]):
             lane.marks += 1
             if lane.marks > MARKS and 2 * lane.marks > len(entries):
                 lane.entries, lane.marks = deque(each for each in entries if each.waiting is not None), 0
-        counts[level] -= 1
-        if level == lane.level and not counts[level]:
-            self._move(lane, next((each for each in range(level - 1, -1, -1) if counts[each]), -1))
         order = self._orders[level]
         while order and order[0].waiting is None:
             order.popleft()
         if len(order) - MARKS > 2 * self._live[level]:
             self._orders[level] = deque(each for each in order if each.waiting is not None)
+        counts[level] -= 1
+        if level == lane.level and not counts[level]:
+            while level >= 0 and not counts[level]:
+                level -= 1
+            self._move(lane, level)
         return waiting
 
 

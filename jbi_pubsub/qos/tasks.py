@@ -149,15 +149,15 @@ class TaskManager:
             if task.is_queued or not (size := task.work.size()):
                 return
             task.is_queued = True
-            is_costly = task.cost.of(size) > STEP_SECONDS
-            if self._is_busy or len(self._bins) or self._is_stopping or is_costly:
+            cost = task.cost.of(size)
+            if self._is_busy or self._bins.waiting or self._is_stopping or cost > STEP_SECONDS:
                 self._put(task, size)
                 if not self._is_busy:
                     self._pass_on()
                 return
             self._is_busy = True
             self._at_once += 1
-            ticket: Ticket | None = self._bins.ticket(task.work.importance(), task.cost.of(size))
+            ticket: Ticket | None = self._bins.ticket(task.work.importance(), cost)
         while ticket is not None:  # nobody else wants it
             ticket = self._step(task, ticket, alone=True)
 
@@ -236,7 +236,8 @@ class TaskManager:
 
     def _pass_on(self) -> None:
         """Whoever has the baton gives it to what is most important now, or lays it down."""
-        self._unpark()
+        if self._parked:
+            self._unpark()
         while len(self._bins):
             next_, ticket = self._bins.take()
             if isinstance(next_, Task):
@@ -307,8 +308,12 @@ class TaskManager:
                     self._failing.pop(task, None)
                 next_ = self._next(task, pause, alone=alone)
             finally:
-                if next_ is None:
+                if next_ is not None:
+                    pass
+                elif self._bins.waiting or self._parked or self._draining:
                     self._pass_on()
+                else:
+                    self._is_busy = False
         return next_
 
     def _next(self, task: Task, pause: float, *, alone: bool) -> Ticket | None:

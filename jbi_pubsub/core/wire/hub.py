@@ -270,9 +270,10 @@ class SenderHub:
 
     def _shortened(self, seconds: float | None, turns: Turns) -> float | None:
         now = self._clock()
-        waits = [seconds, turns.wait(now), self._regular_at - now if self._regular is not None else None]
-        known = [max(0.0, wait) for wait in waits if wait is not None]
-        return min(known) if known else None
+        for wait in (turns.wait(now), self._regular_at - now if self._regular is not None else None):
+            if wait is not None and (seconds is None or wait < seconds):
+                seconds = max(0.0, wait)
+        return seconds
 
     def _drop_stalled(self) -> None:
         now = self._clock()
