@@ -286,7 +286,7 @@ def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_orde
             elif what == "serve":
                 lanes.world.serve()
             for lane in lanes.lanes.values():
-                left = [each for run in lane.rests.runs for each in run.entries]
+                left = [each for run in lane.rests.runs for each in run.batch.entries]
                 assert all(lane.done < each.head.sequence for each in left if isinstance(each, Parcel))
         lanes.finish()
         # Expect: who stands has each object that it matches, once, those of a registration in their order
