@@ -58,6 +58,10 @@ AT_ONCE: Final = 1e-6
 """Of a rate that nothing was used of: nothing is saved up."""
 RATES_MOST: Final = 8
 """Different rates of one registration that are known; with one more they all begin anew."""
+LOOKED_AFTER: Final = 10
+"""Objects of a step after which it is looked at whether they take much longer than it was thought."""
+STEP_LONG: Final = 0.02
+"""Seconds after which a step ends, though more was to be judged in it: something more important may wait."""
 PUBLISHED_LEAST: Final = 128
 """Objects until it is said what one takes: the first ones load and compile, and of cheap ones few are measured."""
 
@@ -140,8 +144,12 @@ class Lane(Handing):
             pause = self._pause(first, time.monotonic())
             if pause:
                 return 0, 0, pause
-        run = self._next_run(most)
-        return len(run.entries), run.size, self._judge(run)
+        rate = self._rate()
+        batch, refused, mail = self._judge(self._next_run(most, rate))
+        if rate is not None:  # what comes too fast waits, and its publisher is out of credit
+            now = time.monotonic()
+            self._bucket_of(rate, now).take(_amount(rate, len(batch.entries), batch.whole), now)
+        return len(batch.entries), batch.size, self._hand_over(batch, refused, mail)
 
     def _pause(self, parcel: Parcel, now: float) -> float:
         """Seconds until an object may be judged; 0.0: now, or never, which it is told."""
@@ -173,11 +181,10 @@ class Lane(Handing):
         self._finish(Batch([parcel], 1, parcel.size), 0, [(parcel, why)])
         return AGAIN_FIRST
 
-    def _next_run(self, most: int) -> Batch:
-        """What is judged in one step: all of one importance and rate."""
+    def _next_run(self, most: int, rate: Rate | None) -> Batch:
+        """What is judged in one step: all of one importance, and of that rate."""
         waiting, by_object = self._waiting, self._contract.by_object
         importance = self.importance() if by_object is not None else 0
-        rate = self._rate()
         enough = rate.amount * RUN_SECONDS if rate is not None else math.inf
         entries: list[Entry] = []
         size = whole = 0
@@ -194,9 +201,6 @@ class Lane(Handing):
             entries.append(waiting.popleft())
             size += more
             whole += large
-        if rate is not None:  # what comes too fast waits, and its publisher is out of credit
-            now = time.monotonic()
-            self._bucket_of(rate, now).take(_amount(rate, len(entries), whole), now)
         return Batch(entries, size, whole)
 
     def _rate(self) -> Rate | None:
@@ -214,24 +218,48 @@ class Lane(Handing):
             bucket = self._buckets[rate] = TokenBucket(rate.amount, AT_ONCE, now)
         return bucket
 
-    def _judge(self, batch: Batch) -> float:
-        """Seconds until the next ones may be judged."""
-        run = [entry for entry in batch.entries if isinstance(entry, Parcel)]
+    def _judge(self, batch: Batch) -> tuple[Batch, Refused, int]:
+        """What was judged of it, which of these were refused, and the number of their last mail (0: none)."""
         refused: Refused = []
-        mails = self._pipeline.mails
-        if run:
-            deliveries = Deliveries()
-            try:
-                self._pipeline.judge(self.registration, run, deliveries, refused, self.rests)
-                self._is_handed_out(deliveries)
-            except UnknownUidError as exc:
-                refused += [(parcel, exc) for parcel in run]
-            except Exception as exc:  # noqa: BLE001  # noted; whatever it is, the objects behind it go on
-                known = {id(parcel) for parcel, _ in refused}
-                why = fault_of(exc)
-                refused += [(parcel, why) for parcel in run if id(parcel) not in known]
+        mails, began = self._pipeline.mails, time.perf_counter()
+        deliveries = Deliveries()
+        entries = batch.entries
+        for start in range(0, len(entries), LOOKED_AFTER):
+            self._judge_some(entries[start : start + LOOKED_AFTER], deliveries, refused)
+            if time.perf_counter() - began > STEP_LONG and start + LOOKED_AFTER < len(entries):
+                batch = self._put_back(batch, start + LOOKED_AFTER)
+                break
+        try:
+            self._is_handed_out(deliveries)
+        except Exception as exc:  # noqa: BLE001  # noted; whatever it is, the objects behind it go on
+            self._refuse_all(batch.entries, refused, fault_of(exc))
         after = self._pipeline.mails
-        mail = after if after != mails else 0
+        return batch, refused, after if after != mails else 0
+
+    def _judge_some(self, entries: Sequence[Entry], deliveries: Deliveries, refused: Refused) -> None:
+        run = [entry for entry in entries if isinstance(entry, Parcel)]
+        if not run:
+            return
+        try:
+            self._pipeline.judge(self.registration, run, deliveries, refused, self.rests)
+        except UnknownUidError as exc:
+            refused += [(parcel, exc) for parcel in run]
+        except Exception as exc:  # noqa: BLE001  # noted, as above
+            self._refuse_all(run, refused, fault_of(exc))
+
+    def _refuse_all(self, entries: Sequence[Entry], refused: Refused, why: JbiError) -> None:
+        known = {id(parcel) for parcel, _ in refused}
+        refused += [(entry, why) for entry in entries if isinstance(entry, Parcel) and id(entry) not in known]
+
+    def _put_back(self, batch: Batch, count: int) -> Batch:
+        """All but so many of a batch wait again, before the others; those that do not."""
+        self._waiting.extendleft(reversed(batch.entries[count:]))
+        entries = batch.entries[:count]
+        whole = sum([entry.size for entry in entries if isinstance(entry, Parcel)])
+        return Batch(entries, sum(map(_size, entries)), whole)
+
+    def _hand_over(self, batch: Batch, refused: Refused, mail: int) -> float:
+        """They are done, or are when what is left of them is; seconds until the next ones may be judged."""
         if self._blocked is None and self.rests.run is None:  # nearly always
             self._finish(batch, mail, refused)
             return 0.0

@@ -17,7 +17,8 @@ from jbi_pubsub.core.quality import Rate, Settings, Shape, Wish, shape_of
 from jbi_pubsub.policy.condition import Node
 from jbi_pubsub.policy.context import Facts
 from jbi_pubsub.policy.policy import Policy, PolicySet, granted
-from jbi_pubsub.policy.policyfile import built_in, dumped
+from jbi_pubsub.policy.policyfile import built_in
+from jbi_pubsub.policy.writing import dumped
 
 DATA = Path(__file__).parents[2] / "jbi_pubsub" / "policy" / "data"
 PEOPLE = {"group": {"UAS": ["Predator-*", "Raven-*"], "all": ["@UAS", "Patrol-*"]}, "role": {"Patrol-1": "patrol"}}

@@ -21,6 +21,7 @@ from jbi_pubsub.core.quality import Contract, Settings, Shape, Strategy
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import Predicate, compile_predicate
 from jbi_pubsub.examples.overload import document, predicate
+from jbi_pubsub.pad import intake
 from jbi_pubsub.pad.dissemination import PARTITIONED_SECONDS, UNITED_SECONDS, MatchTable
 from jbi_pubsub.pad.intake import PUBLISHED_LEAST, Intake, Lane
 from jbi_pubsub.pad.pipeline import Pipeline
@@ -229,11 +230,37 @@ def steps_of(chance: Random) -> Iterator[tuple[Any, ...]]:
             yield what, chance.randrange(50), chance.randint(1, 5)
 
 
+@pytest.mark.parametrize(("seconds", "judged"), [(-1.0, [10, 10, 10, 5]), (60.0, [35])])
+def test_a_step_that_turns_out_to_take_long_ends_and_the_rest_keeps_its_order(
+    lanes: Callable[..., Lanes], monkeypatch: pytest.MonkeyPatch, seconds: float, judged: list[int]
+) -> None:
+    # Given objects that were thought to be cheap, and take more than that, or do not
+    monkeypatch.setattr(intake, "STEP_LONG", seconds)
+    made = lanes()
+    name = made.subscribe("", 3)
+    made.turns.submit = lambda _task: None
+    for _ in range(35):
+        made.publish(made.registrations[0], b'<m n="1"/>')
+    (lane,) = made.lanes.values()
+    # When it is their turn, with as many as there are
+    steps = [lane.step(1 << 30)[0] for _ in judged]
+    # Expect some in each step, and all of them in order
+    assert steps == judged
+    assert lane.size() == 0
+    assert lane.admitted == lane.size_admitted == 0
+    made.world.read()
+    assert [sequence for _, sequence in made.world.got[name]] == list(range(1, 36))
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32))
 def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_order(seed: int) -> None:
     # Given: a partitioned table; any order of turns, payloads that take long to shape, one subscriber that blocks
     chance = Random(seed)
+    looked = pytest.MonkeyPatch()
+    if seed % 2:  # and steps that turn out to take too long
+        looked.setattr(intake, "LOOKED_AFTER", 1)
+        looked.setattr(intake, "STEP_LONG", -1.0)
     lanes = Lanes()
     lanes.pipeline._shaper = cast("Any", AnyShapes())
     cancelled: dict[str, Subscription] = {}
@@ -315,6 +342,7 @@ def test_whatever_happens_each_has_what_one_table_would_give_it_once_and_in_orde
         assert lanes.table.parts is None
         assert set(lanes.table.subscriptions()) == set(lanes.standing.values())
     finally:
+        looked.undo()
         lanes.delegate._newcomers._thread = None
         lanes.delegate.close()
 
