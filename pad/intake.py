@@ -312,6 +312,8 @@ class Intake:
     ) -> None:
         """`credit` and `credit_bytes` of each registration: see [qos]; `granted`: what a publisher is told of them."""
         self._granted = granted
+        self._strict_told: bool | None = None
+        """Whether its publisher was told on this connection that the most important goes first; None: not yet."""
         self.turns = turns
         self.pipeline = pipeline
         self.receiver: Receiver | None = None
@@ -435,7 +437,9 @@ class Intake:
         if not refusals and not news:
             return b""
         done = {number: lane.done for number, lane in news.items()}
-        return msgspec.msgpack.encode(Taken(refusals, done, _changed(news)))
+        strict = self.turns.is_strict
+        told, self._strict_told = self._strict_told, strict
+        return msgspec.msgpack.encode(Taken(refusals, done, _changed(news), None if strict is told else strict))
 
     def tell_again(self) -> None:
         """Another connection: the one before may have swallowed what was told."""
@@ -443,6 +447,7 @@ class Intake:
             self._news = {number: lane for number, lane in self._lanes.items() if lane.done}
             for lane in self._lanes.values():
                 lane.told = 0
+            self._strict_told = None
 
     def report(self) -> bool:
         """Tell what is new, without waiting for disk or socket; False: there is more to tell, later."""

@@ -86,11 +86,12 @@ class Registered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Taken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Note of a delegate's acknowledgements: what it refused, and for registrations with credit up to which number of
-    theirs all objects are done, and how important they are by now, where that has changed."""
+    theirs all objects are done; how important they are by now, and `strict` (see Registered), where it has changed."""
 
     refusals: Refusals = ()
     done: dict[int, int] = msgspec.field(default_factory=dict)
     importance: dict[int, Importance] = msgspec.field(default_factory=dict)
+    strict: bool | None = None
 
 
 class Claims(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -464,8 +464,8 @@ class DelegateConnection:
             self._queue.acknowledged(count)  # behind that: who has flushed has been told
             if taken.done:
                 self._queue.done(taken.done)
-            if taken.importance:
-                self._queue.weigh(taken.importance)
+            if taken.importance or taken.strict is not None:
+                self._queue.weigh(taken.importance, taken.strict)
 
     def _tell_refusals(self, refusals: Refusals) -> None:
         for object_id, error in refusals:

@@ -106,6 +106,12 @@ class _Turns:
         self._length -= 1
         return self._lines[level].popleft()
 
+    def follow(self, *, strict: bool) -> None:
+        """The strategy by now. What was sent under another one is held against nobody."""
+        if strict != self.is_strict:
+            self.is_strict = strict
+            self._times = [self._now] * LEVELS
+
     def charge(self, number: int, size: int) -> None:
         """It has sent so many bytes."""
         level = self.levels.get(number, 0)
@@ -335,7 +341,7 @@ class Lanes:
             for each in before:
                 self._turns.append(each)
         self._turns.levels[number] = granted.importance - 1
-        self._turns.is_strict = granted.strict
+        self._turns.follow(strict=granted.strict)
         credit = self._credits.get(number)
         if credit is None:
             credit = self._credits[number] = _Credit(granted)
@@ -372,10 +378,13 @@ class Lanes:
             if self._awaiting:
                 self._changed.notify_all()
 
-    def weigh(self, importance: Mapping[int, int]) -> None:
-        """How important registrations are by now: from their next turns on."""
+    def weigh(self, importance: Mapping[int, int], strict: bool | None = None) -> None:
+        """How important registrations are by now, and whether the most important goes first (None: as before): from
+        their next turns on."""
         with self._lock:
             if isinstance(self._turns, _Turns):
+                if strict is not None:
+                    self._turns.follow(strict=strict)
                 self._turns.levels |= {
                     number: each - 1 for number, each in importance.items() if number in self._credits
                 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -299,6 +300,34 @@ def test_what_waits_follows_a_policy_file_that_changes(
     turns = publisher._connections[at]._queue._turns
     assert isinstance(turns, _Turns)
     assert turns.levels == {1: 4, 2: 1}  # the publisher knows it, too
+    assert turns.is_strict
+    # When it is another strategy, expect the publisher to know that with its next object
+    file.write_text(file.read_text().replace('"strict"', '"weighted_fair"'))
+    eventually(lambda: delegate.status()["qos"]["policy"]["version"] == 3, what=lambda: delegate.status()["qos"])
+    publisher.publish(uids[0], figures.figure_1)
+    publisher.flush(20.0)
+    eventually(lambda: not turns.is_strict)
+
+
+def test_what_was_sent_under_another_strategy_is_held_against_nobody() -> None:
+    # Given a publisher that has sent much that is important, and nothing else, where the most important goes first
+    turns = _Turns()
+    turns.levels = {1: 0, 2: 4}
+    turns.follow(strict=True)
+    for _ in range(100):
+        turns.append(2)
+        turns.charge(turns.popleft(), 1_000)
+    # When levels have shares from now on
+    turns.follow(strict=False)
+    sent = Counter[int]()
+    for number in (1, 2) * 170:
+        turns.append(number)
+    for _ in range(170):
+        number = turns.popleft()
+        turns.charge(number, 1_000)
+        sent[number] += 1
+    # Expect those of the weights, 1 and 16
+    assert 9 <= sent[1] <= 11
 
 
 def test_draining_waits_for_what_is_admitted(
