@@ -31,11 +31,12 @@ class TokenBucket:
         self.tokens = burst
         self._at = now
 
-    def set(self, rate: float, burst: float, now: float) -> None:
-        """Another rate from now on. A debt is paid by when it would have been: it was made under the other rate."""
+    def set(self, rate: float, burst: float, now: float, *, sooner: bool = False) -> None:
+        """Another rate from now on. A debt is paid by when it would have been: it was made under the other rate; or
+        `sooner`, where the new one pays it sooner: not for rates that go up and down, which would wipe it out."""
         self.fill(now)
         if self.tokens < 0:
-            self.tokens *= rate / self.rate
+            self.tokens *= min(1.0, rate / self.rate) if sooner else rate / self.rate
         self.rate, self.burst = rate, burst
         self.tokens = min(self.tokens, burst)
 

@@ -279,7 +279,7 @@ class LevelQueue(Generic[W]):
         if self._bucket is None:
             self._bucket = TokenBucket(rate.amount, _burst(rate), now)
         else:
-            self._bucket.set(rate.amount, _burst(rate), now)
+            self._bucket.set(rate.amount, _burst(rate), now, sooner=True)  # it is people who set it
 
     def _passes(self, rate: Rate, parcel: Parcel, now: float) -> bool:
         bucket = self._bucket_of(rate, parcel, now)

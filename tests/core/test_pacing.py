@@ -47,6 +47,15 @@ def test_another_rate_holds_at_once_and_a_debt_is_paid_by_when_it_was_to_be() ->
     assert bucket.ready_in(1.0) == pytest.approx(1.0)
 
 
+def test_a_debt_is_paid_sooner_where_that_is_wanted_and_the_new_rate_does() -> None:
+    bucket = TokenBucket(1_000, 100)
+    bucket.take(1_100, 0.0)
+    bucket.set(10_000, 1_000, 0.5, sooner=True)
+    assert bucket.ready_in(0.5) == pytest.approx(0.05)
+    bucket.set(10, 1, 0.5, sooner=True)
+    assert bucket.ready_in(0.5) == pytest.approx(0.05)
+
+
 def test_a_clock_that_goes_back_gives_nothing_and_takes_nothing() -> None:
     bucket = TokenBucket(1_000, 100, now=50.0)
     bucket.take(300, 50.0)

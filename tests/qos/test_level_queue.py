@@ -168,6 +168,22 @@ def test_a_rate_in_bytes_allows_a_second_at_once_and_one_in_objects_keeps_them_a
     assert slow.take_all(13.0) == [f"1.{n}" for n in (1, 6, 11, 16, 21, 26)]
 
 
+def test_a_rate_that_is_raised_lets_through_what_it_pays_for() -> None:
+    # Given a subscription that got an object of 1 MB at 1,000 bytes a second
+    contract = Contract(Settings(max_rate=Rate(1_000)))
+    kept = Kept(contract)
+    kept.put(_waiting(1, 1, size=1_000_000), 10.0)
+    assert kept.take_all(10.0) == ["1.1"]
+    # When it may have a thousand times as much
+    contract.settings = Settings(max_rate=Rate(1_000_000))
+    kept.queue.refresh(10.0)
+    # Expect the next ones two seconds later, not after 17 minutes
+    kept.put(_waiting(1, 2, size=100), 10.5)
+    kept.put(_waiting(1, 3, size=100), 12.0)
+    assert kept.take_all(12.0) == ["1.3"]
+    assert [cause for _, cause in kept.lost] == [Cause.RATE]
+
+
 def test_a_rate_for_some_objects_alone_holds_for_those_and_for_each_type_by_itself() -> None:
     # Given policies that let large objects through once a second, and small ones as they come
     def by_object(parcel: Parcel) -> Settings:
