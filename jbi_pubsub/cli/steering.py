@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from jbi_pubsub.core.access import ADMIN
-from jbi_pubsub.core.errors import ConfigurationError, PolicyError, ProtocolError
+from jbi_pubsub.core.errors import ConfigurationError, LookupNotFoundError, PolicyError, ProtocolError
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import check_endpoint
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -305,8 +305,12 @@ def _asked(settings: Settings, at: str | None) -> Iterator[PolicyProxy]:
 
 def _found(settings: Settings) -> ServiceRef:
     config = settings.load()
-    with closing(JoinManager(config, name="jbi")) as community, looking(config):
-        found = community.lookup(ServiceTemplate(types=(MANAGER_TYPE,)))
+    try:
+        with closing(JoinManager(config, name="jbi")) as community, looking(config):
+            found = community.lookup(ServiceTemplate(types=(MANAGER_TYPE,)))
+    except LookupNotFoundError as exc:
+        hint = "Name a policy manager or delegate with --at HOST:PORT, or for `set` a file with --file"
+        raise LookupNotFoundError(exc.message, hint=hint) from exc
     if not found:
         raise PolicyError(
             "no policy manager is registered with the lookup services",

@@ -226,3 +226,16 @@ def test_who_has_no_policy_file_says_who_to_ask(federation: Any, said: Told) -> 
     peer = federation.peer()
     _, err = said("set", "space.shaping", "false", "--at", peer._server.address, code=2)
     assert "is no policy manager, and no delegate" in err
+
+
+def test_where_nobody_can_be_found_it_is_said_what_else_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given no lookup service
+    monkeypatch.setenv("JBI_LOOKUP_LOCATORS", "127.0.0.1:9")
+    monkeypatch.setenv("JBI_LOOKUP_MULTICAST", "false")
+    monkeypatch.setenv("JBI_LOOKUP_TIMEOUT", "0.2")
+    # Expect the ways that need none
+    assert run(["policy", "set", "space.strategy", "strict"]) == 1
+    assert "--at HOST:PORT" in (told := capsys.readouterr().err)
+    assert "--file" in told
