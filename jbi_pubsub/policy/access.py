@@ -30,7 +30,7 @@ from .context import (
     matchers,
     people_of,
 )
-from .file import MAX_RULES, Document, Place, Where, flag, nearest
+from .file import MAX_RULES, QOS_KINDS, Document, Place, Where, flag, nearest
 
 CONTEXT: Final = ("user", "group", "role", "client", "component", "address", "type", "version")
 """What of the vocabulary is known when access is asked, besides the action."""
@@ -324,7 +324,8 @@ def review(document: Document, rules: AccessRules) -> None:
     allowing = [rule for rule in rules.rules if rule.allow]
     denying = [rule for rule in rules.rules if not rule.allow]
     if not rules.rules:
-        document.warn(Place(0, 0), "no [[access]] rule: everybody may do everything")
+        if document.tables.keys().isdisjoint(QOS_KINDS):  # else the file is about something else
+            document.warn(Place(0, 0), "no [[access]] rule: everybody may do everything")
     elif not allowing:
         document.warn(rules.rules[0].place, "no rule allows anything: nobody may do anything")
     elif not any("connect" in rule.actions for rule in allowing):

@@ -305,6 +305,12 @@ def test_what_is_hardly_meant_is_told(text: str, line: int, told: str) -> None:
     assert any(told in w.message and w.place.line == line for w in document.warnings), document.warnings
 
 
+def test_a_file_that_is_about_who_matters_needs_no_rules() -> None:
+    document = parse("[[policy]]\nname = 'a'\nimportance = 5\n", "policy.toml")
+    review(document, access_rules(document))
+    assert document.warnings == []
+
+
 def test_why_a_rule_does_not_apply_is_said() -> None:
     of = rules("[[access]]\nuser = 'alice'\ntype = 'a'\naction = 'subscribe'\n[[access]]\nallow = false\ntype = 'b'\n")
     reasons = of.explain(Caller("a:1", identity="alice"), "subscribe", Subject("b"), component="c")
