@@ -160,11 +160,6 @@ class BandwidthManager:
 
     # -- what is known ------------------------------------------------------------------------------------------
 
-    def round_trip(self, sender: HubSender) -> float:
-        """Seconds there and back to it, lately; 0: not known."""
-        destination, _ = self._destinations.get(sender, (None, None))
-        return destination.trip.smoothed if destination is not None else 0.0
-
     def resources(self, link: str) -> Resources:
         """What conditions may ask of a link; nothing is known of one that is none."""
         with self._lock:
