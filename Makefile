@@ -4,18 +4,20 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# as many processes as there are cores, four at most: much of the suite waits; ARGS="-n 0" for one
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: demo test check lint fmt docs reference soak clean
+.PHONY: demo test check lint fmt docs reference soak profile clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/jbi demo $(ARGS)
 
 test: $(VENV)/test.stamp
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # everything: lint, format, types, floors, then all tests, the slow ones too
 check: $(VENV)/test.stamp lint
-	$(BIN)/python -m pytest -m "" $(ARGS)
+	$(PYTEST) -m "" $(ARGS)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
@@ -36,7 +38,7 @@ $(VENV)/demo.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
 	touch $@
 
 $(VENV)/test.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark,trust,web,plot,qos,docs]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[test,spark,trust,web,plot,qos,archive,mqtt,node,docs]'
 	touch $@ $(VENV)/demo.stamp $(VENV)/docs.stamp
 
 $(VENV)/docs.stamp: setup.cfg pyproject.toml | $(VENV)/bin/python
@@ -56,6 +58,10 @@ reference: $(VENV)/test.stamp
 # ten minutes of churn over real processes; make soak ARGS="--minutes 3 --seed 7"
 soak: $(VENV)/test.stamp
 	$(BIN)/python benchmarks/soak.py $(ARGS)
+
+# what a delegate does with an object, function by function; ARGS="--save before.json", then ARGS="--against before.json"
+profile: $(VENV)/test.stamp
+	$(BIN)/python benchmarks/work.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

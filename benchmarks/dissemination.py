@@ -126,7 +126,9 @@ def subscribe(config: Config, predicates: Sequence[str], expected: int, out: Any
 class Federation:
     """A lookup service and a delegate, each a process; in clear, or with mutual TLS."""
 
-    def __init__(self, tls: TlsSection, *, keeps: bool = True, signed: str = "", qos: bool = False) -> None:
+    def __init__(
+        self, tls: TlsSection, *, keeps: bool = True, signed: str = "", qos: bool = False, archive: str = ""
+    ) -> None:
         self._tls = tls
         self._signed = signed
         names = ("certificate", "key", "ca")
@@ -135,6 +137,8 @@ class Federation:
             given |= {"JBI_TLS_VERIFY": "require", "JBI_TLS_SIGN": "true"}
         if qos:
             given["JBI_QOS_MODE"] = "on"
+        if archive:
+            given["JBI_ARCHIVE_FOLDER"] = archive
         self._environment = {**os.environ, **given, **({} if keeps else {"JBI_PAD_KEEP_SECONDS": "0"})}
         self.lookup, answer = self._start("lookup", "--port", "0")
         self._locator = answer["address"]
@@ -197,6 +201,8 @@ class Case:
     the same, and the subscribers have a filter, so that the delegate signs what it leaves. With TLS alone."""
     qos: bool = False
     """Whether the delegate manages quality of service, with nothing to hold anybody back."""
+    archived: bool = False
+    """Whether all is archived: on disk before it is acknowledged, and indexed meanwhile."""
     keeps: bool = True
     """Whether the delegate keeps objects for newcomers (`[pad] keep_seconds`), which hides what a queue weighs."""
 
@@ -233,7 +239,9 @@ class Case:
 
 def measure(case: Case, tls: TlsSection | None = None, watch: Watch = lambda _: nullcontext()) -> dict[str, Any]:
     """A row: the case in a federation of its own, in clear or with `tls`."""
-    federation = Federation(tls or TlsSection(), keeps=case.keeps, signed=case.signed, qos=case.qos)
+    folder = tempfile.TemporaryDirectory(prefix="jbi-archive-")
+    archive = folder.name if case.archived else ""
+    federation = Federation(tls or TlsSection(), keeps=case.keeps, signed=case.signed, qos=case.qos, archive=archive)
     out: Any = multiprocessing.Queue()
     config = federation.config(case.bound)
     wanted = "//a" if case.signed == "cut" else None
@@ -245,7 +253,9 @@ def measure(case: Case, tls: TlsSection | None = None, watch: Watch = lambda _: 
         with PublisherAdapterLight(config) as adapter:
             _await(out, "ready", len(processes))
             delegate = adapter.connect_to_delegate("bench", "here")
-            registration = adapter.register_publisher(delegate, DATA / "Intel_Imagery.xsd", METADATA)
+            registration = adapter.register_publisher(
+                delegate, DATA / "Intel_Imagery.xsd", METADATA, persist=case.archived or None
+            )
             _await(out, "matched", len(processes))
             pids = [process.pid or 0 for process in processes]
             taking, stopped = pids[: case.processes], pids[case.processes :]
@@ -265,6 +275,7 @@ def measure(case: Case, tls: TlsSection | None = None, watch: Watch = lambda _: 
         for process in processes:
             process.kill()
         federation.close()
+        folder.cleanup()
     took = max(end[0] for end in ends) - begin
     shares = {name: seconds / took for name, seconds in spent.items()} | {"subscriber": max(e[3] for e in ends) / took}
     busiest = max(shares, key=lambda name: shares[name])
@@ -311,6 +322,7 @@ CASES = {
     "100 B, publish_many": Case(80_000, SMALL, many=True),
     "100 B, same metadata": Case(80_000, SMALL, vary=False),
     "1 KB, predicate": Case(20_000, KILO, KABUL),
+    "1 KB, predicate, archived": Case(20_000, KILO, KABUL, archived=True),
     "1 KB, predicate, with QoS": Case(20_000, KILO, KABUL, qos=True),
     "64 KB": Case(6_000, LARGE),
     "1 MB": Case(600, HUGE),
@@ -322,6 +334,7 @@ CASES = {
     "12,500/s: 10 in 2 processes": Case(25_000, KILO, own=True, rate=12_500, processes=2, each=5),
     "12,500/s: 100 in 2 processes": Case(25_000, KILO, own=True, rate=12_500, processes=2, each=50),
     "300/s": Case(900, KILO, KABUL, rate=300),
+    "300/s, archived": Case(900, KILO, KABUL, rate=300, archived=True),
     "5,000/s, none stopped": Case(15_000, KILO, rate=5_000, bound=BOUND, keeps=False),
     "1 stopped, its queue a tenth full": Case(BOUND // 10, KILO, rate=5_000, stopped=1, bound=BOUND, keeps=False),
     "1 stopped, its queue at the bound": Case(15_000, KILO, rate=5_000, stopped=1, bound=BOUND, keeps=False),

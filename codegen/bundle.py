@@ -215,6 +215,29 @@ def normalize(bundle: SchemaBundle) -> Sources:
     return Sources(documents, names[bundle.main], {v: k for k, v in names.items()}, marks, marked, digest)
 
 
+def circle(sources: Sources, document: str) -> tuple[str, ...]:
+    """The documents, by their names in the bundle, of a circle of includes and imports that `document` lies on, which
+    begins and ends with it; of any circle if it is no name of one; () for none."""
+    links = {
+        name: [
+            str(link.get("schemaLocation")) for link in _links(root) if link.get("schemaLocation") in sources.documents
+        ]
+        for name, root in sources.documents.items()
+    }
+    own = {known: name for name, known in sources.names.items()}.get(document)
+    for start in [own] if own is not None else list(links):
+        ways: list[tuple[str, tuple[str, ...]]] = [(start, (start,))]
+        seen: set[str] = set()
+        for at, way in ways:  # breadth first: the shortest
+            for target in links[at]:
+                if target == start:
+                    return tuple(sources.names.get(name, name) for name in (*way, target))
+                if target not in seen:
+                    seen.add(target)
+                    ways.append((target, (*way, target)))
+    return ()
+
+
 def _marks_bytes(marks: str | Path | bytes | None, root: str) -> bytes:
     data = b"" if marks is None else marks if isinstance(marks, bytes) else _read(Path(marks), "marks file")
     parsed = parse_marks(data)

@@ -39,9 +39,9 @@ _WORDS: Final = ("variant", "invariant")
 class Marks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A marks file. `root` is the document element (Clark name, "prefix:name" or plain), `namespaces` prefix to URI.
 
-    With `invariant` only what lies at or below these paths is invariant; without it everything is, but for what
-    lies at or below `variant`. Paths are like /c:alert/c:info/c:eventCode or /order/@id. `schema` and `note` are for
-    people. When a file has paths, marks in the schema do not count.
+    With `invariant` only what lies at or below these paths is invariant, with [] nothing; without it everything is, but
+    for what lies at or below `variant`. Paths are like /c:alert/c:info/c:eventCode or /order/@id. `schema` and `note`
+    are for people. When a file has paths, marks in the schema do not count.
     """
 
     schema: str = ""

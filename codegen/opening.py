@@ -18,6 +18,7 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
@@ -70,7 +71,10 @@ class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def opened(bundle: SchemaBundle) -> Opened:
     """Open a schema in this process, without limits. Raises SchemaError."""
-    from jbi_pubsub.codegen.bundle import normalize  # the libraries below are only needed for schemas not seen before
+    from jbi_pubsub.codegen.bundle import (
+        circle,
+        normalize,
+    )  # the libraries below are only needed for schemas not seen before
     from jbi_pubsub.codegen.compiled import validator
     from jbi_pubsub.codegen.passes import build
     from jbi_pubsub.codegen.schema import load, read_schema, written
@@ -80,9 +84,13 @@ def opened(bundle: SchemaBundle) -> Opened:
     begun = time.process_time()
     try:
         validator(sources.main, documents, sources.names)  # first: the reader leaves the check of what is variant to it
-    except SchemaError:
-        load(sources, check=True)  # where it objects as well its words are shorter, and name the place more exactly
-        raise
+    except SchemaError as exc:
+        fault = exc
+        try:
+            load(sources, check=True)  # where it objects as well its words are shorter, and name the place more exactly
+        except SchemaError as better:
+            fault = better
+        raise _told_circle(fault, circle(sources, str(fault.facts.get("document", "")))) from None
     seconds = time.process_time() - begun
     try:
         draft = read_schema(sources)
@@ -91,6 +99,16 @@ def opened(bundle: SchemaBundle) -> Opened:
         raise SchemaError(f"schema {sources.names[sources.main]} can't be read: {one_line(str(exc))}") from exc
     name = checked_name(bundle.type.name or draft.marker or draft.root, bundle.type.version)
     return Opened(build(draft, name), sources.digest, sources.main, documents, dict(sources.names), seconds)
+
+
+def _told_circle(exc: SchemaError, chain: Sequence[str]) -> SchemaError:
+    """The same error, with the circle in which the document that it is about refers to itself, if it does: legal in
+    itself, and what most often makes one that is not."""
+    if not chain:
+        return exc
+    told = f"{exc.message}; its documents refer to each other in a circle: {' -> '.join(chain)}"
+    hint = "Break the circle: move what both sides need into a document that refers to neither"
+    return SchemaError(told, hint=hint, **{**exc.facts, "chain": " -> ".join(chain)})
 
 
 def checked_name(name: str, version: str) -> TypeName:

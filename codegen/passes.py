@@ -69,10 +69,11 @@ def drop_empty_shapes(naming: Naming) -> None:
         if _all_leaves(shape, shapes):
             kept[shape.key] = shape
     naming.classes = kept
-    if not kept:
+    if not kept and not naming.draft.has_none:
         raise SchemaError(
             "nothing in the schema is invariant",
-            hint="Leave at least one element with a value unmarked, or name it in the marks file",
+            hint="Leave at least one element with a value unmarked, or name it in the marks file, where"
+            ' "invariant": [] says that there is none',
         )
 
 

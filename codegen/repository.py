@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from lxml import etree
 
 from jbi_pubsub.codegen.binder import Binder
 from jbi_pubsub.codegen.bundle import parse_schema
 from jbi_pubsub.codegen.compiled import validator
 from jbi_pubsub.codegen.model import one_line
-from jbi_pubsub.codegen.opening import OPENER, Opened, Opener, opened
+from jbi_pubsub.codegen.opening import OPENER, Opened, Opener, checked_name, opened
+from jbi_pubsub.codegen.types.untyped import UntypedGate
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.descriptors import Descriptor, Kind, conflict
 from jbi_pubsub.core.documents import Particle, Texts
 from jbi_pubsub.core.documents.certain import LeafTypes
-from jbi_pubsub.core.errors import MetadataError, SchemaError, TypeConflictError
+from jbi_pubsub.core.errors import ConfigurationError, MetadataError, SchemaError, TypeConflictError
 from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.lookup.entry import EntryRep
 
 if TYPE_CHECKING:
     from jbi_pubsub.codegen.derive import Explanation
+    from jbi_pubsub.codegen.types.registry import Registry
 
 MAX_TYPES: Final = 1_000
 """Types held at once; each takes a compiled schema (about 0.2 MB for CAP), and schemas come from publishers."""
@@ -89,6 +94,11 @@ class InformationType:
         element = found[0] if isinstance(found, list) and found else None
         return self._binder.where(element) if isinstance(element, etree._Element) else path
 
+    @property
+    def has_invariants(self) -> bool:
+        """Whether anything in its documents is invariant."""
+        return bool(self.model.entries)
+
     def entries(self, root: Element, *, what: str = "invariant metadata") -> tuple[EntryRep, ...]:
         """The entries of the invariant part. Raises MetadataError (facts `path`, `value`, `type`)."""
         return self._binder.entries(root, what)
@@ -144,16 +154,32 @@ class TypeRepository:
 
     `cache_dir` keeps on disk what was made of schemas, by content and library versions; processes may share it, and
     removing files from it is harmless. `limit` bounds the number of types. `opener` opens schemas not seen before.
+    `registry` has the descriptors that outlive the process: no type that it knows may have another schema here; whoever
+    made it closes it. `only_known`: types that are in no repository are refused, by the server.
     """
 
-    def __init__(self, *, cache_dir: Path | None = None, limit: int = MAX_TYPES, opener: Opener = OPENER) -> None:
+    def __init__(
+        self,
+        *,
+        cache_dir: Path | None = None,
+        limit: int = MAX_TYPES,
+        opener: Opener = OPENER,
+        registry: Registry | None = None,
+        only_known: bool = False,
+    ) -> None:
         self._cache_dir = cache_dir
         self._limit = limit
         self._opener = opener
+        self.registry: Final = registry
+        self.only_known: Final = only_known
         self._lock = threading.Lock()
-        self._types: dict[TypeName, InformationType] = {}
+        self._types: dict[TypeName, InformationType | UntypedGate] = {}
 
-    def open(self, bundle: SchemaBundle, *, caller: str = "") -> InformationType:
+    def open(self, bundle: SchemaBundle, *, caller: str = "") -> InformationType | UntypedGate:
+        """What stands for a type that somebody publishes: see `open_schema`, and `untyped` where there is none."""
+        return self.untyped(bundle.type) if bundle.is_none else self.open_schema(bundle, caller=caller)
+
+    def open_schema(self, bundle: SchemaBundle, *, caller: str = "") -> InformationType:
         """The type that `bundle` describes; the same object for an equal bundle. It may take seconds for a schema that
         was not seen before; no other caller waits for that.
 
@@ -163,37 +189,84 @@ class TypeRepository:
         """
         with self._lock:
             known = next((t for t in self._types.values() if t.bundle == bundle), None)
-        if known is not None:
+        if isinstance(known, InformationType):
+            self._check_registered(known.type, known.digest)
             return known
         found = self._opener.open(bundle, cache_dir=self._cache_dir, caller=caller)
+        self._check_registered(found.model.type, found.digest)
         return self._kept(found, bundle)
+
+    def untyped(self, type: TypeName) -> UntypedGate:  # noqa: A002 - the interface's word for it
+        """Stands for a type without a schema. Raises TypeConflictError for one that has a schema here, SchemaError."""
+        name = checked_name(type.name, type.version)
+        if not name.name:
+            raise SchemaError("a type without a schema needs a name", hint="Give type_name=, or the schema")
+        self._check_registered(name, UntypedGate.digest)
+        found = self._taken(UntypedGate(name))
+        assert isinstance(found, UntypedGate)
+        return found
+
+    def add(
+        self,
+        bundle: SchemaBundle,
+        *,
+        by: str,
+        caller: str = "",
+        kind: Kind = "type",
+        parent: TypeName | None = None,
+        description: str = "",
+        agreed: Callable[[TypeName, str], None] = lambda type_, digest: None,  # noqa: ARG005  # nobody is asked
+    ) -> Descriptor:
+        """Add a type, or an attribute, to the repository; what it says of it, also if it is there with this schema.
+        `agreed(type, digest)` raises if it may not be added: what type it is shows when it is opened.
+
+        Raises SchemaError, TypeConflictError (in the repository, or published here, with another schema),
+        UnknownUidError for an unknown parent, OversizeError, ConfigurationError without a repository, StorageError.
+        """
+        if self.registry is None:
+            raise ConfigurationError("there is no type repository here", hint="Name a folder: [types] folder")
+        found = self._opener.open(bundle, cache_dir=self._cache_dir, caller=caller)
+        type_ = found.model.type
+        agreed(type_, found.digest)
+        with self._lock:
+            published = self._types.get(type_) if kind == "type" else None
+        if published is not None and published.digest != found.digest:
+            raise _conflict(type_, published.digest, found.digest)
+        named = msgspec.structs.replace(bundle, type=type_)
+        return self.registry.add((kind, type_), found.digest, named, by=by, parent=parent, description=description)
+
+    def _check_registered(self, type_: TypeName, digest: str) -> None:
+        known = self.registry.find(("type", type_), removed=True) if self.registry is not None else None
+        if known is not None and known.digest != digest:
+            raise conflict(type_, known.digest, digest, removed=known.state == "removed")
 
     def _kept(self, found: Opened, bundle: SchemaBundle) -> InformationType:
         with self._lock:
             known = self._types.get(found.model.type)
-        made = InformationType(found, bundle) if known is None else known  # outside the lock: it compiles
+        if known is not None and known.digest != found.digest:
+            raise _conflict(known.type, known.digest, found.digest)
+        kept = self._taken(InformationType(found, bundle) if known is None else known)  # outside the lock: it compiles
+        assert isinstance(kept, InformationType)
+        return kept
+
+    def _taken(self, made: InformationType | UntypedGate) -> InformationType | UntypedGate:
+        """That one, or the one that is there already. Raises TypeConflictError, SchemaError."""
         with self._lock:
-            known = self._types.get(found.model.type)
+            known = self._types.get(made.type)
             if known is None:
-                held = sum(map(_size, (t.bundle for t in self._types.values()))) + _size(bundle)
+                held = sum(map(_size, (t.bundle for t in self._types.values()))) + _size(made.bundle)
                 if len(self._types) >= self._limit or held > MAX_TYPES_BYTES:
                     raise SchemaError(
                         f"{len(self._types)} information object types are known already",
                         hint="Remove registrations of types that are not in use, or raise the limit",
                         limit=self._limit,
                     )
-                self._types[found.model.type] = known = made
-        if known.digest != found.digest:
-            raise TypeConflictError(
-                f"{known.type} is known with another schema",
-                hint="Publish with the schema in use, or give the type another version",
-                type=str(known.type),
-                known=known.digest,
-                offered=found.digest,
-            )
+                self._types[made.type] = known = made
+        if known.digest != made.digest:
+            raise _conflict(known.type, known.digest, made.digest)
         return known
 
-    def find(self, type: TypeName) -> InformationType | None:  # noqa: A002 - the interface's word for it
+    def find(self, type: TypeName) -> InformationType | UntypedGate | None:  # noqa: A002 - the interface's word for it
         """The type, or None."""
         with self._lock:
             return self._types.get(type)
@@ -204,9 +277,30 @@ class TypeRepository:
             self._types.pop(type, None)
 
 
+def repository_of(config: Config) -> TypeRepository:
+    """What [types] says: with its folder, the repository there, which the caller closes (`registry`). Raises
+    StorageError, ConfigurationError."""
+    registry = None
+    if config.types.folder:
+        from jbi_pubsub.codegen.types.registry import registry_at  # here: what is off is not imported
+
+        registry = registry_at(config.types.folder)
+    return TypeRepository(cache_dir=config.type_cache(), registry=registry, only_known=config.types.only_known)
+
+
 def open_type(bundle: SchemaBundle) -> InformationType:
     """One type on its own, opened in this process and without limits: for schemas of one's own. Raises SchemaError."""
     return InformationType(opened(bundle), bundle)
+
+
+def _conflict(type_: TypeName, known: str, offered: str) -> TypeConflictError:
+    return TypeConflictError(
+        f"{type_} is known with another schema: {known or 'none at all'}, not {offered or 'none'}",
+        hint="Publish with the schema in use, or give the type another version",
+        type=str(type_),
+        known=known,
+        offered=offered,
+    )
 
 
 def _size(bundle: SchemaBundle) -> int:

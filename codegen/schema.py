@@ -134,7 +134,8 @@ class Shape:
 @dataclass
 class Draft:
     """What the passes turn into a TypeModel. `root` is the document element's name, `key` its shape; `marker` is the
-    type name that the schema itself gives, "" for none."""
+    type name that the schema itself gives, "" for none; `has_none`: the marks file says that
+    nothing is invariant."""
 
     root: str
     key: Key
@@ -142,6 +143,7 @@ class Draft:
     prefixes: dict[str, str]
     marker: str
     documentation: str
+    has_none: bool = False
 
 
 def read_schema(sources: Sources) -> Draft:
@@ -167,7 +169,7 @@ def read_schema(sources: Sources) -> Draft:
             raise walk.too_many(exc) from None
     walk.coverage.all_used(root.name, walk.tags)
     documentation = _documentation(root) or _first_text(schema.annotations)
-    return Draft(root.name, key, walk.shapes, prefixes, _marker(root), documentation)
+    return Draft(root.name, key, walk.shapes, prefixes, _marker(root), documentation, marks.invariant == ())
 
 
 def outline(sources: Sources, *, limit: int = 1_000) -> tuple[str, dict[str, str], tuple[Steps, ...]]:
@@ -483,7 +485,7 @@ class _Walk:
         """
         kind = xsd.type
         if not isinstance(kind, XsdComplexType):
-            return self._value(xsd, path, inside=inside)
+            return self._value(xsd, path, cover, inside=inside)
         plain = cover == "all" and self.coverage.is_plain(path)
         if plain and inside:
             return self._of_type(kind, path)
@@ -502,14 +504,15 @@ class _Walk:
         self._later(shape, kind, path, cover, skip, inside=inside, typed=plain)
         return key
 
-    def _value(self, xsd: XsdElement, path: Steps, *, inside: bool) -> Key:
+    def _value(self, xsd: XsdElement, path: Steps, cover: str, *, inside: bool) -> Key:
         key: Key = ("element", *path)
         declared = xsd.ref if xsd.ref is not None else xsd
         if inside:
             key = self._first.setdefault(id(declared), key)
         if key not in self.shapes:
             shape = self._add(Shape(key, path, _place(xsd), _documentation(xsd, xsd.type)))
-            shape.leaves.append(self._leaf(TEXT, xsd, xsd.type, path))
+            if cover == "all":
+                shape.leaves.append(self._leaf(TEXT, xsd, xsd.type, path))
         return key
 
     def _entrance(self, xsd: XsdElement, kind: XsdComplexType, path: Steps) -> Key:

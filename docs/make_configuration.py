@@ -45,6 +45,7 @@ is nothing to configure; what can't be loaded is told in the log and left out.
 [project.entry-points."jbi_pubsub.plugins"]
 "language.word" = "acme.words:compile"
 "transport.pipe" = "acme.pipes:connect"
+"types.ldap" = "acme.ldap:catalogue"
 ```
 
 - `language.NAME`: `compile(expression, namespaces)` gives a function from the metadata's document element (lxml) to
@@ -53,6 +54,16 @@ is nothing to configure; what can't be loaded is told in the log and left out.
   subscription, which is told as the loss `refused`. `jbi pad --json` says which languages it has.
 - `transport.NAME`: `connect(address, timeout)` gives a connected stream socket, or raises OSError. Used for endpoints
   `NAME://address` of registered services; `unix` is built in (`[pad] sockets`). Not with `[tls]`.
+- `types.NAME`: `catalogue(address)` gives a `codegen.types.catalogue.TypeCatalogue`, where a delegate with `[types]
+  folder = "NAME://address"` keeps its [type repository](types.md).
+- `store.NAME`: `store(address)` gives a `pad.keeping.Keeping`, where a delegate with `[archive] folder =
+  "NAME://address"` keeps its [archive](archive.md).
+- `access.NAME`: `policy(address, component)` gives a `core.access.AccessPolicy`, which a server with `[policy] file =
+  "NAME://address"` asks; one that has `login` as well (`core.access.Accounts`) checks passwords.
+- `platform.NAME`: `platform(name, table, bridge)` gives a `bridge.platform.Platform`, which a [bridge](bridge.md) has as
+  its side `[side.X]` of `kind = "NAME"`: called with the side's name, its table and the bridge's id.
+
+A name that a setting asks for and that is not installed ends the start, with the nearest name.
 """
 
 

@@ -24,7 +24,7 @@ import msgspec
 from jbi_pubsub import Config, PublisherAdapterLight, SubscriberAdapter
 from jbi_pubsub.codegen.repository import TypeRepository
 from jbi_pubsub.core import errors, info_object
-from jbi_pubsub.core.config import LookupSection, MetricsSection, PolicySection, QosSection
+from jbi_pubsub.core.config import ArchiveSection, LookupSection, MetricsSection, PolicySection, QosSection
 from jbi_pubsub.lookup.registrar import Registrar
 from jbi_pubsub.lookup.server import LookupServer
 from jbi_pubsub.pad.server import DisseminationServer
@@ -90,7 +90,7 @@ CURES: Final = {
         "Make room: what waits is written by itself. A damaged file is left as it is: move it away or bring back a copy.",
     ),
     "oversize": (
-        "An object above 62 MiB, metadata above 1 MiB, too many subscriptions' worth of predicates, an answer too large.",
+        "A payload above 1 GiB, or above 64 MiB where it is to be in memory, metadata above 1 MiB, too many subscriptions' worth of predicates, an answer too large.",
         "The message names the bound. Send a reference in place of a large payload; write cheaper predicates ([XPath](xpath.md)).",
     ),
     "schema": (
@@ -203,12 +203,15 @@ REMEDIES: Final = {
     "deadline": "A longer deadline, more importance, or fewer objects: a narrower predicate, a smaller shape.",
     "replaced": "Nothing; newest per key was asked for. Leave `replace` out to get each.",
     "rate": "A higher `max_rate`, or a narrower predicate.",
+    "expired": "A longer `expiration`; a `[[keep]]` rule with `until_durables`, or a longer `age`.",
+    "invalid": "Publishers that look at what they publish: `validate` and `well_formed` as [client] has them.",
+    "filtered": "Somebody wants it so: look into the bridge's file (`jbi bridge check FILE` says what it does with a type).",
     "oversize": "Cut the payload with a filter, or have it delivered to a queue instead of by mail.",
     "mail_refused": "Read the server's answer in `jbi subscriptions`; correct the address.",
     "mail_unreachable": "Look at `[mail]` host and port; more `retries` outlast longer outages.",
     "mail_suspended": "Correct the address, cancel the subscription and make it again.",
     "refused": "Read the reason in the notice's `detail`; it is asked for again every minute.",
-    "storage": "Make room on the delegate's disk.",
+    "storage": "Make room on the delegate's disk; for large payloads on the subscriber's too (`[link] spool_folder`, `spool_bytes`).",
     "shutdown": "A longer `jbi pad --drain`.",
 }
 """By cause."""
@@ -299,6 +302,7 @@ def shown() -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         metrics=MetricsSection(port=0),
         policy=PolicySection(file=str(policies)),
         qos=QosSection(mode="on"),
+        archive=ArchiveSection(folder=str(policies.parent / "archive"), reserve=0.0),
     )
     server = LookupServer(config, Registrar(groups=alone.groups))
     server.start()
@@ -309,7 +313,7 @@ def shown() -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
         with SubscriberAdapter(config) as subscriber, PublisherAdapterLight(config) as publisher:
             figure = IMAGERY / "fig1.xml"
             delegate = publisher.connect_to_delegate("alpha", "rome")
-            registration = publisher.register_publisher(delegate, IMAGERY / "Intel_Imagery.xsd", figure)
+            registration = publisher.register_publisher(delegate, IMAGERY / "Intel_Imagery.xsd", figure, persist=True)
             subscription = subscriber.register_subscriber()
             subscriber.wait_matched(subscription)
             publisher.publish(registration, figure)
@@ -339,7 +343,7 @@ def commands_page() -> str:
     """Every command with its options, as click knows them."""
     from jbi_pubsub.cli.app import jbi  # all of it: only who makes this page needs that
 
-    return COMMANDS + "".join(_command(jbi, click.Context(jbi, info_name="jbi"), 1))
+    return COMMANDS + "".join(_command(jbi, click.Context(jbi, info_name="jbi", **jbi.context_settings), 1))
 
 
 def _command(command: click.Command, context: click.Context, level: int) -> Iterator[str]:

@@ -1,24 +1,28 @@
 """`jbi demo`: a whole federation on loopback, as separate processes, checked against what must arrive.
 
-A lookup service, two delegates, three publishers (two through delegates, one peer to peer), eight subscribers, and an
-SMTP sink in this process. Everything published is real: the paper's imagery and target list, real CAP alerts.
+A lookup service, two delegates, three publishers (two through delegates, one peer to peer), eight subscribers, a ninth
+that comes when all is over and gets it from a delegate's archive, and an SMTP sink in this process. Everything that is
+published is real: the paper's imagery and target list, real CAP alerts.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import msgspec
 
-from jbi_pubsub.core.config import Config, MailSection
+from jbi_pubsub.core.config import ArchiveSection, Config, MailSection
 from jbi_pubsub.examples.federation import PATIENCE, Federation
 from jbi_pubsub.examples.mailbox import mailbox
-from jbi_pubsub.examples.scenario import PUBLISHERS, SUBSCRIBERS, Subscriber, expected
+from jbi_pubsub.examples.scenario import LATECOMER, PUBLISHERS, SUBSCRIBERS, Subscriber, expected, publications
 
 QUIET: Final = 0.7
 """Seconds without news after everything has arrived, in which a duplicate or a stray would show itself."""
@@ -62,6 +66,8 @@ class Demo:
     """The state of a run. One thread (the one in `play`) reads the news and changes it."""
 
     rows: dict[str, Row] = field(default_factory=lambda: {s.name: Row(s) for s in SUBSCRIBERS})
+    without: str = ""
+    """What is left out, and why."""
     stage: str = "starting"
     published: int = 0
     began: float = field(default_factory=time.monotonic)
@@ -89,6 +95,7 @@ class Demo:
             "seconds": round(self.seconds, 1),
             "published": self.published,
             "locator": self.locator,
+            "without": self.without,
             "subscribers": [
                 {
                     "name": row.subscriber.name,
@@ -120,22 +127,42 @@ def play(show: Callable[[Demo], None]) -> Iterator[Demo]:
         demo.federation.tell(mailed=", ".join(recipients), subject=short)
 
     with ExitStack() as stack:
+        archive = _archive_flags(demo, stack)
         port = stack.enter_context(mailbox(mailed))
-        config = Config(mail=MailSection(port=port, sender="demo@example.org"))
+        mail = MailSection(port=port, sender="demo@example.org")
+        config = Config(mail=mail, archive=ArchiveSection(reserve=0.0))
         here = demo.federation = stack.enter_context(Federation(config))
         here.lookup(_lookup_port())
         for name, location in DELEGATES:
-            here.start_delegate(name, location)
+            here.start_delegate(name, location, *archive.get(name, ()))
         _until(demo, lambda: len(here.ready) == 1 + len(DELEGATES), "the delegates", show)
-        for kind, names in (("subscriber", [s.name for s in SUBSCRIBERS]), ("publisher", [p.name for p in PUBLISHERS])):
-            for name in names:
-                here.start(f"{kind} {name}", "roles", kind, name)
+        for subscriber in SUBSCRIBERS:
+            here.start(f"subscriber {subscriber.name}", "roles", "subscriber", subscriber.name)
+        for publisher in PUBLISHERS:
+            is_kept = publisher.delegate is not None and publisher.delegate[0] in archive
+            marks = ("persist",) if is_kept else ()
+            here.start(f"publisher {publisher.name}", "roles", "publisher", publisher.name, *marks)
         everybody = len(DELEGATES) + 1 + len(SUBSCRIBERS) + len(PUBLISHERS)
         _until(demo, lambda: len(here.ready) == everybody, "publishers and subscribers", show)
         _until(demo, lambda: all(_matched(row) for row in demo.rows.values()), "the first-level matches", show)
         publish(demo)
+        if archive:
+            total = sum(len(publications(publisher)) for publisher in PUBLISHERS)
+            _until(demo, lambda: demo.published == total, "the last object to be published", show)
+            here.start(f"subscriber {LATECOMER.name}", "roles", "subscriber", LATECOMER.name)
         _settle(demo, show)
         yield demo
+
+
+def _archive_flags(demo: Demo, stack: ExitStack) -> dict[str, tuple[str, ...]]:
+    """For `jbi pad`, by the delegate's name: {} where the libraries are missing, which is told."""
+    missing = [name for name in ("duckdb", "numpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        demo.without = f"no latecomer: the archive needs {missing[0]} (pip install 'jbi-pubsub[archive]')"
+        return {}
+    demo.rows[LATECOMER.name] = Row(LATECOMER)
+    folder = stack.enter_context(TemporaryDirectory(prefix="jbi-demo-", ignore_cleanup_errors=True))
+    return {DELEGATES[0][0]: ("--archive", str(Path(folder, "archive")))}
 
 
 def publish(demo: Demo) -> None:
@@ -176,6 +203,8 @@ def _heard(demo: Demo, facts: dict[str, Any]) -> None:
 
 
 def _matched(row: Row) -> bool:
+    if row.subscriber.start != "new":
+        return True  # it is not there yet
     # e-mail subscriptions stand at every delegate, for publishers to come
     return row.servers >= (len(DELEGATES) if row.subscriber.recipients else expected(row.subscriber).servers)
 

@@ -19,6 +19,7 @@ EXAMPLES: Final = {
     "alerts": "CAP alerts to e-mail: each one as it comes, or many in a digest.",
     "caution": "A master caution panel: subscriber, database and publisher.",
     "imagery": "Imagery and telemetry from around Kabul, and a map.",
+    "node": "A client of the Common API, and a node that is stopped under it.",
     "sensors": "200 sensors, a fusion engine, and a tasking service found by Entry.",
 }
 """The examples that `jbi demo NAME` plays, each a module here of that name with a function `run`."""

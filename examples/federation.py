@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
@@ -88,6 +88,27 @@ class Federation:
         self.start_delegate(name, location)
         self.until(lambda: name in self.ready, f"the delegate {name}")
         return self
+
+    def node(self, name: str, *flags: str, own: Sequence[str] = ()) -> dict[str, Any]:
+        """Start a node, and wait until it is ready: what it says then; `flags` for `jbi node start`, `own` for `jbi`.
+        Its lookup service is the federation's. Raises DemoError."""
+        self.ready.pop(name, None)
+        words = flags if "--port" in flags else (*flags, "--port", "0")
+        self._start_server(1, name, *own, "node", "start", *words)
+        self.until(lambda: name in self.ready, f"the node {name}")
+        section = LookupSection(locators=(self.ready[name]["lookup"],), multicast=False)
+        self.config = msgspec.structs.replace(self.config, lookup=section)
+        return self.ready[name]
+
+    def end(self, name: str) -> None:
+        """End a server in order, and wait until it has. Raises DemoError."""
+        process = self._processes.pop(name)
+        _ask_to_end(process, terminate=True)
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired as exc:
+            process.kill()
+            raise DemoError(f"{name} has not ended within {STOP_SECONDS:g} s") from exc
 
     def pid(self, name: str) -> int:
         """Process id of one of them."""
@@ -165,6 +186,7 @@ class Federation:
     def _start_server(self, kind: int, name: str, *arguments: str) -> None:
         mail = self.config.mail
         flags = ["--no-multicast", "--set", f"mail.port={mail.port}", "--set", f"mail.sender={mail.sender}"]
+        flags += ["--set", f"archive.reserve={self.config.archive.reserve}"]
         flags += [part for locator in self.config.lookup.locators for part in ("--locator", locator)]
         self._servers[kind].append(name)
         self._start(name, ["-m", "jbi_pubsub", *flags, *arguments, "--json"])

@@ -1,4 +1,5 @@
-"""The demo's processes: `python -m jbi_pubsub.examples.roles publisher NAME CONFIG` or `... subscriber NAME CONFIG`.
+"""The demo's processes: `python -m jbi_pubsub.examples.roles publisher NAME [persist] CONFIG` or
+`... subscriber NAME CONFIG`.
 
 They are ordinary applications over the public adapters. They talk to the demo in JSON lines: facts on stdout, a word
 on stdin ("go": publish everything once); they end with stdin.
@@ -14,11 +15,20 @@ from lxml import etree
 
 from jbi_pubsub import Config, PublisherAdapter, PublisherAdapterLight, RegistrationUid, SubscriberAdapter
 from jbi_pubsub.examples.federation import application, say
-from jbi_pubsub.examples.scenario import DATA, PUBLISHERS, SUBSCRIBERS, Publication, Publisher, Subscriber, publications
+from jbi_pubsub.examples.scenario import (
+    DATA,
+    LATECOMER,
+    PUBLISHERS,
+    SUBSCRIBERS,
+    Publication,
+    Publisher,
+    Subscriber,
+    publications,
+)
 
 
-def publish(publisher: Publisher, config: Config) -> None:
-    """Register, then publish everything at each "go"."""
+def publish(publisher: Publisher, config: Config, *, persist: bool) -> None:
+    """Register, then publish everything at each "go". `persist`: it is archived."""
     objects = publications(publisher)
     schema = DATA / publisher.schema
     marks = DATA / publisher.marks if publisher.marks else None
@@ -31,7 +41,10 @@ def publish(publisher: Publisher, config: Config) -> None:
     else:
         adapter = light = PublisherAdapterLight(config, name=publisher.name)
         delegate = light.connect_to_delegate(*publisher.delegate)
-        registrations = [light.register_publisher(delegate, schema, o.metadata, marks=marks) for o in invariants]
+        registrations = [
+            light.register_publisher(delegate, schema, o.metadata, marks=marks, persist=persist or None)
+            for o in invariants
+        ]
     say(ready=publisher.name, registrations=len(registrations))
     with adapter:
         for _ in iter(sys.stdin.readline, ""):
@@ -63,6 +76,7 @@ def subscribe(subscriber: Subscriber, config: Config) -> None:
             payload_filter=subscriber.payload_filter,
             namespaces=dict(subscriber.namespaces),
             recipients=subscriber.recipients,
+            start=subscriber.start,
         )
         say(ready=subscriber.name, subscription=uid)
         matched = 0
@@ -92,12 +106,12 @@ def _await_end(ended: Callable[[], None]) -> None:
     ended()
 
 
-def play(config: Config, role: str, name: str) -> None:
+def play(config: Config, role: str, name: str, *marks: str) -> None:
     """Play one role."""
     if role == "publisher":
-        publish(next(p for p in PUBLISHERS if p.name == name), config)
+        publish(next(p for p in PUBLISHERS if p.name == name), config, persist="persist" in marks)
     else:
-        subscribe(next(s for s in SUBSCRIBERS if s.name == name), config)
+        subscribe(next(s for s in (*SUBSCRIBERS, LATECOMER) if s.name == name), config)
 
 
 if __name__ == "__main__":

@@ -83,6 +83,8 @@ class Subscriber(msgspec.Struct, frozen=True):
     """The first level as XPath, for the oracle alone."""
     second_level: str = ""
     filtered: str = ""
+    start: str = "new"
+    """Where it begins: "all" is for one that comes when everything has been published."""
 
 
 PUBLISHERS = (
@@ -147,6 +149,12 @@ SUBSCRIBERS = (
         second_level="category Geo",
     ),
 )
+
+
+LATECOMER = Subscriber(
+    "latecomer", type_name=IMAGERY_TYPE, first_level="type Intel_Imagery", second_level="all of the past", start="all"
+)
+"""Comes last, and gets what its delegate has archived."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from .publisher import PublisherAdapter as PublisherAdapter
     from .publisher import PublisherAdapterLight as PublisherAdapterLight
     from .publisher import RegistrationUid as RegistrationUid
+    from .subscriber import Conditions as Conditions
+    from .subscriber import Query as Query
+    from .subscriber import QueryListener as QueryListener
     from .subscriber import SubscriberAdapter as SubscriberAdapter
     from .subscriber import SubscriptionListener as SubscriptionListener
     from .subscriber import SubscriptionUid as SubscriptionUid
@@ -37,12 +40,15 @@ _HOMES = {
     "SubscriberAdapter": "subscriber",
     # what they take and give
     "Cause": "core.info_object",
+    "Conditions": "subscriber",
     "Config": "core.config",
     "DelegateUid": "publisher",
     "GrantedQos": "core.quality",
     "InfoObject": "core.info_object",
     "LossNotice": "core.info_object",
     "Platform": "core.info_object",
+    "Query": "subscriber",
+    "QueryListener": "subscriber",
     "RegistrationUid": "publisher",
     "SubscriptionListener": "subscriber",
     "SubscriptionUid": "subscriber",

@@ -32,6 +32,7 @@ from jbi_pubsub.core.access import (
     AccessPolicy,
     Action,
     AllowAll,
+    LoginCalls,
     Subject,
     demand,
 )
@@ -42,7 +43,7 @@ from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.metrics import MetricsServer, Sample, expiries
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import ControlServer, exported, leasing
+from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported, leasing
 from jbi_pubsub.core.wire.deflate import Allowance, Compression
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint, check_endpoint
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
@@ -260,7 +261,12 @@ class LookupServer:
         self._disk_fault = False
         self._outbox = _Outbox(self._offer)
         self._control = ControlServer(
-            {EXPORTED: _Registrar(self), "status": _Status(self), ADMIN: AccessAdmin(self.access)}
+            {
+                EXPORTED: _Registrar(self),
+                "status": _Status(self),
+                ADMIN: AccessAdmin(self.access),
+                LOGIN: LoginCalls(self.access),
+            }
         )
         self._administering = threading.RLock()  # one admin call at a time; covers the endpoint, what follows, and stop
         self._endpoint = self._bind_first(registrar.admin())

@@ -32,14 +32,13 @@ from jbi_pubsub.core.errors import (
     UnknownUidError,
     report,
 )
-from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.history import GivenUp, Progress, TakenIn
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.quality import PolicyChanged
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire.control import exported, leasing
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.lookup.entry import EntryRep
-from jbi_pubsub.pad.delegate import TypeRepository
 from jbi_pubsub.pad.explanation import recall
 from jbi_pubsub.pad.mail.links import LinkAction
 from jbi_pubsub.pad.overview import Terms
@@ -49,16 +48,24 @@ from jbi_pubsub.pad.proxy import (
     SUBSCRIBE_AT_ONCE,
     Answers,
     Claims,
+    Counted,
+    Deleted,
+    Described,
+    Explained,
     Opened,
+    QueryOpened,
     Registered,
     Subscribed,
 )
 from jbi_pubsub.pad.subscription import (
     PublisherRequest,
+    QueryRequest,
+    Start,
     SubscriptionRequest,
 )
 
 if TYPE_CHECKING:
+    from jbi_pubsub.pad.history import History
     from jbi_pubsub.pad.server import DisseminationServer
 
 log = logging.getLogger("jbi_pubsub.pad")
@@ -128,6 +135,11 @@ class PublisherCalls:
         opened = self._server.check_type(request, caller.identity or caller.address.rpartition(":")[0])
         try:
             self._server.allow(caller, "publish", Subject(opened.name, opened.version))
+            if request.persist:
+                self._server.allow(caller, "persist", Subject(opened.name, opened.version))
+            if request.origin is not None:
+                self._server.allow(caller, "bridge", Subject(opened.name, opened.version))
+                self._server.check_relayed(uid, request.origin)
         except JbiError:
             self._server.delegate.forget_type(opened)
             raise
@@ -137,6 +149,10 @@ class PublisherCalls:
     @exported
     def unregister(self, caller: Caller, connection_id: str, uid: str) -> None:  # noqa: ARG002  # the id is the right
         self._server.delegate.unregister_publisher(connection_id, uid)
+
+    @exported
+    def filtered(self, caller: Caller, connection_id: str, uid: str, count: int) -> None:  # noqa: ARG002  # the id is the right
+        self._server.delegate.tell_filtered(connection_id, uid, count)
 
     @exported
     def wait_for_subscriptions(self, caller: Caller, connection_id: str, uid: str, count: int, seconds: float) -> int:  # noqa: ARG002  # the id is the right
@@ -255,6 +271,76 @@ class SubscriberCalls:
         return self._server.delegate.signing_key(uid)
 
 
+class HistoryCalls:
+    """What subscribers ask of the archive."""
+
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    @exported
+    def open_query(self, caller: Caller, session_id: str, request: QueryRequest, claims: Claims) -> QueryOpened:
+        self._server.refuse_when_stopping()
+        session = self._server.delegate.session(session_id)
+        with self._server.deciding():
+            return self._history.open(session, request, _named(caller, session.name, claims))
+
+    @exported
+    def cancel_query(self, caller: Caller, session_id: str, number: int) -> None:  # noqa: ARG002  # the session id is the right
+        self._history.cancel(session_id, number)
+
+    @exported
+    def progress(self, caller: Caller, session_id: str, number: int) -> Progress:  # noqa: ARG002  # the session id is the right
+        return self._history.progress(session_id, number)
+
+    @exported
+    def count(self, caller: Caller, request: QueryRequest, seconds: float, claims: Claims) -> Counted:
+        self._server.refuse_when_stopping()
+        return self._history.count(request, seconds, _named(caller, "", claims))
+
+    @exported
+    def explain_query(self, caller: Caller, request: QueryRequest, claims: Claims) -> Explained:
+        return self._history.explain(request, _named(caller, "", claims))
+
+    @exported
+    def reset(self, caller: Caller, name: str, secret: str, start: Start, claims: Claims) -> bool:
+        caller = _named(caller, "", claims)
+        self._server.allow(caller, "connect")
+        return self._history.reset(name, secret, start, caller)
+
+    @exported
+    def delete(self, caller: Caller, request: QueryRequest, seconds: float) -> Deleted:
+        self._server.allow(caller, "administer")
+        return self._history.delete(request, seconds)
+
+    @exported
+    def retain(self, caller: Caller, is_dry: bool, seconds: float) -> tuple[GivenUp, ...]:
+        self._server.allow(caller, "administer")
+        return self._history.retain(seconds, is_dry=is_dry)
+
+    @exported
+    def rebuild(self, caller: Caller) -> None:
+        self._server.allow(caller, "administer")
+        self._history.rebuild()
+
+    @exported
+    def take_in(self, caller: Caller, objects: tuple[bytes, ...], of: tuple[Described, ...]) -> TakenIn:
+        self._server.allow(caller, "administer")  # it says of others what they have published
+        self._server.refuse_when_stopping()
+        return self._history.take_in(objects, of)
+
+    @exported
+    def describe(self, caller: Caller, uids: tuple[str, ...], claims: Claims) -> tuple[Described, ...]:
+        self._server.allow(caller, "query", Subject(some=True))
+        return self._history.describe(uids, _named(caller, "", claims))
+
+    @property
+    def _history(self) -> History:
+        history = self._server.delegate.history
+        if history is None:
+            raise UnknownUidError("there is no archive here", hint="Set [archive] folder")
+        return history
+
+
 class MailLinkCalls:
     """What whoever reads a mail may do with it."""
 
@@ -264,22 +350,6 @@ class MailLinkCalls:
     @exported
     def follow(self, caller: Caller, action: LinkAction, token: str) -> None:  # noqa: ARG002  # the token is the right
         self._server.delegate.follow(action, token)
-
-
-class TypeCalls:
-    """The information object types that are published here."""
-
-    def __init__(self, server: DisseminationServer, types: TypeRepository) -> None:
-        self._server = server
-        self._types = types
-
-    @exported
-    def get(self, caller: Caller, name: str, version: str) -> SchemaBundle:
-        self._server.allow_type(caller, TypeName(name, version))
-        found = self._types.find(TypeName(name, version))
-        if found is None:
-            raise UnknownUidError(f"{name[:200]} {version[:200]} is not published here")
-        return found.bundle
 
 
 class JoinAdminCalls:

@@ -17,15 +17,17 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hmac import compare_digest
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from uuid import uuid4
 
 import msgspec
 
+from jbi_pubsub.core import combined
 from jbi_pubsub.core.access import Action, AllowAll, Subject, demand
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
@@ -36,10 +38,11 @@ from jbi_pubsub.core.errors import (
     JbiError,
     OversizeError,
     PredicateError,
+    SchemaError,
     StorageError,
     UnknownUidError,
 )
-from jbi_pubsub.core.info_object import Cause, Parcel, SchemaBundle, TypeName
+from jbi_pubsub.core.info_object import Cause, Head, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.lease import ANY, FixedLeasePeriodPolicy, Landlord, Lease
 from jbi_pubsub.core.quality import Contract, GrantedQos, Wish, unmanaged
 from jbi_pubsub.core.signing import SigningKey
@@ -70,7 +73,7 @@ from jbi_pubsub.pad.overview import (
     sessions_by_name,
     types_of,
 )
-from jbi_pubsub.pad.pipeline import Pipeline, Refused
+from jbi_pubsub.pad.pipeline import GAP_MOST, Pipeline, Refused
 from jbi_pubsub.pad.registration import Entries, Registration, Topic
 from jbi_pubsub.pad.rights import Rights, effective, type_wanted
 from jbi_pubsub.pad.signed import Seals
@@ -82,9 +85,13 @@ from jbi_pubsub.pad.subscription import (
     PEER_TYPE,
     PREFETCH_LEAST,
     PUBLISHER_TYPE,
+    ExpirationEntry,
     Granted,
     InformationType,
+    LocalEntry,
+    Origin,
     PublisherRequest,
+    RelayedEntry,
     SigningKeyEntry,
     Subscription,
     SubscriptionRequest,
@@ -95,6 +102,11 @@ from jbi_pubsub.pad.subscription import (
     shown,
 )
 from jbi_pubsub.pad.topics import GHOSTS_MOST, Topics
+from jbi_pubsub.pad.types import TypeRepository
+from jbi_pubsub.pad.witness import Happening, What, Witness, proved
+
+if TYPE_CHECKING:
+    from jbi_pubsub.pad.history import History
 
 log = logging.getLogger("jbi_pubsub.pad")
 
@@ -108,6 +120,8 @@ UNATTACHED_SECONDS: Final = 15.0
 """Longest lease of a publisher or subscriber session whose data connection has not come yet, whatever is asked for:
 clients open it at once, which takes some seconds over 7,200 bit/s, and renew at 2/5 of the term meanwhile."""
 
+NO_WISH: Final = Wish()
+
 PART_SECONDS: Final = 1.0
 """For all subscribers to acknowledge that nothing comes any more: round trips, not queues."""
 
@@ -116,23 +130,6 @@ SOURCES_MOST: Final = 3
 """Names of publishers told of one type."""
 TYPES_MOST: Final = 200
 """Types told with them."""
-
-
-class TypeRepository(Protocol):
-    """The type repository as a delegate sees it: nobody else opens a schema."""
-
-    def open(self, bundle: SchemaBundle, *, caller: str = "") -> InformationTypeGate:
-        """`caller` is who gave it: each may cause so much work. Raises SchemaError, or TypeConflictError for a second,
-        different schema of a type."""
-        ...
-
-    def find(self, type: TypeName) -> InformationTypeGate | None:  # noqa: A002  # the field's word
-        """The type, if it is open."""
-        ...
-
-    def forget(self, type: TypeName) -> None:  # noqa: A002  # the field's word
-        """The last registration of the type is gone."""
-        ...
 
 
 class Announcer(Protocol):
@@ -176,10 +173,11 @@ class Delegate:
         mails: MailStore | None = None,
         stages: Stages | None = None,
         wall: Callable[[], float] = time.time,
+        node: str = "",
     ) -> None:
         """`subscriptions_ref` is the proxy handed to subscribers; `peer`: inside a publishing application; `store`
         keeps e-mail subscriptions, `mails` their mail; those in it are taken over; `stages` of the pipeline, by default
-        those of the configuration. Raises StorageError."""
+        those of the configuration; `node`: the id of the node that we are part of. Raises StorageError."""
         self._store = store
         self._wall = wall
         self._mail_leases: dict[str, str] = {}
@@ -191,10 +189,15 @@ class Delegate:
         self._unattached: dict[str, float] = {}
         """Leases of those whose data connection has not come yet, with the seconds asked for."""
         self.delegate_id = delegate_id
+        self.witness: Witness | None = None
+        """Who is told what happens to contracts."""
         self._config = config
         self._types = types
         self._announcer = announcer
         self._ref = subscriptions_ref
+        ways = [each.rpartition(":")[0].strip("[]") for each in subscriptions_ref.endpoints if "/" not in each]
+        self._hosts = tuple(dict.fromkeys(ways))
+        """Of the addresses that we are reached at."""
         self._clock = clock
         self._is_peer = peer
         self._item_types = (PEER_TYPE, PUBLISHER_TYPE) if peer else (PUBLISHER_TYPE,)
@@ -229,6 +232,9 @@ class Delegate:
         self._topics = Topics(stages.shelves)
         self._offers = Offers()
         self._signatures = stages.signatures
+        self._archive = stages.archive
+        self._node = node or (stages.archive.keeping.id if stages.archive is not None else "") or delegate_id
+        """Where objects are said to be published: after a restart the same, where something is kept that knows it."""
         self._seals = Seals(stages.signer, delegate_id) if stages.signer is not None else None
         self._partitioned: list[Topic] = []
         """Whose predicates are partitioned by importance."""
@@ -267,12 +273,45 @@ class Delegate:
             shaper=quality.shaper if quality is not None else None,
             refuse=self.pipeline.refuse,
         )
+        self.history = self._history_of(stages)
         if self._quality is not None:
             self._quality.watch(self._queued, self._counted)
         for kept in store.load(wall()) if store is not None else ():
             self._take_over(kept)
         for ended in self._mail.start():
             self._account.add(matched=ended.offered, mailed=ended.mailed, lost=ended.lost)
+
+    def _history_of(self, stages: Stages) -> History | None:
+        """What subscribers ask of the past, here or elsewhere; what is off is not imported."""
+        if stages.archive is not None:
+            from jbi_pubsub.pad.history import History
+
+            return self._made_history(partial(History, stages.archive))
+        if stages.foreign is not None:
+            from jbi_pubsub.pad.foreign import ForeignHistory
+
+            return self._made_history(partial(ForeignHistory, stages.foreign))
+        return None
+
+    def _made_history(self, kind: Callable[..., History]) -> History:
+        return kind(
+            access=self.access,
+            max_queries=self._config.archive.max_queries,
+            numbers=self._number,
+            contract=lambda caller, type_, wish: self._contract(caller, "query", type_, wish),
+            end_contract=self._end_contract,
+            name=f"history-{self.delegate_id[:8]}",
+            lease=self._config.lease.durable,
+            wall=self._wall,
+            seal=self._seals.seal if self._seals is not None else None,
+            shaper=self._quality.shaper if self._quality is not None else None,
+        )
+
+    def _number(self) -> int:
+        """Of one more outlet."""
+        with self._lock:
+            self._next_number += 1
+            return self._next_number
 
     def start(self) -> None:
         """Begin to deliver."""
@@ -289,6 +328,7 @@ class Delegate:
             lease = self._grant_unattached(lambda: self._drop_connection(connection_id), duration)
             connection = PublisherConnection(connection_id, name, lease.lease_id, caller=caller)
             self._connections[connection_id] = connection
+            self._tell_connection("created", connection)
         self._drop_connection(idle)
         return connection, lease
 
@@ -324,6 +364,16 @@ class Delegate:
         """The type a schema stands for, for whom it is opened. Raises SchemaError or TypeConflictError."""
         return self._types.open(bundle, caller=caller)
 
+    def publishing(self, type: TypeName) -> int:  # noqa: A002  # the field's word
+        """How many registrations of a type there are."""
+        with self._lock:
+            return sum(r.gate.type == type for r in self._registrations.values())
+
+    def former_schema(self, type: TypeName) -> SchemaBundle | None:  # noqa: A002  # the field's word
+        """Of a type that nobody publishes any more, as long as somebody may come for its objects; None for others."""
+        with self._lock:
+            return next((topic.schema for topic in self._topics.ghosts if topic.type == type), None)
+
     def forget_type(self, type: TypeName) -> None:  # noqa: A002  # the field's word
         """Drop a type that was opened for a registration which then came to nothing."""
         with self._lock:
@@ -339,12 +389,45 @@ class Delegate:
         `uid` is made from the request's secret, which the publisher keeps over failures, so that nobody else can
         publish under it; the publisher chooses `number`, which its publications start with. Raises UnknownUidError,
         AccessDeniedError (`uid` is not the secret's), SignatureError (we want signed objects, and its key does not
-        hold), SchemaError, TypeConflictError, MetadataError, OversizeError, QosDeniedError.
+        hold), SchemaError, TypeConflictError, MetadataError, OversizeError, QosDeniedError, ConfigurationError (it is
+        to be archived, and there is no archive), StorageError.
         """
         self.connection(connection_id)
         for entry in request.entries:
             check_rep(entry)
-        gate = self._types.open(request.schema)
+        return self._register_opened(connection_id, request, self._types.open(request.schema), uid, number)
+
+    def register_relayed(
+        self,
+        uid: str,
+        entries: Entries,
+        gate: InformationTypeGate,
+        origin: Origin,
+        *,
+        connection_id: str,
+        number: int,
+        secret: str,
+        validate: bool = True,
+        signing: SigningKey | None = None,
+        qos: Wish = NO_WISH,
+        persist: bool | None = None,
+        expiration: float = 0.0,
+    ) -> Registration:
+        """Register what is published on another platform, under the id that it has there; its objects keep theirs, and
+        say by which platforms they came. That `uid` is the publisher's own, whoever relays it vouches for (the action
+        `bridge`), unless it signs; so nobody else need know its secret. `secret` is the bridge's: with it the
+        registration can be taken over in the lookup services. `gate`, `entries`, `validate` and `expiration` are as of
+        any registration, and so is all that becomes of its objects, but that gaps are not told: a bridge may leave
+        objects out, and says so (`tell_filtered`). Where the original stands it is refused. Raises as
+        `register_publisher`, AccessDeniedError for an original that is here, or another bridge's."""
+        request = PublisherRequest(
+            gate.bundle, entries, validate, secret, signing, qos, persist, expiration=expiration, origin=origin
+        )
+        return self._register_opened(connection_id, request, gate, uid, number)
+
+    def _register_opened(
+        self, connection_id: str, request: PublisherRequest, gate: InformationTypeGate, uid: str, number: int
+    ) -> Registration:
         try:
             if self._signatures is not None:
                 self._signatures.welcome(uid, request.signing)
@@ -353,7 +436,11 @@ class Delegate:
             self.forget_type(gate.type)
             raise
         key = () if registration.signing is None else (SigningKeyEntry.of(registration.signing).rep(),)
-        item = ServiceItem(registration.uid, self._item_types, self._ref, (*entries, *key))
+        local = (LocalEntry().rep(),) if request.local else ()
+        lasting = (ExpirationEntry(seconds=repr(request.expiration)).rep(),) if request.expiration else ()
+        origin = registration.origin
+        told = () if origin is None else (RelayedEntry(via=" ".join(origin.via), bridge=origin.bridge).rep(),)
+        item = ServiceItem(registration.uid, self._item_types, self._ref, (*entries, *key, *told, *local, *lasting))
         self._announcer.join(item, request.secret)
         with self._lock:
             ended = registration.uid not in self._registrations
@@ -365,17 +452,30 @@ class Delegate:
         self, connection_id: str, request: PublisherRequest, gate: InformationTypeGate, uid: str, number: int
     ) -> tuple[Registration, Entries]:
         check_publisher(uid, request)
+        if request.schema.is_none and (request.validate or request.entries):
+            raise SchemaError(
+                f"there is no schema of {gate.type} to validate by, nor one that says what is invariant",
+                hint="Give the schema, or register with validate=False and no invariant metadata",
+            )
         name = gate.type.name
         described = InformationType(
             name=name, version=gate.type.version, schema=gate.digest, local=local_name(name)
         ).rep()
         entries = (described, *request.entries)
+        if request.origin is None:
+            self._give_way_to_original(uid)
+        is_kept, archived = self._archived(connection_id, request, gate.type, uid, entries)
         with self._lock:
             connection = self.connection(connection_id)  # asked again: its lease may have run out meanwhile
             if uid in self._registrations:
                 known = self._registrations[uid]
+                if request.origin is not None and known.connection != connection_id:
+                    what = "is published here" if known.origin is None else "is relayed here by another bridge"
+                    raise AccessDeniedError(f"registration {uid} {what}: it can't be relayed", uid=uid)
                 if known.connection == connection_id:
+                    known.origin = request.origin
                     known.signing = request.signing  # another certificate may answer for it by now
+                    self._tell_registration("updated", known)
                     return known, known.topic.entries
                 raise UnknownUidError(f"registration {uid} belongs to another publisher", uid=uid)
             if number in connection.registrations:
@@ -384,15 +484,66 @@ class Delegate:
                 raise OversizeError(f"the delegate holds its limit of {len(self._registrations)} registrations")
             contract, _ = self._contract(connection.caller, "publish", gate.type, request.qos)
             topic = self._topic_for(entries, gate.type)
-            judgement = Judgement(gate, request.entries, topic.table, validate=request.validate)
+            judgement = Judgement(
+                gate, request.entries, topic.table, validate=request.validate, well_formed=request.well_formed,
+                origin=self._origin(connection.name, request),
+            )  # fmt: skip
             registration = Registration(uid, number, connection_id, gate, topic, judgement, signing=request.signing)
+            registration.expiration, registration.local = request.expiration, request.local
             registration.contract = contract
+            registration.persist, registration.archived = is_kept, archived
+            registration.origin = request.origin
+            topic.is_partly_kept = topic.is_partly_kept or not is_kept
+            topic.schema = None if gate.bundle.is_none else gate.bundle
+            registration.marked = request.persist
             topic.unannounced.add(uid)
             topic.shelf.young_until = math.inf
             connection.registrations[registration.number] = registration
             self._registrations[registration.uid] = registration
             self._tell_quality(self._offers.made_by(registration, request.qos))
+            self._tell_registration("created", registration)
         return registration, entries
+
+    def _give_way_to_original(self, uid: str) -> None:
+        """A publisher has come to the platform that its objects were relayed to."""
+        with self._lock:
+            shadow = self._registrations.get(uid)
+            if shadow is None or shadow.origin is None:
+                return
+            connection = self._connections.get(shadow.connection)
+            if connection is not None:
+                connection.registrations.pop(shadow.number, None)
+        self._drop_registrations([shadow])
+
+    def tell_filtered(self, connection_id: str, uid: str, count: int) -> None:
+        """A bridge has left out so many objects of a registration that it relays: its subscribers are told. Raises
+        UnknownUidError for one that is not relayed by it."""
+        self.connection(connection_id)
+        registration = self._registrations.get(uid)
+        if registration is None or registration.connection != connection_id or registration.origin is None:
+            raise UnknownUidError(f"no registration {uid[:64]} of this bridge", uid=uid[:64])
+        self.pipeline.tell_filtered(registration, min(max(0, count), GAP_MOST))
+
+    def _archived(
+        self, connection_id: str, request: PublisherRequest, type_: TypeName, uid: str, entries: Entries
+    ) -> tuple[bool, int]:
+        """Whether a registration is archived, and up to which number it is already. Raises ConfigurationError,
+        StorageError."""
+        if self._archive is None:
+            if request.persist:
+                raise ConfigurationError(
+                    "a registration with persist=True needs an archive, and there is none here",
+                    hint="Set [archive] folder, use another delegate, or leave persist out",
+                )
+            return False, 0
+        if not self._archive.is_kept(request.persist, type_, entries):
+            return False, 0
+        origin = self._origin(self.connection(connection_id).name, request)
+        return True, self._archive.open(uid, type_, origin, entries)
+
+    def _origin(self, publisher: str, request: PublisherRequest) -> combined.Provenance:
+        is_relayed = request.origin is not None
+        return combined.Provenance(publisher, self._node, self._hosts, request.owner, is_relayed)
 
     def _contract(
         self,
@@ -551,6 +702,7 @@ class Delegate:
             lease = self._grant_unattached(lambda: self._drop_session(session_id, Cause.SUBSCRIBER_DEAD), duration)
             session.lease_id = lease.lease_id
             self._sessions[session_id] = session
+            self._tell_session("created", session)
             session.opened = self._clock()  # last of all: ages count from here to the answer
         self._drop_session(idle, Cause.SUBSCRIBER_DEAD)
         return session_id, lease
@@ -652,7 +804,8 @@ class Delegate:
             elif known.request == request:
                 self._mail.resume(known)
                 prefetch = PREFETCH_LEAST if self._quality is not None else 0
-                granted = Granted(known.number, self._mail_lease(known), self._quality_of(known), prefetch)
+                given = self._quality_of(known)
+                granted = Granted(known.number, self._mail_lease(known), given, prefetch, known.is_replayed)
             else:
                 raise ConfigurationError(
                     f"subscription {request.uid} stands here with other terms", hint="Cancel it first"
@@ -677,7 +830,8 @@ class Delegate:
             raise
         self._offers.required_by(subscription)
         given = msgspec.structs.replace(given, unmet=subscription.unmet)
-        return Granted(granted.number, granted.lease, given, PREFETCH_LEAST if self._quality is not None else 0)
+        prefetch = PREFETCH_LEAST if self._quality is not None else 0
+        return Granted(granted.number, granted.lease, given, prefetch, subscription.is_replayed)
 
     def _contract_of(self, subscription: Subscription, wish: Wish) -> tuple[Contract | None, GrantedQos]:
         return self._contract(
@@ -723,18 +877,67 @@ class Delegate:
         self._next_number += 1
         subscription.number = self._next_number
         if session is not None:
-            session.add(subscription, held=True)
+            first = self._shelves.first_since([t.shelf for t in let_in], since if age > NOT_BEFORE else math.inf)
+            self._add_outlet(session, subscription, first)
             self._costs.setdefault(key[0], CostBudget(MAX_COST_OF_SUBSCRIBER)).add(subscription.charges)
         self._subscriptions[key] = subscription
+        self._tell_subscription("created", subscription)
         if request.recipients:
             self._open_mail(subscription)
         self._waiting.add(key, request.entries)
         marks = self._put_in(subscription, let_in)
         narrowed = narrowing(subscription, let_in)
         peer = subscription.caller.place.peer if subscription.caller is not None else ""
+        if subscription.is_replayed:
+            marks = [(topic, mark) for topic, mark in marks if topic.is_partly_kept]  # the archive has all the others
         self._newcomers.welcome(subscription, session, marks if age > NOT_BEFORE else [], since, peer, narrowed)
+        if subscription.is_replayed and self.history is not None:
+            self.history.begin_replay(key[0], subscription)
         self._stood.notify_all()  # whoever stops now sees that it is catching up
         return Granted(subscription.number, lease)
+
+    def _add_outlet(self, session: SubscriberSession, subscription: Subscription, first: int) -> None:
+        """Under the lock: that of a subscription that begins in the past is filled by the archive, too. `first`: the
+        position of the first object that it may have if it begins with the present."""
+        request = subscription.request
+        if self.history is not None and self._archive is None:  # the past is another platform's, which is asked alone
+            session.add(subscription, held=True)
+            return
+        if request.durable:
+            self._attach(session, subscription, first)
+        elif self.history is None or request.start.kind == "new":
+            session.add(subscription, held=True)
+            return
+        assert self.history is not None
+        subscription.is_replayed = True
+        self.history.replay(session, subscription, first)
+
+    def _attach(self, session: SubscriberSession, subscription: Subscription, first: int) -> None:
+        """Under the lock: a durable one comes, perhaps again. Raises AccessDeniedError, ConfigurationError,
+        StorageError."""
+        if self.history is None or self._archive is None:
+            raise ConfigurationError(
+                "a durable subscription needs an archive, and there is none here", hint="Set [archive] folder"
+            )
+        self.history.attach(session, subscription, first)
+        for key, other in list(self._subscriptions.items()):
+            if other.durable is subscription.durable:  # its process is gone, or has it by another id as well
+                self._forget_subscription(key)
+        self._begin_to_keep(
+            registration
+            for registration in self._registrations.values()
+            if not registration.persist and registration.marked is None
+        )
+
+    def _begin_to_keep(self, registrations: Iterable[Registration]) -> None:
+        """Those that a durable subscription waits for."""
+        assert self._archive is not None
+        wanted = [each for each in registrations if self._archive.is_wanted(each.topic.entries)]
+        if wanted:
+            self._archive.open_all([(r.uid, r.topic.type, r.judgement.origin, r.topic.entries) for r in wanted])
+        for each in wanted:
+            each.archived = self._archive.keeping.last_sequence(each.uid)
+            each.persist = True
 
     def _hand_over(self, known: Subscription, caller: Caller | None, rights: Rights | None) -> None:
         """An e-mail subscription was asked for again: with another certificate it hangs on that one. Raises
@@ -743,6 +946,7 @@ class Delegate:
             if not known.lease_id or caller is None or _holder(known.caller) == caller.holder:
                 return
             known.caller, known.rights = caller, rights
+            self._tell_subscription("updated", known)
             self._asked_version = -1  # other rules may hold for it
             before, (known.contract, _) = known.contract, self._contract_of(known, _modest(known.request.qos))
             self._end_contract(before)
@@ -886,7 +1090,10 @@ class Delegate:
                 key = ("mail", uid)
             else:
                 raise UnknownUidError(f"no subscription {uid} here", uid=uid)
+            durable = self._subscriptions[key].durable
         self._forget_subscription(key)
+        if durable is not None and self.history is not None:
+            self.history.durables.cancel(durable)
 
     def cancel(self, uid: str) -> int:
         """An administrator cancels a subscription, whosesoever it is; in how many sessions it stood (an application's
@@ -903,6 +1110,8 @@ class Delegate:
             if (session := sessions[key[0]]) is not None:
                 session.end(subscription, Cause.CANCELLED, CANCEL_SECONDS)
             self._forget_subscription(key)
+            if subscription.durable is not None and self.history is not None:
+                self.history.durables.cancel(subscription.durable)
         return len(found)
 
     def follow(self, action: LinkAction, token: str) -> None:
@@ -962,9 +1171,9 @@ class Delegate:
                 if owner == "mail"
             ]
 
-    def explain(self, uid: str, metadata: bytes, payload: bytes) -> dict[str, object]:
+    def explain(self, uid: str, metadata: bytes, payload: bytes, head: Head | None = None) -> dict[str, object]:
         """Why an object would be delivered to a subscription, or not, for each registration here, as plain data (see
-        explanation.py). The beginning of an id will do, if it is no other's.
+        explanation.py). The beginning of an id will do, if it is no other's. `head`: of an object that was published.
 
         Raises UnknownUidError, ConfigurationError for an ambiguous id, MetadataError, OversizeError.
         """
@@ -974,18 +1183,25 @@ class Delegate:
             registrations = list(self._registrations.values())
             let_in = self._let_in(found, {r.topic for r in registrations})
             registered = {
-                r.uid: Standing(r.gate, r.topic.entries, r.judgement.validates, r.topic in let_in, let_in.get(r.topic))
+                r.uid: Standing(
+                    r.gate,
+                    r.topic.entries,
+                    r.judgement.validates,
+                    r.topic in let_in,
+                    let_in.get(r.topic),
+                    r.judgement.origin,
+                )
                 for r in registrations
             }
             session = self._sessions.get(found.owner)
         queue = queue_of(session.status(), found.uid) if session is not None else {}
-        return explain(found, registered, metadata, payload, queue)
+        return explain(found, registered, metadata, payload, queue, head)
 
     def explain_object(self, uid: str, object_id: str) -> dict[str, object]:
         """As `explain`, for an object that was published here some seconds ago. Raises UnknownUidError as well when it
         is not known any more."""
         parcel = recall(object_id, self.kept)
-        return self.explain(uid, bytes(parcel.head.metadata), bytes(parcel.payload))
+        return self.explain(uid, bytes(parcel.head.metadata), bytes(parcel.payload), parcel.head)
 
     # -- leases and life ----------------------------------------------------------------------------------------
 
@@ -1021,6 +1237,8 @@ class Delegate:
             except JbiError as exc:
                 log.error("cleaning up behind a lease: %s", exc)
         self._remind()
+        if self.history is not None:
+            self.history.tend()
         self._shelves.trim(self._clock())
         with self._lock:
             self._topics.forget_ghosts(self._clock())
@@ -1067,6 +1285,8 @@ class Delegate:
         """End everything: registrations leave the lookup services, what still waits is lost (shutdown)."""
         self.pipeline.stopping.set()
         self._newcomers.stop()
+        if self.history is not None:
+            self.history.stop()
         with self._lock:
             self._stood.notify_all()
             connections, sessions = list(self._connections), list(self._sessions)
@@ -1077,6 +1297,9 @@ class Delegate:
             self._drop_session(session_id, Cause.SHUTDOWN)
         self._hub.stop()
         self._mail.stop()
+        if self.history is not None and self._archive is not None:
+            self.history.note()
+            self._archive.close()
         self.access.close()
         if self._store is not None:
             self._remind()  # what was sent at the end
@@ -1248,6 +1471,8 @@ class Delegate:
                 topic.table.replace(predicates)
         for session in refused:
             session.ask_again()
+        if self.history is not None:
+            self.history.ask_again()
         return len(ended)
 
     def _is_allowed(self, caller: Caller, action: Action, subject: Subject) -> bool:
@@ -1262,9 +1487,12 @@ class Delegate:
         caller = connection.caller
         if caller is None:
             return True
-        types = {r.gate.type for r in list(connection.registrations.values())}
+        registrations = list(connection.registrations.values())
+        asked: set[tuple[Action, TypeName]] = {("publish", r.gate.type) for r in registrations}
+        asked |= {("persist", r.gate.type) for r in registrations if r.marked}
+        asked |= {("bridge", r.gate.type) for r in registrations if r.origin is not None}
         return self._is_allowed(caller, "connect", Subject()) and all(
-            self._is_allowed(caller, "publish", Subject(type_.name, type_.version)) for type_ in types
+            self._is_allowed(caller, action, Subject(type_.name, type_.version)) for action, type_ in sorted(asked)
         )
 
     def _ask_about(self, key: tuple[str, str], changed: dict[Topic, dict[Subscription, Predicate | None]]) -> None:
@@ -1331,15 +1559,18 @@ class Delegate:
             connection = self._connections.pop(connection_id, None)
             registrations = list(connection.registrations.values()) if connection else []
             self._unattached.pop(connection.lease_id if connection else "", None)
-        self._drop_registrations(registrations)
+        self._drop_registrations(registrations, connection)
+        if connection is not None:
+            self._tell_connection("removed", connection)
 
-    def _drop_registrations(self, registrations: list[Registration]) -> None:
-        """Those of them that nobody else has dropped meanwhile."""
+    def _drop_registrations(self, registrations: list[Registration], of: PublisherConnection | None = None) -> None:
+        """Those of them that nobody else has dropped meanwhile; `of` a connection that has gone."""
         with self._lock:
             registrations = [r for r in registrations if self._registrations.get(r.uid) is r]
             for registration in registrations:
                 del self._registrations[registration.uid]
                 registration.has_ended = True
+                self._tell_registration("removed", registration, of)
                 self._end_contract(registration.contract)
                 self._keep_key(registration)
                 self._account.close_registration(registration)
@@ -1372,13 +1603,18 @@ class Delegate:
             return
         found.close(cause)
         for key in keys:
-            self._forget_subscription(key)
+            self._forget_subscription(key, of=found)
+        self._tell_session("removed", found)
 
-    def _forget_subscription(self, key: tuple[str, str], cause: Cause = Cause.CANCELLED) -> None:
+    def _forget_subscription(
+        self, key: tuple[str, str], cause: Cause = Cause.CANCELLED, of: SubscriberSession | None = None
+    ) -> None:
+        """`of` a session that has gone."""
         with self._lock:
             subscription = self._subscriptions.pop(key, None)
             if subscription is None:
                 return
+            self._tell_subscription("removed", subscription, of)
             self._ending.append(subscription)
             self._end_contract(subscription.contract)
             if subscription.lease_id:
@@ -1391,16 +1627,74 @@ class Delegate:
             self._close_mail(subscription)
             self._newcomers.forget(subscription)
             self._refund(subscription)
+            if subscription.durable is not None and self.history is not None:
+                self.history.detach(key[0], subscription)
             session = self._sessions.get(key[0])
         if session is not None:
             leave = session.expel if cause is Cause.REFUSED else session.remove
-            subscription.lost[cause] += leave(subscription)
+            lost = leave(subscription)
+            if subscription.durable is None:
+                subscription.lost[cause] += lost
+            else:
+                subscription.matched -= lost  # it comes again
         subscription.lost[cause] += self._mail.cancel(subscription)
         with self._lock:
             self._ending.remove(subscription)
             self._account.close_subscription(subscription)
+            refused = [each for each in self._sessions.values() if each.was_refused] if subscription.durable else []
+        for each in refused:
+            each.ask_again()  # who wanted it may have it now
         if key[0] == "mail" and self._store is not None:
             self._store.forget(key[1])
+
+    # -- who is told ---------------------------------------------------------------------------------------------
+
+    def _tell_connection(self, what: What, connection: PublisherConnection) -> None:
+        if self.witness is not None and connection.lease_id:  # our own is nobody's
+            uid, user = shown(connection.connection_id), proved(connection.caller)
+            self.witness(Happening("connection", what, "publisher", uid, connection.name, user))
+
+    def _tell_registration(self, what: What, registration: Registration, of: PublisherConnection | None = None) -> None:
+        of = of or self._connections.get(registration.connection)
+        if self.witness is not None and (of is None or of.lease_id):
+            name, user = (of.name, proved(of.caller)) if of is not None else ("", "")
+            type_ = str(registration.gate.type)
+            self.witness(Happening("sequence", what, "publisher", registration.uid, name, user, type_))
+
+    def _tell_session(self, what: What, session: SubscriberSession) -> None:
+        if self.witness is not None:
+            uid, user = shown(session.session_id), proved(session.caller)
+            self.witness(Happening("connection", what, "subscriber", uid, session.name, user))
+
+    def _tell_subscription(self, what: What, subscription: Subscription, of: SubscriberSession | None = None) -> None:
+        if self.witness is not None:
+            of = of or self._sessions.get(subscription.owner)
+            name, user = of.name if of is not None else "", proved(subscription.caller)
+            self.witness(Happening("sequence", what, "subscriber", subscription.uid, name, user))
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Publishers and subscriber processes, with who they are and where."""
+        with self._lock:
+            found = [
+                ("publisher", c.connection_id, c.name, c.caller, len(c.registrations))
+                for c in self._connections.values()
+                if c.lease_id
+            ]
+            sequences = Counter(owner for owner, _ in self._subscriptions)
+            found += [
+                ("subscriber", s.session_id, s.name, s.caller, sequences[s.session_id]) for s in self._sessions.values()
+            ]
+        return [
+            {
+                "id": shown(uid),
+                "role": role,
+                "client": name,
+                "user": proved(caller),
+                "address": caller.address if caller is not None else "",
+                "sequences": count,
+            }
+            for role, uid, name, caller, count in found
+        ]
 
     def _close_mail(self, subscription: Subscription) -> None:
         others = [s for s in self._mailed.pop(subscription.uid, ()) if s is not subscription]

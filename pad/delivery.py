@@ -10,17 +10,20 @@ Rules:
 
 from __future__ import annotations
 
+import logging
+import math
 import socket
 import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final, Literal, Protocol
 
 import msgspec
 
-from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.errors import ProtocolError, StorageError
+from jbi_pubsub.core.history import Position
 from jbi_pubsub.core.info_object import Cause, LossNotice, Parcel, Part
 from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.values import decoder_of
@@ -28,18 +31,25 @@ from jbi_pubsub.core.wire.deflate import Compression, described
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
-from jbi_pubsub.pad.outlet import Arrears, Budget, Delay, Flight, Outlet, Waiting
+from jbi_pubsub.pad.outlet import Arrears, Budget, Delay, Feed, Flight, Outlet, Replay, Tracked, Waiting
 from jbi_pubsub.pad.subscription import Subscription, shown
+
+log = logging.getLogger("jbi_pubsub.pad")
 
 ITEM: Final = struct.Struct("!BI")
 OBJECT, LOSS, CHUNK, LAST_CHUNK, SHARED, END = 1, 2, 3, 4, 5, 6
+PLACED, FINISHED = 7, 8
 QUALITY: Final = 9
 """Kinds of items on a delivery connection, each with a subscription number. A large object comes as CHUNK ...
 LAST_CHUNK; between them come items of other subscriptions, none of its own. SHARED has, instead of a number, how many
 subscriptions the object is for, then their numbers (32 bits each), then the object: it goes over the link once. END
 with number 0 is the last one: who delivers stops in order, and has told what was lost; with another number that
 subscription has ended here, against the will of its subscriber, who has been told its losses; with ASK_AGAIN what was
-refused may be allowed now. QUALITY: what a subscription that wishes has got instead of what it had."""
+refused may be allowed now. PLACED: an object behind its position (POSITION); of an outlet that is placed, which is said
+when it opens, all objects are, and each chunk begins with the position, too. FINISHED: a query's end (proxy.Finished),
+the last of that number. QUALITY: what a subscription that wishes has got instead of what it had."""
+
+POSITION: Final = struct.Struct("!Q")
 
 ASK_AGAIN: Final = 0xFFFF_FFFF
 """No subscription's number."""
@@ -56,11 +66,14 @@ Micros = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 class Heard(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Note of the subscriber's acknowledgements, by subscription numbers. `consumed`: how many objects its application
-    has taken in all. `delays`, under quality of service and once a second: how long one object has waited there for the
-    application, and by how much that varies (RFC 3550's jitter)."""
+    has taken in all, results of queries, too. `delays`, under quality of service and once a second: how long one object
+    has waited there for the application, and by how much that varies (RFC 3550's jitter)."""
 
     consumed: dict[int, int] = {}
     delays: dict[int, tuple[Micros, Micros]] = {}
+    acknowledged: dict[int, tuple[Position, ...]] = {}
+    """Of durable subscriptions with explicit acknowledgement: positions of the objects that the application has
+    acknowledged since the last note that was sent."""
 
 
 NOTHING_HEARD: Final = Heard()
@@ -126,6 +139,8 @@ class SubscriberSession:
         """ASK_AGAIN is to go out."""
         self._granted: dict[int, Callable[[], GrantedQos]] = {}
         """Subscriptions that are to be told what they have got, by number, and what that is by then."""
+        self._finished: dict[Outlet, bytes] = {}
+        """Queries that have ended, with what is told of that behind their last result."""
         self._expelled: deque[Subscription] = deque()
         """Whose end is to be told."""
         self._parting = False
@@ -135,6 +150,8 @@ class SubscriberSession:
         self._bytes = 0
         """That wait in all outlets; an object counts once."""
         self._sender = HubSender(hub, take=self._take, acked=self._acked, batch_bytes=chunk)
+        self.is_expiring = False
+        """Some of what waits here may expire, or did."""
 
     def add(self, subscription: Subscription, *, held: bool = False) -> None:
         """Open the subscription's outlet; `held`: nothing goes out before `catch_up`."""
@@ -143,6 +160,179 @@ class SubscriberSession:
 
     def _new_outlet(self, subscription: Subscription, *, held: bool) -> Outlet:
         return Outlet(subscription, held=held)
+
+    def add_query(self, query: Subscription, feed: Feed) -> None:
+        """Open an outlet that `feed` fills as there is room (`room`, `put`), until it is `finished`."""
+        self.add(query)
+        with self._changed:
+            outlet = self._outlets[query.number]
+            outlet.feed, outlet.counted = feed, ()
+
+    def add_replay(self, subscription: Subscription, feed: Feed, durable: Tracked | None = None) -> None:
+        """Open the outlet of a subscription that catches up with an archive by `feed`. Nothing of what is kept comes to
+        it live before `rearm`; nothing goes out before `catch_up`. One that is `durable` catches up again whenever its
+        queue is full."""
+        self.add(subscription, held=True)
+        with self._changed:
+            outlet = self._outlets[subscription.number]
+            outlet.feed, outlet.replay = feed, Replay(durable)
+
+    def rearm(self, subscription: Subscription, target: int) -> None:
+        """The feed brings all that is kept up to that position, where positions stand now."""
+        with self._changed:
+            outlet = self._outlets.get(subscription.number)
+            if outlet is not None and outlet.replay is not None:
+                self._charge(-outlet.replay.give_up())
+                outlet.replay.target, outlet.replay.is_overrun = target, False
+
+    def go_live(self, subscription: Subscription) -> Literal["live", "overrun", "full"]:
+        """The feed has brought all up to its target: what is behind goes to the queue, and all that comes. "overrun":
+        that was too much, it is to be armed again; "full": not before half of its queue is free, as from then on its
+        policy may lose what waits."""
+        with self._changed:
+            outlet = self._outlets.get(subscription.number)
+            if outlet is None or outlet.replay is None:
+                return "live"
+            replay = outlet.replay
+            if replay.is_overrun:
+                return "overrun"
+            if replay.durable is not None and not outlet.waiting and not replay.behind and not replay.is_live:
+                replay.durable.passed(replay.target)
+            if replay.is_live:
+                return "live"
+            if outlet.waiting and outlet.waiting + len(replay.behind) > outlet.bound // 2:
+                return "full"
+            replay.is_live = True
+            replay.past = max([replay.target, *(parcel.position for parcel in replay.behind)])
+            behind, replay.behind = replay.behind, []
+            self._charge(-replay.size)
+            replay.size = 0
+            self._put(outlet, behind)
+            if replay.durable is not None:
+                replay.durable.fed(replay.target, math.inf)
+        self._sender.ready()
+        return "live"
+
+    def fall_back(self, subscription: Subscription, after: int) -> None:
+        """A durable one is to have all behind that position again, as far as it is not acknowledged."""
+        with self._changed:
+            outlet = self._outlets.get(subscription.number)
+            if outlet is not None and outlet.replay is not None:
+                self._fall_back(outlet, after + 1)
+                outlet.replay.again_from = after
+
+    def again_from(self, subscription: Subscription) -> int:
+        """Where the feed is to go on, told once; -1: where it is."""
+        with self._changed:
+            outlet = self._outlets.get(subscription.number)
+            if outlet is None or outlet.replay is None:
+                return -1
+            found, outlet.replay.again_from = outlet.replay.again_from, -1
+            return found
+
+    def _fall_back(self, outlet: Outlet, position: int) -> None:
+        """What waits of a durable one is too much: it comes by its feed, with that object and all behind it."""
+        replay = outlet.replay
+        assert replay is not None
+        assert outlet.feed is not None
+        assert replay.durable is not None
+        freed = lost = 0
+        dropped: list[int] = []
+        while outlet.waiting:
+            waiting = outlet.drop_oldest()
+            freed += waiting.parcel.size if waiting.places == 0 else 0
+            if waiting.parcel.position:
+                outlet.subscription.matched -= 1
+                dropped.append(waiting.parcel.position)
+            else:
+                lost += 1
+        self._charge(-freed - replay.give_up())
+        if lost:
+            self._lose(outlet, Cause.QUEUE_OVERFLOW, lost)
+        after = replay.durable.back(position, dropped)
+        replay.again_from = after if replay.again_from < 0 else min(replay.again_from, after)
+        replay.is_live, replay.past = False, math.inf
+        outlet.feed.wake()
+
+    def _comes_behind(self, outlet: Outlet, parcel: Parcel) -> bool:
+        """What is kept, for an outlet that catches up: whether it is dealt with."""
+        replay = outlet.replay
+        assert replay is not None
+        if not parcel.position:
+            return parcel.was_kept  # before it came: the feed brings it, or did, or it is not wanted
+        if replay.is_live and parcel.position > replay.target:
+            if replay.durable is None or not self._is_full(outlet):
+                return False
+            self._fall_back(outlet, parcel.position)
+            return True
+        if parcel.position <= replay.target or replay.is_overrun:
+            return True  # the feed brings it
+        is_too_much = len(replay.behind) > outlet.bound // 2 or outlet.waiting_bytes + replay.size >= self._budget.share
+        if is_too_much or self._bytes >= self._budget.session_share or self._budget.used >= self._budget.limit:
+            self._charge(-replay.give_up())
+            return True
+        replay.behind.append(parcel)
+        replay.size += parcel.size
+        self._charge(parcel.size)
+        return True
+
+    @property
+    def queries(self) -> int:
+        """How many have not told that they have ended."""
+        with self._changed:
+            return sum(not outlet.counted for outlet in self._outlets.values())
+
+    def has(self, subscription: Subscription) -> bool:
+        """Whether its outlet is open."""
+        with self._changed:
+            return subscription.number in self._outlets
+
+    def room(self, subscription: Subscription) -> tuple[int, int]:
+        """How many objects a feed may put now, and of how many bytes in all; (-1, 0): its outlet is gone. Bytes may be
+        short when there is room for objects: nobody tells when that changes. A query's that was `finish`ed has none."""
+        with self._changed:
+            outlet = self._outlets.get(subscription.number)
+            if outlet is None or outlet in self._finished:
+                return -1, 0
+            if outlet.held:
+                return 0, 0
+            budget = self._budget
+            most = min(budget.share - outlet.waiting_bytes, budget.session_share - self._bytes)
+            return max(0, outlet.room), max(0, min(most, budget.limit - budget.used))
+
+    def put(self, subscription: Subscription, parcels: Sequence[Parcel]) -> None:
+        """What a feed brings, within its room."""
+        with self._changed:
+            outlet = self._outlets.get(subscription.number)
+            if outlet is None or outlet in self._finished:
+                return
+            self._put(outlet, parcels)
+        self._sender.ready()
+
+    def _put(self, outlet: Outlet, parcels: Sequence[Parcel]) -> None:
+        outlet.subscription.matched += len(parcels)
+        self._charge(sum(parcel.size for parcel in parcels))
+        for parcel in parcels:
+            outlet.enters(parcel)
+            outlet.put(Waiting(parcel), parcel.size)
+        self._make_ready(outlet)
+
+    def finish(self, query: Subscription, told: bytes, *, drop: bool = False) -> None:
+        """A query has ended: that is told when its results have gone out; at once, if those that wait are dropped."""
+        with self._changed:
+            outlet = self._outlets.get(query.number)
+            if outlet is None or outlet in self._finished:
+                return
+            if drop:
+                self._empty(outlet)
+                outlet.untold.clear()
+            self._finished[outlet] = told
+        self._sender.ready()
+
+    @property
+    def _is_finished(self) -> bool:
+        """Whether the end of a query can be told now. Asked without our lock, too."""
+        return any(not (outlet.held_up or outlet.untold) for outlet in tuple(self._finished))
 
     def catch_up(self, newcomers: Iterable[tuple[Subscription, Arrears, int]]) -> None:
         """Let newcomers go: each gets its arrears, and is told first how many objects it has missed; then what has come
@@ -169,6 +359,8 @@ class SubscriberSession:
                     if count:
                         self._lose(outlet, cause, count)
                 self._make_ready(outlet)
+                if outlet.feed is not None:
+                    outlet.feed.wake()
             self._changed.notify_all()
         self._sender.ready()
 
@@ -178,6 +370,7 @@ class SubscriberSession:
             outlet = self._outlets.pop(subscription.number, None)
             if outlet is None:
                 return 0
+            outlet.settle()
             waiting = outlet.held_up
             for flight in self._flying:
                 if subscription in flight.subscriptions:
@@ -186,6 +379,9 @@ class SubscriberSession:
             self._empty(outlet)
             outlet.cutting = None
             outlet.untold.clear()
+            self._finished.pop(outlet, None)
+            if outlet.feed is not None:
+                outlet.feed.wake()
             self._changed.notify_all()
             return waiting
 
@@ -232,11 +428,13 @@ class SubscriberSession:
         subscription: Subscription | None = None
         outlet: Outlet | None = None
         waiting: Waiting | None = None
+        is_placed = False
         share, most = self._budget.share, self._budget.session_share
         with self._changed:
             for whose, parcel in deliveries:
                 if whose is not subscription:  # of a run, consecutive objects for one, the outlet is looked up once
                     subscription, outlet = whose, self._outlets.get(whose.number)
+                    is_placed = outlet is not None and outlet.feed is not None
                     if blocked and any(before is whose for before, _ in blocked):
                         subscription = None
                         blocked.append((whose, parcel))  # behind the one before
@@ -244,6 +442,10 @@ class SubscriberSession:
                 if outlet is None:
                     gone.append(whose)  # cancelled since the match: after the cancel returned nothing may come
                     continue
+                if is_placed:
+                    waiting = None  # its object goes out by itself
+                    if outlet.replay is not None and self._comes_behind(outlet, parcel):
+                        continue
                 size = parcel.size
                 if outlet.waiting >= outlet.bound or outlet.waiting_bytes >= share or self._bytes >= most:
                     if blocked is not None and self._would_wait(outlet, waited):
@@ -264,7 +466,12 @@ class SubscriberSession:
                 if waiting.places == 0:
                     taken += size
                     self._bytes += size
-                outlet.put(waiting, size)
+                if is_placed:
+                    outlet.enters(parcel)
+                    outlet.put(waiting, size)
+                    waiting = None
+                else:
+                    outlet.put(waiting, size)
                 if not outlet.ready:
                     self._make_ready(outlet)
             self._budget.add(taken)
@@ -365,6 +572,8 @@ class SubscriberSession:
             number, given = self._granted.popitem()
             self._fly((), 1)
             items.append((ITEM.pack(QUALITY, number), msgspec.msgpack.encode(given())))
+        if self._finished:
+            self._take_ends(items, max_items)
         while self._expelled and len(items) < max_items - 1:
             items += self._end_of(self._expelled.popleft())
         if self._is_to_ask and len(items) < max_items:
@@ -379,6 +588,18 @@ class SubscriberSession:
         self._charge(-self._freed)
         self._changed.notify_all()  # room for those who wait under `block`
 
+    def _take_ends(self, items: list[Parts], max_items: int) -> None:
+        """Of queries whose last result has gone."""
+        for outlet in [each for each in self._finished if not (each.held_up or each.untold)]:
+            if len(items) >= max_items:
+                break
+            told = self._finished.pop(outlet)
+            del self._outlets[outlet.subscription.number]
+            self._fly((), 1)
+            items.append((ITEM.pack(FINISHED, outlet.subscription.number), told))
+            if outlet.feed is not None:
+                outlet.feed.wake()
+
     def attach(
         self, sock: socket.socket, position: int, close: Callable[[], None], compression: Compression | None = None
     ) -> None:
@@ -390,6 +611,7 @@ class SubscriberSession:
         with self._changed:
             for outlet in self._outlets.values():
                 outlet.held = False
+                outlet.settle()
                 held = outlet.held_up
                 self._empty(outlet)
                 outlet.cutting = None
@@ -425,12 +647,16 @@ class SubscriberSession:
         with self._changed:
             self._closed = True
             for outlet in self._outlets.values():
+                outlet.settle()
                 outlet.subscription.lost[cause] += outlet.held_up
                 self._empty(outlet)
+                if outlet.feed is not None:
+                    outlet.feed.wake()
             for flight in self._flying:
                 for subscription in flight.subscriptions:
                     subscription.lost[cause] += flight.count
             self._outlets.clear()
+            self._finished.clear()
             self._ready.clear()
             self._flying.clear()
             self._changed.notify_all()
@@ -457,16 +683,17 @@ class SubscriberSession:
 
     @property
     def queued(self) -> int:
-        """Objects that wait in all queues."""
+        """Objects that wait in all queues of subscriptions."""
         with self._changed:
-            return sum(outlet.waiting for outlet in self._outlets.values())
+            return sum(outlet.waiting for outlet in self._outlets.values() if outlet.counted)
 
     @property
     def in_flight(self) -> int:
         """Objects on their way and not acknowledged, those also of which some chunks have gone; one for several
         subscriptions counts for each."""
         with self._changed:
-            return self._under_way() + sum(o.cutting is not None for o in self._outlets.values())
+            cut = sum(o.cutting is not None for o in self._outlets.values() if o.counted)
+            return self._under_way() + cut
 
     @property
     def delay_ms(self) -> float:
@@ -490,17 +717,19 @@ class SubscriberSession:
     def waiting(self) -> dict[str, int]:
         """Objects that wait, by subscription."""
         with self._changed:
-            return {o.subscription.uid: o.waiting for o in self._outlets.values()}
+            return {o.subscription.uid: o.waiting for o in self._outlets.values() if o.counted}
 
     def _empty(self, outlet: Outlet) -> None:
         freed = 0
         while outlet.waiting:
             waiting = outlet.drop_oldest()
             freed += waiting.parcel.size if waiting.places == 0 else 0
+        if outlet.replay is not None:
+            freed += outlet.replay.give_up()
         self._charge(-freed)
 
     def _left(self) -> int:
-        return sum(outlet.held_up for outlet in self._outlets.values()) + self._under_way()
+        return sum(outlet.held_up for outlet in self._outlets.values() if outlet.counted) + self._under_way()
 
     def _under_way(self) -> int:
         return sum(flight.count * len(flight.subscriptions) for flight in self._flying)
@@ -513,6 +742,8 @@ class SubscriberSession:
 
     def _next(self, outlet: Outlet, items: list[Parts], max_items: int, max_bytes: int) -> int:
         """Put what goes out next of that outlet behind `items`; its bytes."""
+        if self.is_expiring and outlet.cutting is None:
+            self._drop_expired(outlet)
         if outlet.cutting is not None:
             item = self._next_chunk(outlet)
         elif outlet.untold:
@@ -524,6 +755,7 @@ class SubscriberSession:
             waiting.places -= 1
             outlet.took(1, waiting.parcel.size)
             self._freed += waiting.parcel.size if waiting.places == 0 else 0
+            outlet.goes(waiting.parcel)
             outlet.cutting = chunks(waiting.parcel.parts, self._chunk)
             outlet.next_chunk = next(outlet.cutting)
             item = self._next_chunk(outlet)
@@ -531,6 +763,16 @@ class SubscriberSession:
             return self._next_run(outlet, items, max_items, max_bytes)
         items.append(item)
         return sum(map(len, item))
+
+    def _drop_expired(self, outlet: Outlet) -> None:
+        """What is first and has waited too long is lost."""
+        now, count = self._clock(), 0
+        while outlet.waiting and not outlet.held and 0.0 < (parcel := outlet.front.head().parcel).expires <= now:
+            outlet.leaves(parcel)
+            self._drop_oldest(outlet)
+            count += 1
+        if count:
+            self._lose(outlet, Cause.EXPIRED, count)
 
     def _next_notice(self, outlet: Outlet) -> Parts:
         cause, count = outlet.untold.popitem()
@@ -556,13 +798,15 @@ class SubscriberSession:
             together += [one for one in outlets if one is not first and one.is_next(waiting)][: SHARED_MOST - 1]
         fronts = [outlet.front for outlet in together[1:]]
         most = 1
-        if len(self._ready) == sum(outlet.ready for outlet in together):
+        if not self.is_expiring and len(self._ready) == sum(outlet.ready for outlet in together):
             lengths = [len(one) for one in (front, *fronts)]
             most = min(max_items - len(items), *lengths, *[outlet.credit for outlet in together])
-        head = item_head(together)
+        head, is_placed = item_head(together), first.feed is not None
         count = size = sent = 0
         while True:
             parcel = waiting.parcel
+            if is_placed:
+                head = placed_head(first, parcel)
             front.take()
             for other in fronts:
                 other.take()
@@ -583,18 +827,28 @@ class SubscriberSession:
                 break
         for outlet in together:
             outlet.took(count, size)
-        self._fly(tuple([outlet.subscription for outlet in together]), count)
+        self._fly(tuple([outlet.subscription for outlet in together]) if first.counted else (), count)
         return sent
 
     def _next_chunk(self, outlet: Outlet) -> Parts:
         assert outlet.cutting is not None
         assert outlet.next_chunk is not None
-        chunk, outlet.next_chunk = outlet.next_chunk, next(outlet.cutting, None)
+        try:
+            chunk, outlet.next_chunk = outlet.next_chunk, next(outlet.cutting, None)
+        except StorageError as exc:
+            return self._break_off(outlet, exc)
         last = outlet.next_chunk is None
         if last:
             outlet.cutting = None
-        self._fly((outlet.subscription,) if last else (), 1)
-        return ITEM.pack(LAST_CHUNK if last else CHUNK, outlet.subscription.number), chunk
+        self._fly(outlet.counted if last else (), 1)
+        return chunk_head(outlet, is_last=last), chunk
+
+    def _break_off(self, outlet: Outlet, why: StorageError) -> Parts:
+        """The rest of a large object can't be read: its subscriber is told so in place of that."""
+        log.error("subscription %s: the rest of an object is lost: %s", outlet.subscription.uid, why)
+        outlet.cutting = None
+        self._lose(outlet, Cause.STORAGE)
+        return self._next_notice(outlet)
 
     def _make_ready(self, outlet: Outlet) -> None:
         if not outlet.ready and outlet.may_send():
@@ -637,8 +891,16 @@ class SubscriberSession:
             for number, total in heard.consumed.items():
                 outlet = self._outlets.get(number)
                 if outlet is not None and outlet.consumed < total <= outlet.sent:
-                    outlet.consumed = total
+                    outlet.taken(total)
                     self._make_ready(outlet)
+                    if outlet.feed is not None:
+                        outlet.feed.wake()
+            for number, positions in heard.acknowledged.items():
+                outlet = self._outlets.get(number)
+                if outlet is not None and outlet.acknowledged(positions):
+                    self._make_ready(outlet)
+                    if outlet.feed is not None:
+                        outlet.feed.wake()
             if heard.delays:
                 self._reached(heard.delays)
             self._changed.notify_all()  # whoever drains
@@ -655,6 +917,18 @@ def item_head(together: Sequence[Outlet]) -> bytes:
     return ITEM.pack(SHARED, len(numbers)) + struct.pack(f"!{len(numbers)}I", *numbers)
 
 
+def placed_head(outlet: Outlet, parcel: Parcel) -> bytes:
+    """What an object's item begins with that goes out, and whose outlet is placed."""
+    outlet.goes(parcel)
+    return ITEM.pack(PLACED, outlet.subscription.number) + POSITION.pack(parcel.position)
+
+
+def chunk_head(outlet: Outlet, *, is_last: bool) -> bytes:
+    """What a chunk's item begins with."""
+    head = ITEM.pack(LAST_CHUNK if is_last else CHUNK, outlet.subscription.number)
+    return head + POSITION.pack(outlet.position) if outlet.feed is not None else head
+
+
 class Deliveries:
     """What a batch of publications comes to, gathered by subscriber session. One thread at a time."""
 
@@ -662,6 +936,8 @@ class Deliveries:
         self._by_session: dict[SubscriberSession, list[Delivery]] = {}
         self.size = 0
         """Bytes gathered; an object that goes to several counts for each."""
+        self.is_expiring = False
+        """Some of the objects expire."""
 
     def add(self, session: SubscriberSession, subscription: Subscription, parcel: Parcel) -> None:
         """One more."""
@@ -674,12 +950,18 @@ class Deliveries:
     def offer(self) -> list[Subscription]:
         """Hand all to their sessions; what came to nothing, see `SubscriberSession.offer`."""
         gathered, self._by_session, self.size = self._by_session, {}, 0
+        if self.is_expiring:
+            for session in gathered:
+                session.is_expiring = True
         alone = len(gathered) == 1  # several sessions cost one wake-up of the hub, and it fills their batches meanwhile
         return [gone for session, deliveries in gathered.items() for gone in session.offer(deliveries, at_once=alone)]
 
     def offer_without_waiting(self, waited: float) -> tuple[list[Subscription], Deliveries | None]:
         """The same, and what would have to wait for a subscriber, as it did for `waited` seconds; None: nothing."""
         gathered, self._by_session, self.size = self._by_session, {}, 0
+        if self.is_expiring:
+            for session in gathered:
+                session.is_expiring = True
         gone: list[Subscription] = []
         left: Deliveries | None = None
         for session, deliveries in gathered.items():
@@ -687,5 +969,6 @@ class Deliveries:
             gone += session.offer(deliveries, at_once=len(gathered) == 1, blocked=blocked, waited=waited)
             for subscription, parcel in blocked:
                 left = left or Deliveries()
+                left.is_expiring = self.is_expiring
                 left.add(session, subscription, parcel)
         return gone, left

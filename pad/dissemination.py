@@ -20,10 +20,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from jbi_pubsub.core.combined import OWN_BYTES, Provenance, combined
 from jbi_pubsub.core.documents import ANY, ANY_TEXT, Grammar, Invariants, Particle, Texts, Traced, known_documents
-from jbi_pubsub.core.info_object import Parcel, SchemaBundle, TypeName
+from jbi_pubsub.core.errors import MetadataError, OversizeError
+from jbi_pubsub.core.info_object import Head, Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.quality import LEVELS, Settings, Shape
-from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
+from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
+from jbi_pubsub.core.xml import MAX_METADATA_BYTES, Element, give_back, parse_metadata, parse_payload, read_metadata
 from jbi_pubsub.core.xpath import (
     MAX_COST_OF_REGISTRATION,
     CostBudget,
@@ -69,6 +72,7 @@ class InformationTypeGate(Grammar, Protocol):
         ...
 
 
+NOWHERE: Final = Provenance()
 COUNTERS: Final = ("documents", "evaluations", "xpath_evaluations", "errors")
 """Of an index, those that only grow."""
 PARTITIONED_SECONDS: Final = 0.001
@@ -94,6 +98,10 @@ class MatchTable:
         """How many of the subscriptions have a predicate: without any the metadata need not be read."""
         self.filters = 0
         """How many of the subscriptions have a payload filter: without any payloads need not be parsed."""
+        self.selective = 0
+        """How many of the subscriptions do not want all that they match by the metadata: see Subscription."""
+        self._view: PredicateIndex[Subscription] | None = None
+        """Predicates on the combined view, as long as there are some."""
         self.budget = CostBudget(MAX_COST_OF_REGISTRATION)
         """What all that is evaluated for an object costs."""
         self.version = 0
@@ -126,6 +134,8 @@ class MatchTable:
         self._index.add(subscription, self.predicate_of(subscription))
         self.predicates += self.predicate_of(subscription) is not None
         self.filters += subscription.payload_filter is not None
+        if subscription.is_selective:
+            self._add_selective(subscription)
         self.budget.add(subscription.charges_by(self.predicate_of(subscription)))
         self.version += 1
 
@@ -135,9 +145,32 @@ class MatchTable:
             self._index.remove(subscription)
             self.predicates -= self.predicate_of(subscription) is not None
             self.filters -= subscription.payload_filter is not None
+            if subscription.is_selective:
+                self._remove_selective(subscription)
             self.budget.remove(subscription.charges_by(self.predicate_of(subscription)))
             self._narrowed.pop(subscription, None)
             self.version += 1
+
+    def _add_selective(self, subscription: Subscription) -> None:
+        if subscription.combined is not None:
+            view = self._view or PredicateIndex()
+            view.add(subscription, subscription.combined)
+            self._view = view
+        self.selective += 1
+
+    def _remove_selective(self, subscription: Subscription) -> None:
+        self.selective -= 1
+        view = self._view
+        if view is not None and subscription in view:
+            view.remove(subscription)
+            self._view = view if len(view) else None
+
+    def view(self, head: Head, origin: Provenance) -> frozenset[Subscription]:
+        """Those whose predicate is true for the combined view of an object."""
+        view = self._view
+        if view is None:  # whoever asked has just gone
+            return frozenset()
+        return frozenset(view.match(combined(head, origin), len(head.metadata) + OWN_BYTES))
 
     def replace(self, predicates: Mapping[Subscription, Predicate | None]) -> None:
         """Match these by other predicates from the next object on. Each object is matched by the old ones or by the new
@@ -244,6 +277,12 @@ def _index_of(predicates: Mapping[Subscription, Predicate | None]) -> PredicateI
     return index
 
 
+def takes(subscription: Subscription, origin: Provenance) -> bool:
+    """Whether a subscription wants objects of a publisher, whatever is in them."""
+    request = subscription.request
+    return not (request.unlike and request.unlike == origin.owner) and not (request.local and origin.is_relayed)
+
+
 class Selected(NamedTuple):
     """One object for one subscription. `filtered` False: there is a filter, but the payload is not XML."""
 
@@ -312,23 +351,38 @@ class Conformity:
     have passed. Several threads may use it.
     """
 
-    __slots__ = ("_entries", "_gate", "_known", "_passed", "_unlike", "validates")
+    __slots__ = ("_entries", "_gate", "_known", "_passed", "_reads", "_unlike", "is_exacting", "validates")
 
-    def __init__(self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], *, validate: bool) -> None:
+    def __init__(
+        self,
+        gate: InformationTypeGate,
+        entries: tuple[EntryRep, ...],
+        *,
+        validate: bool,
+        well_formed: bool = True,
+    ) -> None:
+        """`well_formed` False: what is neither validated nor has invariants is not looked at."""
         self._gate = gate
         self._entries = entries
         self.validates = validate
+        self.is_exacting = validate or bool(entries)
+        """Whether there have to be metadata."""
+        self._reads = self.is_exacting or well_formed
         self._known = known_documents((gate.digest, validate), gate if validate else _Unvalidated(gate))
         self._passed: frozenset[Invariants] = frozenset()
         self._unlike = 0
 
-    def check(self, metadata: bytes) -> Element | Traced:
-        """The document, parsed if need be. Raises MetadataError, InvariantError or OversizeError."""
+    def check(self, metadata: bytes) -> Element | Traced | None:
+        """The document, parsed if need be; None: there are no metadata, or they are not looked at. Raises
+        MetadataError, InvariantError or OversizeError."""
         unlike = self._unlike
         traced = self._known.trace(metadata) if unlike < UNLIKE or not unlike % UNLIKE_EVERY else None
         self._unlike = unlike + 1 if traced is None else 0
         if traced is not None and traced.invariants in self._passed:
             return traced
+        if not (metadata and self._reads):
+            self._unread(metadata)
+            return None
         root = parse_metadata(metadata)
         if self.validates:
             self._gate.validate(root)
@@ -339,9 +393,19 @@ class Conformity:
             self._pass(traced.invariants)
         return root
 
-    def read(self, metadata: bytes) -> Element | Traced:
-        """The document of metadata that passed before."""
-        return self._known.trace(metadata) or parse_metadata(metadata)
+    def read(self, metadata: bytes) -> Element | Traced | None:
+        """The document of metadata that passed before; None: they are none."""
+        return self._known.trace(metadata) or (
+            parse_metadata(metadata) if self.is_exacting else read_metadata(metadata)
+        )
+
+    def _unread(self, metadata: bytes) -> None:
+        if self.is_exacting:
+            what = "validated" if self.validates else "compared with the registered invariants"
+            raise MetadataError(f"there are no metadata, which are {what}", hint="Give a document")
+        if len(metadata) > MAX_METADATA_BYTES:
+            size, limit = len(metadata), MAX_METADATA_BYTES
+            raise OversizeError(f"metadata has {size} bytes, the limit is {limit}", size=size, limit=limit)
 
     def _pass(self, invariants: Invariants) -> None:
         """Remember invariants that are the registered ones."""
@@ -357,13 +421,25 @@ class Judgement:
     and again; the answer holds while the metadata and the table's subscriptions are the same. One thread at a time.
     """
 
-    __slots__ = ("_at", "_checked", "_conformity", "_matched", "_metadata", "_version", "table")
+    __slots__ = ("_at", "_checked", "_conformity", "_matched", "_metadata", "_version", "_viewed", "origin", "table")
 
     def __init__(
-        self, gate: InformationTypeGate, entries: tuple[EntryRep, ...], table: MatchTable, *, validate: bool
+        self,
+        gate: InformationTypeGate,
+        entries: tuple[EntryRep, ...],
+        table: MatchTable,
+        *,
+        validate: bool,
+        well_formed: bool = True,
+        origin: Provenance = NOWHERE,
     ) -> None:
-        self._conformity = Conformity(gate, entries, validate=validate)
+        self._conformity = Conformity(gate, entries, validate=validate, well_formed=well_formed)
         self.table = table
+        self.origin: Final = origin
+        """Who publishes, and where."""
+        self._viewed: tuple[int, int, frozenset[Subscription]] = -1, -1, frozenset()
+        """Number of the object whose combined view was looked at last, at which version of the table, and whom it
+        matched."""
         self._checked: bytes | None = None  # none yet
         self._metadata: bytes | None = None
         """Those that were matched last; of a run all are checked before the first one is matched."""
@@ -391,13 +467,15 @@ class Judgement:
         """The subscriptions whose predicate is true for metadata that were checked."""
         table = self.table
         version = table.version  # read first: what is added meanwhile makes the answer stale
+        is_read = True
         if document is None:
             if version == self._version and metadata == self._metadata:
                 table.count_again()
                 return self._matched
-            document = self.read(metadata) if table.predicates else None
+            is_read = table.predicates > 0
+            document = self.read(metadata) if is_read else None
         matched = table.match(document, len(metadata))
-        if document is None and table.predicates:  # since it was found that there are none
+        if not is_read and table.predicates:  # since it was found that there are none
             matched = table.match(self.read(metadata), len(metadata))
         if len(metadata) <= REMEMBERED_BYTES:
             self._metadata, self._version, self._matched = metadata, version, matched
@@ -426,19 +504,30 @@ class Judgement:
             if table.predicates:
                 parts.count_again_at(level)
             return known[2]
-        if not table.predicates:
+        is_read = table.predicates > 0
+        if not is_read:
             document = None
         elif document is None:
             document = self.read(metadata)
         matched = parts.match_at(level, document, len(metadata))
-        if document is None and table.predicates:  # since it was found that there are none
+        if not is_read and table.predicates:  # since it was found that there are none
             matched = parts.match_at(level, self.read(metadata), len(metadata))
         if len(metadata) <= REMEMBERED_BYTES:
             self._at[level] = version, metadata, matched
         return matched
 
-    def read(self, metadata: bytes) -> Element | Traced:
-        """The document of metadata that were good when they came. Any thread."""
+    def select(self, matched: list[Subscription], head: Head) -> list[Subscription]:
+        """Of those that the metadata match, who wants the object: see MatchTable.selective."""
+        wanted = [each for each in matched if takes(each, self.origin)]
+        if not any(each.combined is not None for each in wanted):
+            return wanted
+        version = self.table.version
+        if self._viewed[:2] != (head.sequence, version):
+            self._viewed = head.sequence, version, self.table.view(head, self.origin)
+        return [each for each in wanted if each.combined is None or each in self._viewed[2]]
+
+    def read(self, metadata: bytes) -> Element | Traced | None:
+        """The document of metadata that were good when they came; None: they are none. Any thread."""
         return self._conformity.read(metadata)
 
 
@@ -450,6 +539,8 @@ def disseminate(
     is_later: ShapedLater | None = None,
 ) -> Disseminated:
     """Filter the object for those it matched, and shape what is left as their contracts say."""
+    if parcel.size >= COST_LEAST and parcel.spooled is not None:
+        return _disseminate_large(parcel, matched, seal, shaper, is_later)
     cuts = _cuts(parcel, {s.payload_filter for s in matched if s.payload_filter is not None}, seal)
     selected: list[Selected] = []
     suppressed: list[Subscription] = []
@@ -466,6 +557,27 @@ def disseminate(
     if shaper is None:
         return Disseminated(selected, suppressed)
     return shaped(parcel, selected, seal, shaper, is_later)._replace(suppressed=suppressed)
+
+
+def _disseminate_large(
+    parcel: Parcel,
+    matched: list[Subscription],
+    seal: Seal | None,
+    shaper: Shaping | None,
+    is_later: ShapedLater | None,
+) -> Disseminated:
+    """One whose payload lies in a file: most get it from there. For those who have it filtered or shaped it is read
+    into memory, if that is not too much for it; else it is too large for them."""
+    looked_at = [s for s in matched if s.payload_filter is not None or (shaper is not None and is_shaped(s))]
+    others = [Selected(s, parcel) for s in matched if s not in set(looked_at)]
+    later = [each for each in others if is_later is not None and is_later(each, ())]
+    ready = [each for each in others if each not in later]
+    if len(parcel.payload) > MEMORY_BYTES or not looked_at:
+        return Disseminated(ready, (), looked_at, later)
+    read = parcel.in_memory()
+    result = disseminate(read, looked_at, seal, shaper, is_later)
+    ready += [each._replace(parcel=parcel) if each.parcel is read else each for each in result.selected]
+    return result._replace(selected=ready, later=[*later, *result.later])
 
 
 def is_shaped(subscription: Subscription) -> bool:
@@ -546,6 +658,8 @@ def _cuts(
     parcel: Parcel, filters: set[PayloadFilter], seal: Seal | None
 ) -> dict[PayloadFilter, tuple[int, Parcel]] | None:
     """What each filter selects: how many parts, and the object with them; None when the payload is no XML to filter."""
+    if not filters:
+        return None
     payload = bytes(parcel.payload)
     parsed = parse_payload(payload)
     if parsed is None:

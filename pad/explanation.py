@@ -1,4 +1,4 @@
-"""Why an object would be delivered to a subscription, or not: each level by itself, as plain data. Pure.
+"""Why an object would be delivered to a subscription, or not: each level by itself, as plain data.
 
 Rules:
 - First the document: whether it is what a registration publishes, of its type and with its invariants. What is not
@@ -9,17 +9,19 @@ Rules:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from jbi_pubsub.core.combined import OWN_BYTES, Provenance, combined
 from jbi_pubsub.core.errors import ConfigurationError, MetadataError, UnknownUidError
-from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.core.info_object import Head, Parcel, TypeName
 from jbi_pubsub.core.xml import Element, give_back, parse_metadata, parse_payload
 from jbi_pubsub.core.xpath import Predicate, examine
 from jbi_pubsub.lookup.entry import EntryRep, matches
-from jbi_pubsub.pad.dissemination import InformationTypeGate
+from jbi_pubsub.pad.dissemination import NOWHERE, InformationTypeGate, takes
 from jbi_pubsub.pad.subscription import Subscription
 
 MAX_CANDIDATES: Final = 10
@@ -36,6 +38,7 @@ class Standing(NamedTuple):
     validates: bool
     may: bool
     predicate: Predicate | None
+    origin: Provenance = NOWHERE
 
 
 def explain(
@@ -44,19 +47,24 @@ def explain(
     metadata: bytes,
     payload: bytes,
     queue: Mapping[str, object],
+    head: Head | None = None,
 ) -> dict[str, Any]:
     """Why an object with `metadata` and `payload` would be delivered to a subscription, or not.
 
-    `registered` are the registrations by uid; `queue` is shown as it is. Raises MetadataError for metadata that don't
-    parse, OversizeError.
+    `registered` are the registrations by uid; `queue` is shown as it is. `head` is the object's, if it was published;
+    else a combined view shows it as the first registration would publish it now. Raises MetadataError for metadata that
+    don't parse, OversizeError.
     """
     request = subscription.request
     root = parse_metadata(metadata)
     second = _second_level(subscription, root, len(metadata))
+    if subscription.combined is not None:
+        view = _view(registered, metadata, payload, head)
+        second = _second_level(subscription, view, len(metadata) + OWN_BYTES)
     first = {}
     for uid, standing in registered.items():
         access = _withheld(subscription, standing, root, len(metadata)) if second["predicate_true"] else []
-        first[uid] = _first_level(request.entries, standing, root, access)
+        first[uid] = _first_level(subscription, standing, root, access)
     cut = _filtered(subscription, payload)
     suppressed = bool(cut["selected"] == 0 and request.suppress_empty)
     return {
@@ -127,14 +135,14 @@ def _withheld(subscription: Subscription, standing: Standing, root: Element, siz
     return [] if holds else [f"access policy: withheld by {subscription.narrowed_by}"]
 
 
-def _first_level(
-    templates: tuple[EntryRep, ...], standing: Standing, root: Element, access: list[str]
-) -> dict[str, object]:
+def _first_level(subscription: Subscription, standing: Standing, root: Element, access: list[str]) -> dict[str, object]:
     """Whether the document could be published by a registration, and whether the template matches that; `access`: what
     rules have against it."""
     type_name = standing.gate.type
     why = _misfit(standing, root)
-    misses = _misses(templates, standing.entries) + access
+    misses = _misses(subscription.request.entries, standing.entries) + access
+    if not takes(subscription, standing.origin):
+        misses.append("the subscription does not want what its publisher publishes (unlike, local)")
     return {
         "type": type_name.name,
         "version": type_name.version,
@@ -156,10 +164,22 @@ def _misfit(standing: Standing, root: Element) -> str:
     return ""
 
 
+def _view(registered: Mapping[str, Standing], metadata: bytes, payload: bytes, head: Head | None) -> Element:
+    """The combined view of an object."""
+    first = next(iter(registered), "")
+    uid = head.registration if head is not None else first
+    standing = registered.get(uid)
+    if head is None:
+        kind = standing.gate.type if standing is not None else TypeName("")
+        head = Head("", uid, 0, time.time(), kind.name, kind.version, metadata, len(payload))
+    return combined(head, standing.origin if standing is not None else NOWHERE)
+
+
 def _second_level(subscription: Subscription, root: Element, size: int) -> dict[str, object]:
-    if subscription.predicate is None:
+    predicate = subscription.combined or subscription.predicate
+    if predicate is None:
         return {"predicate": "", "predicate_true": True, "predicate_failure": "", "conditions": []}
-    predicate = subscription.predicate.copy()
+    predicate = predicate.copy()
     holds = predicate.decide(root, size)
     return {
         "predicate": predicate.expression,

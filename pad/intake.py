@@ -5,8 +5,8 @@ Rules:
   of the objects is decided when it is their turn (`Turns`), which is at once, on the same thread, when nothing else is
   to be done.
 - Objects of a registration go through a *lane*, in order. An object is *done* when its deliveries are queued and its
-  mail is on disk, or it was refused; until then its publisher keeps it. A registration has a *credit* of objects that
-  are admitted and not done: its publisher holds back that registration, and no other.
+  mail and its record in the archive are on disk, or it was refused; until then its publisher keeps it. A registration
+  has a *credit* of objects that are admitted and not done: its publisher holds back that registration, and no other.
 - Whoever judges never waits, nor does the thread of the connection. Where an object would have to, for memory or the
   room of another stage, for those who come late, for a subscriber under policy `block`, its lane is parked, with its
   registration, and tried again.
@@ -21,11 +21,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
 
-from jbi_pubsub.core.errors import BackPressureError, ErrorReport, JbiError, ProtocolError, UnknownUidError, report
+from jbi_pubsub.core.errors import (
+    BackPressureError,
+    ErrorReport,
+    JbiError,
+    OversizeError,
+    ProtocolError,
+    StorageError,
+    UnknownUidError,
+    report,
+)
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.pacing import TokenBucket
@@ -73,6 +83,20 @@ def reported(parcel: Parcel, why: JbiError) -> tuple[str, ErrorReport]:
     return object_id, report(why)
 
 
+class Unsynced:
+    """Objects of one step that are done when all is on disk that has to be."""
+
+    __slots__ = ("is_archived", "judged", "mail", "since")
+
+    def __init__(self, judged: Batch, mail: int, *, is_archived: bool = False) -> None:
+        self.judged = judged
+        self.mail = mail
+        """Number of their last mail; 0: none."""
+        self.since = time.monotonic()
+        self.is_archived = is_archived
+        """Those that are kept are on disk, or were refused."""
+
+
 class Lane(Handing):
     """One registration's objects between admission and done: work of a task (see Turns). Its intake's lock covers what
     both threads change, admission and judging; the rest is of whoever has the baton."""
@@ -86,8 +110,8 @@ class Lane(Handing):
         """The number up to which all are done."""
         self.told = 0
         """How important its publisher was told on this connection that it is; 0: not yet."""
-        self.unsynced: deque[tuple[int, float, Batch]] = deque()
-        """Judged, with mail that is not on disk: its number there, and since when (monotonic seconds)."""
+        self.unsynced: deque[Unsynced] = deque()
+        """Judged, and what is to be on disk is not yet."""
         super().__init__(intake.pipeline)
         self._intake = intake
         self._waiting: deque[Entry] = deque()
@@ -163,7 +187,7 @@ class Lane(Handing):
         if self._pipeline.has_room(self.importance()):
             try:
                 pause = self._pipeline.room_in(self.registration, parcel)
-            except BackPressureError as exc:
+            except (BackPressureError, OversizeError, StorageError) as exc:
                 return self._refuse_first(parcel, exc)
             if not pause:
                 self._has_room()
@@ -173,7 +197,7 @@ class Lane(Handing):
             return pause or self._wait_again()
         return self._refuse_first(parcel, self._pipeline.no_stage() if pause else self._pipeline.no_room())
 
-    def _refuse_first(self, parcel: Parcel, why: BackPressureError) -> float:
+    def _refuse_first(self, parcel: Parcel, why: JbiError) -> float:
         """There is no room for the next object."""
         self._has_room()
         self._waiting.popleft()
@@ -193,7 +217,7 @@ class Lane(Handing):
             more, large = (len(entry.head.metadata) or 1, entry.size) if isinstance(entry, Parcel) else (1, 0)
             if entries and (
                 size + more > most
-                or self._is_asked
+                or (self._is_asked and not self._is_room_for(entry))
                 or (rate is not None and _amount(rate, len(entries), whole) >= enough)
                 or (by_object is not None and (self.importance() != importance or self._rate() != rate))
             ):
@@ -202,6 +226,13 @@ class Lane(Handing):
             size += more
             whole += large
         return Batch(entries, size, whole)
+
+    def _is_room_for(self, entry: Entry) -> bool:
+        """Whether one more can go with those before it; else it is asked about when it is the first."""
+        try:
+            return not isinstance(entry, Parcel) or not self._pipeline.room_in(self.registration, entry)
+        except (BackPressureError, OversizeError, StorageError):
+            return False
 
     def _rate(self) -> Rate | None:
         """Of the next object."""
@@ -392,12 +423,16 @@ class Intake:
             self._tell()
 
     def finish(self, lane: Lane, judged: Batch, mail: int, refused: Refused) -> None:
-        """Objects of a lane are done, when the mail up to that number is on disk (0: there is none)."""
+        """Objects of a lane are done, when the mail up to that number is on disk (0: there is none), and those that are
+        archived."""
         if refused:
             self.refuse(refused)
+        unsynced = self._when_archived(judged, mail) if self.pipeline.archives else None
         with self._lock:
-            if lane.unsynced or (mail and not self.pipeline.is_synced(mail)):
-                lane.unsynced.append((mail, time.monotonic(), judged))
+            if unsynced is None and (lane.unsynced or (mail and not self.pipeline.is_synced(mail))):
+                unsynced = Unsynced(judged, mail, is_archived=True)
+            if unsynced is not None:
+                lane.unsynced.append(unsynced)
                 self._unsynced[lane.number] = lane
             else:
                 self._done(lane, judged)
@@ -406,6 +441,19 @@ class Intake:
             self._tell()
         else:
             self._reports.wanted(self)
+
+    def _when_archived(self, judged: Batch, mail: int) -> Unsynced | None:
+        """None: none of them is."""
+        unsynced = Unsynced(judged, mail)
+        return unsynced if self.pipeline.when_archived(judged.entries, partial(self._archived, unsynced)) else None
+
+    def _archived(self, unsynced: Unsynced, why: StorageError | None) -> None:
+        """They are on disk, or never will be: then their publisher is told before they are done."""
+        if why is not None:
+            self.refuse([(each, why) for each in unsynced.judged.entries if isinstance(each, Parcel) and each.position])
+        with self._lock:
+            unsynced.is_archived = True
+        self._reports.wanted(self)
 
     def _done(self, lane: Lane, judged: Batch) -> None:
         """Under the lock. Numbers of a lane rise, but where a publisher comes again with what it sent before."""
@@ -461,15 +509,18 @@ class Intake:
         return self.receiver.report_unless_full() and is_settled
 
     def _settle(self, lane: Lane, now: float) -> None:
-        """Under the lock: what of its mail is on disk by now."""
+        """Under the lock: what of it is on disk by now. Mail is not waited for for ever, the archive is: what it has
+        promised stands."""
         while lane.unsynced:
-            mail, since, judged = lane.unsynced[0]
-            if not self.pipeline.is_synced(mail):
-                if now - since < SYNC_SECONDS:
+            first = lane.unsynced[0]
+            if not first.is_archived:
+                return
+            if not self.pipeline.is_synced(first.mail):
+                if now - first.since < SYNC_SECONDS:
                     return
                 log.error("the disk of the mail queue has not answered for %g s", SYNC_SECONDS)
             lane.unsynced.popleft()
-            self._done(lane, judged)
+            self._done(lane, first.judged)
         self._unsynced.pop(lane.number, None)
 
 

@@ -17,22 +17,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.info_object import Cause, Parcel, Part
 from jbi_pubsub.core.pacing import Shares
 from jbi_pubsub.core.quality import LEVELS, Contract, Strategy
 from jbi_pubsub.core.wire.hub import HubSender, Turns
+from jbi_pubsub.core.wire.stream import CHUNK_BYTES, chunks
 from jbi_pubsub.pad.delivery import (
-    CHUNK,
-    ITEM,
-    LAST_CHUNK,
     SHARED_MOST,
     Delivery,
     Parts,
     SubscriberSession,
+    chunk_head,
     item_head,
+    placed_head,
 )
 from jbi_pubsub.pad.outlet import Outlet, Waiting
-from jbi_pubsub.pad.quality import Quality
+from jbi_pubsub.pad.quality import CatchingUp, Quality
 from jbi_pubsub.pad.subscription import PREFETCH_LEAST, Subscription
 
 ALL: Final = (1 << LEVELS) - 1
@@ -78,26 +79,36 @@ class Cut(Iterator[memoryview]):
     """What is left of a large object: pieces as large as they may be by then."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        self._views = deque(memoryview(part) for part in parts if len(part))
+        self._chunks = chunks(parts, CHUNK_BYTES)
+        """Of what lies in a file no more is read than goes."""
+        self._views: deque[memoryview] = deque()
+        self._fill()
 
     def __next__(self) -> memoryview:
         """The next part of it."""
         if not self._views:
             raise StopIteration
-        return self._views.popleft()
+        view = self._views.popleft()
+        self._fill()
+        return view
 
     def take(self, size: int) -> tuple[list[memoryview], bool]:
-        """About so many bytes, and whether that was all."""
+        """About so many bytes, and whether that was all. Raises StorageError."""
         pieces: list[memoryview] = []
         while self._views and size > 0:
             view = self._views[0]
             pieces.append(view[:size])
             if len(view) <= size:
                 self._views.popleft()
+                self._fill()
             else:
                 self._views[0] = view[size:]
             size -= len(pieces[-1])
         return pieces, not self._views
+
+    def _fill(self) -> None:
+        if not self._views and (chunk := next(self._chunks, None)) is not None:
+            self._views.append(chunk)
 
 
 class LevelledOutlet(Outlet):
@@ -120,6 +131,8 @@ class LevelledOutlet(Outlet):
         super().__init__(subscription, held=held)
         self._session = session
         self.contract = subscription.contract or Contract()
+        if subscription.is_replayed and subscription.contract is not None:
+            self.contract = CatchingUp(self.contract, self.is_past)
         self.link = ""
         """That its session was told of."""
         self.levelled = session.quality.queue_of(
@@ -330,9 +343,14 @@ class LevelledSession(SubscriberSession):
         self.now = self._clock()
         return super().offer(deliveries, at_once=at_once, blocked=blocked, waited=waited)
 
+    def _put(self, outlet: Outlet, parcels: Sequence[Parcel]) -> None:
+        self.now = self._clock()
+        super()._put(outlet, parcels)
+
     def dropped(self, outlet: LevelledOutlet, waiting: Waiting, cause: Cause) -> None:
         """It is not in the outlet's queue any more."""
         outlet.forget(waiting)
+        outlet.leaves(waiting.parcel)
         if waiting.places == 0:
             self._charge(-waiting.parcel.size)
         self._lose(outlet, cause)
@@ -394,6 +412,8 @@ class LevelledSession(SubscriberSession):
         levels = self._ready.levels
         if self._granted or self._expelled or self._is_to_ask or (self._parting and not levels):
             return levels | TOP
+        if self._finished and self._is_finished:
+            return levels | TOP
         return levels
 
     def _take(self, max_items: int, max_bytes: int, levels: int = ALL) -> list[Parts]:
@@ -445,14 +465,17 @@ class LevelledSession(SubscriberSession):
             if parcel.size > largest:
                 self._take_from([first], waiting)
                 first.cutting, first.cut_level = Cut(parcel.parts), level
+                first.goes(parcel)
                 items.append(self._next_chunk(first))
                 return sum(map(len, items[-1]))
             if len(waiting.outlets) > 1:
                 return self._next_shared(first, waiting, items)
+            if first.feed is not None:
+                head = placed_head(first, parcel)
             if not is_queue:
                 self._take_from([first], waiting)
                 items.append((head, *parcel.parts))
-                self._fly((first.subscription,), 1)
+                self._fly(first.counted, 1)
                 return len(head) + parcel.size
             take()
             waiting.places -= 1
@@ -466,7 +489,7 @@ class LevelledSession(SubscriberSession):
                 break
         if count:
             first.took(count, size)
-            self._fly((first.subscription,), count)
+            self._fly(first.counted, count)
         return sent
 
     def _head(self, outlet: LevelledOutlet, level: int) -> Waiting | None:
@@ -474,12 +497,14 @@ class LevelledSession(SubscriberSession):
         while outlet.source is not None:  # of what came before the subscription
             waiting = outlet.source.head()
             deadline = outlet.contract.of(waiting.parcel).deadline
-            if deadline is None or not waiting.arrived or self.now < waiting.arrived + deadline:
+            has_expired = 0.0 < waiting.parcel.expires <= self.now
+            is_in_time = deadline is None or not waiting.arrived or self.now < waiting.arrived + deadline
+            if is_in_time and not has_expired:
                 return waiting
             outlet.drop_oldest()
             if waiting.places == 0:
                 self._charge(-waiting.parcel.size)
-            self._lose(outlet, Cause.DEADLINE)
+            self._lose(outlet, Cause.EXPIRED if has_expired else Cause.DEADLINE)
         return outlet.levelled.select(level, self.now)
 
     def _next_shared(self, first: LevelledOutlet, waiting: Waiting, items: list[Parts]) -> int:
@@ -515,11 +540,14 @@ class LevelledSession(SubscriberSession):
     def _next_chunk(self, outlet: Outlet) -> Parts:
         assert isinstance(outlet, LevelledOutlet)
         assert isinstance(outlet.cutting, Cut)
-        pieces, is_last = outlet.cutting.take(self._piece)
+        try:
+            pieces, is_last = outlet.cutting.take(self._piece)
+        except StorageError as exc:
+            return self._break_off(outlet, exc)
         if is_last:
             outlet.cutting = None
-        self._fly((outlet.subscription,) if is_last else (), 1)
-        return ITEM.pack(LAST_CHUNK if is_last else CHUNK, outlet.subscription.number), *pieces
+        self._fly(outlet.counted if is_last else (), 1)
+        return chunk_head(outlet, is_last=is_last), *pieces
 
     # -- meanwhile ----------------------------------------------------------------------------------------------
 

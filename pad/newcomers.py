@@ -24,7 +24,7 @@ from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.pad.delivery import SubscriberSession
-from jbi_pubsub.pad.dissemination import MatchTable, Seal, disseminate
+from jbi_pubsub.pad.dissemination import MatchTable, Seal, disseminate, takes
 from jbi_pubsub.pad.outlet import Arrears, Budget, Waiting, arrears_of
 from jbi_pubsub.pad.quality import Shaping
 from jbi_pubsub.pad.registration import Topic
@@ -66,6 +66,7 @@ class _Newcomer:
             or topic in self.refused
             or kept.position > self.subscription.place
             or kept.time < self.since
+            or (self.subscription.is_replayed and (kept.parcel.position or kept.parcel.was_kept))  # its feed has it
         ):
             return False
         predicate = self.narrowed.get(topic)
@@ -92,6 +93,16 @@ class _Group:
     """Of each shelf, how many have been looked at or have gone."""
     found: int = 0
     """Bytes found: cut payloads and references. No more than one queue may hold; what is over that is dropped."""
+
+
+def _selected(table: MatchTable, matched: list[Subscription], kept: Kept) -> list[Subscription]:
+    """Those that want an object, of whom its metadata match."""
+    head, origin = kept.parcel.head, kept.reader.origin
+    wanted = [each for each in matched if takes(each, origin)]
+    if not any(each.combined is not None for each in wanted):
+        return wanted
+    seen = table.view(head, origin)
+    return [each for each in wanted if each.combined is None or each in seen]
 
 
 class Newcomers:
@@ -306,6 +317,8 @@ class Newcomers:
             for s in group.table.match(document, len(metadata))
             if (n := newcomers.get(id(s))) is not None and n.may_have(kept, topic, document, len(metadata))
         ]
+        if matched and group.table.selective:
+            matched = _selected(group.table, matched, kept)
         if not matched:
             return
         self._shelves.found(kept)
@@ -337,6 +350,12 @@ class Newcomers:
             return
         if group.found > self._budget.share:
             newcomer.arrears.drop(parcel)
+            return
+        if parcel.expires and group.session is not None:
+            group.session.is_expiring = True
+        if newcomer.subscription.is_replayed:  # its outlet is placed: nothing goes out together with others
+            group.found += OVERHEAD + parcel.size
+            newcomer.arrears.owe(Waiting(parcel, arrived=parcel.since or came))
             return
         if id(parcel) not in together:
             together[id(parcel)] = Waiting(parcel, arrived=parcel.since or came)

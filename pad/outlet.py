@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -238,18 +238,104 @@ def arrears_of(subscription: Subscription, share: int) -> Arrears:
     return MeteredArrears(subscription.request, share, meter)
 
 
+class Feed(Protocol):
+    """Who fills an outlet from an archive, as it has room."""
+
+    def wake(self) -> None:
+        """There may be room, or it is over. Never waits: the session's lock may be held."""
+        ...
+
+
+class Tracked(Protocol):
+    """Who remembers what a durable subscription has had. Never waits."""
+
+    def entered(self, position: int) -> None:
+        """An object waits, or goes out, from now on."""
+        ...
+
+    def fed(self, above: int, up_to: float) -> None:
+        """The feed has brought all between; it does not count when it is to go back below that."""
+        ...
+
+    def back(self, position: int, dropped: Iterable[int]) -> int:
+        """The feed is to bring again what was dropped, and all from that position on, or from what is still under way:
+        behind which position."""
+        ...
+
+    def acknowledge(self, positions: Iterable[int]) -> int:
+        """Objects need not come again; how many of them were not acknowledged before."""
+        ...
+
+    def passed(self, position: int) -> None:
+        """Nothing that matches is between what was sent and that position."""
+        ...
+
+
+class Replay:
+    """Of an outlet that catches up with an archive: what is kept comes from its feed up to `target`, what is kept later
+    comes live and waits *behind*. When that is too much, it is given up: *overrun*, the feed brings that as well, up to
+    another target. What is not kept has nothing to do with it."""
+
+    __slots__ = (
+        "again_from",
+        "behind",
+        "durable",
+        "is_live",
+        "is_overrun",
+        "not_kept",
+        "past",
+        "size",
+        "target",
+        "went",
+    )
+
+    def __init__(self, durable: Tracked | None = None) -> None:
+        """`durable`: told what goes out, and what was acknowledged; None: nobody is."""
+        self.durable = durable
+        self.went: deque[int] = deque()
+        """Positions of what a durable one's application has not taken yet, as they went; 0: it is not kept."""
+        self.not_kept = 0
+        """How many went that are not kept, and that were not acknowledged one by one."""
+        self.again_from = -1
+        """Where the feed is to go on for one that fell back."""
+        self.target = 0
+        self.past = math.inf
+        """Positions up to there came before it had caught up."""
+        self.behind: list[Parcel] = []
+        self.size = 0
+        """Of those, in bytes."""
+        self.is_overrun = True
+        self.is_live = False
+        """The feed has brought all: what comes later goes to the queue."""
+
+    def give_up(self) -> int:
+        """What is behind goes; its bytes."""
+        size, self.size = self.size, 0
+        self.behind.clear()
+        self.is_overrun = True
+        return size
+
+
 class Outlet:
     """What one subscription has waiting and under way. Its session's lock covers it."""
 
     __slots__ = (
-        "alone", "bound", "consumed", "cutting", "held", "next_chunk", "queue", "ready", "sent", "source",
-        "subscription", "untold", "waiting", "waiting_bytes",
+        "alone", "bound", "consumed", "counted", "cutting", "feed", "held", "next_chunk", "position", "queue", "ready",
+        "replay", "sent", "source", "subscription", "untold", "waiting", "waiting_bytes",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription, *, held: bool = False) -> None:
         """`held`: a newcomer whose source is being made ready: nothing goes out."""
         self.subscription = subscription
         self.alone = (self,)
+        self.counted: tuple[Subscription, ...] = (subscription,)
+        """Whose deliveries are counted: () for a query, which is no subscription."""
+        self.feed: Feed | None = None
+        """It is placed: its objects go out with their positions, each by itself."""
+        self.replay: Replay | None = None
+        """Its feed is of a subscription, which catches up."""
+        self.position = 0
+        """Of the large object that goes in chunks."""
         self.bound = subscription.request.bound
         self.held = held
         self.source: DeliveryQueue | None = None
@@ -267,7 +353,58 @@ class Outlet:
     @property
     def held_up(self) -> int:
         """Objects that wait, and the large one of which some chunks have gone."""
-        return self.waiting + (self.cutting is not None)
+        behind = len(self.replay.behind) if self.replay is not None else 0
+        return self.waiting + (self.cutting is not None) + behind
+
+    def goes(self, parcel: Parcel) -> None:
+        """An object of a placed outlet goes out now."""
+        self.position = parcel.position
+        replay = self.replay
+        if replay is not None and replay.durable is not None:
+            if self.subscription.request.ack == "explicit":
+                replay.not_kept += not parcel.position
+            else:
+                replay.went.append(parcel.position)
+
+    def enters(self, parcel: Parcel) -> None:
+        """An object of an outlet that catches up waits from now on."""
+        if parcel.position and self.replay is not None and self.replay.durable is not None:
+            self.replay.durable.entered(parcel.position)
+
+    def leaves(self, parcel: Parcel) -> None:
+        """It is lost, by a policy, and told so: it does not come again."""
+        if parcel.position and self.replay is not None and self.replay.durable is not None:
+            self.replay.durable.acknowledge([parcel.position])
+
+    def is_past(self, parcel: Parcel) -> bool:
+        """Whether it was kept before the outlet had caught up."""
+        return self.replay is not None and 0 < parcel.position <= self.replay.past
+
+    def taken(self, total: int) -> None:
+        """Its application has taken so many objects in all: a durable one's are acknowledged by that, or one by one."""
+        replay = self.replay
+        if replay is not None and replay.durable is not None:
+            if self.subscription.request.ack == "explicit":
+                return
+            count = min(total - self.consumed, len(replay.went))
+            replay.durable.acknowledge(filter(None, [replay.went.popleft() for _ in range(count)]))
+        self.consumed = total
+
+    def acknowledged(self, positions: Sequence[int]) -> bool:
+        """Its application has acknowledged these; whether any was to be."""
+        replay = self.replay
+        if replay is None or replay.durable is None or self.subscription.request.ack != "explicit":
+            return False
+        not_kept = min(positions.count(0), replay.not_kept)
+        replay.not_kept -= not_kept
+        count = replay.durable.acknowledge(positions) + not_kept
+        self.consumed += count
+        return count > 0
+
+    def settle(self) -> None:
+        """It ends: what is behind counts as lost, too."""
+        if self.replay is not None:
+            self.subscription.matched += len(self.replay.behind)
 
     def is_full(self, share: int) -> bool:
         """Whether the policy has to decide about the next object: its bound is reached, or `share` bytes wait."""
@@ -293,6 +430,11 @@ class Outlet:
     def front(self) -> DeliveryQueue:
         """What the next one comes from."""
         return self.queue if self.source is None else self.source
+
+    @property
+    def room(self) -> int:
+        """How many objects more may wait here, or be with its subscriber: a feed brings no more."""
+        return self.bound - self.waiting - self.sent + self.consumed
 
     @property
     def credit(self) -> int:

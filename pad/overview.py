@@ -84,9 +84,10 @@ def page_of_terms(
 
 def _terms(subscription: Subscription, name: str) -> Terms:
     said, owner = subscription.request, subscription.owner
+    language = said.language if said.view == "metadata" else f"{said.language}, {said.view} view"
     return Terms(
         subscription.number, said.uid, name, shown(owner) if owner != "mail" else "", said.entries, said.predicate,
-        said.payload_filter, said.namespaces, said.language, said.suppress_empty, len(said.recipients), said.direct,
+        said.payload_filter, said.namespaces, language, said.suppress_empty, len(said.recipients), said.direct,
     )  # fmt: skip
 
 

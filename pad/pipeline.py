@@ -9,11 +9,12 @@ registration, which keeps its order.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.documents import Traced
@@ -23,11 +24,13 @@ from jbi_pubsub.core.errors import (
     MetadataError,
     OversizeError,
     SignatureError,
+    StorageError,
     UnknownUidError,
 )
 from jbi_pubsub.core.guard import note
-from jbi_pubsub.core.info_object import Cause, Head, InfoObject, Parcel, Platform, TypeName
+from jbi_pubsub.core.info_object import Cause, Head, InfoObject, LargeObject, Parcel, Platform, TypeName
 from jbi_pubsub.core.quality import LEVELS, Shape
+from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
 from jbi_pubsub.core.xml import Element
 from jbi_pubsub.pad.account import Account
 from jbi_pubsub.pad.delivery import Deliveries, SubscriberSession
@@ -35,11 +38,14 @@ from jbi_pubsub.pad.dissemination import Disseminated, Selected, ShapedLater, di
 from jbi_pubsub.pad.mail.dispatcher import MailDispatcher
 from jbi_pubsub.pad.outlet import Budget
 from jbi_pubsub.pad.partition import Partition
-from jbi_pubsub.pad.registration import Registration
+from jbi_pubsub.pad.registration import Registration, Topic
 from jbi_pubsub.pad.shelf import Kept
 from jbi_pubsub.pad.signed import Seals
 from jbi_pubsub.pad.stages import Stages
 from jbi_pubsub.pad.subscription import Subscription
+
+if TYPE_CHECKING:
+    from jbi_pubsub.pad.archiving import Synced
 
 log = logging.getLogger("jbi_pubsub.pad")
 
@@ -127,7 +133,8 @@ class Pipeline:
         what was cut."""
         self._config = config
         self._shelves = stages.shelves
-        self._room = stages.room
+        self._archive = stages.archive
+        self._room = stages.room if stages.archive is None else (*stages.room, stages.archive.room)
         self._signatures = stages.signatures
         self._seal = seals.seal if seals is not None else None
         self._shaper = stages.quality.shaper if stages.quality is not None else None
@@ -143,8 +150,9 @@ class Pipeline:
         self, registration: Registration, run: Sequence[Parcel], refused: Refused, *, waits: bool = True
     ) -> list[Parcel]:
         """Take consecutive objects of a registration in, each as soon as there is room; those that were not seen
-        before. To `refused` with BackPressureError what found no room in time, with MetadataError what is not the
-        registration's. Without `waits` who judges looks for room (`settling`, `has_room`)."""
+        before. To `refused` with BackPressureError what found no room in time, with StorageError what can't be
+        archived, with OversizeError what is too large, with MetadataError what is not the registration's. Without
+        `waits` who judges looks for room (`settling`, `has_room`)."""
         admitted: list[Parcel] = []
         for parcel in run:
             gap = parcel.head.sequence - registration.sequence - 1
@@ -152,7 +160,7 @@ class Pipeline:
                 continue
             try:
                 self._admit(registration, parcel, gap, waits=waits)
-            except (BackPressureError, MetadataError) as exc:
+            except (BackPressureError, MetadataError, OversizeError, StorageError) as exc:
                 registration.refused += 1
                 refused.append((parcel, exc))
             else:
@@ -169,7 +177,9 @@ class Pipeline:
             if self._room:
                 self._wait_for_stages(registration, parcel)
         registration.check_head(parcel.head)
-        if gap and registration.sequence:  # the first one may be any: an earlier delegate had those before it
+        if parcel.size >= COST_LEAST and (spooled := parcel.spooled) is not None and spooled.failure is not None:
+            raise spooled.failure
+        if gap and registration.sequence and registration.origin is None:  # the first one may be any
             self._tell_of_gap(registration, gap)
 
     def judge(
@@ -184,22 +194,50 @@ class Pipeline:
         `later`; without it all is done now.
 
         To `refused` with MetadataError, InvariantError, OversizeError or SignatureError what is not as it was
-        registered, and with JbiError what has met a fault of ours: nothing of it is delivered. Raises UnknownUidError
-        when the registration has ended."""
+        registered, with StorageError what was to be archived and could not be, and with JbiError what has met a fault
+        of ours: nothing of it is delivered. Raises UnknownUidError when the registration has ended."""
         if registration.has_ended:  # nobody counts for it any more
             raise UnknownUidError(f"registration {registration.uid} has ended", uid=registration.uid)
+        if registration.persist and len(run) > 1 and any(parcel.size >= COST_LEAST for parcel in run):
+            # one that can't be archived is refused with its run: a large one is a run by itself
+            return sum(self.judge(registration, (parcel,), deliveries, refused, later) for parcel in run)
         judgement, topic = registration.judgement, registration.topic
         good = self._check(registration, run, refused)
-        registration.published += len(good)
+        if registration.expiration:
+            self._expire(good, registration.expiration, deliveries)
         parts = judgement.table.enter() if later is not None else None
         try:
-            kept = self._shelves.keep(topic.shelf, [parcel for parcel, _, _ in good], judgement, self._clock())
+            kept = self._keep(registration, topic, [parcel for parcel, _, _ in good], refused)
+            if kept is None:
+                return 0
+            registration.published += len(good)
             if parts is not None and later is not None:
                 return self._judge_by_level(registration, parts, good, kept, deliveries, refused, later)
         finally:
             if parts is not None:
                 del parts.between[0]
         return self._judge_at_once(registration, good, kept, deliveries, refused, later)
+
+    def _expire(self, good: Sequence[Good], seconds: float, deliveries: Deliveries) -> None:
+        """They are not to wait longer than that, counted from their publication."""
+        now = self._clock()
+        for parcel, _, _ in good:
+            parcel.expires = (parcel.since or now) + seconds
+        deliveries.is_expiring = True
+
+    def _keep(
+        self, registration: Registration, topic: Topic, run: Sequence[Parcel], refused: Refused
+    ) -> Sequence[Kept] | None:
+        """Objects with their positions, on the shelf, and in the archive if their registration is kept there; None:
+        that could not be, and they are refused."""
+        if self._archive is None or not registration.persist:
+            return self._shelves.keep(topic.shelf, run, registration.judgement, self._clock())
+        try:
+            return self._archive.keep(registration, run, self._clock())
+        except StorageError as exc:
+            registration.refused += len(run)
+            refused += [(parcel, exc) for parcel in run]
+            return None
 
     def _judge_at_once(
         self,
@@ -211,18 +249,21 @@ class Pipeline:
         later: Later | None,
     ) -> int:
         judgement = registration.judgement
+        table = judgement.table
         matches = 0
         for (parcel, metadata, document), each in zip(good, kept, strict=True):
             try:
                 matched = judgement.match(metadata, document)
-                if each.position <= judgement.table.settled:  # somebody has just come: this he gets from the shelf
+                if table.selective:
+                    matched = judgement.select(matched, parcel.head)
+                if each.position <= table.settled:  # somebody has just come: this he gets from the shelf
                     matched = [s for s in matched if s.place < each.position]
                 if not matched:
                     registration.unmatched += 1
                     self._shelves.unmatched(each)
                 else:
                     matches += len(matched)
-                    self.hand_out(parcel, matched, deliveries, filters=judgement.table.filters > 0, later=later)
+                    self.hand_out(parcel, matched, deliveries, filters=table.filters > 0, later=later)
             except Exception as exc:  # noqa: BLE001  # noted; `guarded` would cost as much as a match
                 refused.append((parcel, fault_of(exc)))
         return matches
@@ -273,6 +314,8 @@ class Pipeline:
         parcel, position = kept.parcel, kept.position
         staged.level = -1  # unless all goes well
         matched = judgement.match_at(staged.parts, level, position, bytes(parcel.head.metadata), document)
+        if judgement.table.selective:
+            matched = judgement.select(matched, parcel.head)
         if position <= judgement.table.settled:
             matched = [s for s in matched if s.place < position]
         if matched:
@@ -318,9 +361,31 @@ class Pipeline:
             self._came_to_nothing(gone)
         return blocked
 
-    def sync(self) -> None:
-        """Return when the mail of all objects published before is on disk, where it is kept."""
+    def sync(self, taken: Sequence[Parcel] = (), *, comes_again: bool = False) -> Refused:
+        """Return when the mail of all objects published before is on disk, where it is kept, and those of `taken` that
+        are archived, which were delivered; which of them never will be, with StorageError. `comes_again`: some were
+        taken before, perhaps just now, by a connection that has broken: all that was appended is waited for."""
+        if self._archive is not None:
+            self._archive.offered(taken)
         self._mail.sync()
+        return [*self._archive.sync(taken, comes_again=comes_again)] if self._archive is not None else []
+
+    @property
+    def archives(self) -> bool:
+        """Whether `sync` is to be told what was taken."""
+        return self._archive is not None
+
+    def when_archived(self, taken: Sequence[Parcel | int], told: Synced) -> bool:
+        """Have `told` called, from another thread, when those objects are on disk that are archived; False: none is.
+        They were delivered."""
+        if self._archive is None:
+            return False
+        parcels = [each for each in taken if isinstance(each, Parcel)]
+        self._archive.offered(parcels)
+        last = max((each.position for each in parcels), default=0)
+        if last:
+            self._archive.when_synced(last, told)
+        return last > 0
 
     def hand_out(
         self,
@@ -391,8 +456,8 @@ class Pipeline:
         return bool(self._room)
 
     def room_in(self, registration: Registration, parcel: Parcel) -> float:
-        """In how many seconds all stages may have room for an object; 0.0: they have. Raises BackPressureError when one
-        of them will have none."""
+        """In how many seconds all stages may have room for an object; 0.0: they have. Raises BackPressureError,
+        OversizeError or StorageError when one of them will have none."""
         for asked in self._room:
             if pause := asked(registration, parcel):
                 return pause
@@ -448,6 +513,13 @@ class Pipeline:
             if session is not None:
                 session.lose(subscription, Cause.SEQUENCE_GAP, count)
 
+    def tell_filtered(self, registration: Registration, count: int) -> None:
+        """A bridge has left out so many objects of a registration that it relays."""
+        for subscription in registration.topic.table.subscriptions():
+            session = self._sessions.get(subscription.owner)
+            if session is not None:
+                session.lose(subscription, Cause.FILTERED, count)
+
     def _deliver_filtered(self, result: Disseminated, published: Parcel, deliveries: Deliveries) -> None:
         for subscription in result.suppressed:
             subscription.matched += 1
@@ -482,17 +554,27 @@ class Pipeline:
 
     def mail_out(self, subscription: Subscription, parcel: Parcel, published: Parcel) -> None:
         """An object for the subscription's recipients; `parcel` is what its filter has left of `published`."""
+        if len(published.payload) > MEMORY_BYTES:
+            if not self._mail.refuse(subscription, Cause.OVERSIZE):
+                self._mail_came_to_nothing(subscription)
+            return
         head, obj = self._unpacked
         if head is not published.head:  # mails of one object share what is made of it
             obj = published.unpacked()
-            self._unpacked = published.head, obj
+            if not isinstance(obj, LargeObject):  # its file is to go with the last who gets it
+                self._unpacked = published.head, obj
         payload = obj.payload if parcel is published else bytes(parcel.payload)
         contract = subscription.contract
-        if contract is None:
+        if contract is None and not published.expires:
             is_taken = self._mail.offer(subscription, obj, payload)
         else:
-            deadline = contract.of(published).deadline if contract.by_object is not None else None
-            is_taken = self._mail.offer(subscription, obj, payload, deadline, published.since)
+            by_object = contract is not None and contract.by_object is not None
+            deadline = contract.of(published).deadline if contract is not None and by_object else None
+            since = published.since
+            if published.expires:
+                since = since or self._clock()
+                deadline = min(published.expires - since, math.inf if deadline is None else deadline)
+            is_taken = self._mail.offer(subscription, obj, payload, deadline, since)
         if not is_taken:  # cancelled since the match
             self._mail_came_to_nothing(subscription)
 

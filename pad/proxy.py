@@ -7,24 +7,29 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from jbi_pubsub.core.access import ADMIN
+from jbi_pubsub.core.descriptors import MAX_DESCRIPTORS, Change, Descriptor, Held, Key, Kind, Property
 from jbi_pubsub.core.errors import ErrorReport, ProtocolError
-from jbi_pubsub.core.info_object import SchemaBundle
+from jbi_pubsub.core.history import Explanation, GivenUp, Position, Progress, State, TakenIn
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.lease import Lease
-from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, Importance, PolicyChanged
+from jbi_pubsub.core.quality import DEFAULT_IMPORTANCE, GrantedQos, Importance, PolicyChanged
 from jbi_pubsub.core.renewal import RENEW_AT
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import ControlClient
 from jbi_pubsub.core.wire.endpoint import Security
+from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.mail.links import LinkAction
 from jbi_pubsub.pad.overview import TERMS_MOST, Terms
-from jbi_pubsub.pad.subscription import Granted, PublisherRequest, SubscriptionRequest
+from jbi_pubsub.pad.subscription import Granted, PublisherRequest, QueryRequest, Start, SubscriptionRequest
+
+T = TypeVar("T")
 
 DELEGATE: Final = "delegate"
 SUBSCRIPTIONS: Final = "subscriptions"
@@ -32,26 +37,34 @@ STATUS: Final = "status"
 JOIN_ADMIN: Final = "join_admin"
 TYPES: Final = "types"
 MAIL_LINKS: Final = "mail_links"
+HISTORY: Final = "history"
+"""Of a delegate or peer publisher with an archive: its item has an Entry `jbi.Archive`."""
 
 DELEGATE_METHODS: Final = (
-    "connect", "renew", "disconnect", "register", "unregister", "open_publications", "wait_for_subscriptions",
+    "connect", "renew", "disconnect", "register", "unregister", "filtered", "open_publications",
+    "wait_for_subscriptions",
 )  # fmt: skip
 SUBSCRIPTIONS_METHODS: Final = (
     "open", "renew", "close", "subscribe", "unsubscribe", "open_deliveries", "mail_subscriptions", "renew_mail",
     "explain", "explain_object", "signing_key",
 )  # fmt: skip
+HISTORY_METHODS: Final = (
+    "open_query", "cancel_query", "progress", "count", "explain_query", "reset", "delete", "retain", "rebuild",
+    "take_in", "describe",
+)  # fmt: skip
 
 PUBLICATION: Final = struct.Struct("!BII")
-WHOLE, CHUNK, LAST_CHUNK = 1, 2, 3
+WHOLE, CHUNK, LAST_CHUNK, ABANDONED = 1, 2, 3, 4
 """A publication starts with its kind, the number of its registration on the connection, and its age: milliseconds since
 it was published when it left, so that clocks need not agree. A large object comes as CHUNK ... LAST_CHUNK, the last of
-which tells its age; between them come items of other registrations, none of its own."""
+which tells its age; between them come items of other registrations, none of its own. ABANDONED: nothing more
+comes of the one whose chunks were coming."""
 AGE_MOST: Final = 2**32 - 1
 """Milliseconds: what is older is told to be that old."""
 
 MAX_COMING: Final = 4
-"""Large objects of one publisher that may be coming in chunks at once: a delegate holds them in memory, 64 MB each at
-most, before it can see what they are."""
+"""Large objects of one publisher that may be coming in chunks at once: a delegate holds them in memory, or in a file,
+before it can see what they are."""
 
 RENEW_SECONDS: Final = 5.0
 """For renewing a lease: it is tried again until it runs out, so one try need not last. Where the term leaves more than
@@ -60,6 +73,9 @@ takes seconds, and to begin again costs more of them."""
 
 SUBSCRIBE_AT_ONCE: Final = 100
 """Subscriptions in one call: 100 take a delegate some 20 ms, and a client with thousands some dozens of calls."""
+
+OPENING_SECONDS: Final = 20.0
+"""For a schema that was not seen before: twice the processor time that it may take (core/child.py)."""
 
 STANDING_SECONDS: Final = 0.2
 """The longest that one call waits for subscriptions, as other calls of the connection wait behind it: who wants to wait
@@ -128,6 +144,59 @@ class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     open_for: float = 0.0
 
 
+class QueryOpened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A query's results come over the session's delivery connection as items PLACED (or chunks) of that `number`, last
+    of all FINISHED; nothing beyond position `end` is seen."""
+
+    number: int
+    end: Position
+    left_out: tuple[str, ...] = ()
+    """Types that the caller may not read."""
+    qos: GrantedQos = GrantedQos()
+
+
+class Finished(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The last that comes of a query: how it ended. See `core.history.Progress`."""
+
+    state: State
+    matched: int = 0
+    candidates: int = 0
+    verified: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    left_out: tuple[str, ...] = ()
+
+
+class Counted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many objects a query has."""
+
+    count: int
+    left_out: tuple[str, ...] = ()
+    lacks: str = ""
+    """What is damaged where it looked, and so perhaps not counted, or not there to be had."""
+
+
+class Described(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A registration of which objects are archived, with its entries, which templates match."""
+
+    uid: str
+    entries: tuple[EntryRep, ...]
+
+
+class Deleted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many objects were deleted, of those up to a position."""
+
+    count: int
+    up_to: Position
+
+
+class Explained(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a query would be answered."""
+
+    explanation: Explanation
+    left_out: tuple[str, ...] = ()
+
+
 class _LeasedProxy:
     """What both proxies share. Leases are renewed over a connection of their own: a long call must not cost a lease."""
 
@@ -168,6 +237,10 @@ class DelegateProxy(_LeasedProxy):
     def unregister(self, connection_id: str, uid: str) -> None:
         """Take a registration back."""
         self._client.call("unregister", None, connection_id, uid)
+
+    def filtered(self, connection_id: str, uid: str, count: int) -> None:
+        """Have the subscribers of a registration that is relayed told that so many of its objects were left out."""
+        self._client.call("filtered", None, connection_id, uid, count)
 
     def wait_for_subscriptions(self, connection_id: str, uid: str, count: int, seconds: float) -> int:
         """How many subscriptions a registration matches, as soon as there are `count`, or after `seconds`, at most
@@ -241,6 +314,75 @@ class SubscriptionsProxy(_LeasedProxy):
     def renew_mail(self, uid: str, duration: float) -> Lease:
         """Renew the lease of an e-mail-only subscription as an administrator."""
         return self._client.call("renew_mail", Lease, uid, duration)
+
+
+class HistoryProxy:
+    """Calls of a subscribing application to an archive. Each raises the delegate's errors, WireError or
+    WireTimeoutError."""
+
+    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
+        """`ref` may be any of the server's."""
+        own = msgspec.structs.replace(ref, exported=HISTORY, methods=HISTORY_METHODS)
+        self._client = ControlClient(own, security, timeout=timeout)
+        self._timeout = timeout
+
+    def open_query(self, session_id: str, request: QueryRequest, claims: Claims = NO_CLAIMS) -> QueryOpened:
+        """Ask; it ends with the session, at last. Everything is seen that was acknowledged to its publisher before.
+        Raises PredicateError, AccessDeniedError (there is no type that the caller may read), BackPressureError (too
+        many are open), QosDeniedError, UnknownUidError (no such session), StorageError."""
+        return self._client.call("open_query", QueryOpened, session_id, request, claims)
+
+    def cancel_query(self, session_id: str, number: int) -> None:
+        """It is not wanted any more: FINISHED comes, behind at most what is on its way. One that has ended is none."""
+        self._client.call("cancel_query", None, session_id, number)
+
+    def progress(self, session_id: str, number: int) -> Progress:
+        """How it is getting on. Raises UnknownUidError for one that has ended."""
+        return self._client.call("progress", Progress, session_id, number)
+
+    def count(self, request: QueryRequest, seconds: float, claims: Claims = NO_CLAIMS) -> Counted:
+        """How many objects there are, within so many seconds. Raises as `open_query`, and WireTimeoutError."""
+        most = self._timeout + seconds
+        return self._client.call("count", Counted, request, seconds, claims, timeout=most)
+
+    def explain_query(self, request: QueryRequest, claims: Claims = NO_CLAIMS) -> Explained:
+        """How it would be answered. Raises as `open_query`."""
+        return self._client.call("explain_query", Explained, request, claims)
+
+    def reset(self, name: str, secret: str, start: Start, claims: Claims = NO_CLAIMS) -> bool:
+        """Have the durable subscription of that name and owner go on from there when it is opened the next time, now if
+        it is open; whether there is one. Raises AccessDeniedError, StorageError."""
+        return self._client.call("reset", bool, name, secret, start, claims)
+
+    def delete(self, request: QueryRequest, seconds: float) -> Deleted:
+        """Delete what a query finds, within so many seconds, as an administrator: gone from every answer when this
+        returns, from the disk soon, and it does not come back. Raises AccessDeniedError, PredicateError, StorageError,
+        also when there are more."""
+        return self._client.call("delete", Deleted, request, seconds, timeout=self._timeout + seconds)
+
+    def retain(self, *, is_dry: bool, seconds: float) -> tuple[GivenUp, ...]:
+        """Give up now what the rules say, or say what that would be, as an administrator: of each volume of which
+        something goes. Raises AccessDeniedError, StorageError."""
+        return self._client.call("retain", tuple[GivenUp, ...], is_dry, seconds, timeout=self._timeout + seconds)
+
+    def rebuild(self) -> None:
+        """Make the index anew, in the background, as an administrator. Raises AccessDeniedError, StorageError."""
+        self._client.call("rebuild", None)
+
+    def take_in(self, objects: Sequence[bytes], of: Sequence[Described], seconds: float) -> TakenIn:
+        """Keep objects (their bytes on the wire) that were published elsewhere, or before, as an administrator; `of`:
+        what is known of their registrations. Raises AccessDeniedError, StorageError, and for one that is none
+        ProtocolError, MetadataError or EntryError: then none of them is kept."""
+        return self._client.call("take_in", TakenIn, tuple(objects), tuple(of), timeout=self._timeout + seconds)
+
+    def describe(self, uids: Sequence[str], claims: Claims = NO_CLAIMS) -> tuple[Described, ...]:
+        """Those of these registrations of which something is archived, and that the caller may query. Raises
+        AccessDeniedError, StorageError."""
+        return self._client.call("describe", tuple[Described, ...], tuple(uids), claims)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
 
 
 def follow_link(ref: ServiceRef, security: Security, action: LinkAction, token: str, *, timeout: float) -> None:
@@ -323,6 +465,82 @@ class AdminProxy:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
+
+
+class TypesProxy:
+    """Calls about types, at a delegate or peer publisher. Each raises the errors of core.descriptors.TypeRegistry,
+    AccessDeniedError, WireError or WireTimeoutError, and ConfigurationError where there is no type repository."""
+
+    def __init__(self, ref: ServiceRef, security: Security, *, timeout: float) -> None:
+        own = msgspec.structs.replace(ref, exported=TYPES, methods=())
+        self._client = ControlClient(own, security, timeout=timeout)
+        self._timeout = timeout
+
+    def get(self, type_: TypeName) -> SchemaBundle:
+        """The schema of a type that is published there, or in a repository that it can ask."""
+        return self._client.call("get", SchemaBundle, type_.name, type_.version)
+
+    def held(self, key: Key) -> Held | None:
+        """What its own repository holds."""
+        return self._client.call("held", Held | None, *_said(key))
+
+    def all(self, kind: Kind) -> tuple[Descriptor, ...]:
+        """By name and version."""
+        return tuple(self._pages(lambda after: self._client.call("list", tuple[Descriptor, ...], kind, after)))
+
+    def show(self, key: Key) -> tuple[Descriptor, tuple[Property, ...]]:
+        """What is said of it, and its properties."""
+        return self._client.call("show", tuple[Descriptor, tuple[Property, ...]], *_said(key))
+
+    def property(self, key: Key, name: str) -> bytes:
+        """The bytes of a property."""
+        return self._client.call("property", bytes, *_said(key), name)
+
+    def history(self, key: Key) -> tuple[Change, ...]:
+        """What was done, in order."""
+        return tuple(self._pages(lambda after: self._client.call("history", tuple[Change, ...], *_said(key), after)))
+
+    def faults(self) -> tuple[str, ...]:
+        """What is damaged there."""
+        return self._client.call("faults", tuple[str, ...])
+
+    def add(self, kind: Kind, bundle: SchemaBundle, parent: TypeName | None, description: str) -> Descriptor:
+        """Add it; opening a schema may take a while."""
+        seconds = self._timeout + OPENING_SECONDS
+        return self._client.call("add", Descriptor, kind, bundle, parent, description, timeout=seconds)
+
+    def describe(self, key: Key, text: str) -> Descriptor:
+        """Another description."""
+        return self._client.call("describe", Descriptor, *_said(key), text)
+
+    def deprecate(self, key: Key, *, undo: bool = False) -> Descriptor:
+        """Deprecate it, or undo that."""
+        return self._client.call("deprecate", Descriptor, *_said(key), undo)
+
+    def set_property(self, key: Key, name: str, data: bytes | None) -> None:
+        """Add or replace one; None removes it."""
+        self._client.call("set_property", None, *_said(key), name, data)
+
+    def remove(self, key: Key, *, force: bool = False) -> bool:
+        """Whether it is gone; False: by force, while something uses it."""
+        return self._client.call("remove", bool, *_said(key), force, timeout=self._timeout + OPENING_SECONDS)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    @staticmethod
+    def _pages(ask: Callable[[int], tuple[T, ...]]) -> Iterator[T]:
+        after = 0
+        while page := ask(after):
+            after += len(page)
+            if after > MAX_DESCRIPTORS:
+                raise ProtocolError(f"more than {MAX_DESCRIPTORS} descriptors")
+            yield from page
+
+
+def _said(key: Key) -> tuple[str, str, str]:
+    return key[0], key[1].name, key[1].version
 
 
 def fetch_schema(ref: ServiceRef, security: Security, name: str, version: str, *, timeout: float) -> SchemaBundle:

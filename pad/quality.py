@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from jbi_pubsub.core.info_object import Cause, Head, Part, SchemaBundle
-from jbi_pubsub.core.quality import Contract, GrantedQos, PolicyChanged, Shape, Strategy, Wish
+import msgspec
+
+from jbi_pubsub.core.info_object import Cause, Head, Parcel, Part, SchemaBundle
+from jbi_pubsub.core.quality import Contract, GrantedQos, PolicyChanged, Settings, Shape, Strategy, Wish
 from jbi_pubsub.core.wire.endpoint import Caller
 from jbi_pubsub.core.xpath import PayloadFilter
 
@@ -188,3 +190,55 @@ class Quality(Protocol):
     def close(self) -> None:
         """End its threads."""
         ...
+
+
+class Pulled(Contract):
+    """A contract for what is asked for rather than published now: importance, shapes, sizes and link are its own, but
+    nothing of it is late, replaced, or too fast."""
+
+    __slots__ = ("_by_object", "_contract", "_known")
+
+    def __init__(self, contract: Contract) -> None:
+        self._contract = contract
+        self._known: tuple[Settings, Settings] | None = None
+        asked = contract.by_object
+        self._by_object = None if asked is None else lambda parcel: _pulled(asked(parcel))
+        self.meter = contract.meter
+
+    @property
+    def settings(self) -> Settings:  # type: ignore[override]  # follows the other one's
+        """What is in force of the contract."""
+        now = self._contract.settings
+        if self._known is None or self._known[0] is not now:
+            self._known = now, _pulled(now)
+        return self._known[1]
+
+    @property
+    def by_object(self) -> Callable[[Parcel], Settings] | None:  # type: ignore[override]
+        """The same for one object."""
+        return self._by_object
+
+
+def _pulled(settings: Settings) -> Settings:
+    return msgspec.structs.replace(settings, deadline=None, max_rate=None, replace="", queue=None)
+
+
+class CatchingUp(Contract):
+    """A contract as it stands for what is published from now on; for what `is_past` as Pulled."""
+
+    __slots__ = ("_contract", "_is_past", "_pulled")
+
+    def __init__(self, contract: Contract, is_past: Callable[[Parcel], bool]) -> None:
+        self._contract = contract
+        self._is_past = is_past
+        self._pulled = Pulled(contract)
+        self.meter = contract.meter
+
+    @property
+    def settings(self) -> Settings:  # type: ignore[override]  # follows the other one's
+        """What is in force of the contract."""
+        return self._contract.settings
+
+    def by_object(self, parcel: Parcel) -> Settings:
+        """The same for one object."""
+        return self._pulled.of(parcel) if self._is_past(parcel) else self._contract.of(parcel)

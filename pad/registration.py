@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from jbi_pubsub.core.errors import MetadataError
-from jbi_pubsub.core.info_object import Head, TypeName, numbered, prefix_of
+from jbi_pubsub.core.info_object import Head, SchemaBundle, TypeName, numbered, prefix_of
 from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.signing import SigningKey
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.dissemination import InformationTypeGate, Judgement, MatchTable
 from jbi_pubsub.pad.shelf import Shelf
-from jbi_pubsub.pad.subscription import Subscription
+from jbi_pubsub.pad.subscription import Origin, Subscription
 
 Entries = tuple[EntryRep, ...]
 
@@ -33,6 +33,10 @@ class Topic:
     table: MatchTable = field(default_factory=MatchTable)
     shelf: Shelf = field(default_factory=Shelf)
     registrations: int = 0
+    schema: SchemaBundle | None = None
+    """Of the type, for whoever comes when nobody publishes it any more."""
+    is_partly_kept: bool = False
+    """Not all objects that may lie on its shelf are archived."""
     announced: float = -math.inf
     """When a lookup service began to tell of one of them (delegate's clock), and how many it has told."""
     told: int = 0
@@ -70,6 +74,18 @@ class Registration:
     """What policies have decided for it, with QoS."""
     seconds: Callable[[], float] | None = field(default=None, repr=False)
     """What judging one of its objects takes, with QoS, as soon as one has come."""
+    persist: bool = False
+    """Its objects are archived."""
+    marked: bool | None = None
+    """What its publisher says of that."""
+    expiration: float = 0.0
+    """Seconds after publication at which what waits is lost; 0.0: never."""
+    local: bool = False
+    """Its objects are for the subscribers here alone: bridges and networks do not take them on."""
+    archived: int = 0
+    """Number of the last object that the archive had when it came."""
+    origin: Origin | None = None
+    """Of one that is relayed from another platform: numbers that are left out are no loss here."""
     sequence: int = 0
     published: int = 0
     refused: int = 0
@@ -93,6 +109,8 @@ class Registration:
             raise MetadataError(f"object {head.object_id} is not of registration {self.uid}")
         if head.own_id and head.own_id != numbered(self._prefix, head.sequence):
             raise MetadataError(f"object id {head.object_id} is not that of number {head.sequence} of {self.uid}")
+        if self.origin is not None and not 0 < len(head.via) == head.hops:
+            raise MetadataError(f"object {head.object_id} is relayed, and does not say by which platforms it came")
 
     def status(self) -> dict[str, object]:
         """Plain data."""
@@ -102,6 +120,8 @@ class Registration:
             "published": self.published,
             "refused": self.refused,
             "unmatched": self.unmatched,
+            "persist": self.persist,
+            "via": list(self.origin.via) if self.origin is not None else [],
             "signs": self.signing is not None,
             "signed": self.signed,
             "bad_signature": self.bad_signature,

@@ -43,6 +43,15 @@ _QOS_SHAPING: Final = (
     ("saved", "shaping_saved_bytes", "Bytes that shapes have saved"),
     ("seconds", "shaping_seconds", "Processor time of shaping"),
 )
+_ARCHIVE: Final[tuple[tuple[str, str, Kind, str], ...]] = (
+    ("position", "position", "gauge", "Position of the last archived object"),
+    ("volumes", "volumes", "gauge", "Files of the archive's log, and packs"),
+    ("spare_bytes", "spare_bytes", "gauge", "Bytes of the archive's disk that are free beyond its reserve"),
+    ("consumers", "durables", "gauge", "Durable subscriptions"),
+    ("refused", "refused", "counter", "Objects that were not kept, or not on disk, and refused"),
+)
+_EXPIRED: Final = ("age", "count", "bytes", "payload_age", "latest_by", "until_durables", "full")
+_ENDED: Final = ("finished", "cancelled", "failed", "timed_out")
 _QUANTILES: Final = (("p50", "0.5"), ("p95", "0.95"), ("p99", "0.99"))
 
 
@@ -77,6 +86,8 @@ def samples_of(status: Mapping[str, Any], refused: Mapping[str, int]) -> Iterato
         yield Sample("lost", "counter", "Objects lost, by cause", value, (("cause", cause.value),))
     if "qos" in status:
         yield from _qos_samples(status["qos"], status["lost"])
+    if "archive" in status:
+        yield from _archive_samples(status["archive"])
     for registration in status["registrations"]:
         labels = (("registration", registration["uid"]), ("type", registration["type"]))
         for name in ("published", "refused", "unmatched"):
@@ -85,6 +96,36 @@ def samples_of(status: Mapping[str, Any], refused: Mapping[str, int]) -> Iterato
         queued = sum(session["queued"].values())
         labels = (("session", session["session"]), ("subscriber", session["name"]))  # anybody may have the name
         yield Sample("queued", "gauge", "Objects waiting", queued, labels)
+
+
+def _archive_samples(archive: Mapping[str, Any]) -> Iterator[Sample]:
+    for name, shown, kind, meaning in _ARCHIVE:
+        yield Sample(f"archive_{shown}", kind, meaning, archive.get(name, 0))
+    behind = max(0, archive["position"] - archive.get("indexed", 0))
+    yield Sample("archive_backlog", "gauge", "Positions that the archive's index is behind", behind)
+    for name in ("metadata", "payload", "index"):
+        size = archive.get(f"{name}_bytes", 0)
+        yield Sample("archive_bytes", "gauge", "Bytes of the archive, by what they are", size, (("of", name),))
+    yield Sample("archive_full", "gauge", "1: there is no room in the archive", int(bool(archive.get("full"))))
+    wrong = len(archive.get("troubles", ())) + bool(archive.get("index_trouble"))
+    yield Sample("archive_troubles", "gauge", "What is damaged or can't be used (jbi archive check)", wrong)
+    counters = archive.get("counters", {})
+    meaning = "Objects passed on without being kept, for want of room"
+    yield Sample("archive_not_archived", "counter", meaning, counters.get("not_archived", 0))
+    for reason in _EXPIRED:
+        count = counters.get(f"expired_{reason}", 0)
+        yield Sample(
+            "archive_expired", "counter", "Objects that were given up, by reason", count, (("reason", reason),)
+        )
+    starts = archive.get("worker", {}).get("starts", 0)
+    yield Sample("archive_worker_starts", "counter", "Starts of the process that indexes and answers", starts)
+    queries = archive["queries"]
+    yield Sample("archive_queries_open", "gauge", "Open queries", queries["open"])
+    yield Sample("archive_replays", "gauge", "Subscriptions that catch up with the past", queries["replays"])
+    yield Sample("archive_results", "counter", "Objects that queries and replays have found", queries["results"])
+    for state in _ENDED:
+        count = queries["ended"].get(state, 0)
+        yield Sample("archive_queries", "counter", "Queries that have ended, by how", count, (("state", state),))
 
 
 def _qos_samples(qos: Mapping[str, Any], lost: Mapping[str, int]) -> Iterator[Sample]:

@@ -11,10 +11,12 @@ import os
 import socket
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -26,57 +28,63 @@ from jbi_pubsub.core.access import (
     AccessPolicy,
     Action,
     Decision,
+    LoginCalls,
     Subject,
     demand,
     denied,
 )
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
+    AccessDeniedError,
     ConfigurationError,
     ErrorReport,
     JbiError,
+    PortInUseError,
     ProtocolError,
     TypeConflictError,
     UnknownUidError,
     WireError,
 )
+from jbi_pubsub.core.gathering import Gathering
 from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Parcel, Part, TypeName
 from jbi_pubsub.core.metrics import MetricsServer, Sample
 from jbi_pubsub.core.process import version
 from jbi_pubsub.core.quality import Contract
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import ControlServer
+from jbi_pubsub.core.wire.control import LOGIN, ControlServer
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
-from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, Hello, Line, Receiver, Tokens, listen, refuse, welcome
+from jbi_pubsub.core.wire.stream import Hello, Line, Receiver, Settle, Tokens, listen, refuse, welcome
 from jbi_pubsub.core.wire.transport import UnixListener
 from jbi_pubsub.core.wire.x509 import RevocationList
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.lookup.client.join import JoinManager
-from jbi_pubsub.lookup.entry import check_rep
+from jbi_pubsub.lookup.entry import EntryRep, check_rep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.calls import (
     LOOKUP_SECONDS,
     AdminCalls,
+    HistoryCalls,
     JoinAdminCalls,
     MailLinkCalls,
     PublisherCalls,
     StatusCalls,
     SubscriberCalls,
-    TypeCalls,
 )
-from jbi_pubsub.pad.delegate import PART_SECONDS, Delegate, TypeRepository
+from jbi_pubsub.pad.delegate import PART_SECONDS, Delegate
 from jbi_pubsub.pad.delivery import Deliveries
 from jbi_pubsub.pad.intake import Intake, Reports, reported
 from jbi_pubsub.pad.mail.store import MailStore
 from jbi_pubsub.pad.measurements import Measurements
 from jbi_pubsub.pad.pipeline import RUN_BYTES, RUN_MOST, Refused
 from jbi_pubsub.pad.proxy import (
+    ABANDONED,
     CHUNK,
     DELEGATE,
     DELEGATE_METHODS,
+    HISTORY,
     JOIN_ADMIN,
     LAST_CHUNK,
     MAIL_LINKS,
@@ -95,12 +103,21 @@ from jbi_pubsub.pad.samples import samples_of
 from jbi_pubsub.pad.stages import stages_of
 from jbi_pubsub.pad.store import SubscriptionStore
 from jbi_pubsub.pad.subscription import (
+    BRIDGE_TYPE,
     PAD_TYPE,
     PUBLISHER_TYPE,
+    ArchiveEntry,
     InformationType,
+    Origin,
     PublisherAdapterDelegate,
     PublisherRequest,
+    TypesEntry,
+    origin_of,
 )
+from jbi_pubsub.pad.types import Repositories, ServedTypes, TypeCalls, users_of
+
+if TYPE_CHECKING:
+    from jbi_pubsub.pad.foreign import Foreign
 
 log = logging.getLogger("jbi_pubsub.pad")
 
@@ -122,19 +139,32 @@ class DisseminationServer:
     def __init__(
         self,
         config: Config,
-        types: TypeRepository,
+        types: ServedTypes,
         *,
         characteristics: tuple[str, str] | None,
         access: AccessPolicy | None = None,
+        foreign: Foreign | None = None,
         clock: Callable[[], float] = time.monotonic,
+        entries: tuple[EntryRep, ...] = (),
+        also: Mapping[str, object] = {},
+        node: str = "",
     ) -> None:
-        """Binds the port: raises PortInUseError or ConfigurationError. `access` instead of what [policy] names."""
+        """Binds the port: raises PortInUseError or ConfigurationError. `access` instead of what [policy] names. Whoever
+        has it in a process of his own adds `entries` to its item, and `also` to what it exports; `node` is the
+        id that he has for good. `foreign` answers queries from another platform: then we are a bridge's."""
         self.server_id = uuid4().hex
+        self._entries = entries
+        self._node = node
         self.characteristics = characteristics
         self.name = "-".join(("pad", *characteristics)) if characteristics else "peer"
         self._stages = stages_of(config, "@".join(characteristics) if characteristics else "peer", access)
+        if foreign is not None:
+            self._stages = replace(self._stages, foreign=foreign)
         self._access = self._stages.access
         self._config = config
+        self._types = types
+        self.users: list[Callable[[TypeName], str]] = []
+        """Further users of types: each says in words what uses one, "" for nothing."""
         self._balanced = 0.0
         """When it was looked at last."""
         self._tasks = self._stages.quality.tasks if self._stages.quality is not None else None
@@ -143,15 +173,20 @@ class DisseminationServer:
         self._clock = clock
         self._tokens = Tokens(lambda: uuid4().hex)
         self._compressed = Allowance(config.link.max_compressed)
+        self.spool = config.link.spooling()
+        """Where large payloads are."""
         self._publications: dict[str, Receiver] = {}
+        self._coming: dict[str, dict[int, Gathering]] = {}
+        """Of the same connections what comes in chunks, by numbers of registrations."""
         self._revocations: tuple[RevocationList, ...] = ()
         """Those whose parties have been seen off."""
         self._stopping = threading.Event()
         self._draining = threading.Event()
         exports: dict[str, object] = {
-            SUBSCRIPTIONS: SubscriberCalls(self), STATUS: StatusCalls(self), TYPES: TypeCalls(self, types),
-            MAIL_LINKS: MailLinkCalls(self),
+            SUBSCRIPTIONS: SubscriberCalls(self), STATUS: StatusCalls(self), MAIL_LINKS: MailLinkCalls(self),
+            TYPES: TypeCalls(self, types, self._access),
             ADMIN: AccessAdmin(self._access),
+            LOGIN: LoginCalls(self._access),
         }  # fmt: skip
         if characteristics:
             exports |= {
@@ -159,31 +194,34 @@ class DisseminationServer:
                 JOIN_ADMIN: JoinAdminCalls(self),
                 ADMIN: AdminCalls(self, self._access),
             }
-        self._control = ControlServer(exports)
+        if self._stages.archive is not None or foreign is not None:
+            exports[HISTORY] = HistoryCalls(self)
+        if self._stages.archive is not None:
+            self.users.append(self._stages.archive.uses)
+        self._control = ControlServer(exports | dict(also))
         self._reaper = threading.Thread(target=self._reap, name=f"{self.name}-reaper", daemon=True)
         with ExitStack() as undo:  # what fails leaves no port, thread or file open
             undo.callback(self._access.close)
             if self._stages.quality is not None:
                 undo.callback(self._stages.quality.close)
+            if self._stages.archive is not None:
+                undo.callback(self._stages.archive.close)
             self._open(config, types, undo)
             undo.pop_all()
 
-    def _open(self, config: Config, types: TypeRepository, undo: ExitStack) -> None:
-        self._endpoint = Endpoint(
-            config.pad.host,
-            config.pad.port,
-            name=self.name,
-            security=config.security(),
-            control=self._control.serve,
-            data=self._serve_data,
-            advertise=config.pad.advertise,
-        )
+    def _open(self, config: Config, types: ServedTypes, undo: ExitStack) -> None:
+        self._endpoint = self._listen(config.pad.host, config.pad.port, config.pad.advertise)
         undo.callback(self._endpoint.stop)
+        self._further: list[Endpoint] = []
+        for host in config.pad.hosts:
+            self._further.append(self._listen_beside(host))
+            undo.callback(self._further[-1].stop)
         self._sockets = self._beside(config)
         if self._sockets is not None:
             undo.callback(self._sockets.stop)
         self.community = JoinManager(config, name=self.name, joined=self._joined)
         undo.callback(self.community.close)
+        self.repositories = Repositories(self.server_id, types, self.community, config.security())
         files = undo.enter_context(ExitStack())
         store = mails = None
         if self.characteristics and config.pad.state:
@@ -202,6 +240,7 @@ class DisseminationServer:
             store=store,
             mails=mails,
             stages=self._stages,
+            node=self._node,
         )
         files.pop_all()  # they are the delegate's now
         undo.callback(self.delegate.close)
@@ -211,6 +250,30 @@ class DisseminationServer:
             self._measurements = Measurements(self.delegate, stages.quality, stages.signer, self.name)
         metrics = config.metrics
         self.metrics = MetricsServer(metrics.host, metrics.port, self.samples) if metrics.port >= 0 else None
+
+    def _listen(self, host: str, port: int, advertise: str = "") -> Endpoint:
+        def data(sock: socket.socket, caller: Caller) -> None:
+            self._serve_data(sock, caller, endpoint)
+
+        endpoint = Endpoint(
+            host,
+            port,
+            name=self.name,
+            security=self._config.security(),
+            control=self._control.serve,
+            data=data,
+            advertise=advertise,
+        )
+        return endpoint
+
+    def _listen_beside(self, host: str) -> Endpoint:
+        """At the first one's port; at a free one where that is taken, and nobody has asked for a certain one."""
+        try:
+            return self._listen(host, self._endpoint.port)
+        except PortInUseError:
+            if self._config.pad.port:
+                raise
+            return self._listen(host, 0)
 
     def _beside(self, config: Config) -> UnixListener | None:
         """A further way to us for clients on this host."""
@@ -228,22 +291,37 @@ class DisseminationServer:
         return self._stages.quality
 
     @property
+    def state(self) -> str:
+        """The file that e-mail subscriptions are kept in; "" without one."""
+        return self._config.pad.state
+
+    @property
     def address(self) -> str:
         """host:port to connect to."""
         return self._endpoint.address
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All of them, that first."""
+        return self.address, *(each.address for each in self._further)
+
     def ref(self, exported_name: str, methods: tuple[str, ...]) -> ServiceRef:
         """A proxy for one of the exported objects."""
-        ways = (self.address,) if self._sockets is None else (self._sockets.endpoint, self.address)
+        ways = self.addresses if self._sockets is None else (self._sockets.endpoint, *self.addresses)
         return ServiceRef(self.server_id, exported_name, ways, methods, self._endpoint.certificate)
 
     def start(self) -> None:
         """Begin to serve; a delegate makes itself known."""
+        for fault in self._types.registry.faults() if self._types.registry is not None else ():
+            log.error("type repository: %s", fault)
         self.delegate.start()
-        self._endpoint.start()
+        for endpoint in (self._endpoint, *self._further):
+            endpoint.start()
         if self._sockets is not None:
             self._sockets.start()
         self._reaper.start()
+        if self._stages.archive is not None:
+            self._stages.archive.appeared = self._show_again
         self._show()
         if self._stages.quality is not None:
             self._stages.quality.follow(self.community, self.server_id)
@@ -251,13 +329,25 @@ class DisseminationServer:
             self._measurements.start()
 
     def _show(self) -> None:
-        """A delegate registers with the lookup services."""
+        """A delegate registers with the lookup services, a peer publisher if it has an archive."""
+        archive = (self._stages.archive.entry(),) if self._stages.archive is not None else ()
         if self.characteristics:
             name, location = self.characteristics
             entry = PublisherAdapterDelegate(name=name, location=location).rep()
+            types = (TypesEntry().rep(),) if self._types.registry is not None else ()
+            ref = self.ref(DELEGATE, DELEGATE_METHODS)
             self.community.join(
-                ServiceItem(self.server_id, (PAD_TYPE,), self.ref(DELEGATE, DELEGATE_METHODS), (entry,))
+                ServiceItem(self.server_id, (PAD_TYPE,), ref, (entry, *types, *archive, *self._entries))
             )
+        elif archive or self._stages.foreign is not None:
+            ref = self.ref(SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS)
+            kind = () if archive else (BRIDGE_TYPE,)
+            self.community.join(ServiceItem(self.server_id, kind, ref, archive or (ArchiveEntry().rep(),)))
+
+    def _show_again(self) -> None:
+        """Another type is archived."""
+        if not (self._stopping.is_set() or self._draining.is_set()):
+            self._show()
 
     def drain(self, seconds: float) -> int:
         """Take no new publishers, nor be found by them; those there are, and subscribers, go on. How many objects still
@@ -296,10 +386,12 @@ class DisseminationServer:
         self.delegate.close()
         if self._sockets is not None:
             self._sockets.stop()
-        self._endpoint.stop()
+        for endpoint in (self._endpoint, *self._further):
+            endpoint.stop()
         if self._stages.quality is not None:
             self._stages.quality.close()
-        self._reaper.join(5.0)
+        if self._reaper.ident is not None:  # else it never started
+            self._reaper.join(5.0)
         return left
 
     def allow(self, caller: Caller, action: Action, subject: Subject = NONE_IN_PARTICULAR) -> Decision:
@@ -346,6 +438,11 @@ class DisseminationServer:
         for described in request.entries:
             check_rep(described)
         gate = self.delegate.open_type(request.schema, caller)
+        try:
+            self.repositories.check(gate)
+        except JbiError:
+            self.delegate.forget_type(gate.type)
+            raise
         wanted = InformationType(name=gate.type.name, version=gate.type.version).rep()
         template = ServiceTemplate(types=(PUBLISHER_TYPE,), entries=(wanted,))
         try:
@@ -364,9 +461,26 @@ class DisseminationServer:
                 )
         return gate.type
 
+    def check_relayed(self, uid: str, origin: Origin) -> None:
+        """Whether a registration may be relayed to here: not where the same lookup services hold the original, nor
+        where another bridge relays it already. Raises AccessDeniedError; LookupNotFoundError when no lookup service
+        can be asked."""
+        for item in self.community.lookup(ServiceTemplate(service_id=uid), limit=1, timeout=LOOKUP_SECONDS):
+            known = origin_of(item.entries)
+            if known is None or known.bridge != origin.bridge:
+                what = "is published here" if known is None else f"is relayed here by bridge {known.bridge[:64]}"
+                raise AccessDeniedError(f"registration {uid} {what}: it can't be relayed", uid=uid)
+
+    def type_users(self, type_: TypeName) -> tuple[str, ...]:
+        """What uses a type, in words; () for nothing."""
+        return users_of(type_, self.delegate.publishing(type_), self.community, self.server_id, self.users)
+
     def wait_announced(self, uid: str, timeout: float) -> None:
-        """Wait until the lookup services hold a registration. Raises LookupNotFoundError after `timeout` seconds."""
+        """Wait until the lookup services hold a registration, and know that something of its type is archived: who asks
+        for what was published goes by that. Raises LookupNotFoundError after `timeout` seconds."""
         self.community.wait_joined(uid, timeout)
+        if self._stages.archive is not None and not (self._stopping.is_set() or self._draining.is_set()):
+            self.community.wait_joined(self.server_id, timeout)
 
     def _joined(self, service_id: str, told: int) -> None:
         """A lookup service has an item of ours that it had not."""
@@ -379,12 +493,19 @@ class DisseminationServer:
     def forget_publications(self, connection_id: str) -> None:
         """End the data connection of a publisher that has left."""
         receiver = self._publications.pop(connection_id, None)
+        coming = self._coming.pop(connection_id, None)
         if receiver:
             receiver.stop()
+        if coming:
+            coming.clear()
 
     def status(self) -> dict[str, Any]:
         """Plain data for status pages."""
         return {**self._facts(), **self.delegate.status()}
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Publishers and subscriber processes, with who they are and where."""
+        return self.delegate.clients()
 
     def overview(self) -> dict[str, Any]:
         """The same for who looks every second (see pad/overview.py)."""
@@ -402,16 +523,30 @@ class DisseminationServer:
             "time": round(time.time(), 3),
             "address": self.address,
             "uptime": round(self._clock() - self._started, 1),
-            "connections": self._endpoint.connections,
+            "connections": sum(each.connections for each in (self._endpoint, *self._further)),
             "compressed": len(self._compressed),
             "tls": self._endpoint.tls(),
             "threads": threading.active_count(),
             "calls": self._control.calls,
             "faults": faults(),
             "draining": self._draining.is_set(),
+            "limits": {
+                "metadata": self._config.client.max_metadata,
+                "payload": self._config.client.max_payload,
+                "compressed": self._config.link.max_compressed,
+                "types": self._types.registry is not None,
+            },
             "access": self._access.status(),
             **({"qos": self._stages.quality.status()} if self._stages.quality is not None else {}),
+            **self._archived(),
+            **({"foreign": self._stages.foreign.status()} if self._stages.foreign is not None else {}),
+            **({"node": self._node} if self._node else {}),
         }
+
+    def _archived(self) -> dict[str, Any]:
+        if self._stages.archive is None or self.delegate.history is None:
+            return {}
+        return {"archive": {**self._stages.archive.status(), "queries": self.delegate.history.status()}}
 
     def samples(self) -> Iterator[Sample]:
         """What the metrics port shows."""
@@ -419,19 +554,19 @@ class DisseminationServer:
 
     # -- data connections ---------------------------------------------------------------------------------------
 
-    def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
+    def _serve_data(self, sock: socket.socket, caller: Caller, endpoint: Endpoint) -> None:
         line = Line(sock)
         hello = listen(line)
         kind, uid = self._tokens.redeem(hello.token) or ("", "")
         caller.place.kept = bool(kind)
         if kind == "deliver":
-            self._deliver(sock, line, uid, hello)
+            self._deliver(sock, line, uid, hello, endpoint)
         elif kind == "publish":
             self._take_publications(line, uid, hello)
         else:
             refuse(line, "unknown or used token")
 
-    def _deliver(self, sock: socket.socket, line: Line, uid: str, hello: Hello) -> None:
+    def _deliver(self, sock: socket.socket, line: Line, uid: str, hello: Hello, endpoint: Endpoint) -> None:
         try:
             session = self.delegate.session(uid)
         except UnknownUidError as exc:
@@ -439,7 +574,7 @@ class DisseminationServer:
             return
         self.delegate.attached(uid)
         welcome(line, 0, self._compressed.grant(hello.compression))
-        session.attach(sock, hello.position, self._endpoint.hand_over(sock), line.compression)
+        session.attach(sock, hello.position, endpoint.hand_over(sock), line.compression)
 
     def _take_publications(self, line: Line, connection_id: str, hello: Hello) -> None:
         receiver = self._publications.setdefault(connection_id, self._receiver(connection_id))
@@ -455,7 +590,7 @@ class DisseminationServer:
 
     def _receiver(self, connection_id: str) -> Receiver:
         """Of a publisher's data connections, one after the other."""
-        coming: dict[int, bytearray] = {}
+        coming = self._coming.setdefault(connection_id, defaultdict(self._gathering))
         if self._tasks is not None and self._reports is not None:
             qos = self._config.qos
             pipeline, reports = self.delegate.pipeline, self._reports
@@ -469,14 +604,21 @@ class DisseminationServer:
             lambda items: self._publish(connection_id, items, coming, refused), lambda: _encode_refusals(refused)
         )
 
+    def _gathering(self) -> Gathering:
+        """A large object begins to come. With quality of service its connection does not wait for room."""
+        seconds = self._config.queue.block_seconds if self._tasks is None else 0.0
+        looks = self._stages.signatures is not None
+        return Gathering(self.spool, self._config.client.max_payload, seconds, is_looked_at=looks)
+
     def _publish(
         self,
         connection_id: str,
         items: list[memoryview],
-        coming: dict[int, bytearray],
+        coming: dict[int, Gathering],
         refused: list[tuple[str, ErrorReport]],
-    ) -> None:
-        """Disseminate a batch. A refused object is reported with the acknowledgement; the others go on.
+    ) -> Settle | None:
+        """Disseminate a batch. A refused object is reported with the acknowledgement; the others go on. What waits for
+        the disk before it is acknowledged: then the publisher forgets it.
 
         `coming` holds the chunks of large objects by registration number, `refused` what is to be reported.
         """
@@ -485,16 +627,30 @@ class DisseminationServer:
         except UnknownUidError as exc:
             raise WireError(str(exc)) from exc
         deliveries = Deliveries()
+        pipeline = self.delegate.pipeline
+        taken: list[Parcel] = []
+        comes_again = False
         for number, run in _runs(items, coming):
             self.refuse_when_stopping()
             try:
                 refusals = self._judge(registrations, number, run, deliveries)
                 refused += [reported(parcel, why) for parcel, why in refusals]
             finally:  # what was taken is delivered, also when something behind it ends the connection
-                self.delegate.pipeline.deliver(deliveries)
-        self.delegate.pipeline.sync()  # before the batch is acknowledged: then the publisher forgets it
+                pipeline.deliver(deliveries)
+            if pipeline.archives:
+                taken += (kept := [parcel for parcel in run if parcel.position])
+                comes_again |= len(kept) < len(run) and number in registrations and registrations[number].persist
+        if not taken and not comes_again:
+            pipeline.sync()
+            return None
 
-    def _admit(self, connection_id: str, items: list[memoryview], coming: dict[int, bytearray], intake: Intake) -> None:
+        def settle() -> None:
+            lost = pipeline.sync(taken, comes_again=comes_again)
+            refused.extend([reported(parcel, why) for parcel, why in lost])
+
+        return settle
+
+    def _admit(self, connection_id: str, items: list[memoryview], coming: dict[int, Gathering], intake: Intake) -> None:
         """The same with quality of service: it is acknowledged when it is admitted, and judged by turns."""
         try:
             registrations = self.delegate.connection(connection_id).registrations
@@ -557,16 +713,20 @@ class DisseminationServer:
 
 
 def _runs(
-    items: Sequence[memoryview], coming: dict[int, bytearray], now: float = 0.0
+    items: Sequence[memoryview], coming: dict[int, Gathering], now: float = 0.0
 ) -> Iterator[tuple[int, list[Parcel]]]:
     """A batch as runs: the number of a registration, and consecutive objects of it, each `since` it was published if
-    `now` says when the batch has come. Raises ProtocolError behind those before the bad item."""
+    `now` says when the batch has come, or it tells its age. Raises ProtocolError behind those before the bad item."""
     run: list[Parcel] = []
     last = size = 0
     for item in items:
         try:
             number, age, data = _whole(item, coming)
-            parcel = Parcel.received(data, now - age / 1000 if now else 0.0) if data is not None else None
+            since = (now or time.monotonic()) - age / 1000 if now or age else 0.0
+            if isinstance(data, Gathering):
+                parcel: Parcel | None = data.parcel(since)
+            else:
+                parcel = Parcel.received(data, since) if data is not None else None
         except ProtocolError:
             if run:
                 yield last, run
@@ -583,7 +743,7 @@ def _runs(
         yield last, run
 
 
-def _whole(item: memoryview, coming: dict[int, bytearray]) -> tuple[int, int, Part | None]:
+def _whole(item: memoryview, coming: dict[int, Gathering]) -> tuple[int, int, Part | Gathering | None]:
     """The number of a registration, an age in ms, and the bytes of an object if the item completes one. Raises
     ProtocolError.
 
@@ -593,17 +753,20 @@ def _whole(item: memoryview, coming: dict[int, bytearray]) -> tuple[int, int, Pa
         raise ProtocolError("truncated publication")
     kind, number, age = PUBLICATION.unpack_from(item)
     body = item[PUBLICATION.size :]
+    if kind == ABANDONED:
+        coming.pop(number, None)
+        return number, age, None
     if kind not in (CHUNK, LAST_CHUNK):
         return number, age, bytes(body) if body.nbytes < memoryview(item.obj).nbytes // 2 else body
-    gathered = coming.setdefault(number, bytearray())
-    if len(gathered) + len(body) > MAX_ITEM_BYTES or len(coming) > MAX_COMING:
-        raise ProtocolError(f"object of more than {MAX_ITEM_BYTES} bytes, or more than {MAX_COMING} at once")
-    gathered += body
+    coming[number].add(body)
+    if len(coming) > MAX_COMING:
+        raise ProtocolError(f"more than {MAX_COMING} large objects at once")
     return number, age, coming.pop(number) if kind == LAST_CHUNK else None
 
 
 def _encode_refusals(refusals: list[tuple[str, ErrorReport]]) -> bytes:
     if not refusals:
         return b""
-    told, refusals[:] = tuple(refusals), []
+    told = tuple(refusals)
+    del refusals[: len(told)]  # more may come meanwhile
     return msgspec.msgpack.encode(Taken(told))

@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from jbi_pubsub.core.combined import Provenance
 from jbi_pubsub.core.documents import Traced
 from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.xml import Element
@@ -44,9 +46,18 @@ SPAN_SECONDS: Final = 0.25
 class Reader(Protocol):
     """Reads again what was good when it came."""
 
-    def read(self, metadata: bytes) -> Element | Traced:
-        """The document of metadata that have been checked."""
+    @property
+    def origin(self) -> Provenance:
+        """Who publishes, and where."""
         ...
+
+    def read(self, metadata: bytes) -> Element | Traced | None:
+        """The document of metadata that have been checked; None: they are none."""
+        ...
+
+
+WITHDRAWN: Final = sys.maxsize
+"""The position of an object that is nobody's any more: behind all places."""
 
 
 class Kept(msgspec.Struct, eq=False, gc=False):
@@ -66,7 +77,7 @@ class Gone:
     """How many objects have left a shelf, by when they came."""
 
     def __init__(self) -> None:
-        self._spans: deque[list[float]] = deque()  # [when the first of them came, when the last, how many]
+        self._spans: deque[list[float]] = deque()  # [when its first came, when its last, how many, the first's place]
 
     def __bool__(self) -> bool:
         return bool(self._spans)
@@ -76,31 +87,37 @@ class Gone:
         """When the last of them came."""
         return self._spans[-1][1] if self._spans else -math.inf
 
-    def add(self, time: float) -> None:
+    def add(self, time: float, position: int = 0) -> None:
         """One that came then; no earlier than those before."""
         if self._spans and time - self._spans[-1][0] < SPAN_SECONDS:
             self._spans[-1][1] = time
             self._spans[-1][2] += 1
             return
-        self._spans.append([time, time, 1])
+        self._spans.append([time, time, 1, position])
         if len(self._spans) > SPANS:
             self._merge()
 
     def since(self, time: float) -> int:
         """How many came at or after `time`; of a span that began before it a part, by its length."""
         count = 0.0
-        for first, last, number in self._spans:
+        for first, last, number, _ in self._spans:
             if first >= time:
                 count += number
             elif last >= time:
-                count += math.ceil(number * (last - time) / (last - first)) if last > first else number
+                part = math.ceil(number * (last - time) / (last - first)) if last > first else number
+                count += min(part, number)  # of a moment behind its beginning a fraction may be rounded up
         return int(count)
+
+    def first_since(self, time: float) -> int | None:
+        """The position of the first that came at or after `time`, or of one that came shortly before."""
+        return next((int(position) for _, last, _, position in self._spans if last >= time), None)
 
     def _merge(self) -> None:
         """Each two of the older half become one."""
         spans = list(self._spans)
         older = [
-            [a[0], b[1], a[2] + b[2]] for a, b in zip(spans[: SPANS // 2 : 2], spans[1 : SPANS // 2 : 2], strict=True)
+            [a[0], b[1], a[2] + b[2], a[3]]
+            for a, b in zip(spans[: SPANS // 2 : 2], spans[1 : SPANS // 2 : 2], strict=True)
         ]
         self._spans = deque([*older, *spans[SPANS // 2 :]])
 
@@ -123,7 +140,7 @@ class Shelf:
     def _pop(self) -> int:
         """The oldest goes; its bytes."""
         kept = self.kept.popleft()
-        self.gone.add(kept.time)
+        self.gone.add(kept.time, kept.position)
         size = kept.parcel.size + OVERHEAD
         self.size -= size
         return size
@@ -150,8 +167,11 @@ class Shelves:
         with self._lock:
             shelf.young_until = now + self._seconds
 
-    def keep(self, shelf: Shelf, run: Sequence[Parcel], reader: Reader, now: float) -> list[Kept]:
-        """Give objects their positions, and put them on the shelf."""
+    def keep(
+        self, shelf: Shelf, run: Sequence[Parcel], reader: Reader, now: float, *, archived: int | None = None
+    ) -> list[Kept]:
+        """Give objects their positions, and put them on the shelf. `archived`: they go into an archive, which has those
+        up to that number; the others' parcels say where they are in it."""
         if not run:
             return []
         size = sum([parcel.size for parcel in run]) + OVERHEAD * len(run)
@@ -161,6 +181,12 @@ class Shelves:
             shelf.last = now
             kept = [Kept(position, now, parcel, reader) for position, parcel in enumerate(run, self.position + 1)]
             self.position += len(run)
+            if archived is not None:
+                for each in kept:
+                    if each.parcel.head.sequence > archived:
+                        each.parcel.position = each.position
+                    else:
+                        each.parcel.was_kept = True
             if not shelf.kept:
                 self._filled.add(shelf)
             shelf.kept.extend(kept)
@@ -175,6 +201,18 @@ class Shelves:
             elif self.size > self.limit:
                 self._give_up()
         return kept
+
+    def reserve(self, count: int) -> int:
+        """The first of so many positions, for objects that lie on no shelf."""
+        with self._lock:
+            self.position += count
+            return self.position - count + 1
+
+    def withdraw(self, kept: Sequence[Kept]) -> None:
+        """These are refused after all: nobody finds them any more."""
+        with self._lock:
+            for each in kept:
+                each.position, each.parcel.position = WITHDRAWN, 0
 
     def has_room(self, size: int) -> bool:
         """Whether an object of `size` bytes takes no other's place."""
@@ -224,10 +262,22 @@ class Shelves:
         with self._lock:
             return bool(shelf.kept and shelf.kept[-1].time >= since) or shelf.gone.last >= since
 
+    def first_since(self, shelves: Sequence[Shelf], since: float) -> int:
+        """The position of the first that came since then, or of one that came shortly before; of none the next that
+        will be given."""
+        with self._lock:
+            first = self.position + 1
+            for shelf in shelves:
+                found = shelf.gone.first_since(since)
+                if found is None:
+                    found = next((kept.position for kept in shelf.kept if kept.time >= since), first)
+                first = min(first, found)
+            return first
+
     def find(self, object_id: str) -> Parcel | None:
         """An object that still lies on a shelf."""
         with self._lock:
-            parcels = [kept.parcel for shelf in self._filled for kept in shelf.kept]
+            parcels = [kept.parcel for shelf in self._filled for kept in shelf.kept if kept.position < WITHDRAWN]
         return next((parcel for parcel in parcels if parcel.head.object_id == object_id), None)
 
     def trim(self, now: float) -> None:

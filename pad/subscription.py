@@ -11,33 +11,42 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from email.errors import MessageError
 from email.headerregistry import Address
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
 import msgspec
 
+from jbi_pubsub.core import combined
 from jbi_pubsub.core.errors import AccessDeniedError, AddressError, ConfigurationError, EntryError, OversizeError
+from jbi_pubsub.core.history import MAX_POSITION, Count, Order, Position, Seconds
 from jbi_pubsub.core.info_object import Cause, SchemaBundle
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.quality import Contract, GrantedQos, Unmet, Wish, checked_wish
 from jbi_pubsub.core.signing import CHAIN_MOST, SigningKey, anchor_of, signed_uid
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.xpath import Charge, PayloadFilter, Predicate, compile_filter, compile_predicate
+from jbi_pubsub.core.xpath.predicate import XPATH
+from jbi_pubsub.core.xpath.view import inside
 from jbi_pubsub.lookup.entry import Entry, EntryRep, check_rep
 
 if TYPE_CHECKING:
     from jbi_pubsub.core.wire.endpoint import Caller
+    from jbi_pubsub.pad.durable import Durable
     from jbi_pubsub.pad.rights import Rights
 
 MAX_RECIPIENTS: Final = 100
 """RFC 5321 4.5.3.1.8: a server must take at least 100 recipients of one message."""
+MAX_NAMESPACES: Final = 16_384
+"""Characters of all prefixes and URIs of a request: what asks an archive has them once for each type."""
 MAX_BOUND: Final = 10_000_000
 MAX_BLOCK_SECONDS: Final = 60.0
 """Longest that one subscriber may hold a publisher up, under policy `block`."""
 MAX_TEXT: Final = 1_024
+MAX_OWNER: Final = 64
+"""Characters of the name of an owner of registrations."""
 MIN_SECRET: Final = 32
 """Characters of a secret that an id is made from: 128 bits in hexadecimal, as many as the id keeps of the digest."""
 DIGEST_ATTRIBUTE: Final = "mail_digest_seconds"
@@ -55,6 +64,8 @@ PAD_TYPE: Final = "jbi.PublisherAdapterDelegate"
 """Service type of a delegate in the lookup service."""
 PUBLISHER_TYPE: Final = "jbi.PublisherRegistration"
 """Service type of whatever a subscriber can register with: a registration at a delegate or a peer publisher."""
+BRIDGE_TYPE: Final = "jbi.Bridge"
+"""Service type of the item by which a bridge has a platform's queries answered from another one as well."""
 PEER_TYPE: Final = "jbi.PeerPublisher"
 """Further service type of a peer publisher's registrations."""
 
@@ -119,11 +130,106 @@ class SigningKeyEntry(Entry):
             raise EntryError(f"a signing key that can't be read: {exc}", entry_class=self.entry_name) from exc
 
 
-_OUR_ENTRIES: Final = {each.entry_name for each in (InformationType, PublisherAdapterDelegate, SigningKeyEntry)}
+@dataclass(frozen=True, kw_only=True)
+class ArchiveEntry(Entry):
+    """On the item of a delegate, or an item of its own of a peer publisher: it has an archive, which takes queries
+    (`proxy.HISTORY`, beside the SUBSCRIPTIONS that sessions are opened with). `types`: the names of the types in it,
+    with a space between; unset: they are too many to say, or not known."""
+
+    entry_name = "jbi.Archive"
+    types: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProvenanceEntry(Entry):
+    """Who publishes under a registration, and where, beside its other entries in an archive, and what goes from there
+    to others: see core/combined.Provenance. `addresses` with a space between; `relayed` is set if that is so."""
+
+    entry_name = "jbi.Provenance"
+    publisher: str | None = None
+    node: str | None = None
+    addresses: str | None = None
+    owner: str | None = None
+    relayed: str | None = None
+
+    @classmethod
+    def of(cls, origin: combined.Provenance) -> ProvenanceEntry:
+        """The entry for it."""
+        return cls(
+            publisher=origin.publisher,
+            node=origin.node,
+            addresses=" ".join(origin.addresses),
+            owner=origin.owner,
+            relayed="yes" if origin.is_relayed else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEntry(Entry):
+    """On the item of a registration whose objects are for the subscribers of its delegate alone: a bridge leaves it."""
+
+    entry_name = "jbi.Local"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpirationEntry(Entry):
+    """On the item of a registration whose objects wait for so many seconds (PublisherRequest.expiration)."""
+
+    entry_name = "jbi.Expiration"
+    seconds: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypesEntry(Entry):
+    """On the item of a delegate that has a type repository: its export `types` says what is known there."""
+
+    entry_name = "jbi.Types"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayedEntry(Entry):
+    """On the item of a registration that was made on another platform: the fields of its Origin, with a space between
+    the names."""
+
+    entry_name = "jbi.Relayed"
+    via: str | None = None
+    bridge: str | None = None
+
+
+_OUR_ENTRIES: Final = {
+    each.entry_name
+    for each in (
+        InformationType,
+        PublisherAdapterDelegate,
+        SigningKeyEntry,
+        ArchiveEntry,
+        TypesEntry,
+        ProvenanceEntry,
+        LocalEntry,
+        ExpirationEntry,
+        RelayedEntry,
+    )
+}
 
 
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+HOPS_MOST: Final = 16
+"""Platforms that an object may have passed: who comes to more goes in a circle."""
+PLATFORM_NAME: Final = re.compile(r"[0-9A-Za-z._-]{1,64}")
+"""Of a platform, of a bridge, and the id of a registration that is relayed."""
+
+
+class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a registration comes from that was made on another platform."""
+
+    via: tuple[str, ...]
+    """The names of the platforms that its objects have passed, in order: the first one is its publisher's."""
+    bridge: str
+    """The id of who relays it. It is public: of several bridges one has a registration, and the others see whose it
+    is."""
 
 
 class _Owned(msgspec.Struct, frozen=True):
@@ -149,6 +255,42 @@ class PublisherRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     secret: str = ""
     signing: SigningKey | None = None
     qos: Wish = Wish()
+    persist: bool | None = None
+    """Whether its objects are archived; None: as the rules there say. True is refused where there is no archive."""
+    well_formed: bool = True
+    """Whether metadata are looked at for well-formedness; with `validate` or invariants they are in any case. Without,
+    no predicate on them is true for what is none."""
+    expiration: Seconds = 0.0
+    """Seconds after publication at which an object that still waits for a subscriber is lost (`expired`); 0.0: never.
+    What is archived stays there, and comes to who catches up with the archive."""
+    local: bool = False
+    """Whether its objects are for the subscribers of this delegate alone: bridges and networks do not take them on."""
+    owner: Annotated[str, msgspec.Meta(max_length=MAX_OWNER)] = ""
+    """Of whom it is, for subscriptions that do not want what he publishes (`unlike`); "": nobody's."""
+    origin: Origin | None = None
+    """Of one that is relayed from another platform: it has the id that it has there, and `secret` is its bridge's."""
+
+
+class Start(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a subscription begins, at a delegate with an archive. `new`: with what is published from now on; `all`:
+    with the oldest object there; `since`: with the oldest published at or after `since`; `after`: behind that position,
+    which is of one delegate alone; `last`: with the newest that matches, or of each key `latest_by` (an XPath)."""
+
+    kind: Literal["new", "all", "since", "after", "last"] = "new"
+    since: Seconds = 0.0
+    after: Position = 0
+    latest_by: str = ""
+
+
+NEW: Final = Start()
+
+View = Literal["metadata", "combined"]
+"""What a predicate is asked of: the metadata as they were published, or these within what the platform says of the
+object (core/combined.py)."""
+
+Acknowledging = Literal["auto", "explicit"]
+"""Of a durable subscription: what its application has taken is acknowledged (`Heard.consumed`), or what it says
+(`Heard.acknowledged`)."""
 
 
 class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
@@ -175,6 +317,56 @@ class SubscriptionRequest(_Owned, frozen=True, forbid_unknown_fields=True):
     attributes: tuple[tuple[str, str], ...] = ()
     secret: str = ""
     qos: Wish = Wish()
+    start: Start = NEW
+    """Where it begins; a durable one that is known goes on where it was."""
+    durable: str = ""
+    """The name that it is known by while its subscriber is away, with its owner; "" for none. Without certificates
+    `secret` says whose it is."""
+    ack: Acknowledging = "auto"
+    view: View = "metadata"
+    """Of the predicate; payload filter and template have nothing to do with it."""
+    unlike: Annotated[str, msgspec.Meta(max_length=MAX_OWNER)] = ""
+    """Nothing of registrations with this `owner`; "": whoever publishes it."""
+    local: bool = False
+    """Only what was published at this delegate: nothing that a bridge or network has brought."""
+
+
+class QueryRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is asked of one delegate's archive (see core/history.py); all conditions hold together."""
+
+    type: str = ""
+    """Name of the information object type; "" for all that the caller may read."""
+    version: str = ""
+    """Of the type; "" for every one."""
+    entries: tuple[EntryRep, ...] = ()
+    """The template, as of a subscription."""
+    predicate: str = ""
+    payload_filter: str = ""
+    namespaces: tuple[tuple[str, str], ...] = ()
+    language: str = "xpath"
+    suppress_empty: bool = False
+    since: Seconds = 0.0
+    until: Seconds = 1e11
+    by_receipt: bool = False
+    after: Position = 0
+    up_to: Position = MAX_POSITION
+    registrations: tuple[str, ...] | None = None
+    """Ids of registrations; None for all."""
+    publisher: str = ""
+    """The name that their publisher goes by; "" for all."""
+    least_payload: Count = 0
+    most_payload: Count = 2**53
+    object_ids: tuple[str, ...] | None = None
+    latest_by: str = ""
+    order: Order = "oldest"
+    limit: Count = 0
+    bound: int = 100
+    """Results that the caller may have which its application has not taken."""
+    timeout: float = 0.0
+    """Seconds after which it ends as "timed_out", by the delegate's clock; 0.0: as long as the session."""
+    qos: Wish = Wish()
+    view: View = "metadata"
+    """Of the predicate, as of a subscription. `latest_by` is of the metadata."""
 
 
 def owned_uid(kind: str, secret: str) -> str:
@@ -207,6 +399,9 @@ def check_publisher(uid: str, request: PublisherRequest) -> None:
                 hint="Register the entries of the document alone",
                 uid=uid[:64],
             )
+    if request.origin is not None:
+        _check_relayed(uid, request, request.origin)
+        return
     if request.signing is None:
         check_owner("registration", uid, request.secret)
         return
@@ -222,6 +417,30 @@ def check_publisher(uid: str, request: PublisherRequest) -> None:
             hint="Send the secret and the signing key that it is made from",
             uid=uid[:64],
         )
+
+
+def _check_relayed(uid: str, request: PublisherRequest, origin: Origin) -> None:
+    """That its id is its own, its bridge vouches for, unless it signs: then the id is made from its key."""
+    names = (uid, origin.bridge, *origin.via)
+    if not all(map(PLATFORM_NAME.fullmatch, names)) or not 1 <= len(origin.via) <= HOPS_MOST:
+        raise AccessDeniedError(
+            f"registration {uid[:64]!r} can't be relayed: {len(origin.via)} platforms passed, or a name that is none",
+            hint=f"1 to {HOPS_MOST} platforms; names of letters, digits, '.', '_' and '-', 64 at most",
+            uid=uid[:64],
+        )
+    if not MIN_SECRET <= len(request.secret) <= MAX_TEXT:
+        raise AccessDeniedError(f"registration {uid} is relayed without a secret of the bridge's", uid=uid)
+    if request.signing is not None and signed_uid(request.signing.anchor, request.signing.key) != uid:
+        raise AccessDeniedError(f"registration {uid} is not that of its signing key", uid=uid)
+
+
+def origin_of(entries: Iterable[EntryRep]) -> Origin | None:
+    """What the entries of an item say of that; None: its publisher is here. Raises EntryError."""
+    rep = next((rep for rep in entries if rep.cls.name == RelayedEntry.entry_name), None)
+    if rep is None:
+        return None
+    said = RelayedEntry.from_rep(rep)
+    return Origin(tuple((said.via or "").split(" ", HOPS_MOST)), said.bridge or "")
 
 
 NOT_BEFORE: Final = -math.inf
@@ -242,6 +461,9 @@ class Granted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lease: Lease | None = None
     qos: GrantedQos = GrantedQos()
     prefetch: int = 0
+    placed: bool = False
+    """Whether its objects come with their positions (items PLACED): it begins elsewhere than with what is new, or is
+    durable, and there is an archive."""
 
 
 FAR: Final = sys.maxsize
@@ -260,6 +482,7 @@ class Subscription:
     owner: str = field(repr=False)
     number: int
     predicate: Predicate | None
+    """On the metadata."""
     payload_filter: PayloadFilter | None
     lease_id: str = field(default="", repr=False)
     """Of an e-mail-only subscription."""
@@ -292,8 +515,17 @@ class Subscription:
     """What policies have decided for it, with QoS."""
     narrowed_by: str = ""
     """The rules that let through a part of some type alone."""
+    durable: Durable | None = field(default=None, repr=False)
+    """What it has had, over restarts."""
+    is_replayed: bool = False
+    """It began in the past, and catches up with an archive."""
     replayed: int = 0
     """Objects that it caught up with; they count in the others, too."""
+    combined: Predicate | None = field(default=None, repr=False)
+    """On the combined view, instead of one on the metadata (see core/combined.py)."""
+    is_selective: bool = field(default=False, repr=False)
+    """It does not want all that it matches by the metadata: it has a predicate on the combined view, or does not want
+    what some publish."""
     lost: Counter[str] = field(default_factory=Counter)
     ended: Cause = Cause.CANCELLED
     """Why what still comes for it after its end is lost."""
@@ -319,6 +551,8 @@ class Subscription:
         charges: list[Charge] = []
         if predicate is not None and predicate.evaluates:
             charges.append((predicate.identity, predicate.cost))
+        if self.combined is not None and self.combined.evaluates:
+            charges.append((self.combined.identity, self.combined.cost))
         if wanted is not None:
             charges.append((wanted, wanted.cost))
         return tuple(charges)
@@ -326,13 +560,16 @@ class Subscription:
     def status(self) -> dict[str, object]:
         """Plain data for status pages."""
         request = self.request
-        evaluated = [each for each in (self.predicate, self.payload_filter) if each is not None]
+        evaluated = [each for each in (self.predicate, self.combined, self.payload_filter) if each is not None]
         return {
             "uid": self.uid,
             "owner": shown(self.owner),
             "template": [shown_entry(e) for e in request.entries],
             "predicate": request.predicate,
             "filter": request.payload_filter,
+            **({"view": request.view} if request.view != "metadata" else {}),
+            **({"unlike": request.unlike} if request.unlike else {}),
+            **({"local": request.local} if request.local else {}),
             "narrowed_by": self.narrowed_by,
             "recipients": list(request.recipients),
             "direct": request.direct,
@@ -383,6 +620,10 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
     """Check and compile. Raises PredicateError (naming the argument), AddressError, ConfigurationError."""
     if not request.direct and not request.recipients:
         raise ConfigurationError("a subscription needs a queue, e-mail recipients, or both")
+    if request.view not in get_args(View):
+        raise ConfigurationError(f"unknown view {request.view!r}", hint=f"Use {' or '.join(get_args(View))}")
+    if len(request.unlike) > MAX_OWNER:
+        raise ConfigurationError(f"unlike has {len(request.unlike)} characters, the limit is {MAX_OWNER}")
     if request.policy not in get_args(Policy):
         raise ConfigurationError(f"unknown queue policy {request.policy!r}", hint=f"Use {', '.join(get_args(Policy))}")
     if not (math.isfinite(request.block_seconds) and 0 <= request.block_seconds <= MAX_BLOCK_SECONDS):
@@ -392,10 +633,12 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
     _check_attributes(request.attributes)
     for entry in request.entries:
         check_rep(entry)
+    _check_start(request)
     if not 1 <= request.bound <= MAX_BOUND:
         raise ConfigurationError(f"queue bound {request.bound} is not in 1..{MAX_BOUND}", bound=request.bound)
     check_recipients(request.recipients)
     checked_wish(request.qos)
+    check_namespaces(request.namespaces)
     spaces = dict(request.namespaces)
     predicate = payload_filter = None
     if request.predicate:
@@ -403,7 +646,41 @@ def compile_subscription(request: SubscriptionRequest, *, owner: str, number: in
     if request.payload_filter:
         payload_filter = compile_filter(request.payload_filter, namespaces=spaces)
     digest = _digest_seconds(request)
-    return Subscription(request, owner, number, predicate, payload_filter, digest_seconds=digest)
+    made = Subscription(request, owner, number, predicate, payload_filter, digest_seconds=digest)
+    if request.view == "combined" and predicate is not None:
+        within = inside(request.predicate, spaces, combined.TOP) if request.language == XPATH else None
+        if within is None:
+            made.predicate, made.combined = None, predicate
+        else:
+            made.predicate = compile_predicate(within, namespaces=spaces)
+    made.is_selective = made.combined is not None or bool(request.unlike) or request.local
+    return made
+
+
+def check_namespaces(namespaces: tuple[tuple[str, str], ...]) -> None:
+    """Raises OversizeError."""
+    size = sum(len(prefix) + len(uri) for prefix, uri in namespaces)
+    if size > MAX_NAMESPACES:
+        raise OversizeError(f"namespaces have {size} characters, the limit is {MAX_NAMESPACES}", limit=MAX_NAMESPACES)
+
+
+def _check_start(request: SubscriptionRequest) -> None:
+    """Raises ConfigurationError, PredicateError."""
+    start = request.start
+    if request.ack != "auto" and not request.durable:
+        raise ConfigurationError(f"ack {request.ack!r} is for durable subscriptions", hint="Give it a name")
+    if start.kind == "new" and not request.durable:
+        return
+    if request.recipients or not request.direct:
+        what = "a subscription that begins in the past, or is durable, needs a queue, and no e-mail"
+        raise ConfigurationError(what, hint="Mail is of what is published from now on: leave `start` out, or ask twice")
+    if request.language != "xpath":
+        what = f"a subscription that begins in the past, or is durable, is in XPath, not in {request.language[:40]!r}"
+        raise ConfigurationError(what, hint="Leave the language out")
+    if start.latest_by:
+        if start.kind != "last":
+            raise ConfigurationError('latest_by is for start "last" alone')
+        compile_predicate(start.latest_by, namespaces=dict(request.namespaces), argument="latest_by")
 
 
 def _check_attributes(attributes: tuple[tuple[str, str], ...]) -> None:

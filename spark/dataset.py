@@ -431,7 +431,8 @@ class Writer:
 
     def __init__(self, folder: Path, *, source: str, resume: bool = False) -> None:
         """`resume`: keep what is there, of the same source. Raises ConfigurationError for a folder that holds something
-        else, StudyError where it can't be written."""
+        else, StudyError where it can't be written, or PyArrow is missing."""
+        report.parquet_present()
         check_out(folder)
         self._folder, self._source = folder, source
         there = _manifest(folder)

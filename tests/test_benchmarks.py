@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -94,6 +98,52 @@ def test_each_document_is_in_one_stripe(dissemination: ModuleType) -> None:
     assert told == len(roots)
 
 
+@pytest.mark.parametrize("is_ugly", [False, True])
+def test_objects_for_a_node_are_valid_and_wanted_by_one_subscription(
+    monkeypatch: pytest.MonkeyPatch, is_ugly: bool
+) -> None:
+    # Given what goes through a node, the friendly way and the other
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    node = importlib.import_module("node")
+    case = node.Workload(1_024, is_ugly)
+    # Expect documents that are valid, and all different
+    documents = case.documents(50)
+    assert all(is_valid(node.SCHEMA.read_bytes(), metadata) for metadata in documents)
+    assert len(set(documents)) == 50
+    # Expect the first subscription to want all of them, and no other one any
+    about = [
+        etree.fromstring(b'<og:m xmlns:og="og"><og:PayloadLength>1024</og:PayloadLength>' + part + b"</og:m>")
+        for part in (metadata[metadata.index(b"<metadata") :] for metadata in documents)
+    ]
+    first, *others = [etree.XPath(f"boolean({each or 1})", namespaces={"og": "og"}) for each in case.predicates()]
+    assert all(map(first, about))
+    assert not any(other(document) for other in others for document in about)
+
+
+def test_what_processes_share_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given one process, once and as if it were two
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    node = importlib.import_module("node")
+    alone, twice = node.together([os.getpid()]), node.together([os.getpid()] * 2)
+    # Expect what the system says of it; and that its files are there once, what is its own twice
+    assert alone == pytest.approx(node.memory(os.getpid())[0], rel=0.05)
+    assert 1.2 * alone < twice < 1.98 * alone
+
+
+def test_more_calls_for_an_object_than_before_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given what a delegate did for an object before
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    work = importlib.import_module("work")
+    before = {"us": 20.0, "calls": 100.0, "functions": {"a.py:f": [10, 1.0], "a.py:gone": [1, 1.0]}}
+    # Expect a hundredth more to pass for noise, and more not; and to be shown which function it is
+    assert work.show("metadata", {**before, "calls": 101.0}, before)
+    assert not work.show("metadata", {"us": 20.0, "calls": 103.0, "functions": {"a.py:f": [13, 1.0]}}, before)
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in said[-2:]] == [["a.py:f", "13", "1.0", "10"], ["a.py:gone", "0", "0", "1"]]
+
+
 PERF = """\
 # started on Sun Nov 22 12:12:16 2026
 
@@ -118,3 +168,54 @@ def test_a_report_of_system_calls_is_read(system_calls: ModuleType, report: str)
     # Given twelve calls, of which three are of no kind that is shown; Expect these
     found = system_calls.counts(report)
     assert (found["send"], found["futex"], found["receive"], found["other"], found["total"]) == (4, 5, 0, 3, 12)
+
+
+def test_queries_of_an_archive_find_what_they_are_measured_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Given an archive of the benchmark's, a small one
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    archive = importlib.import_module("archive")
+    monkeypatch.setattr(archive, "SAMPLE", 100)
+    report = archive.measure(5000, tmp_path)
+    hits = {name: row["hits"] for name, row in report["queries"].items()}
+    # Expect the hits that their names say, told by the index alone but for the one that nothing restricts
+    assert hits["unique text"] == hits["contains(unique text)"] == 1
+    assert hits["nowhere"] == 0
+    assert hits["//Area"] == hits["/.../Area"] > 0
+    assert hits["newest of 100 keys"] == 100
+    assert 20 < hits["rectangle, a hundredth"] < 90
+    assert [name for name, row in report["queries"].items() if row["verified"] == 5000] == ["nothing to go by"]
+    assert report["index_bytes"] > 0
+
+
+def test_the_archive_is_measured_beside_other_stores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # When a few documents go into SQLite and DuckDB, and are packed
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    archive = importlib.import_module("archive")
+    report = archive.elsewhere(1_000, tmp_path) | archive.sealing(tmp_path / "seal")
+    # Expect both to be measured, metadata to be small, and payloads that can't be to grow by no more than a byte
+    assert all(f"{store}: rectangle, 10 hits, first_ms" in report for store in ("SQLite", "DuckDB"))
+    assert report["meta, random_bytes"] < 612 / 7
+    assert 1_024 < report["data, random_bytes"] < 1_040
+    assert report["data, words_bytes"] < 600
+
+
+@pytest.mark.slow
+def test_a_delegate_with_an_archive_is_measured_as_it_is_met(tmp_path: Path) -> None:
+    # When all is measured with a thousand objects
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "archive_live.py", "--sizes", "1000", "--questions", "20", "--seconds", "0.5",
+         "--folder", tmp_path, "--json"],
+        capture_output=True, text=True, timeout=110, check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith("JBI_")},
+    )  # fmt: skip
+    # Expect figures of everything
+    assert done.returncode == 0, done.stderr
+    (report,) = json.loads(done.stdout)
+    assert report["durable: matching"] == 1
+    wanted = ("archive: objects/s", "queries/s", "durable: back and served s", "after kill -9: queries s")
+    assert all(report[name] > 0 for name in wanted)
+    assert [name for name in report if name.startswith("live p99")] == [
+        f"live p99 ms, {beside}" for beside in ("alone", "replay", "query")
+    ]

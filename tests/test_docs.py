@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from jbi_pubsub import Cause, Config, JbiError, PublisherAdapter, PublisherAdapterLight
-from jbi_pubsub.cli.app import HOMES
+from jbi_pubsub.cli.app import HOMES, run
 from jbi_pubsub.core import errors
 from jbi_pubsub.core.info_object import Head
 from jbi_pubsub.core.wire import ServiceRef, stream
@@ -106,6 +106,8 @@ def test_every_command_is_in_the_reference() -> None:
     assert "| `--digest SECONDS` | With --email: gather, many in one mail." in page
     assert "\n### jbi lookup admin groups\n" in page
     assert "<!-- made: commands -->" in (TOP / "docs" / "commands.md").read_text()
+    # and every command to answer as before: click remembers the names of help's option that were asked for first
+    assert run(["types", "check", "-h"]) == 0
 
 
 def test_the_xpath_page_says_what_lxml_says() -> None:

@@ -99,6 +99,26 @@ def test_a_subscriber_is_loaded_without_what_serves_it() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_who_has_no_type_repository_loads_nothing_of_one() -> None:
+    script = (
+        "import sys, jbi_pubsub.publisher, jbi_pubsub.subscriber, jbi_pubsub.pad.server; "
+        "from jbi_pubsub.core.config import Config; from jbi_pubsub.codegen.repository import repository_of; "
+        "assert repository_of(Config()).registry is None; "
+        "assert not [name for name in sys.modules if name.startswith('jbi_pubsub.codegen.types.') "
+        "and not name.endswith('.untyped')]"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_worker_of_an_archive_is_loaded_without_what_speaks_to_networks() -> None:
+    script = (
+        "import sys, jbi_pubsub.archive.worker; "
+        "loaded = {'ssl', 'http.client', 'urllib.request', 'email', 'importlib.metadata', 'rpyc'} & set(sys.modules); "
+        "assert not loaded, loaded"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_the_source_tree_has_the_names_of_the_installed_package() -> None:
     top = Path(jbi_pubsub.__file__).parent
     if not (top / "lookup").exists():

@@ -55,7 +55,7 @@ TOP: Final = Path(__file__).parent.parent
 PAGES: Final = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]
 NO_CODE: Final = {"text", "mermaid"}
 PARSED: Final = {"toml", "json", "xml", "ini", "sh"}
-PORTS: Final = ("4160", "4161", "8025", "9100", "9101")
+PORTS: Final = ("4160", "4161", "8025", "8170", "8171", "9100", "9101")
 """Stand for free ones."""
 SECONDS: Final = 60.0
 """For one command or block: a hang, not a busy machine."""
@@ -279,14 +279,16 @@ def parse(block: Block, folder: Path) -> None:
     else:
         said = tomllib.loads(block.text)
         tables = set(said)
+        is_bridge, is_script = "side" in said, tables & {"publisher", "subscriber"}
         is_policy = any(isinstance(value, list) for value in said.values()) or tables & {"group", "role", "space"}
         file = folder / (block.value if block.mark == "file" else f"block-{block.line}.toml")
         file.write_text(block.text)
         if not is_policy and tables <= {each.name for each in msgspec.structs.fields(Config)}:
             config.load(file=file, environment={})
-        elif is_policy and "policy" in HOMES:
+        elif is_bridge or is_script or (is_policy and "policy" in HOMES):
             jbi = Path(sys.executable).with_name("jbi")
-            done = subprocess.run([jbi, "policy", "check", file], capture_output=True, text=True, check=False)
+            command = ["client", "--check"] if is_script else ["bridge" if is_bridge else "policy", "check"]
+            done = subprocess.run([jbi, *command, file], capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{block}: {done.stdout}{done.stderr}"
 
 
@@ -304,6 +306,7 @@ def reader(tmp_path: Path, world: str, eventually: Callable[..., Any]) -> Iterat
         "COLUMNS": "100",
         "PYTHONUNBUFFERED": "1",
         "JBI_LOOKUP_PORT": ports["4160"],
+        "JBI_GATEWAY_PORT": ports["8170"],
         "JBI_LOOKUP_LOCATORS": f"127.0.0.1:{ports['4160']}",
         "JBI_LOOKUP_GROUPS": world,
         "JBI_LOOKUP_MULTICAST": "false",

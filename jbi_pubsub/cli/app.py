@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
@@ -20,33 +20,50 @@ from .near import NearNames
 from .show import as_json, printable
 from .signals import ending_signals
 
+if TYPE_CHECKING:
+    from .settings import Settings
+
 __all__ = ["codegen_main", "jbi", "lookup_main", "main", "pad_main", "study_main"]
 
 IDS = ("subscription", "object", "registration", "session", "cause", "count")
 """Attributes of log records that say what they are about."""
 
 HOMES: Final = {
+    "archive": ("archive", "Look after archives: what they hold, goes, comes."),
     "bench": ("bench", "Measure on this machine."),
+    "bridge": ("bridge", "Mirror two platforms: what is on one is on the other."),
     "certs": ("certs", "Make, renew and revoke TLS certificates."),
+    "client": ("client", "Run a script of publishers, subscribers and queries."),
     "codegen": ("codegen", "Generate Entry classes from a metadata schema."),
     "completion": ("tools", "Print the completion script of a shell."),
     "config": ("settings", "Show the effective settings and where each comes from."),
     "demo": ("demonstration", "Run a federation on this machine and check it."),
     "doctor": ("doctor", "Check machine, configuration and servers: what to do."),
     "explain": ("explain", "Say why a subscription would get an object, or not."),
+    "gateway": ("gateway", "Serve clients in any language, over HTTP."),
     "lookup": ("servers", "Run a lookup service, or administer one."),
+    "node": ("node", "Run everything in one process: a node."),
     "pad": ("servers", "Run a publisher-adapter delegate."),
     "policy": ("policy", "Check and explain who may do what, and who matters."),
     "publish": ("clients", "Publish information objects from files."),
+    "query": ("query", "Show what archives have."),
     "services": ("clients", "List what is registered in the lookup services."),
     "status": ("status", "Show what all servers are doing."),
     "study": ("study", "Bulk studies, in this process or on Spark."),
     "subscribe": ("clients", "Subscribe, and show what arrives or have it mailed."),
-    "subscriptions": ("clients", "List e-mail subscriptions; renew or cancel one."),
+    "subscriptions": ("clients", "List, renew, cancel e-mail ones; reset durable ones."),
     "top": ("top", "Show what all servers are doing now, in pages."),
+    "types": ("types", "Keep information object types: add, list, check them."),
+    "users": ("users", "Keep users and their passwords: add, remove, list."),
     "web": ("web", "Show what all servers are doing, in a browser."),
 }
 """The module of each command, and what it does: the help of `jbi` imports none of them."""
+
+
+AT_NODES: Final = ("archive", "node", "publish", "query", "types")
+"""Commands whose `--at` or `--delegate` may be a node."""
+COMPLETION_SECONDS: Final = 0.5
+"""For a lookup service to answer while a shell waits."""
 
 
 class Commands(NearNames):
@@ -76,6 +93,8 @@ class Commands(NearNames):
 @click.option("--set", "assignments", metavar="SECTION.KEY=VALUE", multiple=True, help="Set any setting; repeatable.")
 @click.option("--locator", "locators", metavar="HOST:PORT", multiple=True, help="Lookup service to ask; repeatable.")
 @click.option("--group", "groups", metavar="NAME", multiple=True, help="Group of lookup services; repeatable.")
+@click.option("--node", metavar="NAME", default="", help="The node that is asked or published at.",
+              shell_complete=lambda _context, _parameter, typed: _nodes(typed))  # fmt: skip
 @click.option("--no-multicast", is_flag=True, help="Neither announce nor discover by mDNS.")
 @click.option("--tls", "tls_folder", metavar="FOLDER", help="TLS, as the party of that folder (see `jbi certs`).")
 @click.option("--insecure", is_flag=True, help="Allow to listen beyond loopback without TLS.")
@@ -88,6 +107,7 @@ def jbi(
     assignments: tuple[str, ...],
     locators: tuple[str, ...],
     groups: tuple[str, ...],
+    node: str,
     no_multicast: bool,
     tls_folder: str | None,
     insecure: bool,
@@ -100,6 +120,7 @@ def jbi(
     Try it:          jbi demo
     Start servers:   jbi lookup      jbi pad alpha rome
     Look:            jbi services    jbi status
+    One node:        jbi --node tent-3 status
     """
     from jbi_pubsub.core.errors import ConfigurationError  # here: `jbi --help` starts in half the time without these
 
@@ -124,7 +145,36 @@ def jbi(
         "tls.folder": tls_folder,
         "tls.insecure": True if insecure else None,
     }
-    context.obj = Settings(config_file, flags | {key: value for key, value in own.items() if value is not None})
+    flags |= {key: value for key, value in own.items() if value is not None}
+    context.obj = settings = Settings(config_file, flags, node)
+    command = context.command.get_command(context, context.invoked_subcommand or "") if node else None  # type: ignore[attr-defined]  # a group
+    if command is not None and command.name in AT_NODES:
+        context.default_map = {command.name: _at_node(command, settings)}
+
+
+def _at_node(command: click.Command, settings: Settings) -> dict[str, object]:
+    """What a command, and all below it, is given for a node's name, where it is not told whom to ask."""
+    if isinstance(command, click.Group):
+        return {name: _at_node(each, settings) for name, each in command.commands.items()}
+    given: dict[str, object] = {}
+    for parameter in command.params:
+        if parameter.name == "delegate":
+            given["delegate"] = lambda: ("node", settings.node()) if settings.node_at() else None
+        elif parameter.name == "at":
+            given["at"] = (lambda: [settings.node_at()]) if parameter.multiple else settings.node_at
+    return given
+
+
+def _nodes(typed: str) -> list[str]:
+    """For completions in a shell: the names of those that are found at once."""
+    from jbi_pubsub.core.errors import JbiError
+
+    from .settings import Settings, nodes
+
+    try:
+        return [name for name in nodes(Settings(None, {}).load(), COMPLETION_SECONDS) if name.startswith(typed)]
+    except JbiError:
+        return []
 
 
 def _lines(text: str) -> str:

@@ -112,7 +112,7 @@ def python(checkup: Checkup) -> Iterator[Finding]:  # noqa: ARG001  # the form o
         yield Finding("python", "warning", f"{text}: not tested", "Use Python 3.11 to 3.13: python3.13 -m venv .venv")
 
 
-_NEEDED: Final = {"trust": ("tls.sign", "tls.verify"), "web": ("web",)}
+_NEEDED: Final = {"trust": ("tls.sign", "tls.verify"), "web": ("web",), "archive": ("archive.folder",)}
 """Settings that mean something with an extra alone."""
 
 
@@ -228,6 +228,9 @@ def disk(checkup: Checkup) -> Iterator[Finding]:
     folders = {what: Path(file).absolute().parent for what, file in kept.items() if file}
     if config.types.cache:
         folders["[types] cache"] = Path(config.types.cache).absolute()
+    if config.archive.folder:  # it is made where it is not there yet
+        archive = Path(config.archive.folder).absolute()
+        folders["[archive] folder"] = archive if archive.is_dir() else archive.parent
     if not folders:
         yield Finding("disk", "skipped", "nothing is kept on disk ([lookup] state, [pad] state)")
     for what, folder in folders.items():

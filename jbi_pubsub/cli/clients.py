@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import sys
 import time
 from collections import Counter
@@ -18,9 +19,10 @@ import msgspec
 from rich.progress import Progress
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError, WireError
+from jbi_pubsub.core.errors import ConfigurationError, JbiError, UnknownUidError, WireError
 from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.quality import Wish
+from jbi_pubsub.core.spool import COPIED_BYTES
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -53,6 +55,9 @@ from .show import as_json as json_text
 from .status import DISSEMINATORS, losses
 from .wishes import granted_shown, wish_of, wish_option
 
+FLUSH_SECONDS: Final = 10.0
+FLUSH_RATE: Final = 1e6
+"""How long the delegate may take for what was published, and bytes a second of payloads beside that."""
 GRANTED_SECONDS: Final = 3.0
 """For the first delegate to answer to a wish."""
 
@@ -61,15 +66,30 @@ T = TypeVar("T")
 existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
+combined_option = click.option(
+    "--combined", is_flag=True, help="Ask the predicate of og:metadata, the platform's with the publisher's in it."
+)
+
+
 @click.command()
-@click.option("--schema", type=existing_file, required=True, help="XML Schema of the metadata.")
+@click.option("--schema", type=existing_file, help="XML Schema of the metadata; default: the type repository's.")
 @click.option("--marks", type=existing_file, help="Marks file, for a schema without marks.")
 @click.option("--invariants", type=existing_file, help="Invariant metadata; default: the first metadata file.")
 @click.option("--metadata", type=existing_file, multiple=True, required=True, help="Metadata; repeatable.")
 @click.option("--payload", type=existing_file, multiple=True, help="Payload, one for each --metadata, or for all.")
 @click.option("--delegate", nargs=2, metavar="NAME LOCATION", help="Characteristics; '' is a wildcard.")
 @click.option("--peer", is_flag=True, help="Publish peer to peer, without a delegate.")
-@click.option("--type-name", default="", help="Type name, when the schema does not give the right one.")
+@click.option(
+    "--type-name", default="", help="Type name, when the schema does not give the right one, or is not given."
+)
+@click.option("--type-version", default="", help="Version of the type; default 1.0.")
+@click.option("--untyped", is_flag=True, help="Any well-formed metadata, of a type that nobody has a schema of.")
+@click.option("--expiration", type=click.FloatRange(0), metavar="SECONDS", help="Give up what waits longer; 0: never.")
+@click.option(
+    "--persist/--no-persist",
+    default=None,
+    help="Have the objects archived, or not; default: as the delegate's rules say.",
+)
 @click.option("--count", type=click.IntRange(1), default=1, show_default=True, help="Publish everything so often.")
 @click.option("--interval", type=click.FloatRange(0), default=0.0, help="Seconds between two rounds.")
 @click.option(
@@ -80,7 +100,7 @@ existing_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @pass_settings
 def publish(
     settings: Settings,
-    schema: Path,
+    schema: Path | None,
     marks: Path | None,
     invariants: Path | None,
     metadata: tuple[Path, ...],
@@ -88,6 +108,10 @@ def publish(
     delegate: tuple[str, str] | None,
     peer: bool,
     type_name: str,
+    type_version: str,
+    untyped: bool,
+    persist: bool | None,
+    expiration: float | None,
     count: int,
     interval: float,
     subscribers: int,
@@ -103,9 +127,20 @@ def publish(
         --metadata examples/data/intel_imagery/fig1.xml --payload examples/data/intel_imagery/image.png
     jbi publish --peer --schema examples/data/cap/cap12.xsd --marks examples/data/cap/marks.json \\
         --metadata examples/data/cap/canada.xml --count 10 --interval 1
+    jbi publish --delegate alpha rome --type-name mil.af.rl.jbi.Intel_Imagery \\
+        --metadata examples/data/intel_imagery/fig1.xml           # by the schema of the type repository
+    jbi --node tent-3 publish --type-name mil.af.rl.jbi.Intel_Imagery \\
+        --metadata examples/data/intel_imagery/fig1.xml           # at a node
     """
     if bool(delegate) == peer:
-        raise ConfigurationError("give either --delegate NAME LOCATION or --peer")
+        raise ConfigurationError("give either --delegate NAME LOCATION (or --node NAME) or --peer")
+    if schema is None and not type_name:
+        raise ConfigurationError(
+            "nothing says of what type the metadata are",
+            hint="Give --schema FILE, or --type-name NAME of the type repository",
+        )
+    if untyped and (schema is not None or invariants is not None):
+        raise ConfigurationError("--untyped goes with neither --schema nor --invariants")
     if len(payload) not in (0, 1, len(metadata)):
         raise ConfigurationError(
             f"{len(payload)} payloads for {len(metadata)} metadata", hint="Give none, one, or one each"
@@ -118,10 +153,18 @@ def publish(
             parse_metadata(path.read_bytes(), what=f"{option} {path}")  # before anybody is looked for
     files = [(m, payload[i if len(payload) > 1 else 0] if payload else None) for i, m in enumerate(metadata)]
     config = settings.load()
-    open_with = {"marks": marks, "type_name": type_name, "qos": wish_of(wishes)}
-    first = invariants or metadata[0]
+    open_with = {
+        "marks": marks, "type_name": type_name, "version": type_version or None, "validate": False if untyped else None,
+        "qos": wish_of(wishes), "persist": persist, "expiration": expiration,
+    }  # fmt: skip
+    first = None if untyped else invariants or metadata[0]
     ids: list[str] = []
-    with PublisherAdapter(config) if peer else PublisherAdapterLight(config) as adapter:
+    refusals: list[JbiError] = []
+
+    def refused(_object_id: str, why: JbiError) -> None:
+        refusals.append(why)
+
+    with PublisherAdapter(config) if peer else PublisherAdapterLight(config, refused=refused) as adapter:
         if isinstance(adapter, PublisherAdapterLight):
             assert delegate is not None
             wanted = ", ".join(part or "*" for part in delegate)
@@ -137,11 +180,15 @@ def publish(
             for _ in progress.track(range(count), description="publishing"):
                 ids += [adapter.publish(registration, m, p) for m, p in files]
                 time.sleep(interval)
-        left = adapter.flush()
+        left = adapter.flush(FLUSH_SECONDS + count * sum(p.stat().st_size for _, p in files if p) / FLUSH_RATE)
     if as_json:
-        show_json({"registration": registration, "published": ids, "undelivered": left or 0})
+        about = {"registration": registration, "published": ids, "undelivered": left or 0}
+        show_json({**about, "refused": len(refusals)} if refusals else about)
     else:
-        click.echo(f"published {counted(len(ids), 'object')} under {registration}")
+        click.echo(f"published {counted(len(ids) - len(refusals), 'object')} under {registration}")
+    if refusals:
+        why = refusals[0]
+        raise type(why)(f"the delegate refused {len(refusals)} of {len(ids)}: {why.message}", hint=why.hint)
 
 
 @click.command()
@@ -150,6 +197,7 @@ def publish(
 @click.option("--marks", type=existing_file, help="Marks file, for a schema without marks.")
 @click.option("--type", "type_name", default="", help="Information object type; the last part of its name will do.")
 @click.option("--predicate", default="", help="XPath over the metadata.")
+@combined_option
 @click.option("--filter", "payload_filter", default="", help="XPath over an XML payload.")
 @click.option(
     "--namespace", "namespaces", metavar="PREFIX=URI", multiple=True, help="Prefix in the XPaths; repeatable."
@@ -158,6 +206,12 @@ def publish(
 @click.option("--digest", type=click.FloatRange(0), metavar="SECONDS", help="With --email: gather, many in one mail.")
 @click.option("--policy", type=click.Choice(["drop_oldest", "drop_newest", "block"]), help="When the queue is full.")
 @click.option("--bound", type=click.IntRange(1), help="Objects that may wait.")
+@click.option(
+    "--from", "start", metavar="WHERE", help="Begin there: all, last, a time (2h, 2026-11-01T00:00Z), a position."
+)
+@click.option(
+    "--durable", metavar="NAME", help="Go on where this name was, the next time, whatever has come meanwhile."
+)
 @click.option("--count", type=click.IntRange(1), help="Stop after so many objects.")
 @click.option("--timeout", type=click.FloatRange(0), help="Stop when no object has come for so many seconds.")
 @click.option(
@@ -174,12 +228,15 @@ def subscribe(
     marks: Path | None,
     type_name: str,
     predicate: str,
+    combined: bool,
     payload_filter: str,
     namespaces: tuple[str, ...],
     recipients: tuple[str, ...],
     digest: float | None,
     policy: Any,
     bound: int | None,
+    start: str | None,
+    durable: str | None,
     count: int | None,
     timeout: float | None,
     out: Path | None,
@@ -194,6 +251,9 @@ def subscribe(
     \b
     jbi subscribe --type mil.af.rl.jbi.Intel_Imagery
     jbi subscribe --type Intel_Imagery --predicate "//lat > 33" --count 5
+    jbi subscribe --combined --predicate "//og:PayloadLength > 1000000 and //lat > 33"
+    jbi subscribe --type Intel_Imagery --from 2h
+    jbi subscribe --type Intel_Imagery --durable fusion-1 --timeout 10
     jbi subscribe --template examples/data/intel_imagery/fig3-template.xml \\
         --schema examples/data/intel_imagery/Intel_Imagery.xsd --filter "//descriptor[type='A10A']"
     jbi subscribe --type alert --namespace c=urn:oasis:names:tc:emergency:cap:1.2 \\
@@ -215,13 +275,16 @@ def subscribe(
                 marks=marks,
                 type_name=type_name,
                 predicate=predicate,
+                view="combined" if combined else "metadata",
                 payload_filter=payload_filter,
-                namespaces=_namespaces(namespaces),
+                namespaces=namespaces_of(namespaces),
                 recipients=recipients,
                 policy=policy,
                 bound=bound,
                 attributes={DIGEST_ATTRIBUTE: f"{digest:g}"} if digest else {},
                 qos=wish,
+                start=start,
+                durable=durable,
             )
         if wish is not None:
             _tell_granted(adapter, uid, wish)
@@ -233,7 +296,7 @@ def subscribe(
             return
         if not as_json and sys.stdout.isatty():
             console().print(f"[dim]subscription {uid}; Ctrl-C ends[/dim]")
-        _show_objects(adapter, uid, count=count, timeout=timeout, out=out, as_json=as_json)
+        show_objects(adapter, uid, count=count, timeout=timeout, out=out, as_json=as_json)
 
 
 def _tell_granted(adapter: SubscriberAdapter, uid: SubscriptionUid, wish: Wish) -> None:
@@ -263,7 +326,7 @@ def _matches_told() -> Iterator[None]:
         matching_log.propagate = was[1]
 
 
-def _show_objects(
+def show_objects(
     adapter: SubscriberAdapter,
     uid: SubscriptionUid,
     *,
@@ -271,7 +334,9 @@ def _show_objects(
     timeout: float | None,
     out: Path | None,
     as_json: bool,
+    only: str = "",
 ) -> None:
+    """What comes, until it is enough; `only` of that registration."""
     seen = 0
     while count is None or seen < count:
         obj = adapter.receive(uid, timeout if timeout is not None else 3600.0)
@@ -279,17 +344,20 @@ def _show_objects(
             if timeout is not None:
                 break
             continue
+        if only and obj.platform.registration != only:
+            continue
         seen += 1
         if out is not None:
-            _write(out, obj)
-        click.echo(json_text(_facts(obj)) if as_json else _line(obj))
+            write_object(out, obj)
+        click.echo(json_text(facts_of(obj)) if as_json else line_of(obj))
         sys.stdout.flush()
     losses = adapter.losses(uid)
     if losses:
         click.echo("lost: " + ", ".join(f"{cause} {number:,}" for cause, number in losses.items()), err=True)
 
 
-def _facts(obj: InfoObject) -> dict[str, object]:
+def facts_of(obj: InfoObject) -> dict[str, object]:
+    """An object as plain data, without its payload."""
     return {
         "object": obj.object_id,
         "type": obj.type.name,
@@ -297,30 +365,36 @@ def _facts(obj: InfoObject) -> dict[str, object]:
         "registration": obj.platform.registration,
         "sequence": obj.platform.sequence,
         "published": obj.platform.published,
+        **({"position": obj.platform.position} if obj.platform.position else {}),
         "metadata": obj.metadata.decode("utf-8", errors="replace"),
-        "payload_length": len(obj.payload),
+        "payload_length": obj.payload_size,
         "payload_published_length": obj.platform.payload_length,
         "signed_by": obj.platform.verified,
     }
 
 
-def _line(obj: InfoObject) -> str:
+def line_of(obj: InfoObject) -> str:
+    """An object as a line for people."""
     at = time.strftime("%H:%M:%S", time.localtime(obj.platform.published))
-    cut = f" of {obj.platform.payload_length}" if len(obj.payload) != obj.platform.payload_length else ""
+    cut = f" of {obj.platform.payload_length}" if obj.payload_size != obj.platform.payload_length else ""
     signed = f"  signed by {obj.platform.verified}" if obj.platform.verified else ""
     return printable(
         f"{at}  {obj.type.name}  #{obj.platform.sequence}  metadata {len(obj.metadata)} B"
-        f"  payload {len(obj.payload)}{cut} B  {obj.object_id}{signed}"
+        f"  payload {obj.payload_size}{cut} B  {obj.object_id}{signed}"
     )
 
 
-def _write(folder: Path, obj: InfoObject) -> None:
+def write_object(folder: Path, obj: InfoObject) -> None:
+    """Metadata and payload as files named by the object's id; a peer publisher may say any, also one that is a path."""
     folder.mkdir(parents=True, exist_ok=True)  # again: it may have been taken away
-    (folder / f"{obj.object_id}.metadata.xml").write_bytes(obj.metadata)
-    (folder / f"{obj.object_id}.payload").write_bytes(obj.payload)
+    name = re.sub(r"[^0-9A-Za-z._-]", "_", obj.object_id)[:200]
+    (folder / f"{name}.metadata.xml").write_bytes(obj.metadata)
+    with obj.payload_file as payload, (folder / f"{name}.payload").open("wb") as out:
+        shutil.copyfileobj(payload, out, COPIED_BYTES)
 
 
-def _namespaces(pairs: Iterable[str]) -> dict[str, str]:
+def namespaces_of(pairs: Iterable[str]) -> dict[str, str]:
+    """What --namespace says. Raises ConfigurationError."""
     split = [pair.partition("=") for pair in pairs]
     bad = [prefix for prefix, equals, uri in split if not (prefix and equals and uri)]
     if bad:
@@ -526,7 +600,7 @@ def _entry_text(entry: EntryRep) -> str:
 @pass_settings
 @click.pass_context
 def subscriptions(context: click.Context, settings: Settings, wide: bool, columns: str, as_json: bool) -> None:
-    """List e-mail subscriptions; renew or cancel one.
+    """List e-mail subscriptions; renew or cancel one. Reset a durable one.
 
     `suspended` are recipients that the mail server has refused for good again and again, and its last answer: they get
     no mail until the subscription is made again; and those who have unsubscribed. `mailed` and `lost` count objects
@@ -610,6 +684,25 @@ def renew(settings: Settings, uid: str) -> None:
     leases = _where_it_stands(config, uid, lambda proxy, uid: proxy.renew_mail(uid, config.lease.mail))
     terms = "" if not leases else f", for {min(lease.duration for lease in leases):g} s"
     click.echo(f"renewed at {counted(len(leases), 'delegate')}{terms}")
+
+
+@subscriptions.command()
+@click.argument("name")
+@click.option(
+    "--to", required=True, metavar="WHERE", help="all, new, last, a time (2h, 2026-11-01T00:00Z), a position."
+)
+@pass_settings
+def reset(settings: Settings, name: str, to: str) -> None:
+    """Have a durable subscription of yours go on from another place the next time.
+
+    \b
+    jbi subscriptions reset fusion-1 --to 2h
+    jbi subscriptions reset fusion-1 --to all
+    """
+    config = settings.load()
+    with SubscriberAdapter(config) as adapter, looking(config):
+        known = adapter.reset_durable(name, to)
+    click.echo(f"{printable(name)} begins at {printable(to)} at {counted(known, 'archive')}")
 
 
 def _where_it_stands(config: Config, given: str, do: Callable[[SubscriptionsProxy, str], T]) -> list[T]:

@@ -48,7 +48,7 @@ def codegen() -> None:
     """
 
 
-def _split(form: str, *, at_last: bool) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], _Pairs]:
+def split_option(form: str, *, at_last: bool) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], _Pairs]:
     """A callback of options like KEY=VALUE, cut at the last or the first "="."""
 
     def split(_context: click.Context, _option: click.Parameter, given: tuple[str, ...]) -> _Pairs:
@@ -73,7 +73,7 @@ def _source_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--locations",
-            callback=_split("ADDRESS=PATH", at_last=True),
+            callback=split_option("ADDRESS=PATH", at_last=True),
             metavar="ADDRESS=PATH",
             multiple=True,
             help="Local copy of a document, or folder of copies for the beginning of addresses; repeatable.",
@@ -113,7 +113,7 @@ def _bundle(
     )
 
 
-def _cache(settings: Settings) -> Path:
+def cache_of(settings: Settings) -> Path:
     """Where what was made of schemas is kept: as configured, else where users' caches are (XDG base directories)."""
     own = os.environ.get("XDG_CACHE_HOME", "")
     return settings.load().type_cache() or (Path(own) if own else Path.home() / ".cache") / "jbi-pubsub" / "types"
@@ -141,7 +141,7 @@ def generate(
     **source: Any,
 ) -> int:
     """Generate (the default subcommand)."""
-    model = OPENER.open(_bundle(**source), cache_dir=_cache(settings)).model
+    model = OPENER.open(_bundle(**source), cache_dir=cache_of(settings)).model
     if dump_model:
         click.echo(dump(model), nl=False)
         return 0
@@ -179,7 +179,7 @@ def marks(samples: tuple[Path, ...], more: tuple[Path, ...], **source: Any) -> N
 @click.option(
     "--namespace",
     "namespaces",
-    callback=_split("PREFIX=URI", at_last=False),
+    callback=split_option("PREFIX=URI", at_last=False),
     metavar="PREFIX=URI",
     multiple=True,
     help="Prefix; repeatable.",
@@ -192,7 +192,7 @@ def explain(settings: Settings, /, predicate: str, namespaces: _Pairs, as_json: 
     from jbi_pubsub.core.xpath import compile_predicate
 
     compile_predicate(predicate, namespaces=dict(namespaces))
-    opened = TypeRepository(cache_dir=_cache(settings)).open(_bundle(**source))
+    opened = TypeRepository(cache_dir=cache_of(settings)).open_schema(_bundle(**source))
     facts = msgspec.to_builtins(opened.explain(predicate, dict(namespaces)))
     if as_json:
         show_json(facts)

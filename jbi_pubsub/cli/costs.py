@@ -159,7 +159,7 @@ class _Bench:
             given = known.get(uid)
             entries = given.entries if given is not None else ()
             described = [e.as_dict() for e in entries if e.cls.name == InformationType.entry_name]
-            digest = (described[0].get("schema") if described else "") or ""
+            digest = (described[0].get("schema") if described else "") or "none"
             type_ = TypeName(given.type if given is not None else uid, (given.version if given else "") or "1.0")
             own = tuple(e for e in entries if e.cls.name != InformationType.entry_name)
             secret = f"{number:032d}"

@@ -26,7 +26,7 @@ from .show import Column, Table, console, counted, drawn, show_json, terminal_wi
 def demo(name: str | None, listed: bool, quick: bool, output: Path | None, keep: bool, as_json: bool) -> int:
     """Run a whole federation on this machine and check what arrives, or the example NAME.
 
-    Without a name: starts a lookup service, two delegates, three publishers and eight subscribers as separate
+    Without a name: starts a lookup service, two delegates, three publishers and nine subscribers as separate
     processes, and an SMTP sink; publishes the imagery and target lists of the paper and real CAP alerts. Exit code 0 if
     all counts are right; of an example, if what it promises came true.
 
@@ -84,6 +84,8 @@ def _summarise(state: Demo, *, as_json: bool) -> None:
         for row in state.rows.values():
             click.echo("\t".join(_cells(row)))
     verdict = "everything arrived, nothing twice" if state.right else "WRONG: see the lines that are not ok"
+    if state.without:
+        click.echo(f"jbi: {state.without}", err=True)
     click.echo(f"{state.published} objects published, {state.seconds:.1f} s: {verdict}")
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import AccessDeniedError, JbiError
+from jbi_pubsub.core.spool import MEMORY_BYTES
 from jbi_pubsub.core.values import converted
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.client.join import JoinManager
@@ -174,7 +175,7 @@ def publication_of(came: InfoObject, *, payloads: bool) -> Publication:
     at = came.platform
     return Publication(
         came.object_id, came.type.name, came.type.version, at.published, at.registration, came.metadata,
-        at.payload_length, came.payload if payloads else None,
+        at.payload_length, came.payload if payloads and came.payload_size <= MEMORY_BYTES else None,
     )  # fmt: skip
 
 

@@ -281,6 +281,7 @@ def json_of(policies: PolicySet) -> dict[str, Any]:
     }
 
 
-def usable(policies: PolicySet, rules: int) -> str:
+def usable(policies: PolicySet, rules: int, kept: int) -> str:
     """What there is in a file that can be used."""
-    return ", ".join([counted(rules, "access rule"), *summary(policies)])
+    told = [counted(kept, "keep rule")] if kept else []
+    return ", ".join([counted(rules, "access rule"), *summary(policies), *told])

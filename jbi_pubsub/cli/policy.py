@@ -19,6 +19,7 @@ from jbi_pubsub.pad.proxy import AdminProxy
 from jbi_pubsub.policy.access import AccessRules, access_rules, explained, review
 from jbi_pubsub.policy.context import ACTIONS, Addresses, facts_of
 from jbi_pubsub.policy.file import Problem, nearest, read
+from jbi_pubsub.policy.keep import keep_rules
 from jbi_pubsub.policy.policy import OPERATIONS, PolicySet
 from jbi_pubsub.policy.policyfile import DELIVERIES, policies_of
 from jbi_pubsub.policy.policyfile import review as review_policies
@@ -73,6 +74,7 @@ def check(settings: Settings, file: Path | None, as_json: bool) -> None:
         raise
     rules = access_rules(document)
     matters = policies_of(document, rules.people)
+    kept = keep_rules(document)
     if not document.errors:
         review(document, rules)
         review_policies(document, matters)
@@ -80,13 +82,13 @@ def check(settings: Settings, file: Path | None, as_json: bool) -> None:
     if as_json:
         warned = [{"line": 0, "column": 0, "kind": "warning", "message": line, "hint": ""} for line in said]
         told = [*map(_problem, problems), *warned]
-        counts = {"rules": len(rules.rules), "policies": len(matters.rules)}
+        counts = {"rules": len(rules.rules), "policies": len(matters.rules), "keep": len(kept)}
         show_json({"file": str(path), "usable": not document.errors, **counts, "problems": told})
     else:
         for line in [*map(document.told, problems), *said]:
             click.echo(printable(line))
         if not document.errors:
-            click.echo(f"{printable(path)}: {policies.usable(matters, len(rules.rules))}, can be used")
+            click.echo(f"{printable(path)}: {policies.usable(matters, len(rules.rules), len(kept))}, can be used")
     if document.errors:
         sys.exit(2)
 
@@ -282,6 +284,7 @@ def _read(path: Path) -> tuple[AccessRules, PolicySet]:
     document, _ = read(path)
     rules = access_rules(document)
     matters = policies_of(document, rules.people)
+    keep_rules(document)
     document.check()
     return rules, matters
 

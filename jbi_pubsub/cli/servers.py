@@ -8,30 +8,29 @@ import resource
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
 from jbi_pubsub.core.access import AccessPolicy
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
+from jbi_pubsub.core.errors import ConfigurationError, ProtocolError
 from jbi_pubsub.core.metrics import MetricsServer
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, check_endpoint
 from jbi_pubsub.lookup.client.proxy import EXPORTED, RegistrarProxy
-from jbi_pubsub.lookup.registrar import Registrar
-from jbi_pubsub.lookup.server import LookupServer
-from jbi_pubsub.lookup.store import Store, boot_id
+from jbi_pubsub.lookup.opening import open_lookup
 
 from .near import NearNames
 from .settings import Settings, json_option, pass_settings
 from .show import counted
 from .signals import ending_signals
+
+if TYPE_CHECKING:
+    from jbi_pubsub.pad.server import DisseminationServer
 
 
 @click.group(cls=NearNames, invoke_without_command=True)
@@ -68,12 +67,12 @@ def lookup(
     )
     if "lookup.locators" not in origins:  # the default is for applications: two federations on a host are to stay two
         config = msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, locators=()))
-    _raise_file_limit()
+    raise_file_limit()
     stop = stop_on_signal()
-    server = open_lookup(config, destroyed=stop.set)
+    server = open_lookup(config, _access(config), destroyed=stop.set)
     server.start()
     info = server.info()
-    _announce(
+    announce(
         as_json,
         {
             "ready": "lookup",
@@ -88,41 +87,11 @@ def lookup(
     server.stop()
 
 
-def open_lookup(config: Config, *, destroyed: Callable[[], None] = lambda: None) -> LookupServer:
-    """A lookup service with its state restored. Raises StorageError, PortInUseError, ConfigurationError."""
-    access = _access(config)
-    try:
-        return _open_lookup(config, access, destroyed)
-    except JbiError:
-        if access is not None:
-            access.close()
-        raise
-
-
-def _open_lookup(config: Config, access: AccessPolicy | None, destroyed: Callable[[], None]) -> LookupServer:
-    section = config.lookup
-    if not section.state:
-        registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port)
-        return LookupServer(config, registrar, access=access, destroyed=destroyed)
-    store = Store(Path(section.state))
-    try:
-        now = time.monotonic()
-        kept = store.recover(now, time.time(), boot=boot_id())
-        registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port, log=store)
-        registrar.restore(kept, now)
-        if kept.admin is None:
-            store.sync()  # a new one has written its own id down, so that it is the same after a restart
-        return LookupServer(config, registrar, store=store, access=access, destroyed=destroyed)
-    except JbiError:
-        store.close()
-        raise
-
-
 def _access(config: Config) -> AccessPolicy | None:
     """Who may do what at a lookup service. Raises PolicyError."""
-    if not config.policy.file:
+    if not config.policy.file and not config.policy.users:
         return None
-    from jbi_pubsub.policy.manager import access_of  # here: what is off is not imported
+    from jbi_pubsub.pad.stages import access_of  # here: what is off is not imported
 
     return access_of(config, "lookup")
 
@@ -276,6 +245,8 @@ def _registrar(context: click.Context) -> Iterator[RegistrarProxy]:
     "--state", type=click.Path(dir_okay=False), help="Keep e-mail subscriptions here, unsent mail in FILE.mails."
 )
 @click.option("--policy", type=click.Path(dir_okay=False), help="Manage quality of service by this policy file.")
+@click.option("--types", type=click.Path(file_okay=False), help="Keep a type repository in this folder.")
+@click.option("--archive", type=click.Path(file_okay=False), help="Keep what is published in this folder.")
 @click.option("--drain", type=float, default=5.0, show_default=True, help="Seconds for deliveries when stopping.")
 @click.option("--metrics-port", type=click.IntRange(-1, 65535), help="Prometheus metrics; -1 for none, 0 any port.")
 @json_option
@@ -288,6 +259,8 @@ def pad(
     port: int | None,
     state: str | None,
     policy: str | None,
+    types: str | None,
+    archive: str | None,
     drain: float,
     metrics_port: int | None,
     as_json: bool,
@@ -298,6 +271,8 @@ def pad(
     jbi pad alpha rome
     jbi --set mail.host=mail.example.org pad bravo paris --port 4200
     jbi pad alpha rome --policy policy.toml
+    jbi pad alpha rome --types types/      # see `jbi types`
+    jbi pad alpha rome --archive archive/  # see `jbi archive`, `jbi query`
     """
     for what, given in (("name", name), ("location", location)):
         if not given.strip():
@@ -306,19 +281,37 @@ def pad(
                 hint="Publishers find it by these two: jbi pad alpha rome",
             )
     # here, as a lookup service starts faster without them
-    from jbi_pubsub.codegen.repository import TypeRepository
-    from jbi_pubsub.core.xpath.predicate import languages
+    from jbi_pubsub.codegen.repository import repository_of
     from jbi_pubsub.pad.server import DisseminationServer
 
     managed = {} if policy is None else {"policy__file": policy, "qos__mode": "on"}
-    config = settings.load(pad__host=host, pad__port=port, pad__state=state, metrics__port=metrics_port, **managed)
-    _raise_file_limit()
-    stop = stop_on_signal()
-    server = DisseminationServer(
-        config, TypeRepository(cache_dir=config.type_cache()), characteristics=(name, location)
+    config = settings.load(
+        pad__host=host,
+        pad__port=port,
+        pad__state=state,
+        metrics__port=metrics_port,
+        types__folder=types,
+        archive__folder=archive,
+        **managed,
     )
-    server.start()
-    _announce(
+    raise_file_limit()
+    stop = stop_on_signal()
+    repository = repository_of(config)
+    try:
+        server = DisseminationServer(config, repository, characteristics=(name, location))
+        server.start()
+        _run_pad(server, stop, name, location, drain, as_json=as_json)
+    finally:
+        if repository.registry is not None:
+            repository.registry.close()
+
+
+def _run_pad(
+    server: DisseminationServer, stop: threading.Event, name: str, location: str, drain: float, *, as_json: bool
+) -> None:
+    from jbi_pubsub.core.xpath.predicate import languages  # as above
+
+    announce(
         as_json,
         {
             "ready": "pad",
@@ -335,7 +328,7 @@ def pad(
     mail = server.status()["mail"]
     left = server.stop(drain)
     kept = server.status()["mail"]["kept"]  # not what has gone out meanwhile
-    click.echo(_ended(left, mail, kept, state=config.pad.state), nl=False, err=True)
+    click.echo(_ended(left, mail, kept, state=server.state), nl=False, err=True)
 
 
 def _ended(left: int, mail: dict[str, Any], kept: int, *, state: str) -> str:
@@ -352,7 +345,7 @@ def _ended(left: int, mail: dict[str, Any], kept: int, *, state: str) -> str:
     return "".join(f"jbi: {line}\n" for line in told)
 
 
-def _announce(as_json: bool, facts: dict[str, Any], text: str) -> None:
+def announce(as_json: bool, facts: dict[str, Any], text: str) -> None:
     click.echo(json.dumps(facts) if as_json else text)
     sys.stdout.flush()
 
@@ -381,9 +374,10 @@ def wait_for(stop: threading.Event) -> None:
     gc.freeze()
     while not stop.wait(SIGNAL_SECONDS):
         pass
+    gc.unfreeze()  # else libraries in C complain at the end that something of theirs was left
 
 
-def _raise_file_limit() -> None:
+def raise_file_limit() -> None:
     """A connection is a file: use what the system allows us."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

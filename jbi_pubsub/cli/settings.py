@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
@@ -13,8 +13,9 @@ from typing import Final
 import click
 
 from jbi_pubsub.core.config import Config, Origins, default_file, entries, load
-from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
 
+from .near import told
 from .show import Column, show_json, show_table
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Machine-readable output.")
@@ -27,9 +28,12 @@ SILENT_SECONDS: Final = 1.5
 class Settings:
     """Loads the configuration once; commands may add flags of their own."""
 
-    def __init__(self, file: str | None, flags: Mapping[str, object]) -> None:
+    def __init__(self, file: str | None, flags: Mapping[str, object], node: str = "") -> None:
+        """`node`: the name of the one that is meant; "" for none."""
         self._file = file
         self._flags = dict(flags)
+        self._node = node
+        self._is_for_node = False
 
     def words(self) -> list[str]:
         """The command line that gives another `jbi` the same."""
@@ -42,10 +46,58 @@ class Settings:
         return self.explain(**own)[0]
 
     def explain(self, **own: object) -> tuple[Config, Origins]:
-        """The same with the origin of each value."""
+        """The same with the origin of each value. Raises ConfigurationError also for a node that was named to a command
+        that has not asked for it."""
+        if self._node and not self._is_for_node:
+            raise ConfigurationError(
+                f"--node {self._node}: this command asks no single node, or was told whom to ask",
+                hint="It goes with publish, query, status, archive, types and node, instead of --at and --delegate",
+            )
         flags = self._flags | {k.replace("__", "."): v for k, v in own.items() if v is not None}
         file = Path(self._file) if self._file else default_file(os.environ, Path.cwd(), Path.home())
         return load(file=file, environment=os.environ, flags=flags)
+
+    def node(self) -> str:
+        """The name of the node that is meant, "" for none: who asks goes there."""
+        self._is_for_node = True
+        return self._node
+
+    def node_at(self) -> str | None:
+        """Its address, as host:port; None where none is meant. Raises UnknownUidError with the nearest name,
+        LookupNotFoundError."""
+        name = self.node()
+        if not name:
+            return None
+        found = nodes(self.load())
+        if name not in found:
+            raise UnknownUidError(told("node", name, found), hint="`jbi services` lists what there is")
+        first, *others = found[name]
+        if others:
+            raise UnknownUidError(
+                f"{1 + len(others)} nodes are called {name}",
+                hint=f"They are at {first}, {others[0]}: name one by --at, or give one another [node] name",
+            )
+        return first
+
+
+def nodes(config: Config, seconds: float | None = None) -> dict[str, list[str]]:
+    """Addresses of the nodes that lookup services know, by name; `seconds` for one of these to be there (default
+    [lookup] timeout). Raises LookupNotFoundError."""
+    from jbi_pubsub.lookup.client.join import JoinManager  # here: most commands look for nobody, or otherwise
+    from jbi_pubsub.lookup.client.proxy import EVERYTHING
+    from jbi_pubsub.lookup.item import ServiceTemplate
+    from jbi_pubsub.node.service import NodeEntry
+
+    with closing(JoinManager(config, name="jbi")) as community, looking(config, "nodes"):
+        items = community.lookup(ServiceTemplate(entries=(NodeEntry().rep(),)), EVERYTHING, timeout=seconds)
+    found: dict[str, list[str]] = {}
+    for item in items:
+        rep = next(each for each in item.entries if each.cls.name == NodeEntry.entry_name)
+        at = next((each for each in item.proxy.endpoints if "/" not in each), "")
+        name = NodeEntry.from_rep(rep).name
+        if at and name and at not in found.setdefault(name, []):  # one that was killed and is back is listed twice
+            found[name].append(at)
+    return found
 
 
 def _word(value: object) -> str:

@@ -20,7 +20,7 @@ from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.item import ServiceTemplate
 from jbi_pubsub.pad.proxy import STATUS
-from jbi_pubsub.pad.subscription import PAD_TYPE, PUBLISHER_TYPE
+from jbi_pubsub.pad.subscription import BRIDGE_TYPE, PAD_TYPE, PUBLISHER_TYPE
 
 from .screen import Screen, is_screen
 from .series import SERIES, show_series
@@ -72,6 +72,18 @@ _MAILED: Final = (
     Column("mail at", long=True, name=True), Column("mailed", right=True), Column("waiting", right=True),
     Column("what is wrong", long=True),
 )  # fmt: skip
+ARCHIVED: Final = (
+    Column("archive at", long=True, name=True), Column("objects to", right=True), Column("backlog", right=True),
+    Column("metadata", right=True, spare=1), Column("payloads", right=True, spare=1),
+    Column("index", right=True, spare=4), Column("volumes", right=True, spare=3),
+    Column("queries", right=True, spare=2), Column("durables", right=True, spare=2),
+    Column("what is wrong", long=True),
+)  # fmt: skip
+_BRIDGES: Final = (
+    Column("bridge", long=True, name=True), Column("from", name=True), Column("to", name=True),
+    Column("relays", right=True), Column("waiting", right=True, spare=2), Column("relayed", right=True),
+    Column("filtered", right=True, spare=3), Column("lost", right=True), Column("state", long=True),
+)  # fmt: skip
 _CERTIFICATES: Final = (
     Column("certificate at", long=True, name=True), Column("of", long=True, name=True), Column("until", spare=1),
     Column("days", right=True), Column("what is wrong", long=True),
@@ -92,22 +104,24 @@ _LOOKUP_RATES: Final = {"lookups": "lookups/s", "events": "events/s"}
 _OBJECT_RATES: Final = {"published": "in/s", "delivered": "out/s"}
 _RATES: Final = tuple(Column(head, right=True) for head in (*_LOOKUP_RATES.values(), *_OBJECT_RATES.values()))
 _ALL: Final = (
-    _SERVERS, _LOOKUPS, _OBJECTS, _MAILED, _CERTIFICATES, _LOSSES, _FAULTS, _MORE, _SUBSCRIPTIONS, _RATES
+    _SERVERS, _LOOKUPS, _OBJECTS, _MAILED, ARCHIVED, _BRIDGES, _CERTIFICATES, _LOSSES, _FAULTS, _MORE, _SUBSCRIPTIONS,
+    _RATES,
 )  # fmt: skip
 """Every column that there may be."""
 _TOLD: Final = frozenset({
     "kind", "name", "location", "address", "groups", "uptime", "counts", "leases", "mail", "mailed", "kept", "items",
     "event_registrations", "lookups", "changes", "events", "events_lost", "store", "published", "unmatched", "matched",
     "suppressed", "delivered", "queued", "in_flight", "lost", "faults", "rates", "subscriptions", "tls",
-    "qos",
+    "qos", "archive", "foreign",
 })  # fmt: skip
 """What the tables show of a status."""
 _USUAL: Final = frozenset({
     "id", "service_id", "pid", "version", "time", "connections", "compressed", "threads", "calls", "locators",
     "lookup_services", "event_channels", "events_waiting", "owners", "item_lease_maximum", "event_lease_maximum",
     "renewals", "expired", "refused", "found_late", "queued_bytes", "catching_up", "publishers", "registrations",
-    "sessions", "unfiltered", "replayed", "draining", "diagnostics",
+    "sessions", "node", "unfiltered", "replayed", "draining", "diagnostics",
     "access.file", "access.version", "access.rules", "access.since", "access.audit",
+    "limits.metadata", "limits.payload", "limits.compressed", "limits.types",
 })  # fmt: skip
 """What --wide shows besides. A status may have more than these two: of a later version, of a stage that not all have;
 what is not zero of that is shown to everybody."""
@@ -146,6 +160,7 @@ def status(
     \b
     jbi status                                  # everything that is registered
     jbi status 127.0.0.1:4160                   # one server
+    jbi --node tent-3 status                    # a node
     jbi status --watch                          # with rates: objects and events per second
     jbi status --subscriptions 127.0.0.1:40123  # queues and losses of each subscription
     jbi status --columns published,lost,in/s    # these alone; --wide for all there are
@@ -156,7 +171,8 @@ def status(
     if not watch and (count or every):
         raise ConfigurationError(f"{'--count' if count else '--every'} is for --watch", hint="Add --watch")
     view = view_of(wide, columns, (*_ALL, SERIES), as_json=as_json)
-    servers = Servers(settings.load(), addresses)
+    at = None if addresses else settings.node_at()
+    servers = Servers(settings.load(), (at,) if at is not None else addresses)
     try:
         if series:
             show_series(servers.ask(), series, view, as_csv=as_csv, as_json=as_json)
@@ -212,7 +228,7 @@ class Servers:
         with looking(self._config):
             items = self._community.lookup(ServiceTemplate(), EVERYTHING)
         refs = {session.registrar_id: session.ref for session in self._community.sessions()}
-        ours = [item.proxy for item in items if DISSEMINATORS.intersection(item.types)]
+        ours = [item.proxy for item in items if (DISSEMINATORS | {BRIDGE_TYPE}).intersection(item.types)]
         # by address: one that was killed and started again there is listed twice until its former lease has run out
         return refs | {ref.service_id: ref for ref in {(ref.endpoints, ref.certificate): ref for ref in ours}.values()}
 
@@ -267,11 +283,18 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool =
     yield Table(columns, [_server_row(facts, more) for facts in found])
     if lookups:
         yield _with_rates(_LOOKUPS, [_lookup_row(facts) for facts in lookups], lookups, _LOOKUP_RATES)
-    if known:
-        yield _with_rates(_OBJECTS, [_objects_row(facts) for facts in known], known, _OBJECT_RATES)
+    taking = [facts for facts in known if "foreign" not in facts]
+    if taking:
+        yield _with_rates(_OBJECTS, [_objects_row(facts) for facts in taking], taking, _OBJECT_RATES)
     mails = [_mail_row(facts) for facts in known if _has_mail(facts)]
     if mails:
         yield Table(_MAILED, mails)
+    archives = [archive_row(_called(facts), facts["archive"]) for facts in known if "archive" in facts]
+    if archives:
+        yield Table(ARCHIVED, archives)
+    bridges = [row for facts in known for row in _bridge_rows(facts.get("foreign") or {})]
+    if bridges:
+        yield Table(_BRIDGES, list(dict.fromkeys(bridges)))
     shown = [_certificate_row(facts) for facts in (*lookups, *known) if facts.get("tls")]
     if shown := [row for row in shown if whole or row[-1]]:
         yield Table(_CERTIFICATES, shown)
@@ -288,7 +311,7 @@ def tables(found: Sequence[Facts], *, subscriptions: bool = False, whole: bool =
     if besides:
         yield Table(_MORE, besides)
     if subscriptions:
-        for facts in known:
+        for facts in taking:
             yield _subscription_table(facts)
 
 
@@ -325,7 +348,9 @@ def _flat(name: str, value: object, depth: int) -> Iterator[tuple[str, str]]:
 
 def _called(facts: Facts) -> str:
     """A server, for people."""
-    return f"{facts['name']}, {facts['location']}" if facts["kind"] == "delegate" else facts["address"]
+    if facts["kind"] != "delegate":
+        return str(facts["address"])
+    return f"node {facts['location']}" if "node" in facts else f"{facts['name']}, {facts['location']}"
 
 
 def _lookup_row(facts: Facts) -> Sequence[object]:
@@ -342,11 +367,30 @@ def _server_row(facts: Facts, more: Sequence[str]) -> Sequence[object]:
         name = ", ".join(group or "(public)" for group in facts["groups"])
         counts = ("", "", facts["items"] + facts["event_registrations"])
     else:
-        name = _called(facts) if facts["kind"] == "delegate" else ""
+        name = f"{facts['name']}, {facts['location']}" if facts["kind"] == "delegate" else ""
         counts = (facts["counts"]["registrations"], facts["counts"]["subscriptions"], facts["leases"])
     shown = {"mail": _mail, "kept": _kept}
     cells = (shown[name](facts[name]) if name in facts else "" for name in more)
-    return facts["kind"], name, facts["address"], lasted(facts["uptime"]), *counts, *cells
+    return *_kind(facts, name), facts["address"], lasted(facts["uptime"]), *counts, *cells
+
+
+def _kind(facts: Facts, name: str) -> tuple[str, str]:
+    """What a server is to people, and its name."""
+    if "node" in facts:
+        return "node", facts["location"]
+    foreign = facts.get("foreign")
+    return (foreign["kind"], foreign["name"]) if foreign else (facts["kind"], name)
+
+
+def _bridge_rows(foreign: Facts) -> Iterator[tuple[str, ...]]:
+    """A bridge, by direction. What it can't do now stands in its log."""
+    away = ", ".join(f"{side} is away" for side, is_there in foreign.get("sides", {}).items() if not is_there)
+    for way in foreign.get("directions", ())[:2]:
+        state = "" if way["listening"] else "not subscribed yet"
+        troubles = f"{way['troubles']:,} troubles, see its log" if way["troubles"] else ""
+        numbers = (f"{way[key]:,}" for key in ("registrations", "waiting", "relayed", "filtered", "lost"))
+        wrong = "; ".join(each for each in (away, state, troubles) if each)
+        yield str(foreign["name"]), str(way["from"]), str(way["to"]), *numbers, wrong or "ok"
 
 
 def _mail(mail: Facts) -> str:
@@ -368,6 +412,27 @@ def _mail_row(facts: Facts) -> Sequence[object]:
     wrong = mail["fault"] or (mail.get("away", "") if mail["queued"] else "")
     oldest = f" ({lasted(mail['oldest'])})" if mail["queued"] and "oldest" in mail else ""
     return _called(facts), f"{facts.get('mailed', 0):,}", f"{mail['queued']:,}{oldest}", wrong
+
+
+def archive_row(called: str, archive: Facts) -> Sequence[object]:
+    """What an archive holds, does, and lacks."""
+    sizes = (sized(archive.get(f"{name}_bytes", 0)) for name in ("metadata", "payload", "index"))
+    behind = max(0, archive["position"] - archive["indexed"])
+    numbers = (archive.get("volumes", 0), archive["queries"]["open"], archive.get("consumers", 0))
+    counts = (f"{number:,}" for number in numbers)
+    return called, f"{archive['position']:,}", f"{behind:,}", *sizes, *counts, "; ".join(archive_troubles(archive))
+
+
+def archive_troubles(archive: Facts) -> list[str]:
+    """What is wrong with it, with what to do where that is known."""
+    found = [str(each) for each in archive.get("troubles", ())]
+    if archive.get("full"):
+        found.append(f"no room: {archive['full']} (make room, or shorten what is kept: [[keep]])")
+    if archive.get("index_trouble"):
+        found.append(f"index: {archive['index_trouble']}")
+    if archive.get("worker", {}).get("is_running") is False:
+        found.append("its worker does not run: nothing is answered")
+    return found
 
 
 def _certificate_row(facts: Facts) -> Sequence[object]:

@@ -352,7 +352,7 @@ def _described(schema: Path, marks: Path | None, type_name: str) -> ingest.Descr
     from jbi_pubsub.pad.subscription import InformationType, local_name
 
     bundle = read_bundle(schema, marks=marks, name=type_name, within=schema.absolute().parent.parent)
-    opened = TypeRepository().open(bundle)
+    opened = TypeRepository().open_schema(bundle)
     name, version = opened.type.name, opened.type.version
     own = InformationType(name=name, version=version, schema=opened.digest, local=local_name(name)).rep()
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import webbrowser
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,11 +17,14 @@ from jbi_pubsub.core.errors import ConfigurationError
 from .servers import stop_on_signal, wait_for
 from .settings import Settings, json_option, pass_settings
 
+if TYPE_CHECKING:
+    from jbi_pubsub.web.console import Connect
+
 
 @click.command()
 @click.option("--host", help="Address to listen on; default 127.0.0.1. Beyond loopback it needs [tls].")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; default 8160, 0 takes a free one.")
-@click.option("--admin", is_flag=True, help="Allow to cancel, drain, and administer lookup services.")
+@click.option("--admin", is_flag=True, help="Allow to cancel, drain, and administer lookup services and nodes.")
 @click.option("--open", "opens", is_flag=True, help="Open it in this host's browser.")
 @json_option
 @pass_settings
@@ -65,7 +69,7 @@ def web(settings: Settings, host: str | None, port: int | None, admin: bool, ope
     server = WebServer(config, entered=announce, ended=ended)
     observer = Observer(config)
     server.add(router(MailLinks(observed(observer), config.security())), session=False)
-    console = open_console(config, observer, server)
+    console = open_console(config, observer, server, _nodes() if config.web.admin else None)
     try:
         observer.start()
         server.start()
@@ -74,7 +78,15 @@ def web(settings: Settings, host: str | None, port: int | None, admin: bool, ope
             webbrowser.open(server.url)
         wait_for(stop)
     finally:
+        logging.getLogger("nicegui").setLevel(logging.CRITICAL)  # of tasks that take long to end, which end with us
         server.stop()
         console.close()
         observer.stop()
     return 1 if failed.is_set() else 0
+
+
+def _nodes() -> Connect:
+    """How a node is called."""
+    from jbi_pubsub.node.admin import NodeProxy
+
+    return NodeProxy

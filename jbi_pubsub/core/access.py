@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, cast, get_args
+from typing import Any, Final, Literal, Protocol, cast, get_args, runtime_checkable
 
 import msgspec
 
-from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, ProtocolError
 from jbi_pubsub.core.wire.control import exported
 from jbi_pubsub.core.wire.endpoint import Caller
 
@@ -102,6 +102,15 @@ class AccessPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class Accounts(Protocol):
+    """An AccessPolicy that knows users by their passwords is one as well."""
+
+    def login(self, caller: Caller, user: str, password: str) -> str:
+        """What the password was checked against, for as long as that holds. Raises AccessDeniedError, WireError."""
+        ...
+
+
 ADMIN: Final = "admin"
 """Name of the exported object that is asked about access."""
 
@@ -138,6 +147,58 @@ class AllowAll:
         """There is nothing to end."""
 
 
+class Passing:
+    """An AccessPolicy that another one decides for; its subclasses have a say before. Closes `inner`."""
+
+    def __init__(self, inner: AccessPolicy) -> None:
+        self._inner = inner
+
+    @property
+    def version(self) -> int:
+        """See AccessPolicy."""
+        return self._inner.version
+
+    def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
+        """See AccessPolicy."""
+        return self._inner.allow(caller, action, subject)
+
+    def record(self, caller: Caller, action: Action, subject: Subject, decision: Decision) -> None:
+        """See AccessPolicy."""
+        self._inner.record(caller, action, subject, decision)
+
+    def explain(self, caller: Caller, action: Action, subject: Subject) -> dict[str, Any]:
+        """See AccessPolicy."""
+        return self._inner.explain(caller, action, subject)
+
+    def refused(self) -> Mapping[str, int]:
+        """See AccessPolicy."""
+        return self._inner.refused()
+
+    def status(self) -> dict[str, Any]:
+        """See AccessPolicy."""
+        return self._inner.status()
+
+    def close(self) -> None:
+        """See AccessPolicy."""
+        self._inner.close()
+
+
+RESERVED: Final[Mapping[str, Action]] = {"jbi.Event": "administer"}
+"""Types that say of others what only those may know who may do that besides: nor may others publish them."""
+
+
+class Reserved(Passing):
+    """Rules that allow much by a pattern of types leave reserved ones to whom they are for."""
+
+    def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
+        """See AccessPolicy."""
+        if subject.type in RESERVED and action in ("publish", "subscribe", "query", "persist", "types"):
+            decision = self._inner.allow(caller, RESERVED[subject.type], NONE_IN_PARTICULAR)
+            if not decision:
+                return decision
+        return self._inner.allow(caller, action, subject)
+
+
 def demand(policy: AccessPolicy, caller: Caller, *asked: tuple[Action, Subject]) -> Decision:
     """The decision that allows the first of `asked` that is allowed. Raises AccessDeniedError, about the first; the
     rule behind it is in the audit log, not in what the caller is told."""
@@ -156,10 +217,29 @@ def denied(caller: Caller, action: Action, subject: Subject) -> AccessDeniedErro
     what = " ".join(text[:200] for text in (subject.type, subject.version, subject.name) if text)
     return AccessDeniedError(
         f"{caller.user or caller.address} may not {action} {what}".rstrip(),
-        hint="Whoever runs this server finds the reason in its audit log",
+        hint=f"{'' if caller.user else 'Nobody is logged in: set [client] user and password, or [tls] folder. '}"
+        "Whoever runs this server finds the reason in its audit log",
         action=action,
         type=subject.type[:200],
     )
+
+
+class LoginCalls:
+    """The exported object `login`."""
+
+    def __init__(self, policy: AccessPolicy) -> None:
+        self._policy = policy
+
+    @exported
+    def login(self, caller: Caller, user: str, password: str) -> bool:
+        """From now on the connection's calls are that user's. False: passwords count for nothing here."""
+        if not isinstance(self._policy, Accounts):
+            return False
+        if caller.place.user:  # its contracts are that one's, and asked about by it
+            raise ProtocolError(f"this connection is {caller.place.user}'s already", hint="Open another one")
+        proof = self._policy.login(caller, user, password)
+        caller.place.user, caller.place.proof = user, proof
+        return True
 
 
 class AccessAdmin:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NewType, ParamSpec, TypeVar
 
 from .errors import ArgumentError, MetadataError
-from .xml import Element, to_bytes
+from .xml import MAX_METADATA_BYTES, Element, to_bytes
 
 Document = bytes | str | Path | Element
 """An XML document: its bytes, its text, a file that holds it (a Path, or a text that does not begin with `<`), or an
@@ -59,8 +59,9 @@ def path_of(given: Document | None) -> Path | None:
     return found if isinstance(found, Path) else None
 
 
-def content(given: Document, *, what: str) -> bytes:
-    """A document's bytes. Raises MetadataError, which names `what`, for a file that can't be read."""
+def content(given: Document, *, what: str, limit: int = MAX_METADATA_BYTES) -> bytes:
+    """A document's bytes; of a file one more than `limit` at most, so that whoever looks at their number sees that it
+    is too large. Raises MetadataError, which names `what`, for a file that can't be read."""
     if isinstance(given, bytes):
         return given
     if given == "":
@@ -70,7 +71,8 @@ def content(given: Document, *, what: str) -> bytes:
         assert not isinstance(given, Path)
         return to_bytes(given)
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(limit + 1)
     except (OSError, ValueError) as exc:  # ValueError: a zero byte
         hint = "" if isinstance(given, Path) else "A text is a path unless it begins with <, as XML does"
         reason = getattr(exc, "strerror", None) or exc
@@ -98,7 +100,9 @@ class _Rule:
 def checked(call: Callable[P, R]) -> Callable[P, R]:
     """Have the arguments of `call`, a function or method, checked each time. Raises ArgumentError; a wrong number of
     arguments is Python's own TypeError."""
-    bound = next(iter(inspect.signature(call).parameters), "") == "self"
+    parameters = inspect.signature(call).parameters
+    bound = next(iter(parameters), "") == "self"
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     rules: dict[str, _Rule] = {}
     known: set[tuple[type, ...]] = set()
     """Types in order of which every value fits: a call with these needs no further look."""
@@ -116,6 +120,8 @@ def checked(call: Callable[P, R]) -> Callable[P, R]:
             for name, value in named.items():
                 if name in rules:
                     _fits(call, name, value, rules[name])
+                elif takes_any:  # else Python says so
+                    raise TypeError(f"{call.__qualname__}() got an unexpected keyword argument {name!r}")
         return call(*given, **named)
 
     return made
@@ -144,10 +150,17 @@ class Argument:
 
 
 def rules_of(call: Callable[..., object]) -> dict[str, _Rule]:
-    """A rule for each parameter but `self`. Raises TypeError for an annotation that is not understood."""
+    """A rule for each parameter but `self`, and for each that a TypedDict lists for the others. Raises TypeError for an
+    annotation that is not understood."""
     hints = typing.get_type_hints(call)
-    names = [name for name in inspect.signature(call).parameters if name != "self"]
-    return {name: _rule(hints[name]) for name in names}
+    rules: dict[str, _Rule] = {}
+    for name, parameter in inspect.signature(call).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:  # **given: Unpack[a TypedDict]
+            (named,) = typing.get_args(hints[name])
+            rules |= {each: _rule(hint) for each, hint in typing.get_type_hints(named).items()}
+        elif name != "self":
+            rules[name] = _rule(hints[name])
+    return rules
 
 
 def _refusal(spoken: str, name: str, value: object, rule: _Rule) -> ArgumentError:

@@ -184,7 +184,7 @@ def _ask(request: _Request, limits: Limits) -> _Reply:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=_environment(),
+        env=environment(),
         start_new_session=True,
     )
     try:
@@ -235,7 +235,8 @@ def _failed(message: str, cause: str, seconds: float) -> _Reply:
     return _Reply(error=report(ChildError(message, cause=cause, seconds=seconds)), seconds=seconds)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """What a child of ours gets of this process's environment."""
     found = {name: os.environ[name] for name in _KEPT if name in os.environ}
     found.update((name, value) for name, value in os.environ.items() if name.startswith("PYTHON"))
     above = str(Path(__file__).parents[2])  # the package as this process has it, wherever it was started
@@ -262,13 +263,9 @@ def serve() -> NoReturn:
 
 def _bind(parent: int, limits: Limits) -> None:
     """Put the limits on this process."""
-    import ctypes  # here, since a parent needs neither
-    import resource
+    import resource  # here, since a parent does not need it
 
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)  # it ended before we could ask to be told
+    end_with(parent)
     for number in (signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU):
         signal.signal(number, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, limits.deadline)
@@ -279,6 +276,16 @@ def _bind(parent: int, limits: Limits) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limits.memory, limits.memory))
     os.nice(_NICENESS)
     gc.disable()  # it ends soon; a cycle that costs memory meets the limit
+
+
+def end_with(parent: int) -> None:
+    """This process ends when the thread of process `parent` does that has started it, or has ended already."""
+    import ctypes  # here, since a parent does not need it
+
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)  # it ended before we could ask to be told
 
 
 def _answer(request: _Request, limits: Limits) -> _Reply:

@@ -16,7 +16,8 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 import msgspec
 
 from .errors import ConfigurationError
-from .wire.endpoint import Security
+from .spool import MEMORY_BYTES, SPOOL_LEAST, Spool
+from .wire.endpoint import Login, Security
 from .wire.stream import CHUNK_BYTES
 from .wire.tls import TlsIdentity
 
@@ -34,6 +35,8 @@ Wait = Annotated[float, msgspec.Meta(ge=0, le=YEAR)]
 """Seconds to wait at most; 0 does not."""
 Limit = Annotated[int, msgspec.Meta(ge=1)]
 """A bound that leaves room for one."""
+Binding = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*=\S+$", max_length=1024)]
+"""prefix=URI of a namespace."""
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -72,6 +75,9 @@ class PadSection(_Section, frozen=True):
 
     host: str = "127.0.0.1"
     """Address to listen on."""
+    hosts: tuple[str, ...] = ()
+    """Further addresses, of other interfaces, at the same port if that is free there, else at a free one; clients try
+    all of them."""
     port: Port = 0
     """0 takes a free port: delegates are found through the lookup service."""
     advertise: str = ""
@@ -112,8 +118,10 @@ class LeaseSection(_Section, frozen=True):
     """Delegates and peer publishers at the lookup service."""
     mail: Term = 86_400.0
     """E-mail subscriptions."""
+    durable: Term = 2_592_000.0
+    """Durable subscriptions whose subscriber is away: 30 days."""
     maximum: Term = 604_800.0
-    """The longest a delegate grants: a week."""
+    """The longest a delegate grants, but for durable subscriptions: a week."""
 
 
 class QueueSection(_Section, frozen=True):
@@ -142,8 +150,19 @@ class LinkSection(_Section, frozen=True):
     """Bytes: larger objects go in chunks of this size, and no batch becomes much larger, so that what is small does not
     wait for longer; at a publisher for what it publishes, at a delegate for what it delivers. 262144 is 0.3 s of
     7 Mbit/s, 4096 is 5 s of 7,200 bit/s."""
+    spool: Annotated[int, msgspec.Meta(ge=SPOOL_LEAST, le=MEMORY_BYTES)] = 8 << 20
+    """Bytes: of a larger object that comes or goes the payload is kept in a file, at each end, and never in memory."""
+    spool_bytes: Limit = 16 << 30
+    """Bytes that all such files of one delegate, publisher or subscriber may have together; then publishers wait, and
+    are refused in the end."""
+    spool_folder: str = ""
+    """Folder on whose disk they are; "" is $TMPDIR, else /var/tmp. They have no names: nothing is ever seen there."""
     max_compressed: Annotated[int, msgspec.Meta(ge=0)] = 500
     """Compressed connections of one server, up to 0.3 MB each; further ones are not compressed; 0: none is."""
+
+    def spooling(self) -> Spool:
+        """Where a party's large payloads are kept."""
+        return Spool(self.spool_folder, self.spool, self.spool_bytes)
 
 
 class MailSection(_Section, frozen=True):
@@ -199,6 +218,10 @@ class TypesSection(_Section, frozen=True):
 
     cache: str = ""
     """Folder in which what was made of schemas is kept, shared by processes; "" keeps nothing."""
+    folder: str = ""
+    """Folder of a delegate's type repository, or NAME://ADDRESS of a plug-in's store; "" has none."""
+    only_known: bool = False
+    """Whether types that are not in it are refused."""
 
 
 class MetricsSection(_Section, frozen=True):
@@ -214,7 +237,10 @@ class PolicySection(_Section, frozen=True):
     """Who may do what: the rules of an operator."""
 
     file: str = ""
-    """policy.toml, read again when it changes; "" allows everything to everybody."""
+    """policy.toml, read again when it changes, or NAME://ADDRESS of a plug-in; "" allows everything to everybody."""
+    users: str = ""
+    """Who people without a certificate are: the password file that `jbi users` writes, read again when it changes, or a
+    directory, ldaps://HOST/uid={},ou=people,dc=example with {} for the name; "" asks nobody for a password."""
     audit: str = ""
     """File in which refusals are written down; "" keeps none but the log's."""
     audit_all: bool = False
@@ -243,13 +269,63 @@ class QosSection(_Section, frozen=True):
     """Whether delegates publish their series as information objects `jbi.Measurement`."""
 
 
+class ArchiveSection(_Section, frozen=True):
+    """Objects as they were published, kept on disk by a delegate or peer publisher."""
+
+    folder: str = ""
+    """Where they are kept, of one process at a time, or NAME://ADDRESS of a plug-in's store; "" keeps nothing, and
+    nothing of the archive exists."""
+    sync: str = "batch"
+    """When what is kept is forced to the disk: "batch", before a batch is acknowledged to its publisher; seconds
+    between two times ("0.2"); "never", when the system likes."""
+    full: Literal["refuse", "drop_oldest", "pass"] = "refuse"
+    """When there is no room: refuse what is to be kept; drop the oldest; pass it on, and count it (not_archived)."""
+    columns: Annotated[int, msgspec.Meta(ge=1, le=256)] = 64
+    """Paths of a type that have columns of their own in the index; all others share a table."""
+    workers: Annotated[int, msgspec.Meta(ge=0, le=16)] = 1
+    """Processes that index, answer and clean up; 0: threads of the delegate, for small machines."""
+    memory: Annotated[int, msgspec.Meta(ge=32 << 20)] = 256 << 20
+    """Bytes that the index may take in memory."""
+    max_queries: Limit = 1_000
+    """Open queries of a delegate, 20 of one session; more are refused. A quarter of them may be calls that count or
+    explain, which need no session."""
+    max_metadata_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Of all metadata on disk; 0: no limit but the disk."""
+    max_payload_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Of all payloads."""
+    reserve: Annotated[float, msgspec.Meta(ge=0, le=0.9)] = 0.05
+    """Share of the disk that is left free."""
+
+
 class ClientSection(_Section, frozen=True):
-    """What an application says of itself."""
+    """What an application says of itself, and what holds for its publishers, subscribers and queries unless they say
+    otherwise."""
 
     user: str = ""
-    """Who uses it: a claim, which a certificate's name overrides."""
+    """Who uses it: a claim, which a certificate's name overrides, and a password proves."""
+    password: str = ""
+    """Of that user, for servers with [policy] users; sent over TLS, or on this host. `jbi config` does not show it."""
     role: str = ""
     """His present duty."""
+    owner: str = ""
+    """File by whose secret durable subscriptions are his, where certificates don't say so; it is made when it is
+    missing. "": jbi-pubsub/secret in $XDG_STATE_HOME, or in ~/.local/state."""
+    namespaces: tuple[Binding, ...] = ("og=http://gdc4s.com/oim/gemini",)
+    """prefix=URI of namespaces that predicates, filters and keys may use without saying so; those that are given with a
+    subscription or query go before."""
+    max_metadata: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 1 << 20
+    """Bytes: larger metadata are refused, by publishers and by delegates. More than the default can't be parsed."""
+    max_payload: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
+    """Bytes: larger payloads are refused, by publishers and by delegates."""
+    well_formed: bool = True
+    """Whether metadata are looked at for well-formedness before they are published. What is validated, or has
+    invariants, is looked at in any case."""
+    validate: bool = True
+    """Whether metadata are validated by their type's schema before they are published."""
+    reliable: bool = True
+    """Whether what a delegate has not acknowledged when it goes away is sent again, to the one that takes over."""
+    expiration: Wait = 0.0
+    """Seconds after which an object that still waits, at its publisher or for a subscriber, is given up; 0: never."""
 
 
 class WebSection(_Section, frozen=True):
@@ -265,6 +341,62 @@ class WebSection(_Section, frozen=True):
     admin: bool = False
     """Whether it may change what runs: cancel subscriptions, drain delegates, administer lookup services; the servers
     must allow it to this process too."""
+
+
+class NodeSection(_Section, frozen=True):
+    """A node: lookup service, delegate, types and archive in one process, `jbi node start`."""
+
+    folder: str = ""
+    """Where its identity is kept, and what its parts keep unless their own sections name other places, of one node at a
+    time. "": jbi-pubsub/node in $XDG_STATE_HOME, or in ~/.local/state."""
+    name: str = ""
+    """What people call it; "" is the host's name. Publishers find its delegate by ("node", name)."""
+    lookup: Literal["own", "join"] = "own"
+    """Whether it has a lookup service of its own, or is found through others alone."""
+    archive: bool = True
+    """Whether it keeps what publishers mark as persistent, and [[keep]] rules name."""
+    types: bool = True
+    """Whether it has a type repository."""
+    gateway: bool = False
+    """Whether it serves clients in any language over HTTP, as [gateway] says."""
+    drain_seconds: Wait = 5.0
+    """How long deliveries may go on when it stops."""
+    events: bool = True
+    """Whether connections and sequences that are made, changed and gone are told as objects of type `jbi.Event`."""
+    statistics_seconds: Wait = 10.0
+    """Between two statistics of it as objects of type `jbi.Measurement`; 0 makes none."""
+
+
+class LogSection(_Section, frozen=True):
+    """Where a node's log goes; `jbi node set` changes all but the file while it runs."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """What is logged: this, and what is worse."""
+    file: str = ""
+    """File that it is written to; "" is stderr."""
+    file_bytes: Limit = 10 << 20
+    """A file that has grown to so many bytes becomes FILE.1, and that FILE.2; what was FILE.2 goes."""
+    syslog: str = ""
+    """Socket (/dev/log) or host:port (UDP) of a syslog that errors are told as well; "" for none."""
+    journald: bool = False
+    """Whether errors are told to the systemd journal as well."""
+
+
+class GatewaySection(_Section, frozen=True):
+    """HTTP for clients in any language, `jbi gateway`."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on; beyond loopback it needs [tls] and `token`."""
+    port: Port = 8170
+    """0 takes a free one."""
+    names: tuple[str, ...] = ()
+    """Host names that clients reach it by, beside localhost, addresses, `host` and this host's own name; others are
+    refused."""
+    token: str = ""
+    """File with the secret that clients send (Authorization: Bearer); it is made when it is missing. "": none is
+    asked for, on loopback alone."""
+    delegate: tuple[str, ...] = ()
+    """Name and location of the delegate that it publishes through; none: any."""
 
 
 class TlsSection(_Section, frozen=True):
@@ -325,8 +457,12 @@ class Config(_Section, frozen=True):
     tls: TlsSection = TlsSection()
     policy: PolicySection = PolicySection()
     qos: QosSection = QosSection()
+    archive: ArchiveSection = ArchiveSection()
     client: ClientSection = ClientSection()
     web: WebSection = WebSection()
+    node: NodeSection = NodeSection()
+    log: LogSection = LogSection()
+    gateway: GatewaySection = GatewaySection()
 
     def type_cache(self) -> Path | None:
         """Where a type repository keeps what it has made, or None."""
@@ -338,7 +474,8 @@ class Config(_Section, frozen=True):
         identity = self.tls.identity()
         if identity is not None:
             identity.client_context()
-        return Security(identity, self.tls.insecure)
+        login = Login(self.client.user, self.client.password) if self.client.password else None
+        return Security(identity, self.tls.insecure, login)
 
 
 Origins = dict[str, str]
@@ -378,10 +515,10 @@ def default_file(environment: Mapping[str, str], cwd: Path, home: Path) -> Path 
 
 
 def entries(config: Config) -> Iterator[tuple[str, object]]:
-    """("section.key", value) of every setting; the mail password is hidden."""
+    """("section.key", value) of every setting; passwords are hidden."""
     for section in _SECTIONS:
         for name, value in msgspec.structs.asdict(getattr(config, section)).items():
-            hidden = (section, name) == ("mail", "password") and value
+            hidden = name == "password" and value
             yield f"{section}.{name}", "***" if hidden else value
 
 
@@ -390,9 +527,11 @@ def _from_file(file: Path | None) -> Iterator[tuple[str, object, str]]:
         return
     try:
         document = tomllib.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+    except (OSError, ValueError, RecursionError) as exc:  # ValueError: no UTF-8, no TOML, a zero byte in the name
+        why = "too many brackets within each other" if isinstance(exc, RecursionError) else exc
         raise ConfigurationError(
-            f"configuration file {file}: {exc}", hint="It is TOML; `jbi config` lists every setting"
+            f"configuration file {file}: {exc.strerror if isinstance(exc, OSError) else why}",
+            hint="It is TOML; `jbi config` lists every setting",
         ) from exc
     for section, table in document.items():
         if not isinstance(table, dict):
@@ -437,6 +576,12 @@ def _convert(section: str, name: str, value: object, origin: str) -> Any:
             hint=f"It takes {', '.join(words[:-1])} or {words[-1]}" if words else "",
             key=f"{section}.{name}",
         ) from exc
+
+
+def check_value(section: str, name: str, value: str) -> Any:
+    """What a text stands for as that setting. Raises ConfigurationError."""
+    _known(f"{section}.{name}", "set")
+    return _convert(section, name, value, "set")
 
 
 def _sections_hint() -> str:

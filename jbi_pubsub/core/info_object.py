@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
+import io
 import re
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, cast
 
 import msgspec
 
 from .errors import ProtocolError
+from .spool import SPOOL_LEAST, SpooledPayload
 
 Part = bytes | bytearray | memoryview
 """Some of an object's bytes."""
@@ -60,6 +62,8 @@ class Platform(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False
     signature: bytes = b""
     seal: bytes = b""
     verified: str = ""
+    position: Annotated[int, msgspec.Meta(ge=0, lt=2**63)] = 0
+    """Its place in the archive that it came from, which goes up; 0 where it came by itself. Never published."""
 
 
 class InfoObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -74,19 +78,67 @@ class InfoObject(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fal
     payload: bytes
     platform: Platform
 
+    @property
+    def payload_size(self) -> int:
+        """Bytes of the payload, as it came."""
+        return len(self.payload)
+
+    @property
+    def payload_file(self) -> BinaryIO:
+        """The payload as a file to read, from its beginning; another one each time. Where the payload is large, it is
+        never in memory whole."""
+        return io.BytesIO(self.payload)
+
+
+class LargeObject(InfoObject, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One whose payload lies in a file, as long as the object is there; see [link] `spool`.
+
+    `payload` is read each time that it is asked for. It raises OversizeError when that is too much for memory:
+    `payload_file` has it all, in pieces.
+    """
+
+    spooled: SpooledPayload | None = None
+    """Never None."""
+
+    @property  # type: ignore[misc]  # in place of the field, which is empty here
+    def payload(self) -> bytes:
+        """All of it. Raises OversizeError, StorageError."""
+        return bytes(self._spooled)
+
+    @property
+    def payload_size(self) -> int:
+        """Bytes of the payload."""
+        return len(self._spooled)
+
+    @property
+    def payload_file(self) -> BinaryIO:
+        """The payload as a file to read."""
+        return self._spooled.open()
+
+    @property
+    def _spooled(self) -> SpooledPayload:
+        assert self.spooled is not None
+        return self.spooled
+
 
 class SchemaBundle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A metadata schema with all it includes and imports, as data: nobody has to open a file or a URL for it.
 
     `documents` maps the schemaLocation as resolved relative to the main document to bytes; `main` is one of its
     names. `marks` is a marks file (JSON) for schemas that carry no marks, b"" without. `type` is the explicit type
-    name; with name "" the marker element, else the root's qualified name, decides.
+    name; with name "" the marker element, else the root's qualified name, decides. With `main` "" it is none: of a
+    type without a schema.
     """
 
     main: str
     documents: tuple[tuple[str, bytes], ...]
     marks: bytes = b""
     type: TypeName = TypeName("")
+
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no schema."""
+        return not self.main and not self.documents
 
 
 class Cause(enum.StrEnum):
@@ -118,6 +170,14 @@ class Cause(enum.StrEnum):
     """A newer object of the same key came while it waited."""
     RATE = "rate"
     """Beyond the rate that the subscription may or wants to have."""
+    EXPIRED = "expired"
+    """It waited longer than its publisher wants it to (`expiration`); or the archive has given it up, by its rules,
+    before a durable subscription had it."""
+    INVALID = "invalid"
+    """Its metadata are not well-formed, or not valid, and the subscription is to have those alone that are."""
+    FILTERED = "filtered"
+    """A bridge from another platform has left it out, as its file says. Whether it would have matched the predicate is
+    not known."""
     OVERSIZE = "oversize"
     """Larger than the delivery target takes."""
     MAIL_REFUSED = "mail_refused"
@@ -129,7 +189,8 @@ class Cause(enum.StrEnum):
     REFUSED = "refused"
     """A delegate or peer publisher has refused the subscription, and is asked again; how many objects is not known."""
     STORAGE = "storage"
-    """The delegate's disk did not take what has to survive a restart."""
+    """A disk did not take it, or does not give it back: the delegate's, what has to survive a restart; a large payload,
+    the delegate's or the subscriber's."""
     SHUTDOWN = "shutdown"
     """The delegate stopped before it could deliver."""
 
@@ -196,12 +257,19 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
 
     head: Head
     parts: tuple[Part, ...]
+    """The last may be a SpooledPayload, which goes in chunks alone; whoever takes it for bytes is told so."""
     size: int
-    """Of all parts."""
+    """Of all parts; what lies in a file counts as what it costs in memory."""
     payload_at: int
     """Where in the last part the payload begins."""
     since: float = 0.0
     """When it was published, by our own monotonic clock; 0.0: not known."""
+    position: int = 0
+    """Its place in the delegate's archive; 0 without one."""
+    was_kept: bool = False
+    """The archive has it already, from before its publisher sent it again: at another place."""
+    expires: float = 0.0
+    """When it is lost if it still waits, by our own monotonic clock; 0.0: never."""
 
     @classmethod
     def received(cls, data: Part, since: float = 0.0) -> Parcel:
@@ -211,11 +279,28 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
             raise ProtocolError("bad information object: its payload was cut, which a delegate alone does")
         return cls(head, (data,), len(data), payload_at, since)
 
+    @classmethod
+    def spooled_as(cls, head: Head, first: bytes, payload: SpooledPayload, since: float = 0.0) -> Parcel:
+        """A parcel whose payload lies in a file, behind `first`, of which `head` is."""
+        return cls(head, (first, cast("Part", payload)), len(first) + payload.cost, 0, since)
+
     @property
     def payload(self) -> Part:
         """The payload, not copied."""
         last = self.parts[-1]
         return memoryview(last)[self.payload_at :] if self.payload_at else last
+
+    @property
+    def spooled(self) -> SpooledPayload | None:
+        """The payload, if it lies in a file. Not if `size` is less than COST_LEAST."""
+        last: object = self.parts[-1]
+        return last if isinstance(last, SpooledPayload) else None
+
+    def in_memory(self) -> Parcel:
+        """The same with its payload in memory. Raises OversizeError, StorageError."""
+        if self.spooled is None:
+            return self
+        return self.with_payload(bytes(self.payload))
 
     def with_payload(self, payload: bytes, seal: bytes = b"") -> Parcel:
         """The same object with what a filter has left of its payload, and the delegate's statement about that. Keeps
@@ -229,10 +314,20 @@ class Parcel(msgspec.Struct, eq=False, gc=False):
             first = _LENGTH.pack(end - 4 | _SEALED) + first[4:] + seal
         if is_received:
             head = _decode_head(memoryview(first)[4:end])
-        return Parcel(head, (first, payload), len(first) + len(payload), 0, self.since)
+        size = len(first) + len(payload)
+        return Parcel(head, (first, payload), size, 0, self.since, self.position, self.was_kept, self.expires)
+
+    def relayed(self, platform: str) -> Parcel:
+        """The same object behind one platform more: its head made anew, metadata and payload the same bytes."""
+        head = self.head
+        return pack(
+            msgspec.structs.replace(head, hops=head.hops + 1, via=(*head.via, platform)), self.payload, self.since
+        )
 
     def unpacked(self) -> InfoObject:
         """The object as applications see it."""
+        if (spooled := self.spooled) is not None:
+            return large(self.head, spooled)
         return _unpacked(self.head, bytes(self.payload))
 
 
@@ -258,9 +353,21 @@ def _read(data: Part) -> tuple[Head, int, bytes]:
     return head, at, seal
 
 
-def _unpacked(head: Head, payload: bytes, seal: bytes = b"") -> InfoObject:
+def _unpacked(head: Head, payload: bytes, seal: bytes = b"", position: int = 0) -> InfoObject:
     metadata = bytes(head.metadata)
-    platform = Platform(
+    platform = _platform(head, metadata, seal, position)
+    return InfoObject(head.object_id, TypeName(head.type_name, head.type_version), metadata, payload, platform)
+
+
+def large(head: Head, payload: SpooledPayload, seal: bytes = b"", position: int = 0) -> LargeObject:
+    """An object whose payload lies in a file, as applications see it."""
+    metadata = bytes(head.metadata)
+    type_, platform = TypeName(head.type_name, head.type_version), _platform(head, metadata, seal, position)
+    return LargeObject(head.object_id, type_, metadata, b"", platform, payload)
+
+
+def _platform(head: Head, metadata: bytes, seal: bytes, position: int) -> Platform:
+    return Platform(
         head.published,
         head.registration,
         head.sequence,
@@ -270,8 +377,9 @@ def _unpacked(head: Head, payload: bytes, seal: bytes = b"") -> InfoObject:
         head.via,
         head.signature,
         seal,
+        "",
+        position,
     )
-    return InfoObject(head.object_id, TypeName(head.type_name, head.type_version), metadata, payload, platform)
 
 
 def _with_name(problem: str) -> str:
@@ -296,14 +404,36 @@ def numbered(prefix: str, sequence: int) -> str:
     return f"{prefix}{sequence:012x}"
 
 
-def pack(head: Head, payload: bytes, since: float = 0.0) -> Parcel:
+def pack(head: Head, payload: Part | SpooledPayload, since: float = 0.0) -> Parcel:
     """A new parcel; the payload is not copied."""
     encoded = _encode_head(head)
-    return Parcel(head, (_LENGTH.pack(len(encoded)) + encoded, payload), 4 + len(encoded) + len(payload), 0, since)
+    size = len(payload)
+    if size > SPOOL_LEAST and isinstance(payload, SpooledPayload):
+        size = payload.cost
+    first = _LENGTH.pack(len(encoded)) + encoded
+    return Parcel(head, (first, cast("Part", payload)), 4 + len(encoded) + size, 0, since)
+
+
+def head_end(begun: Part) -> int:
+    """Where in the bytes of an object its payload begins, of which at least four are there."""
+    (length,) = _LENGTH.unpack_from(begun)
+    return int(4 + length - _SEALED + SEAL_BYTES if length >= _SEALED else 4 + length)
+
+
+def head_of(first: Part) -> tuple[Head, bytes]:
+    """The head, and the seal, in an object's bytes before its payload. Raises ProtocolError."""
+    head, _, seal = _read(first)
+    return head, seal
 
 
 def encode(obj: InfoObject) -> tuple[Part, ...]:
     """The object's bytes on the wire, in parts: all but the payload, and the payload itself, not copied."""
+    parcel, seal = packed(obj).in_memory(), obj.platform.seal
+    return (parcel.with_payload(obj.payload, seal) if seal else parcel).parts
+
+
+def packed(obj: InfoObject) -> Parcel:
+    """A parcel of an object as applications see it; nothing is said of what was cut."""
     platform = obj.platform
     is_own = obj.object_id != object_id_of(platform.registration, platform.sequence)
     head = Head(
@@ -319,17 +449,17 @@ def encode(obj: InfoObject) -> tuple[Part, ...]:
         platform.via,
         platform.signature,
     )
-    parcel = pack(head, obj.payload)
-    return (parcel.with_payload(obj.payload, platform.seal) if platform.seal else parcel).parts
+    return pack(head, obj.spooled if isinstance(obj, LargeObject) and obj.spooled is not None else obj.payload)
 
 
-def decode(data: Part) -> InfoObject:
-    """The object of the joined parts of `encode`. Raises ProtocolError."""
+def decode(data: Part, position: int = 0) -> InfoObject:
+    """The object of the joined parts of `encode`, which came with its `position` in an archive, or by itself. Raises
+    ProtocolError."""
     head, payload_at, seal = _read(data)
-    return _unpacked(head, bytes(data[payload_at:]), seal)
+    return _unpacked(head, bytes(data[payload_at:]), seal, position)
 
 
-def decode_cut(parts: Sequence[Part]) -> InfoObject:
+def decode_cut(parts: Sequence[Part], position: int = 0) -> InfoObject:
     """The same of the pieces, at least one, into which these were cut: the payload is copied once. Raises
     ProtocolError."""
     first, *more = parts
@@ -337,4 +467,4 @@ def decode_cut(parts: Sequence[Part]) -> InfoObject:
     if more and _LENGTH.size + length + SEAL_BYTES > len(first):
         first, more = b"".join(parts), []  # the first one may not hold the whole head
     head, payload_at, seal = _read(first)
-    return _unpacked(head, b"".join([first[payload_at:], *more]), seal)
+    return _unpacked(head, b"".join([first[payload_at:], *more]), seal, position)

@@ -4,22 +4,31 @@
     jbi_pubsub.plugins =
         language.xql = acme.xql:compile
 
-Kinds: `language`, a predicate language (`core.xpath.register_language` says what it is); `transport`, a way to connect
-(`core.wire.transport`). Whoever installs a distribution trusts it; what a peer names is only looked for among what is
-installed. One that can't be loaded is told in the log, once, and counts as not there.
+Kinds (`KINDS`): `language`, a predicate language (`core.xpath.register_language` says what it is); `transport`, a way
+to connect (`core.wire.transport`); `types`, where a type repository is kept (`codegen.types.catalogue`); `store`, where
+objects are kept (`pad.keeping`); `access`, who may do what (`core.access`); `platform`, a side of a bridge
+(`bridge.platform`). Whoever installs a distribution trusts it; what a
+peer names is only looked for among what is installed. One that can't be loaded is told in the log, once, and counts as
+not there.
 """
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Callable
 from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from .errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 log = logging.getLogger("jbi_pubsub.plugins")
 
 GROUP: Final = "jbi_pubsub.plugins"
+KINDS: Final = ("access", "language", "platform", "store", "transport", "types")
 
 
 def names(kind: str) -> tuple[str, ...]:
@@ -34,11 +43,35 @@ def find(kind: str, name: str) -> Callable[..., Any] | None:
     return _loaded(point) if point is not None else None
 
 
+def named(kind: str, place: str, *, key: str, does: str) -> tuple[Callable[..., Any], str] | None:
+    """What a setting means by NAME://ADDRESS: what the plug-in offers, and the address; None for a path. `does` says
+    what such plug-ins do. Raises ConfigurationError."""
+    name, separator, address = place.partition("://")
+    if not separator:
+        return None
+    made = find(kind, name)
+    if made is None:
+        near = difflib.get_close_matches(name, names(kind), n=1)
+        meant = f"Did you mean {near[0]}://? Else give" if near and near[0] != name else "Give"
+        raise ConfigurationError(
+            f"no plug-in {name[:100]!r} {does}; installed: {', '.join(names(kind)) or 'none'}",
+            hint=f"{meant} [{key.replace('.', '] ')} a path, or install the plug-in",
+            key=key,
+        )
+    return made, address
+
+
 @lru_cache(maxsize=1)
 def _installed() -> dict[str, EntryPoint]:
     """Read once: it looks at every distribution."""
+    from importlib.metadata import entry_points  # loads `email`, for who may never ask
+
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=GROUP):
+        if (kind := point.name.partition(".")[0]) not in KINDS:
+            near = difflib.get_close_matches(kind, KINDS, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(KINDS)}"
+            log.error("plug-in %s is of no kind that is asked for: %s", point.name, meant)
         if point.name in found and point.value != found[point.name].value:
             log.error("plug-in %s is installed twice: %s counts, %s does not", point.name, found[point.name], point)
         found.setdefault(point.name, point)

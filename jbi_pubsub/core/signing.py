@@ -14,7 +14,8 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from .info_object import SIGNATURE_BYTES, Head, InfoObject, Part
+from .info_object import SIGNATURE_BYTES, Head, InfoObject, LargeObject, Part
+from .spool import COPIED_BYTES, SpooledPayload
 
 KEY_BYTES: Final = 32
 """Of an Ed25519 public key (RFC 8032, section 5.1.5)."""
@@ -90,9 +91,21 @@ class Keys(Protocol):
         ...
 
 
-def digest(data: Part) -> bytes:
-    """SHA-256."""
+def digest(data: Part | SpooledPayload) -> bytes:
+    """SHA-256. Raises StorageError for what lies in a file that can't be read."""
+    if isinstance(data, SpooledPayload):
+        if data.hashed is not None:
+            return data.hashed.digest()
+        found = hashlib.sha256()
+        for chunk in data.chunks(COPIED_BYTES):
+            found.update(chunk)
+        return found.digest()
     return hashlib.sha256(data).digest()
+
+
+def payload_digest_of(obj: InfoObject) -> bytes:
+    """SHA-256 of the payload, which is never in memory if it lies in a file."""
+    return digest(obj.spooled if isinstance(obj, LargeObject) and obj.spooled is not None else obj.payload)
 
 
 def head_bytes(head: Head, payload_digest: bytes) -> bytes:

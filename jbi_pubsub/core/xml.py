@@ -92,6 +92,14 @@ def parse_metadata(data: bytes, *, what: str = "metadata", limit: int = MAX_META
     return root
 
 
+def read_metadata(data: bytes) -> Element | None:
+    """The same for metadata that need not be any; None: they are none, or not ours to read."""
+    try:
+        return parse_metadata(data)
+    except (MetadataError, OversizeError):
+        return None
+
+
 def parse_payload(data: bytes) -> Element | None:
     """The document element if `data` is well-formed, harmless XML within the limits, else None.
 

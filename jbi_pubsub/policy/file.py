@@ -38,8 +38,9 @@ NEAR_MOST: Final = 1_000
 
 QOS_KINDS: Final = ("space", "preference", "policy", "template", "mission", "link")
 """What policyfile.py reads."""
-KINDS: Final = ("group", "role", "access", *QOS_KINDS)
-"""The tables of a policy file. `[group]` and `[role]` are for all rules, `[[access]]` is access.py's."""
+KINDS: Final = ("group", "role", "access", "keep", *QOS_KINDS)
+"""The tables of a policy file. `[group]` and `[role]` are for all rules, `[[access]]` is access.py's, `[[keep]]`
+keep.py's."""
 
 Where = tuple[str | int, ...]
 """Where a value is: names of keys, and numbers of elements from 0: ("access", 3, "type")."""

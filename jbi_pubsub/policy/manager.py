@@ -27,6 +27,8 @@ from .access import AccessRules, access_rules, explained, review
 from .context import host_of
 
 if TYPE_CHECKING:
+    from jbi_pubsub.core.history import KeepRule
+
     from .policy import PolicySet
 
 log = logging.getLogger("jbi_pubsub.policy")
@@ -52,11 +54,12 @@ class AccessManager:
         audit_log: audit.AuditLog | None = None,
         everything: bool = False,
         policies: bool = False,
+        keep: bool = False,
         wall: Callable[[], float] = time.time,
     ) -> None:
         """`component`: whose policy it is, "alpha@rome"; `everything`: decisions that allow are written down, too;
-        `policies`: what the file says of who matters is read as well, for those who `follow`. Raises PolicyError for a
-        file that can't be used."""
+        `policies`: what the file says of who matters is read as well, for those who `follow`; `keep`: what is archived,
+        for those who `follow_keep`. Raises PolicyError for a file that can't be used."""
         self.path = path
         self.component = component
         self.version = 1
@@ -70,6 +73,9 @@ class AccessManager:
         self._reads_policies = policies
         self._policies: PolicySet | None = None
         self._followers: list[Callable[[PolicySet], None]] = []
+        self._reads_keep = keep
+        self._keep: tuple[KeepRule, ...] = ()
+        self._keepers: list[Callable[[tuple[KeepRule, ...]], None]] = []
         self._following = threading.Lock()
         self._rules, document = self._read()
         self._review(document, self._rules)
@@ -95,6 +101,13 @@ class AccessManager:
             if self._policies is not None:
                 follower(self._policies)
 
+    def follow_keep(self, keeper: Callable[[tuple[KeepRule, ...]], None]) -> None:
+        """Have `keeper` told what is archived, now and whenever the file is read again; for one that was made with
+        `keep`."""
+        with self._following:
+            self._keepers.append(keeper)
+            keeper(self._keep)
+
     def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
         """Whether `caller` may do that."""
         return self._rules.decide(caller, action, subject, component=self.component)
@@ -109,7 +122,8 @@ class AccessManager:
             with self._counting:
                 self._refused[action] += 1
             who = caller.user[:SHOWN] or caller.address
-            log.info("refused: %s may not %s %s", who, action, subject.type[:SHOWN])
+            what = " ".join(filter(None, (action, subject.type[:SHOWN])))
+            log.info("refused: %s may not %s (%s)", who, what, decision.rule or "no rule allows it")
         if self._audit is not None and (not decision or decision.audit or self._everything):
             self._audit.tell(self._line(caller, action, subject, decision))
             with self._changed:
@@ -205,6 +219,9 @@ class AccessManager:
     def _take(self) -> None:
         try:
             rules, document = self._read()
+            if self._rules.rules and not document.text.strip():
+                hint = "A line that says so, '# all is allowed', allows all to everybody"
+                raise file.failure(str(self.path), "empty, as a full disk leaves a file", hint=hint)
         except PolicyError as exc:
             log.error("%s; the rules of before stay in force", exc)
             self.fault = exc.message
@@ -218,6 +235,9 @@ class AccessManager:
 
     def _tell_followers(self) -> None:
         with self._following:
+            for keeper in self._keepers:
+                with guarded("follower of keep rules"):
+                    keeper(self._keep)
             if (policies := self._policies) is None:
                 return
             for follower in self._followers:
@@ -232,8 +252,17 @@ class AccessManager:
         rules = access_rules(document)
         if self._reads_policies:
             self._read_policies(document, rules)
+        kept = self._read_keep(document)
         document.check()
+        self._keep = kept
         return rules, document
+
+    def _read_keep(self, document: file.Document) -> tuple[KeepRule, ...]:
+        if not self._reads_keep:
+            return ()
+        from . import keep  # here: without an archive it is not imported
+
+        return keep.keep_rules(document)
 
     def _read_policies(self, document: file.Document, rules: AccessRules) -> None:
         from . import policyfile  # here: without quality of service it is not imported
@@ -269,6 +298,7 @@ def access_of(config: Config, component: str) -> AccessManager:
             audit_log=log_file,
             everything=section.audit_all,
             policies=config.qos.mode == "on",
+            keep=bool(config.archive.folder),
         )
     except PolicyError:
         if log_file is not None:

@@ -66,6 +66,8 @@ FILLED_MOST: Final = 32 << 20
 """Characters of all policies that missions make of templates."""
 PILLOW_SHAPES: Final = frozenset(name for name, rule in SHAPES.items() if rule.picture)
 
+_OTHERS: Final = ("access", "keep")
+"""Tables that are not about who matters: no policy manager hands them on."""
 _PLACEHOLDER: Final = re.compile(r"\{(\w+)\}")
 
 Table = Mapping[str, Any]
@@ -78,7 +80,7 @@ def policies_of(document: Document, people: People | None = None) -> PolicySet:
     reader = _Reader(document, people)
     rules = [*reader.policies(), *reader.missions()]
     _check_names(document, rules)
-    tables = {kind: value for kind, value in document.tables.items() if kind != "access" and value != []}
+    tables = {kind: value for kind, value in document.tables.items() if kind not in _OTHERS and value != []}
     links, space = reader.links(), reader.space()
     return PolicySet(
         rules if not document.errors else (),

@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import msgspec
 
-from jbi_pubsub.core.access import ADMIN, NONE_IN_PARTICULAR, AccessAdmin, AccessPolicy, Action, demand
+from jbi_pubsub.core.access import ADMIN, NONE_IN_PARTICULAR, AccessAdmin, AccessPolicy, Action, LoginCalls, demand
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     JbiError,
@@ -37,7 +37,7 @@ from jbi_pubsub.core.guard import faults, guarded
 from jbi_pubsub.core.info_object import Part
 from jbi_pubsub.core.values import decoded, decoder_of
 from jbi_pubsub.core.wire import ServiceRef
-from jbi_pubsub.core.wire.control import ControlServer, exported
+from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
 from jbi_pubsub.core.wire.deflate import Allowance
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.hub import HubSender, SenderHub
@@ -62,6 +62,7 @@ from .proxy import (
     epoch_of,
 )
 from .space import EPOCH_MOST, InformationSpaceManager, LqmReport, Proposal, Standing, refusal
+from .users import with_users
 
 log = logging.getLogger("jbi_pubsub.policy")
 
@@ -171,13 +172,15 @@ class PolicyServer:
         self._disk_fault = False
         self._superseded = ""
         with ExitStack() as undo:
-            self._access = access or access_of(_ruled_by(config, path), "policy")
+            self._access = access or with_users(access_of(_ruled_by(config, path), "policy"), config)
             undo.callback(self._access.close)
             self._history = History(state) if state is not None else None
             if self._history is not None:
                 undo.callback(self._history.close)
             self._space = self._recovered()
-            self._control = ControlServer({POLICY_MANAGER: _Calls(self), ADMIN: AccessAdmin(self._access)})
+            self._control = ControlServer(
+                {POLICY_MANAGER: _Calls(self), ADMIN: AccessAdmin(self._access), LOGIN: LoginCalls(self._access)}
+            )
             self._endpoint = Endpoint(
                 config.pad.host,
                 config.pad.port,

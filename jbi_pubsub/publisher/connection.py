@@ -34,7 +34,7 @@ from jbi_pubsub.core.errors import (
     rebuild,
 )
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.info_object import Parcel
+from jbi_pubsub.core.info_object import Parcel, SchemaBundle, TypeName
 from jbi_pubsub.core.renewal import LeaseRenewalManager
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire.deflate import described
@@ -46,7 +46,7 @@ from jbi_pubsub.core.wire.stream import (
     greet,
 )
 from jbi_pubsub.lookup.item import ServiceItem
-from jbi_pubsub.pad.proxy import Claims, DelegateProxy, Opened, Refusals, Registered, Taken
+from jbi_pubsub.pad.proxy import Claims, DelegateProxy, Opened, Refusals, Registered, Taken, fetch_schema
 
 from .lanes import Lanes, aged
 from .publication import Publication
@@ -62,6 +62,8 @@ AWAY_SECONDS: Final = 2.0
 TRIED_MOST: Final = 100
 """Delegates that are remembered for not answering."""
 NOTHING: Final = Taken()
+ASKED_SECONDS: Final = 10.0
+"""For a delegate that asks some others about a type."""
 ABANDONED_SECONDS: Final = 10.0
 """Until a registration that was not answered to is taken back: longer than a delegate needs for one."""
 
@@ -77,9 +79,11 @@ class DelegateConnection:
         find: Callable[[Mapping[str, float], Callable[[], bool]], ServiceItem],
         name: str,
         refused: Callable[[str, JbiError], None] | None,
+        away: Callable[[str], None] = lambda _why: None,
     ) -> None:
         """`find(tried, ended)` finds a delegate of the same characteristics, if possible none that was tried in vain
-        (when, by service id); it gives up when `ended()`."""
+        (when, by service id); it gives up when `ended()`. `away(why)` is called when the delegate in use does not
+        answer any more, and with "" when one does again; it must not wait."""
         self.uid = uuid4().hex
         self._config = config
         self._security = config.security()
@@ -87,6 +91,7 @@ class DelegateConnection:
         self._find = find
         self._name = name
         self._refused = refused
+        self._away = away
         self._lock = threading.RLock()
         self._proxy: DelegateProxy | None = None
         self._opened: Opened | None = None
@@ -121,6 +126,22 @@ class DelegateConnection:
         self._sender.start()
         self._thread.start()
 
+    def schema(self, type_: TypeName) -> SchemaBundle | None:
+        """The schema that the delegate has of a type, or gets from other type repositories; None for none. Raises the
+        delegate's errors or WireError."""
+        with self._lock:
+            proxy, _ = self._attached()
+        try:
+            return fetch_schema(
+                proxy.ref,
+                self._security,
+                type_.name,
+                type_.version,
+                timeout=self._config.lookup.timeout + ASKED_SECONDS,
+            )
+        except UnknownUidError:
+            return None
+
     def register(self, publication: Publication) -> None:
         """Register at the delegate; if it has forgotten us, when we have come back. Raises the delegate's errors or
         WireError."""
@@ -145,6 +166,8 @@ class DelegateConnection:
                 self._abandoned[publication.uid] = time.monotonic()
                 raise
             self._queue.grant(publication.number, granted)
+            terms = publication.terms
+            self._queue.expect(publication.number, reliable=terms.reliable, expiration=terms.expiration)
             self._publications[publication.uid] = publication
 
     def unregister(self, publication: Publication) -> None:
@@ -157,6 +180,24 @@ class DelegateConnection:
             self._queue.forget(publication.number)
             if self._refusals.pop(publication.uid, None) is not None and (lost := self._queue.drop(publication.number)):
                 log.warning("%s: %d objects of %s are lost: it was refused", self._name, lost, publication.uid)
+
+    def give_up(self, publication: Publication) -> None:
+        """Take a registration back, as soon as the delegate can be told."""
+        try:
+            self.unregister(publication)
+        except WireError as exc:
+            log.info("%s: registration %s is taken back later: %s", self._name, publication.uid, exc)
+            with self._lock:
+                self._publications.pop(publication.uid, None)
+                self._refusals.pop(publication.uid, None)
+                self._queue.forget(publication.number)
+                self._abandoned[publication.uid] = time.monotonic()
+
+    def tell_filtered(self, publication: Publication, count: int) -> None:
+        """Have subscribers told what a bridge has left out. Raises the delegate's errors or WireError."""
+        with self._lock:
+            proxy, opened = self._attached()
+        proxy.filtered(opened.uid, publication.uid, count)
 
     def wait_for_subscriptions(self, publication: Publication, count: int, timeout: float) -> int:
         """How many stand there, as soon as there are `count`, or after `timeout` seconds; 0: the delegate is away."""
@@ -180,7 +221,7 @@ class DelegateConnection:
         if refusal is not None:
             raise WireError(
                 f"the delegate does not take the registration back: {refusal.message}", hint=refusal.hint, published=0
-            )
+            ) from refusal
         queued = self._queue.put(publication.number, run, timeout)
         self._sender.push()
         if queued < len(run):
@@ -233,6 +274,7 @@ class DelegateConnection:
             "registrations": list(self._publications),
             "unacknowledged": self._sender.unacknowledged,
             "refused": self.refusals,
+            "given_up": self._queue.given_up,
             "refused_registrations": list(self._refusals),
         }
 
@@ -367,10 +409,10 @@ class DelegateConnection:
                     if self._stopping.is_set():
                         return
                     log.debug("%s: data connection ended: %s", self._name, exc)
-                    self._tell_away(is_away=True)
+                    self._tell_away(exc)
                     self._gone = self._gone or self._is_forgotten()
                 except (DelegateNotFoundError, LookupNotFoundError) as exc:
-                    self._tell_away(is_away=True)
+                    self._tell_away(exc)
                     log.info("%s: waiting for the delegate: %s", self._name, exc)
                 except AccessDeniedError as exc:
                     if not self._refusals:
@@ -393,7 +435,7 @@ class DelegateConnection:
             line = Line(sock)
             hello = Hello.of(token, compression=link.compression)
             position = greet(line, hello)
-            self._tell_away(is_away=False)
+            self._tell_away(None)
             if opened.lease.duration < self._config.lease.publisher:  # until now it was short
                 self._renewals.hasten(self)
             self._sender.run(line, position)
@@ -423,14 +465,18 @@ class DelegateConnection:
         if len(self._tried) > TRIED_MOST:
             del self._tried[min(self._tried, key=self._tried.__getitem__)]
 
-    def _tell_away(self, *, is_away: bool) -> None:
-        """Say once that no delegate answers, when that lasts, and once that one does again."""
-        if not is_away:
+    def _tell_away(self, why: JbiError | None) -> None:
+        """Say once that no delegate answers, to the log when that lasts, and once that one does again (None)."""
+        if why is None:
             if self._is_told_away:
                 log.warning("%s: a delegate answers again", self._name)
-            self._away_since, self._is_told_away = 0.0, False
+            was_away, self._away_since, self._is_told_away = self._away_since, 0.0, False
+            if was_away:
+                self._away("")
             return
-        self._away_since = self._away_since or time.monotonic()
+        if not self._away_since:
+            self._away_since = time.monotonic()
+            self._away(why.message)
         if not self._is_told_away and time.monotonic() - self._away_since >= AWAY_SECONDS:
             self._is_told_away = True
             log.warning("%s: no delegate answers; %d objects wait for one", self._name, self._queue.waiting)
@@ -446,7 +492,10 @@ class DelegateConnection:
                 raise
             self._tried.clear()
             self._sender.forget_all()
+            before = self._queue.given_up
             self._queue.restart({self._publications[uid].number for uid in self._refusals}, self._granted)
+            if lost := self._queue.given_up - before:
+                log.warning("%s: %d objects of registrations that are not reliable are lost", self._name, lost)
         self._gone = False
         if self._stopping.is_set():
             self._leave()

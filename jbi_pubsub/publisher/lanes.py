@@ -8,6 +8,7 @@ what has waited here tells its age, which counts against its deadlines.
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -16,10 +17,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from jbi_pubsub.core.errors import StorageError
 from jbi_pubsub.core.info_object import Parcel, Part
 from jbi_pubsub.core.quality import LEVELS, WEIGHTS
+from jbi_pubsub.core.spool import COST_LEAST, MEMORY_BYTES
 from jbi_pubsub.core.wire.stream import CHUNK_BYTES, ITEMS_AT, LENGTH, MAX_BATCH_ITEMS, chunks
-from jbi_pubsub.pad.proxy import AGE_MOST, CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, Registered
+from jbi_pubsub.pad.proxy import ABANDONED, AGE_MOST, CHUNK, LAST_CHUNK, MAX_COMING, PUBLICATION, WHOLE, Registered
+
+log = logging.getLogger("jbi_pubsub.publisher")
 
 QUEUE_ITEMS: Final = 10_000
 QUEUE_BYTES: Final = 64 << 20
@@ -65,12 +70,29 @@ class _Credit:
     def went(self, parcel: Parcel) -> None:
         """One more is under way."""
         self.unfinished.append(parcel)
-        self.size += parcel.size
+        self.size += _credited(parcel)
 
     def waits(self, parcel: Parcel, count: int) -> None:
         """One more (1) or fewer (-1) waits."""
         self.waiting += count
         self.bytes_waiting += count * parcel.size
+
+
+class _Cutting:
+    """What is left of a large object; a payload in a file is read as it goes, one chunk ahead."""
+
+    __slots__ = ("_chunks", "_next")
+
+    def __init__(self, parcel: Parcel, size: int) -> None:
+        self._chunks = chunks(parcel.parts, size)
+        self._next: memoryview | None = next(self._chunks)
+
+    def take(self) -> tuple[memoryview, bool]:
+        """The next chunk, and whether it is the last. Raises StorageError."""
+        chunk = self._next
+        assert chunk is not None
+        self._next = next(self._chunks, None)
+        return chunk, self._next is None
 
 
 class _Turns:
@@ -134,8 +156,13 @@ class Lanes:
         """Of registrations that have one."""
         self._stalled: set[int] = set()
         """Registrations that have objects waiting and no credit for the next one."""
+        self._terms: dict[int, tuple[bool, float]] = {}
+        """Registrations of which something may be given up: whether they are reliable, and seconds until they expire
+        (0.0: never)."""
+        self.given_up = 0
+        """Objects that were not sent, or not again, by that."""
         self._batch_most = MAX_BATCH_ITEMS
-        self._cutting: dict[int, deque[memoryview]] = {}
+        self._cutting: dict[int, _Cutting] = {}
         self._taken: deque[tuple[int, Parcel, bool]] = deque()
         """For each item under way its registration, its whole object, and whether it is the last of that, until it is
         acknowledged."""
@@ -204,7 +231,7 @@ class Lanes:
     def _make_ready(self, number: int) -> None:
         """It has something to send: it gets a turn, or waits for credit."""
         credit = self._credits.get(number) if self._credits else None
-        if credit is None or number in self._cutting or credit.allows(self._lanes[number][0].size):
+        if credit is None or number in self._cutting or credit.allows(_credited(self._lanes[number][0])):
             self._turns.append(number)
         else:
             self._stalled.add(number)
@@ -230,6 +257,9 @@ class Lanes:
             while self._turns and len(items) < max_items and max_bytes > 0:
                 number = self._turn()
                 lane = self._lanes[number]
+                if self._terms and number not in self._cutting and not self._prune(number, lane):
+                    del self._lanes[number]
+                    continue
                 if number in self._cutting or lane[0].size > self._chunk:
                     items.append(self._next_chunk(number, lane))
                     size = sum(map(len, items[-1]))
@@ -266,7 +296,8 @@ class Lanes:
         head = PUBLICATION.pack(WHOLE, number, 0)
         most_bytes = min(most_bytes, self._chunk)
         credit = self._credits.get(number) if self._credits else None
-        now = self._clock() if credit is not None else 0.0
+        is_aged = credit is not None or (bool(self._terms) and number in self._terms)
+        now = self._clock() if is_aged else 0.0
         begin, end = now - 0.001, math.inf  # what was published between is of the age that `head` says
         taken = size = 0
         while lane and taken < most and size < most_bytes and lane[0].size <= self._chunk:
@@ -275,10 +306,10 @@ class Lanes:
                     break
                 credit.waits(lane[0], -1)
                 credit.went(lane[0])
-                if not begin < (since := lane[0].since) <= end:
-                    age = _age(now, since)
-                    begin, end = now - (age + 1) / 1000, now - age / 1000
-                    head = PUBLICATION.pack(WHOLE, number, age)
+            if is_aged and not begin < (since := lane[0].since) <= end:
+                age = _age(now, since)
+                begin, end = now - (age + 1) / 1000, now - age / 1000
+                head = PUBLICATION.pack(WHOLE, number, age)
             parcel = lane.popleft()
             items.append((head, *parcel.parts))
             self._taken.append((number, parcel, True))
@@ -292,15 +323,23 @@ class Lanes:
         cutting = self._cutting.get(number)
         if cutting is None:
             parcel = self._whole[number] = lane.popleft()
-            cutting = self._cutting[number] = deque(chunks(parcel.parts, self._chunk))
+            cutting = self._cutting[number] = _Cutting(parcel, self._chunk)
             self._count -= 1
             self._bytes -= parcel.size
             if (credit := self._credits.get(number)) is not None:
                 credit.waits(parcel, -1)
                 credit.went(parcel)
-        chunk, whole = cutting.popleft(), self._whole[number]
-        self._taken.append((number, whole, not cutting))
-        if cutting:
+        whole = self._whole[number]
+        try:
+            chunk, is_last = cutting.take()
+        except StorageError as exc:  # our own disk: what has gone of it is of no use
+            log.error("object %s is given up: %s", whole.head.object_id, exc)
+            self.given_up += 1
+            del self._cutting[number], self._whole[number]
+            self._taken.append((number, whole, True))
+            return (PUBLICATION.pack(ABANDONED, number, 0),)
+        self._taken.append((number, whole, is_last))
+        if not is_last:
             return PUBLICATION.pack(CHUNK, number, 0), chunk
         del self._cutting[number], self._whole[number]
         return PUBLICATION.pack(LAST_CHUNK, number, _age(self._clock(), whole.since)), chunk
@@ -326,6 +365,37 @@ class Lanes:
             account.acknowledged += count
             if account.acknowledged >= account.queued:
                 del self._accounts[number]
+
+    def expect(self, number: int, *, reliable: bool, expiration: float) -> None:
+        """What may be given up of a registration; of others nothing is."""
+        if not reliable or expiration:
+            with self._lock:
+                self._terms[number] = reliable, expiration
+
+    def _prune(self, number: int, lane: deque[Parcel]) -> bool:
+        """Under the lock: give up what has waited too long; whether anything is left."""
+        _, expiration = self._terms.get(number, (True, 0.0))
+        if expiration:
+            due = self._clock() - expiration
+            gone = [parcel for parcel in lane if 0.0 < parcel.since <= due]
+            if gone:
+                left = [parcel for parcel in lane if not 0.0 < parcel.since <= due]
+                lane.clear()
+                lane.extend(left)
+                self._give_up(number, gone)
+        return bool(lane)
+
+    def _give_up(self, number: int, gone: Sequence[Parcel]) -> None:
+        """Under the lock: these waited, and go nowhere."""
+        self._count -= len(gone)
+        self._bytes -= sum(parcel.size for parcel in gone)
+        if (credit := self._credits.get(number)) is not None:
+            for parcel in gone:
+                credit.waits(parcel, -1)
+        self._settle(number, len(gone))
+        self.given_up += len(gone)
+        if self._awaiting:
+            self._changed.notify_all()
 
     def grant(self, number: int, granted: Registered) -> None:
         """What the delegate has answered to a registration, before its objects go there."""
@@ -370,9 +440,9 @@ class Lanes:
                     continue
                 before = len(credit.unfinished)
                 while credit.unfinished and credit.unfinished[0].head.sequence <= sequence:
-                    credit.size -= credit.unfinished.popleft().size
+                    credit.size -= _credited(credit.unfinished.popleft())
                 self._settle(number, before - len(credit.unfinished))
-                if number in self._stalled and credit.allows(self._lanes[number][0].size):
+                if number in self._stalled and credit.allows(_credited(self._lanes[number][0])):
                     self._stalled.discard(number)
                     self._turns.append(number)
             if self._awaiting:
@@ -427,6 +497,10 @@ class Lanes:
                 self._lanes.setdefault(number, deque()).extendleft(reversed(lane))
                 self._count += len(lane)
                 self._bytes += sum(parcel.size for parcel in lane)
+                if self._terms and not self._terms.get(number, (True, 0.0))[0]:
+                    for _ in lane:
+                        self._lanes[number].popleft()
+                    self._give_up(number, lane)
             self._taken.clear()
             self._cutting.clear()
             self._whole.clear()
@@ -451,6 +525,7 @@ class Lanes:
         """A registration has ended, and nothing of it is waited for: what the delegate has not done by now it never
         says."""
         with self._lock:
+            self._terms.pop(number, None)
             self._forget_credit(number)
 
     def drop(self, number: int) -> int:
@@ -483,6 +558,11 @@ class Lanes:
             finally:  # an application may be interrupted here
                 self._awaiting -= 1
             return waiting
+
+
+def _credited(parcel: Parcel) -> int:
+    """Bytes of credit that an object takes: what lies in a file here may be in memory at the delegate."""
+    return parcel.size if parcel.size < COST_LEAST else max(parcel.size, min(len(parcel.payload), MEMORY_BYTES))
 
 
 def _age(now: float, since: float) -> int:

@@ -6,6 +6,7 @@ connections mended, and a delegate that has come back is used again, without the
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -15,7 +16,8 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Final, NewType, Self
 
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
-from jbi_pubsub.core.arguments import Document, Source, checked, content
+from jbi_pubsub.codegen.types.untyped import UntypedGate
+from jbi_pubsub.core.arguments import Document, Source, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, DelegateNotFoundError, JbiError, WireError, unknown_uid
 from jbi_pubsub.core.process import Birthplace
@@ -27,17 +29,20 @@ from jbi_pubsub.pad.stages import signer_of
 from jbi_pubsub.pad.subscription import PAD_TYPE, PublisherAdapterDelegate
 
 from .connection import DelegateConnection
+from .payloads import Body, Payload, Payloads
 from .publication import (
-    Payload,
     Publication,
     RegistrationUid,
     counting,
+    metadata_bytes,
     open_type,
     opened,
-    payload_bytes,
     published,
     runs_of,
+    terms_of,
 )
+
+log = logging.getLogger("jbi_pubsub.publisher")
 
 DelegateUid = NewType("DelegateUid", str)
 """Identifies a connection to a delegate, in all calls of the adapter that made it."""
@@ -53,6 +58,9 @@ ENDED_SECONDS: Final = 0.05
 class PublisherAdapterLight:
     """Publishes through any number of delegates. Safe for several threads.
 
+    `away(delegate, why)` is called on a library thread when the delegate of a connection (its id is given) does not
+    answer any more, and with "" when it, or one that takes over, does again; it must not wait.
+
     Objects of one registration keep the order of publish calls. `refused(object_id, error)` is called on a library
     thread when a delegate refuses an object that was fine here; by default such refusals are only logged. Without
     `config` the configuration file and JBI_* variables count.
@@ -65,11 +73,14 @@ class PublisherAdapterLight:
         *,
         name: str | None = None,
         refused: Callable[[str, JbiError], None] | None = None,
+        away: Callable[[str, str], None] | None = None,
     ) -> None:
         self._config = config or effective()
         self._name = name or f"publisher-{os.getpid()}"
         self._refused = refused
+        self._away = away
         self._signer = signer_of(self._config)
+        self._payloads = Payloads(self._config.link.spooling())
         self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._lock = threading.Lock()
         self._connections: dict[DelegateUid, DelegateConnection] = {}
@@ -97,9 +108,10 @@ class PublisherAdapterLight:
             find=lambda tried, ended: self._find_delegate(name, location, FIND_AGAIN_SECONDS, tried=tried, ended=ended),
             name=self._name,
             refused=self._refused,
+            away=lambda why: self._tell_away(connection, why),
         )
         self._open(connection, name, location, seconds)
-        uid = DelegateUid(f"delegate-{connection.uid}")
+        uid = _uid_of(connection)
         with self._lock:
             self._connections[uid] = connection
         return uid
@@ -108,34 +120,57 @@ class PublisherAdapterLight:
     def register_publisher(
         self,
         delegate: DelegateUid,
-        schema: Source,
-        invariants: Document,
+        schema: Source | None = None,
+        invariants: Document | None = None,
         *,
         marks: Source | None = None,
         type_name: str | None = None,
         version: str | None = None,
-        validate: bool = True,
+        validate: bool | None = None,
+        well_formed: bool | None = None,
         locations: Mapping[str, Path] | None = None,
         qos: Wish | None = None,
+        persist: bool | None = None,
+        reliable: bool | None = None,
+        expiration: float | None = None,
+        local: bool = False,
+        owner: str | None = None,
     ) -> RegistrationUid:
         """Register what will be published at a delegate; the id to publish with.
 
         `schema` is the XML Schema of the metadata (a path, or one document), `invariants` a document with the elements
         that stay constant; of both a text that begins with `<` is the document itself, any other a path. `marks` is a
         marks file for schemas that carry no marks, `type_name` the type when neither a marker element nor the root's
-        name is right. `validate` False skips validation of each object; invariants are always checked. `locations` maps
-        URLs or namespaces to local schema files. `qos`: what is wished of how its objects are served (docs/qos.md).
+        name is right. Without `schema` it is that which the delegate, or a type repository that it can ask, has of
+        `type_name` and `version`; if none has it, and `validate` is False, any well-formed metadata may be published,
+        without `invariants`: nothing says what is invariant. `validate` False skips validation of each object
+        (default [client] validate); invariants are always checked. Where neither is looked at, metadata may be absent,
+        and `well_formed` False (default [client] well_formed) takes any bytes: no predicate on them is true then.
+        `locations` maps URLs or namespaces to local schema files. `qos`: what is wished of how its objects are served
+        (docs/qos.md). `persist`: whether its objects are archived there; None leaves it to the delegate's rules.
+
+        `reliable` False (default [client] reliable): what the delegate has not acknowledged when it goes away is not
+        sent again to the one that takes over. Objects that are given up leave a gap in the numbers.
+        `expiration`: seconds after which an object that still waits, here or for a subscriber, is given up (default
+        [client] expiration; 0: never). `local`: its objects are for this delegate's subscribers alone, bridges and
+        networks leave them. `owner`: whose they are, for subscribers that do not want those (`unlike`).
 
         Raises UnknownUidError, QosDeniedError (a field that `qos` requires is not granted), SchemaError,
-        TypeConflictError, MetadataError, ArgumentError, WireError.
+        TypeConflictError, MetadataError, ArgumentError, AccessDeniedError, ConfigurationError (`persist` where there is
+        no archive), StorageError, WireError.
         """
         self._check_open()
         connection = self._connection(delegate)
+        terms = terms_of(
+            self._config.client, validate=validate, well_formed=well_formed, reliable=reliable, expiration=expiration,
+            local=local, owner=owner, qos=qos, persist=persist,
+        )  # fmt: skip
         info_type = open_type(
-            self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations
-        )
+            self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations,
+            validate=terms.validate, known=connection.schema,
+        )  # fmt: skip
         try:
-            publication = opened(info_type, invariants, validate=validate, signer=self._signer, qos=qos)
+            publication = opened(info_type, invariants, terms, self._signer)
             connection.register(publication)
         except JbiError:
             self._forget_if_idle(info_type)
@@ -148,22 +183,27 @@ class PublisherAdapterLight:
     def publish(
         self,
         registration: RegistrationUid,
-        metadata: Document,
+        metadata: Document | None,
         payload: Payload = None,
         *,
         timeout: float | None = None,
     ) -> str:
         """Publish an object; its id. Checked here, then queued for the delegate; `flush` waits until it has it.
 
-        `metadata` as a text is a path unless it begins with `<`; `payload` as a text is the payload itself. Waits up to
-        `timeout` seconds (default [queue] publish_seconds) for room. Raises UnknownUidError,
-        MetadataError (path of the element), InvariantError, OversizeError, BackPressureError, WireError (the
+        `metadata` as a text is a path unless it begins with `<`, None or b"" for none (see `register_publisher`);
+        `payload` as a text is the payload itself; a Path or a binary file of more than [link] `spool` bytes is copied
+        to a file of ours before this returns, and never in memory (docs/objects.md). Waits up to `timeout` seconds
+        (default [queue] publish_seconds) for room. Raises UnknownUidError,
+        MetadataError (path of the element; a payload's file that can't be read, or has changed meanwhile),
+        InvariantError, OversizeError, BackPressureError, StorageError (a large payload found no place), WireError (the
         delegate refused to take the registration back after a failure).
         """
         self._check_open()
         publication, connection = self._publication(registration)
-        data, body = content(metadata, what="metadata"), payload_bytes(payload)
+        data = metadata_bytes(metadata)
         publication.check(data)
+        seconds = self._config.queue.publish_seconds if timeout is None else timeout
+        body = self._payloads.body(payload, publication.terms.max_payload, seconds)
         (object_id,) = self._queue(publication, connection, [(data, body)], timeout)
         return object_id
 
@@ -171,7 +211,7 @@ class PublisherAdapterLight:
     def publish_many(
         self,
         registration: RegistrationUid,
-        objects: Iterable[tuple[Document, Payload]],
+        objects: Iterable[tuple[Document | None, Payload]],
         *,
         timeout: float | None = None,
     ) -> list[str]:
@@ -183,8 +223,14 @@ class PublisherAdapterLight:
         self._check_open()
         publication, connection = self._publication(registration)
         ids: list[str] = []
+        seconds = self._config.queue.publish_seconds if timeout is None else timeout
+        limit = publication.terms.max_payload
+
+        def body(payload: Payload) -> Body:
+            return self._payloads.body(payload, limit, seconds)
+
         with counting(ids):
-            for run in runs_of(objects, publication.check):
+            for run in runs_of(objects, publication.check, body=body):
                 ids += self._queue(publication, connection, run, timeout)
         return ids
 
@@ -192,7 +238,7 @@ class PublisherAdapterLight:
         self,
         publication: Publication,
         connection: DelegateConnection,
-        run: Sequence[tuple[bytes, bytes]],
+        run: Sequence[tuple[bytes, Body]],
         timeout: float | None,
     ) -> list[str]:
         seconds = self._config.queue.publish_seconds if timeout is None else timeout
@@ -316,6 +362,14 @@ class PublisherAdapterLight:
             location=location,
         ) from why
 
+    def _tell_away(self, connection: DelegateConnection, why: str) -> None:
+        if self._away is None or self._closed:
+            return
+        try:
+            self._away(_uid_of(connection), why)
+        except Exception:  # an application's mistake must not end its publishing
+            log.exception("%s: the callback for delegates that are away failed", self._name)
+
     def _find_delegate(
         self,
         name: str | None,
@@ -336,7 +390,7 @@ class PublisherAdapterLight:
             while not (found := cache.wait(1, min(ENDED_SECONDS, deadline - time.monotonic()))):
                 if ended():
                     raise DelegateNotFoundError("not looked for any more: the connection is closed")
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= deadline or community.refused() is not None:
                     break
         finally:
             community.unwatch(cache)
@@ -359,7 +413,7 @@ class PublisherAdapterLight:
                 self._community = JoinManager(self._config, name=self._name)
             return self._community
 
-    def _forget_if_idle(self, info_type: InformationType) -> None:
+    def _forget_if_idle(self, info_type: InformationType | UntypedGate) -> None:
         """A registration came to nothing, or has ended: its schema must not stand in the way of another one."""
         with self._lock:
             used = any(p.info_type is info_type for p, _ in self._publications.values())
@@ -386,6 +440,10 @@ class PublisherAdapterLight:
                 "this PublisherAdapterLight is closed, or belongs to the parent process",
                 hint="Open a new one after a fork",
             )
+
+
+def _uid_of(connection: DelegateConnection) -> DelegateUid:
+    return DelegateUid(f"delegate-{connection.uid}")
 
 
 def _characteristics(item: ServiceItem) -> list[PublisherAdapterDelegate]:

@@ -7,15 +7,16 @@ filters, e-mail. Calls are those of PublisherAdapterLight without the delegate.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from jbi_pubsub.codegen.repository import TypeRepository
-from jbi_pubsub.core.arguments import Document, Source, checked, content
+from jbi_pubsub.core.arguments import Document, Source, checked
 from jbi_pubsub.core.config import Config, effective
 from jbi_pubsub.core.errors import AdapterStateError, JbiError, unknown_uid
+from jbi_pubsub.core.info_object import Parcel
 from jbi_pubsub.core.process import Birthplace
 from jbi_pubsub.core.quality import Wish
 from jbi_pubsub.pad.delivery import Deliveries
@@ -23,15 +24,16 @@ from jbi_pubsub.pad.registration import Registration
 from jbi_pubsub.pad.server import DisseminationServer
 from jbi_pubsub.pad.stages import signer_of
 
+from .payloads import Body, Payload, Payloads
 from .publication import (
-    Payload,
     Publication,
     RegistrationUid,
     counting,
+    metadata_bytes,
     open_type,
     opened,
-    payload_bytes,
     runs_of,
+    terms_of,
 )
 
 
@@ -46,8 +48,9 @@ class PublisherAdapter:
         """
         self._config = config or effective()
         self._signer = signer_of(self._config)
-        self._types = TypeRepository(cache_dir=self._config.type_cache())
+        self._types = TypeRepository(cache_dir=self._config.type_cache(), only_known=self._config.types.only_known)
         self._server = DisseminationServer(self._config, self._types, characteristics=None)
+        self._payloads = Payloads(self._server.spool)
         self._server.start()
         self._connection = self._server.delegate.connect_own()
         self._publications: dict[RegistrationUid, tuple[Publication, Registration]] = {}
@@ -59,24 +62,35 @@ class PublisherAdapter:
     @checked
     def register_publisher(
         self,
-        schema: Source,
-        invariants: Document,
+        schema: Source | None = None,
+        invariants: Document | None = None,
         *,
         marks: Source | None = None,
         type_name: str | None = None,
         version: str | None = None,
-        validate: bool = True,
+        validate: bool | None = None,
+        well_formed: bool | None = None,
         locations: Mapping[str, Path] | None = None,
         qos: Wish | None = None,
+        persist: bool | None = None,
+        reliable: bool | None = None,
+        expiration: float | None = None,
+        local: bool = False,
+        owner: str | None = None,
         timeout: float | None = None,
     ) -> RegistrationUid:
         """Register what will be published; see PublisherAdapterLight.register_publisher."""
         self._check_open()
+        terms = terms_of(
+            self._config.client, validate=validate, well_formed=well_formed, reliable=reliable, expiration=expiration,
+            local=local, owner=owner, qos=qos, persist=persist,
+        )  # fmt: skip
         info_type = open_type(
-            self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations
-        )
+            self._types, schema, marks=marks, type_name=type_name, version=version, locations=locations,
+            validate=terms.validate, known=self._server.repositories.schema,
+        )  # fmt: skip
         try:
-            publication = opened(info_type, invariants, validate=validate, signer=self._signer, qos=qos)
+            publication = opened(info_type, invariants, terms, self._signer)
         except JbiError:
             self._server.delegate.forget_type(info_type.type)
             raise
@@ -100,33 +114,38 @@ class PublisherAdapter:
         )
 
     @checked
-    def publish(self, registration: RegistrationUid, metadata: Document, payload: Payload = None) -> str:
+    def publish(self, registration: RegistrationUid, metadata: Document | None, payload: Payload = None) -> str:
         """Publish an object; its id. It is in its subscribers' queues when this returns.
 
-        Raises UnknownUidError, MetadataError (path of the element), InvariantError, OversizeError.
+        Raises UnknownUidError, MetadataError (path of the element), InvariantError, OversizeError, StorageError (it was
+        to be archived; nobody has it, or, where it says so, subscribers have).
         """
         self._check_open()
         publication, registered = self._find(registration)
-        data, body = content(metadata, what="metadata"), payload_bytes(payload)
+        data, body = metadata_bytes(metadata), self._body(publication)(payload)
         (object_id,) = self._disseminate(publication, registered, [(data, body)])
         return object_id
 
     @checked
-    def publish_many(self, registration: RegistrationUid, objects: Iterable[tuple[Document, Payload]]) -> list[str]:
+    def publish_many(
+        self, registration: RegistrationUid, objects: Iterable[tuple[Document | None, Payload]]
+    ) -> list[str]:
         """Publish many objects that are at hand; see PublisherAdapterLight.publish_many."""
         self._check_open()
         publication, registered = self._find(registration)
         ids: list[str] = []
         with counting(ids):
-            for run in runs_of(objects):
+            for run in runs_of(objects, body=self._body(publication)):
                 ids += self._disseminate(publication, registered, run)
         return ids
 
     def _disseminate(
-        self, publication: Publication, registered: Registration, run: Sequence[tuple[bytes, bytes]]
+        self, publication: Publication, registered: Registration, run: Sequence[tuple[bytes, Body]]
     ) -> list[str]:
         """Up to the first object that is refused, whose error is raised with how many were `published`."""
         ids: list[str] = []
+        taken: list[Parcel] = []
+        pipeline = self._server.delegate.pipeline
         with publication.lock:
             if publication.is_renewed():
                 self._register(publication)
@@ -140,8 +159,13 @@ class PublisherAdapter:
                         why.facts["published"] = len(ids)
                         raise why
                     ids.append(parcel.head.object_id)
+                    taken.append(parcel)
             finally:
-                self._server.delegate.pipeline.deliver(deliveries)
+                pipeline.deliver(deliveries)
+                lost = pipeline.sync(taken)
+            for parcel, why in lost:
+                why.facts |= {"published": ids.index(parcel.head.object_id), "delivered": True}
+                raise why
         return ids
 
     @checked
@@ -186,6 +210,10 @@ class PublisherAdapter:
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _body(self, publication: Publication) -> Callable[[Payload], Body]:
+        limit, seconds = publication.terms.max_payload, self._config.queue.publish_seconds
+        return lambda payload: self._payloads.body(payload, limit, seconds)
 
     def _find(self, registration: RegistrationUid) -> tuple[Publication, Registration]:
         found = self._publications.get(registration)

@@ -2,44 +2,94 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 import msgspec
 
 from jbi_pubsub.codegen.bundle import read_bundle
 from jbi_pubsub.codegen.repository import InformationType, TypeRepository
+from jbi_pubsub.codegen.types.untyped import UntypedGate
 from jbi_pubsub.core.arguments import Argument, Document, Source, content, path_of, source
-from jbi_pubsub.core.errors import ArgumentError, JbiError, OversizeError
-from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, pack
+from jbi_pubsub.core.config import ClientSection
+from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, JbiError, OversizeError, SchemaError
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, Head, Parcel, SchemaBundle, TypeName, pack
 from jbi_pubsub.core.quality import Wish, checked_wish
 from jbi_pubsub.core.signing import Signer, SigningKey, anchor_of, digest, head_bytes, signed_uid
-from jbi_pubsub.core.wire.stream import MAX_BATCH_BYTES, MAX_ITEM_BYTES
-from jbi_pubsub.core.xml import Element, parse_metadata
+from jbi_pubsub.core.wire.stream import MAX_BATCH_BYTES
+from jbi_pubsub.core.xml import MAX_METADATA_BYTES, parse_metadata
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.pad.dissemination import Conformity
-from jbi_pubsub.pad.subscription import PublisherRequest, owned_uid
+from jbi_pubsub.pad.subscription import MAX_OWNER, PublisherRequest, owned_uid
+
+from .payloads import Body, Payload
 
 RegistrationUid = NewType("RegistrationUid", str)
 """Identifies a registration to publish, in all calls of the adapter that made it."""
 
-Payload = bytes | bytearray | memoryview | str | Path | Element | None
-"""A payload: bytes as they are, text as UTF-8, a file's content, an lxml element as XML, None for no payload."""
 
-
-METADATA: Final = Argument("publish_many", "metadata", Document)
+METADATA: Final = Argument("publish_many", "metadata", Document | None)
 PAYLOAD: Final = Argument("publish_many", "payload", Payload)
+
+PAYLOAD_MOST: Final = ClientSection().max_payload
 
 RUN_ITEMS: Final = 100
 RUN_BYTES: Final = MAX_BATCH_BYTES
 """Of objects that are published together: a batch, or a part of one."""
 RUN_SECONDS: Final = 0.01
 """How long objects wait for others to come: what has come may be all for a while."""
+
+
+class Terms(NamedTuple):
+    """What holds for all objects of a registration: see PublisherAdapterLight.register_publisher."""
+
+    validate: bool = True
+    well_formed: bool = True
+    reliable: bool = True
+    expiration: float = 0.0
+    local: bool = False
+    owner: str = ""
+    qos: Wish = Wish()
+    persist: bool | None = None
+    max_metadata: int = MAX_METADATA_BYTES
+    """Bytes."""
+    max_payload: int = PAYLOAD_MOST
+    """Bytes."""
+
+
+def terms_of(
+    client: ClientSection,
+    *,
+    validate: bool | None,
+    well_formed: bool | None,
+    reliable: bool | None,
+    expiration: float | None,
+    local: bool,
+    owner: str | None,
+    qos: Wish | None,
+    persist: bool | None,
+) -> Terms:
+    """What was given, and for what was not, what [client] says. Raises ConfigurationError."""
+    seconds = client.expiration if expiration is None else expiration
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ConfigurationError(f"expiration {seconds} is no time", hint="Seconds; 0 is never")
+    if len(owner or "") > MAX_OWNER:
+        raise ConfigurationError(f"owner has {len(owner or '')} characters, the limit is {MAX_OWNER}")
+    if qos is not None:
+        checked_wish(qos)
+    return Terms(
+        client.validate if validate is None else validate,
+        client.well_formed if well_formed is None else well_formed,
+        client.reliable if reliable is None else reliable,
+        seconds, local, owner or "", qos or Wish(), persist,
+        client.max_metadata, client.max_payload,
+    )  # fmt: skip
 
 
 class Publication:
@@ -52,11 +102,10 @@ class Publication:
 
     def __init__(
         self,
-        info_type: InformationType,
+        info_type: InformationType | UntypedGate,
         entries: tuple[EntryRep, ...],
-        validate: bool,
+        terms: Terms,
         signer: Signer | None = None,
-        qos: Wish | None = None,
     ):
         self._secret = token_hex(16)
         self._signer = signer
@@ -69,13 +118,12 @@ class Publication:
         """Generation of the signer's certificate that delegates were told of."""
         self.info_type = info_type
         self.entries = entries
-        self.validate = validate
-        self.qos = qos or Wish()
+        self.terms = terms
         self.sequence = 0
         self.number = 1
         """Of the registration at its delegate."""
         self.lock = threading.Lock()
-        self._conformity = Conformity(info_type, entries, validate=validate)
+        self._conformity = Conformity(info_type, entries, validate=terms.validate, well_formed=terms.well_formed)
         self._checked: bytes | None = None
         """The metadata that passed last, if any did: a source whose objects differ in their payloads alone need not
         wait for the same answer again."""
@@ -85,9 +133,11 @@ class Publication:
         if self._signer is not None and self.is_renewed():
             self._bound_at = self._signer.generation
             self._signing = self._signer.bound(self.uid, anchor_of(self._secret))
+        terms = self.terms
         return PublisherRequest(
-            self.info_type.bundle, self.entries, self.validate, self._secret, self._signing, self.qos
-        )
+            self.info_type.bundle, self.entries, terms.validate, self._secret, self._signing, terms.qos, terms.persist,
+            terms.well_formed, terms.expiration, terms.local, terms.owner,
+        )  # fmt: skip
 
     def is_renewed(self) -> bool:
         """Whether another certificate answers for its key than the last `request` said."""
@@ -106,10 +156,13 @@ class Publication:
         """Raises MetadataError, InvariantError or OversizeError, each naming the element's path."""
         if metadata == self._checked:
             return
+        size, limit = len(metadata), self.terms.max_metadata
+        if size > limit:
+            raise OversizeError(f"metadata has {size} bytes, the limit is {limit}", size=size, limit=limit)
         self._conformity.check(metadata)
         self._checked = metadata
 
-    def next_objects(self, run: Sequence[tuple[bytes, bytes]]) -> list[Parcel]:
+    def next_objects(self, run: Sequence[tuple[bytes, Body]]) -> list[Parcel]:
         """The next objects, of metadata and payloads. Call under `lock`. Raises SignatureError."""
         kind, now, uid = self.info_type.type, time.time(), self.uid
         since = time.monotonic()
@@ -129,21 +182,33 @@ class Publication:
         return parcels
 
 
-def _signed(parcel: Parcel, payload: bytes, signer: Signer) -> Parcel:
+def _signed(parcel: Parcel, payload: Body, signer: Signer) -> Parcel:
     signature = signer.sign(head_bytes(parcel.head, digest(payload)))
     return pack(msgspec.structs.replace(parcel.head, signature=signature), payload, parcel.since)
 
 
 def open_type(
     types: TypeRepository,
-    schema: Source,
+    schema: Source | None,
     *,
     marks: Source | None,
     type_name: str | None,
     version: str | None,
     locations: Mapping[str, Path] | None,
-) -> InformationType:
-    """The type of a schema. Raises SchemaError or TypeConflictError."""
+    validate: bool,
+    known: Callable[[TypeName], SchemaBundle | None],
+) -> InformationType | UntypedGate:
+    """The type of a schema; without one, of that which is `known` by the name. Raises SchemaError, TypeConflictError,
+    ArgumentError."""
+    if schema is None:
+        if not type_name or marks is not None or locations is not None:
+            raise ArgumentError(
+                "register_publisher without a schema takes type_name (and version), and neither marks nor locations",
+                hint="Give the schema, or the name of a type in the type repository",
+                call="register_publisher",
+                argument="schema",
+            )
+        return _named_type(types, TypeName(type_name, version or DEFAULT_VERSION), validate, known)
     bundle = read_bundle(
         source(schema),
         marks=None if marks is None else source(marks),
@@ -151,39 +216,48 @@ def open_type(
         version=version or DEFAULT_VERSION,
         locations=locations or {},
     )
-    return types.open(bundle)
+    return types.open_schema(bundle)
 
 
-def payload_bytes(payload: Payload) -> bytes:
-    """The payload's bytes. Raises MetadataError (unreadable file) or OversizeError."""
-    if payload is None:
-        return b""
-    if isinstance(payload, str):
-        data = payload.encode()
-    elif isinstance(payload, bytearray | memoryview):
-        data = bytes(payload)
-    elif isinstance(payload, bytes):
-        data = payload
-    else:
-        data = content(payload, what="payload")
-    if len(data) > MAX_ITEM_BYTES - (2 << 20):
-        limit = MAX_ITEM_BYTES - (2 << 20)
-        raise OversizeError(f"payload has {len(data)} bytes, the limit is {limit}", size=len(data), limit=limit)
-    return data
+def _named_type(
+    types: TypeRepository, type_: TypeName, validate: bool, known: Callable[[TypeName], SchemaBundle | None]
+) -> InformationType | UntypedGate:
+    bundle = known(type_)
+    if bundle is None:
+        if validate:
+            raise SchemaError(
+                f"there is no schema of {type_}: none was given, and no type repository has one",
+                hint="Give the schema, add it to the repository (`jbi types add`), or register with validate=False",
+                type=str(type_),
+            )
+        return types.untyped(type_)
+    found = types.open_schema(bundle)
+    if found.type != type_:
+        types.forget(found.type)
+        raise SchemaError(f"what the type repository gives for {type_} is the schema of {found.type}", type=str(type_))
+    return found
+
+
+def metadata_bytes(metadata: Document | None) -> bytes:
+    """The bytes of metadata; none of what has no metadata. Raises MetadataError (unreadable file)."""
+    return b"" if metadata is None else content(metadata, what="metadata")
 
 
 def runs_of(
-    objects: Iterable[tuple[Document, Payload]], check: Callable[[bytes], None] = lambda _metadata: None
-) -> Iterator[list[tuple[bytes, bytes]]]:
+    objects: Iterable[tuple[Document | None, Payload]],
+    check: Callable[[bytes], None] = lambda _metadata: None,
+    *,
+    body: Callable[[Payload], Body],
+) -> Iterator[list[tuple[bytes, Body]]]:
     """Many objects in runs of some, their metadata checked; from a source that takes its time, one by one. What comes
-    before a bad one is given first; then the errors of `check` are raised, or the source's own, or ArgumentError for
-    what is no pair of metadata and payload."""
-    run: list[tuple[bytes, bytes]] = []
+    before a bad one is given first; then the errors of `check` or `body` are raised, or the source's own, or
+    ArgumentError for what is no pair of metadata and payload."""
+    run: list[tuple[bytes, Body]] = []
     size = 0
     began = time.monotonic()
     try:
         for given in objects:
-            metadata, payload = _pair(given)
+            metadata, payload = _pair(given, body)
             check(metadata)
             run.append((metadata, payload))
             size += len(metadata) + len(payload)
@@ -217,7 +291,7 @@ def published(exc: JbiError) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _pair(given: object) -> tuple[bytes, bytes]:
+def _pair(given: object, body: Callable[[Payload], Body]) -> tuple[bytes, Body]:
     if not isinstance(given, tuple) or len(given) != 2:
         raise ArgumentError(
             f"publish_many takes pairs (metadata, payload), not {type(given).__name__}",
@@ -228,26 +302,31 @@ def _pair(given: object) -> tuple[bytes, bytes]:
     metadata, payload = given
     if type(metadata) is not bytes:
         METADATA.check(metadata)
-        metadata = content(metadata, what="metadata")
+        metadata = metadata_bytes(metadata)
     if type(payload) is not bytes:
         PAYLOAD.check(payload)
-    return metadata, payload_bytes(payload)
+    return metadata, body(payload)
 
 
 def opened(
-    info_type: InformationType,
-    invariants: Document,
-    *,
-    validate: bool,
+    info_type: InformationType | UntypedGate,
+    invariants: Document | None,
+    terms: Terms,
     signer: Signer | None = None,
-    qos: Wish | None = None,
 ) -> Publication:
-    """A new registration with its invariant metadata (paper section 2.4(3)). Raises MetadataError, and
-    ConfigurationError for a wish that makes no sense."""
-    if qos is not None:
-        checked_wish(qos)
+    """A new registration with its invariant metadata (paper section 2.4(3)); None where nothing is. Raises
+    MetadataError, ArgumentError, SchemaError for what can't be validated."""
+    if invariants is None:
+        if isinstance(info_type, InformationType) and info_type.has_invariants:
+            raise ArgumentError(
+                f"register_publisher: invariants is None, and {info_type.type} has a schema that asks for them",
+                hint="Give a document with the elements that stay constant",
+                call="register_publisher",
+                argument="invariants",
+            )
+        return Publication(info_type, (), terms, signer)
     path = path_of(invariants)
     what = "invariant metadata" if path is None else f"invariant metadata {path}"
     root = parse_metadata(content(invariants, what="invariant metadata"), what=what)
     entries = info_type.entries(root)
-    return Publication(info_type, entries, validate, signer, qos)
+    return Publication(info_type, entries, terms, signer)

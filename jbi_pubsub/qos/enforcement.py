@@ -47,7 +47,7 @@ class Enforcement:
         self.mail_rate = 0.0
         self.meters = Meters(config.qos.monitor_window)
         self._own: AccessManager | None = None
-        if source is None and config.policy.file:
+        if source is None and config.policy.file and "://" not in config.policy.file:
             source = self._own = AccessManager(Path(config.policy.file), component=component, policies=True)
         self._source = source
         self.space = Space()

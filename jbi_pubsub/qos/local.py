@@ -34,7 +34,7 @@ from jbi_pubsub.core.quality import (
     demanded,
 )
 from jbi_pubsub.core.wire.endpoint import Caller
-from jbi_pubsub.core.xml import Element, parse_metadata
+from jbi_pubsub.core.xml import Element, read_metadata
 from jbi_pubsub.core.xpath import Predicate
 from jbi_pubsub.policy.condition import Bound, Node, about_resources, holds, tests_of
 from jbi_pubsub.policy.context import Facts, facts_of
@@ -166,8 +166,8 @@ class _Known:
         said = self._said.get(predicate)
         if said is None:
             if self._document is None:
-                self._document = parse_metadata(self._metadata)
-            said = self._said[predicate] = predicate.matches(self._document)
+                self._document = read_metadata(self._metadata)
+            said = self._said[predicate] = self._document is not None and predicate.matches(self._document)
         return said
 
 

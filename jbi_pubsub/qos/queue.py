@@ -27,7 +27,7 @@ from jbi_pubsub.core.guard import note
 from jbi_pubsub.core.info_object import Cause, Parcel
 from jbi_pubsub.core.pacing import TokenBucket
 from jbi_pubsub.core.quality import LEVELS, Contract, Rate
-from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xml import read_metadata
 from jbi_pubsub.core.xpath import compile_predicate
 from jbi_pubsub.core.xpath.predicate import compiled_xpath
 
@@ -135,8 +135,11 @@ class LevelQueue(Generic[W]):
         expires = math.inf
         if settings.deadline is not None:
             expires = (waiting.arrived or now) + settings.deadline
-            if expires < self.next_expiry:
-                self.next_expiry = expires
+        if parcel.expires:  # its publisher's word
+            expires = min(expires, parcel.expires)
+            self._is_mixed = True
+        if expires < self.next_expiry:
+            self.next_expiry = expires
         entry = _Entry(waiting, settings.importance - 1, expires)
         registration = parcel.head.registration
         lane = self._lanes.get(registration)
@@ -159,7 +162,7 @@ class LevelQueue(Generic[W]):
                 continue
             entry = lane.entries[0]
             if entry.expires <= now:
-                self._lose(entry, lane, Cause.DEADLINE)
+                self._lose(entry, lane, _why(entry, now))
                 continue
             self._selected = lane
             return entry.waiting
@@ -223,9 +226,9 @@ class LevelQueue(Generic[W]):
         for lane in list(self._lanes.values()):
             if self._is_mixed:
                 for entry in [entry for entry in lane.entries if entry.waiting is not None and entry.expires <= now]:
-                    self._lose(entry, lane, Cause.DEADLINE)
+                    self._lose(entry, lane, _why(entry, now))
             while lane.level >= 0 and lane.entries[0].expires <= now:
-                self._lose(lane.entries[0], lane, Cause.DEADLINE)
+                self._lose(lane.entries[0], lane, _why(lane.entries[0], now))
             for entry in lane.entries:
                 self.next_expiry = min(self.next_expiry, entry.expires if entry.waiting is not None else math.inf)
                 if not self._is_mixed:
@@ -252,7 +255,7 @@ class LevelQueue(Generic[W]):
                 settings = self._contract.of(entry.waiting.parcel)
                 entry.level = settings.importance - 1
                 wait = math.inf if settings.deadline is None else settings.deadline
-                entry.expires = (entry.waiting.arrived or now) + wait
+                entry.expires = min((entry.waiting.arrived or now) + wait, entry.waiting.parcel.expires or math.inf)
                 self.next_expiry = min(self.next_expiry, entry.expires)
                 self._stand(entry, lane)
         return True
@@ -408,10 +411,17 @@ class _KeyAt:
     def __call__(self, parcel: Parcel) -> Key | None:
         last, key = self._last
         if last is not parcel:
-            text = str(self._find(parse_metadata(bytes(parcel.head.metadata))))
+            root = read_metadata(bytes(parcel.head.metadata))
+            text = str(self._find(root)) if root is not None else ""
             key = (parcel.head.type_name, text) if text else None
             self._last = parcel, key
         return key
+
+
+def _why(entry: _Entry[W], now: float) -> Cause:
+    """What is over: the time that its publisher gives it, or its contract."""
+    expires = entry.waiting.parcel.expires if entry.waiting is not None else 0.0
+    return Cause.EXPIRED if 0.0 < expires <= now else Cause.DEADLINE
 
 
 def _burst(rate: Rate) -> float:

@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, Unpack
+from weakref import WeakSet
 
 import msgspec
 
@@ -25,7 +27,17 @@ from jbi_pubsub.codegen.repository import InformationType as OpenType
 from jbi_pubsub.codegen.repository import TypeRepository, type_name
 from jbi_pubsub.core.arguments import Document, Source, checked, content, path_of, source
 from jbi_pubsub.core.config import Config, effective
-from jbi_pubsub.core.errors import AdapterStateError, JbiError, MetadataError, unknown_uid
+from jbi_pubsub.core.errors import (
+    AccessDeniedError,
+    AdapterStateError,
+    ConfigurationError,
+    JbiError,
+    MetadataError,
+    QosDeniedError,
+    SchemaError,
+    UnknownUidError,
+    unknown_uid,
+)
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
 from jbi_pubsub.core.process import Birthplace
@@ -35,30 +47,57 @@ from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.xml import Element, parse_metadata
 from jbi_pubsub.lookup.client.finder import LookupCache
 from jbi_pubsub.lookup.client.join import JoinManager
+from jbi_pubsub.lookup.client.proxy import EVERYTHING
 from jbi_pubsub.lookup.entry import EntryRep
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import SUBSCRIPTIONS, SUBSCRIPTIONS_METHODS
 from jbi_pubsub.pad.stages import verifier_of
 from jbi_pubsub.pad.subscription import (
+    NEW,
     PAD_TYPE,
     PUBLISHER_TYPE,
+    Acknowledging,
+    ArchiveEntry,
     InformationType,
     Policy,
     SubscriptionRequest,
+    View,
     compile_subscription,
     owned_uid,
 )
 
+from .asking import (
+    Archives,
+    Asking,
+    Conditions,
+    Count,
+    Explanations,
+    address_of,
+    archives_with,
+    bindings,
+    key_of,
+    request_for,
+    request_of,
+    seconds_of,
+    split_type,
+)
+from .fitness import Fitness
 from .listeners import ListenerPool
+from .moments import Moment, start_at
+from .owner import secret_of
 from .published import Matching, Published, type_asked
+from .query import QUERY_SECONDS, Query, QueryListener, QueryPart
 from .session import DelegateSession
 from .signed import SignatureCheck
-from .subscription import LocalSubscription, SubscriptionListener, SubscriptionUid, Told
+from .subscription import LocalSubscription, PlacedSubscription, SubscriptionListener, SubscriptionUid, Told
 from .waiting import Waiting
 
+log = logging.getLogger("jbi_pubsub.subscriber")
 matching_log = logging.getLogger("jbi_pubsub.subscriber.matching")
 """What subscriptions match, for people: a line when one is made, and when that changes before something matches."""
 
+LISTED_SECONDS: Final = 1.0
+"""Waited at most for an archive to be listed."""
 CLOSED_AT_ONCE: Final = 16
 """Sessions that are closed together: delegates that hang hold up no other's, short of so many."""
 
@@ -73,23 +112,20 @@ class SubscriberAdapter:
     configuration file and JBI_* variables count.
     """
 
+    _is_only: ClassVar[bool] = True
+    """A bridge has one for each platform that it is on."""
     _open: ClassVar[tuple[int, SubscriberAdapter] | None] = None
     _open_lock: ClassVar[threading.Lock] = threading.Lock()
 
     @checked
     def __init__(self, config: Config | None = None, *, name: str | None = None) -> None:
         self._config = config or effective()
+        self._spool = self._config.link.spooling()
         self._name = name or f"subscriber-{os.getpid()}"
         self._pid = os.getpid()
         self._birthplace = Birthplace()
-        with SubscriberAdapter._open_lock:
-            standing = SubscriberAdapter._open
-            if standing is not None and standing[0] == self._pid:
-                raise AdapterStateError(
-                    "a SubscriberAdapter is open in this process already",
-                    hint="Use it for all subscriptions, or close it first",
-                )
-            SubscriberAdapter._open = (self._pid, self)
+        if self._is_only:
+            self._claim()
         self._signatures: SignatureCheck | None = None
         self._types = TypeRepository(cache_dir=self._config.type_cache())
         self._lock = threading.RLock()
@@ -107,11 +143,24 @@ class SubscriberAdapter:
                 self._signatures = SignatureCheck(verifier, require=self._config.tls.verify == "require")
             self._community = JoinManager(self._config, name=self._name)
         except JbiError:
-            SubscriberAdapter._open = None
+            if self._is_only:
+                SubscriberAdapter._open = None
             raise
         self._published = Published(self._community, self._config)
+        self._archives = Archives(self._config)
+        self._queries: WeakSet[Query] = WeakSet()
         self._renewals = LeaseRenewalManager(self._name)
         self._listeners = ListenerPool(self._name)
+
+    def _claim(self) -> None:
+        with SubscriberAdapter._open_lock:
+            standing = SubscriberAdapter._open
+            if standing is not None and standing[0] == self._pid:
+                raise AdapterStateError(
+                    "a SubscriberAdapter is open in this process already",
+                    hint="Use it for all subscriptions, or close it first",
+                )
+            SubscriberAdapter._open = (self._pid, self)
 
     @checked
     def register_subscriber(
@@ -135,6 +184,15 @@ class SubscriberAdapter:
         locations: Mapping[str, Path] | None = None,
         attributes: Mapping[str, str] | None = None,
         qos: Wish | None = None,
+        start: Moment | int | None = None,
+        latest_by: str | None = None,
+        durable: str | None = None,
+        ack: Acknowledging | None = None,
+        view: View | None = None,
+        unlike: str | None = None,
+        local: bool = False,
+        well_formed: bool = False,
+        validate: bool = False,
         timeout: float | None = None,
     ) -> SubscriptionUid:
         """Register a subscription; the id for all later calls. Everything is optional and ANDed.
@@ -146,12 +204,26 @@ class SubscriberAdapter:
         elements is matched at the first level as well: by `schema`, or by that of the type's publishers, if type and
         version are named.
         Second level: `predicate` over the metadata, `payload_filter` over an XML payload (`suppress_empty`: nothing
-        selected is not delivered); `namespaces` are the prefixes in both, `language` is of the predicate.
+        selected is not delivered); `namespaces` are the prefixes in both, beside those of [client] namespaces;
+        `language` is of the predicate. With `view` "combined" it is asked of the metadata within what the platform says
+        of the object (core/combined.py, prefix `og`), and nothing of it is matched at the first level.
+        `unlike`: nothing of publishers whose `owner` that is; `local`: only what was published at the delegate that it
+        comes from. `well_formed` and `validate` (by `schema`, or that of the type's publishers or type repository, for
+        which type and version are named): what is not is dropped here, and told as lost (`invalid`).
         Delivery: to this subscription's queue, or to `listener` (a SubscriptionListener, or a function that takes the
         subscription's id and the object), or by e-mail to `recipients`; both with `direct` True. `bound` and `policy`
         say what happens when too many objects wait (default [queue]). `qos`: what is wished of importance, deadline,
         rate, size and shape; see `qos` for what was granted. A listener with a method `qos_changed(subscription,
         granted)` is told when that becomes another, if anything was wished.
+
+        History, at delegates with an archive: `start` says where it begins: "new" (default), "all", "last" (the newest
+        object, or with the XPath `latest_by` the newest of each key), a time ("2026-11-01T00:00Z", "2h" for so long
+        ago, a datetime), or a position, behind which it goes on: of one archive, `platform.position` of an object. What
+        is there comes, then what is published, without a gap, each object once; nothing is lost by a full queue before
+        it has caught up. `durable`, a name, has delegates remember how far it has come while no process has it open
+        (docs/archive.md): whoever opens it again, of the same user, goes on there, and `start` counts the first time
+        alone. With `ack` "auto" an object is done when the application has taken it; "explicit": when it is told so
+        (`acknowledge`), and what was not comes again when it is opened the next time.
 
         Returns when the lookup services watch for it (at most `timeout` seconds): from then on it stands, and gets what
         is published, however long it takes to reach the publishers; what could not be kept for it until then is told as
@@ -161,8 +233,10 @@ class SubscriberAdapter:
         self._check_open()
         seconds = self._config.lookup.timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
-        language, namespaces = language or "xpath", namespaces or {}
-        secret = token_hex(16)
+        language = language or "xpath"
+        namespaces = bindings(self._config.client, namespaces, predicate, payload_filter, latest_by)
+        begin = start_at(start, now=time.time(), latest_by=latest_by or "")
+        secret = self._secret(durable) if durable is not None else token_hex(16)
         request = SubscriptionRequest(
             owned_uid("subscription", secret),
             (),
@@ -177,20 +251,33 @@ class SubscriberAdapter:
             policy or self._config.queue.policy,
             self._config.queue.block_seconds,
             tuple((attributes or {}).items()),
-            secret if recipients else "",  # the others are their session's, and told to every peer that matches
+            secret if recipients or durable else "",  # others are their session's, and told to every peer that matches
             qos or Wish(),
+            begin,
+            durable or "",
+            ack or "auto",
+            view or "metadata",
+            unlike or "",
+            local,
         )
+        _check_durable(request)
         compile_subscription(request, owner="", number=0)  # bad input is refused here, before anybody is asked or told
         if type_name:
             self._await_lookup_service(seconds)
         entries, type_of_template = self._entries(
             template, schema=schema, marks=marks, name=type_name or "", version=version or "",
-            predicate=predicate if predicate and language == "xpath" else "", namespaces=namespaces,
+            predicate=predicate if predicate and language == "xpath" and view != "combined" else "",
+            namespaces=namespaces,
             locations=locations or {},
         )  # fmt: skip
         request = msgspec.structs.replace(request, entries=entries)
+        fitness = self._fitness(
+            schema, marks, type_name or "", version or "", locations or {}, well_formed=well_formed, validate=validate
+        )
         told = listener if listener is None or isinstance(listener, SubscriptionListener) else Told(listener)
-        subscription = LocalSubscription(request, told, self._listeners)
+        kind = PlacedSubscription if durable or begin != NEW else LocalSubscription
+        subscription = kind(request, told, self._listeners)
+        subscription.fitness = fitness
         watch = self._watch(subscription, type_of_template)
         try:
             self._community.wait_watching(watch.cache, max(0.0, deadline - time.monotonic()))
@@ -239,6 +326,17 @@ class SubscriberAdapter:
         return self._find(subscription).drain()
 
     @checked
+    def pause(self, subscription: SubscriptionUid) -> None:
+        """Have nothing taken of it until `resume`: `receive` gives None, its listener is not called; what comes waits,
+        as much as it may. Raises UnknownUidError."""
+        self._find(subscription).pause()
+
+    @checked
+    def resume(self, subscription: SubscriptionUid) -> None:
+        """Undo `pause`. Raises UnknownUidError."""
+        self._find(subscription).resume()
+
+    @checked
     def queue_size(self, subscription: SubscriptionUid) -> int:
         """How many objects wait in the queue. Raises UnknownUidError."""
         return len(self._find(subscription))
@@ -258,14 +356,232 @@ class SubscriberAdapter:
         with self._lock:
             sessions = list(self._sessions.values())
         found = {session.ref.service_id: given for session in sessions if (given := session.quality(subscription))}
-        denied = next((why for session in sessions if (why := session.denied(subscription))), None)
-        if not found and denied is not None:
-            raise denied
+        denied = [session.denied(subscription) for session in sessions]
+        if not found and (why := next((each for each in denied if isinstance(each, QosDeniedError)), None)):
+            raise why
         return found
 
     @checked
+    def refusal(self, subscription: SubscriptionUid) -> AccessDeniedError | None:
+        """Why it stands nowhere, if those that it was to stand at do not allow it, or not any more: it is asked for
+        again when their rules change. None if it stands somewhere, or nobody has refused it. Raises UnknownUidError."""
+        self._find(subscription)
+        with self._lock:
+            sessions = list(self._sessions.values())
+        if any(session.stands(subscription) for session in sessions):
+            return None
+        denied = [session.denied(subscription) for session in sessions]
+        return next((each for each in denied if isinstance(each, AccessDeniedError)), None)
+
+    @checked
+    def acknowledge(self, obj: InfoObject, subscription: SubscriptionUid | None = None) -> None:
+        """The application is done with an object of a durable subscription with ack="explicit": it does not come again.
+        Of all subscriptions that have got it, or of one. Raises UnknownUidError when it does not wait for that."""
+        if subscription is not None:
+            asked = [self._find(subscription)]
+        else:
+            self._check_open()
+            with self._lock:
+                asked = list(self._subscriptions.values())
+        done = [each.acknowledge(obj) for each in asked if isinstance(each, PlacedSubscription)]
+        if not any(done):
+            raise UnknownUidError(
+                f"object {obj.object_id} does not wait to be acknowledged",
+                hint='It came for no durable subscription with ack="explicit", or was acknowledged before',
+            )
+
+    def types(self) -> list[TypeName]:
+        """Types and versions that are published now, as far as the lookup services that answer know."""
+        self._check_open()
+        names = self._published.names()
+        return sorted(TypeName(name, version) for name in names for version in self._published.versions(name))
+
+    # -- archives -----------------------------------------------------------------------------------------------
+
+    @checked
+    def query(self, type_name: str | None = None, **conditions: Unpack[Conditions]) -> Iterator[InfoObject]:
+        """The archived objects of a type that match, as they come: see `open_query`, whose conditions it takes. It is
+        opened when the first is asked for. An archive that does not answer is logged, and the others' objects come."""
+        return self._results(self._asking(type_name, conditions))
+
+    @checked
+    def open_query(
+        self,
+        type_name: str | None = None,
+        *,
+        listener: QueryListener | None = None,
+        **conditions: Unpack[Conditions],
+    ) -> Query:
+        """Ask all archives that the lookup services know for a type; of its name the last part will do, as long as no
+        other type has it; without, all types. What is acknowledged to its publisher by now is seen, nothing later.
+
+        Conditions, which hold together (see `Conditions`): `version`, `template` (with `schema`, `marks`, `locations`),
+        `predicate` (with `view`), `payload_filter` (with `namespaces`, `language`, `suppress_empty`), `well_formed`,
+        `validate`, `since` and `until` (with `received`), `after` and `up_to` (positions), `registrations`, `publisher`
+        (the name that it goes by), `least_payload` and `most_payload`; `at` names the archives by their addresses.
+        `latest_by` leaves the newest object of each key. `order` is "oldest" or "newest" first, `limit` the most
+        results, `timeout` the seconds that it may take (default an hour), `qos` what is wished of importance, size and
+        shape. Of several archives results come by time of publication, each object once. To a `listener` they come on a
+        library thread, else to whoever iterates or calls `get_next`.
+
+        Raises ArgumentError, PredicateError, ConfigurationError, MetadataError, SchemaError, LookupNotFoundError,
+        UnknownUidError (no archive has the type), and what the archives say if none of them takes the query.
+        """
+        return self._open_query(self._asking(type_name, conditions), listener)
+
+    @checked
+    def count(self, type_name: str | None = None, **conditions: Unpack[Conditions]) -> Count:
+        """How many archived objects a query would have, without fetching them; a copy in another archive counts as
+        well. A number whose `partial` names the archives that could not say, as that of a query. Raises as
+        `open_query`."""
+        asking = self._asking(type_name, conditions)
+        return self._archives.count(asking, asking.timeout)
+
+    @checked
+    def explain_query(self, type_name: str | None = None, **conditions: Unpack[Conditions]) -> Explanations:
+        """How each archive (by its address) would answer a query: what its index decides, what is left to look at, and
+        about how long it takes. A dictionary whose `partial` names those that could not say. Raises as `open_query`."""
+        return self._archives.explain(self._asking(type_name, conditions))
+
+    @checked
+    def get(self, object_id: str, timeout: float = 60.0) -> InfoObject:
+        """An archived object, wherever it is. Raises UnknownUidError when no archive has it, as far as they answer."""
+        self._check_open()
+        request = request_for(object_id)
+        _, archives = archives_with("", self._listed_archives(), is_published=lambda _: False)
+        with self._open_query(Asking(request, archives, None, timeout), None) as opened:
+            found = opened.get_next(1)
+        if not found:
+            silent = f", as far as they answer ({'; '.join(opened.partial)})" if opened.partial else ""
+            raise UnknownUidError(f"no archive has object {object_id}{silent}", hint="It was not kept, or given up")
+        return found[0]
+
+    @checked
+    def reset_durable(self, name: str, to: Moment | int) -> int:
+        """Have a durable subscription of this user go on from another place the next time: "new", "all", "last", a time
+        or a position, as `start` of `register_subscriber`. At how many archives it is known. Raises UnknownUidError
+        when at none, ConfigurationError, StorageError, and what an archive says that does not do it."""
+        self._check_open()
+        start, secret = start_at(to, now=time.time()), self._secret(name)
+        _, archives = archives_with("", self._listed_archives(), is_published=lambda _: False)
+        known = self._archives.reset(archives, name, secret, start)
+        if not known:
+            raise UnknownUidError(
+                f"no archive knows a durable subscription {name!r} of this user",
+                hint="It is its user's who made it, by his certificate or [client] owner, and ends with its lease",
+            )
+        return known
+
+    def _secret(self, durable: str) -> str:
+        """Raises ConfigurationError, StorageError."""
+        client = self._config.client
+        return secret_of(durable, client.owner, client.user if client.password else "")
+
+    def _results(self, asking: Asking) -> Iterator[InfoObject]:
+        with self._open_query(asking, None) as opened:
+            yield from opened
+            if opened.partial:
+                log.warning("a query is incomplete: %s", "; ".join(opened.partial))
+
+    def _asking(self, type_name: str | None, given: Conditions) -> Asking:
+        """What is asked, of which archives."""
+        self._check_open()
+        timeout = seconds_of(given.get("timeout"), QUERY_SECONDS)
+        called, template = type_name or "", given.get("template")
+        entries: tuple[EntryRep, ...] = ()
+        version = given.get("version") or ""
+        client = self._config.client
+        request_of(called, (), given, client=client, now=time.time(), timeout=timeout)  # bad input: nobody is asked
+        if template is not None:
+            entries, opened = self._entries(
+                template, schema=given.get("schema"), marks=given.get("marks"), name=called, version=version,
+                predicate="", namespaces={}, locations=given.get("locations") or {},
+            )  # fmt: skip
+            self._forget_if_idle(opened)
+            typed, entries = split_type(entries)
+            called = typed.name or called
+        name, archives = archives_with(
+            called, self._listed_archives(), is_published=self._published.is_published, at=given.get("at")
+        )
+        request = request_of(name, entries, given, client=client, now=time.time(), timeout=timeout)
+        fitness = self._fitness(
+            given.get("schema"), given.get("marks"), name, version, given.get("locations") or {},
+            well_formed=given.get("well_formed", False), validate=given.get("validate", False),
+        )  # fmt: skip
+        return Asking(request, archives, key_of(request), timeout, fitness)
+
+    def _fitness(
+        self,
+        schema: Source | None,
+        marks: Source | None,
+        name: str,
+        version: str,
+        locations: Mapping[str, Path],
+        *,
+        well_formed: bool,
+        validate: bool,
+    ) -> Fitness | None:
+        """What metadata have to be. Raises ConfigurationError, SchemaError."""
+        if not validate:
+            return Fitness(None) if well_formed else None
+        if schema is not None:
+            bundle = read_bundle(
+                source(schema), marks=None if marks is None else source(marks), name=name,
+                version=version or DEFAULT_VERSION, locations=locations,
+            )  # fmt: skip
+            return Fitness(self._published.by(bundle))
+        if not (name and version):
+            raise ConfigurationError(
+                "validate=True needs the type and its version", hint="Name both, or give the schema"
+            )
+        wanted = TypeName(self._published.meant(name).name or name, version)
+        by = self._published.opened(wanted.name, version) or self._published.registered(wanted)
+        if by is None:
+            raise SchemaError(
+                f"no schema is known to validate {wanted} by",
+                hint="Give the schema, or add the type to the type repository (`jbi types add`)",
+                type=str(wanted),
+            )
+        return Fitness(by)
+
+    def _archive_items(self) -> list[ServiceItem]:
+        """One of each archive. Raises LookupNotFoundError."""
+        template = ServiceTemplate(entries=(ArchiveEntry().rep(),))
+        items = self._community.lookup(template, EVERYTHING)
+        return list({item.proxy.service_id: item for item in items}.values())
+
+    def _listed_archives(self) -> list[ServiceItem]:
+        """As `_archive_items`. Where there is none it is looked again for a second: one that has just started is not
+        listed yet."""
+        until = time.monotonic() + LISTED_SECONDS
+        while not (items := self._archive_items()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return items
+
+    def _open_query(self, asking: Asking, listener: QueryListener | None) -> Query:
+        uid = f"query-{token_hex(8)}"
+        asked = asking.request if asking.fitness is None else msgspec.structs.replace(asking.request, limit=0)
+        parts = [
+            QueryPart(f"{uid}-{number}", asked, address_of(item), self._listeners, asking.fitness)
+            for number, item in enumerate(asking.archives)
+        ]
+        query = Query(
+            parts, key=asking.key, timeout=asking.timeout, listener=listener, listeners=self._listeners,
+            count=lambda seconds: self._archives.count(asking, seconds), limit=asking.request.limit,
+        )  # fmt: skip
+        with self._lock:
+            self._queries.add(query)
+        for part, item in zip(parts, asking.archives, strict=True):
+            self._at_session(item, partial(_asked, part))
+        query.await_open(min(asking.timeout, self._config.lookup.timeout))
+        return query
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    @checked
     def cancel_subscription(self, subscription: SubscriptionUid) -> None:
-        """Cancel it everywhere: no further object comes once this has returned. Raises UnknownUidError."""
+        """Cancel it everywhere: no further object comes once this has returned. A durable one is over then: `close`
+        leaves it for the next time. Raises UnknownUidError."""
         self._forget(self._find(subscription))
 
     def status(self) -> dict[str, Any]:
@@ -304,6 +620,9 @@ class SubscriberAdapter:
         self._waiting.stop()
         with self._lock:
             sessions, subscriptions = list(self._sessions.values()), list(self._subscriptions.values())
+            queries = list(self._queries)
+        for query in queries:
+            query.close()
         if sessions:
             with ThreadPoolExecutor(
                 min(len(sessions), CLOSED_AT_ONCE), thread_name_prefix=f"{self._name}-close"
@@ -342,10 +661,7 @@ class SubscriberAdapter:
             schema = schema or _hinted_schema(root, template)
         if schema is None:
             if root is not None:
-                raise MetadataError(
-                    f"no schema is known for the template's type {type_name(root)}",
-                    hint="Give schema=, or xsi:noNamespaceSchemaLocation with a file beside the template",
-                )
+                return self._entries_by_name(root, name, version, predicate, namespaces), None
             return self._entries_of_type(name, version, predicate, namespaces), None
         bundle = read_bundle(
             source(schema),
@@ -354,7 +670,7 @@ class SubscriberAdapter:
             version=version or DEFAULT_VERSION,
             locations=locations,
         )
-        opened = self._types.open(bundle)
+        opened = self._types.open_schema(bundle)
         typed = InformationType(name=opened.type.name, version=version or None).rep()
         try:
             bound = () if root is None else opened.template(root)
@@ -362,6 +678,22 @@ class SubscriberAdapter:
         except JbiError:
             self._forget_if_idle(opened.type)
             raise
+
+    def _entries_by_name(
+        self, root: Element, name: str, version: str, predicate: str, namespaces: Mapping[str, str]
+    ) -> tuple[EntryRep, ...]:
+        """The templates of the first level for a template document without a schema: by that of a type repository.
+        Raises MetadataError."""
+        wanted = TypeName(name or type_name(root), version or DEFAULT_VERSION)
+        opened = self._published.registered(wanted)
+        if opened is None:
+            raise MetadataError(
+                f"no schema is known for the template's type {wanted}",
+                hint="Give schema=, or xsi:noNamespaceSchemaLocation with a file beside the template, or add the type "
+                "to the type repository (`jbi types add`)",
+            )
+        typed = InformationType(name=wanted.name, version=version or None).rep()
+        return (typed, *opened.template(root), *_derived(opened, predicate, namespaces))
 
     def _entries_of_type(
         self, called: str, version: str, predicate: str, namespaces: Mapping[str, str]
@@ -377,7 +709,7 @@ class SubscriberAdapter:
         """Raises LookupNotFoundError when none answers within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while not self._community.connected():
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or self._community.refused() is not None:
                 self._community.lookup(ServiceTemplate(), 1, timeout=0.0, waited=timeout)
                 return
             time.sleep(0.005)  # sessions make progress on their own threads
@@ -388,7 +720,10 @@ class SubscriberAdapter:
         with self._lock:
             watch = self._by_uid.get(subscription.uid)
         count = len(watch.cache.items()) if watch is not None else 0
-        return Matching(count, "" if count else self._published.why_none(subscription.request.entries))
+        why = "" if count else self._published.why_none(subscription.request.entries)
+        return Matching(
+            count, f"{why}; what archives have comes all the same" if why and _has_past(subscription) else why
+        )
 
     def _look_again(self, uid: str) -> bool:
         """Say whether something matches a subscription, or why nothing does, unless that was said; whether it need not
@@ -430,14 +765,21 @@ class SubscriberAdapter:
 
     def _serve(self, subscription: LocalSubscription, item: ServiceItem) -> None:
         """Have the subscription registered with the delegate or peer publisher of a matching item."""
+        with self._lock:
+            if subscription.uid in self._subscriptions:
+                self._at_session(item, lambda session: session.want(subscription))
+
+    def _at_session(self, item: ServiceItem, do: Callable[[DelegateSession], bool]) -> None:
+        """Have something done by the session at a delegate or peer publisher, which may be a new one; `do` tells
+        whether it was: not by one that has ended."""
         ref = msgspec.structs.replace(item.proxy, exported=SUBSCRIPTIONS, methods=SUBSCRIPTIONS_METHODS)
         with self._lock:
-            if self._closed or subscription.uid not in self._subscriptions:
+            if self._closed:
                 return
             session = self._sessions.get(ref.service_id)
-            if session is None or not session.want(subscription):
+            if session is None or not do(session):
                 session = self._sessions[ref.service_id] = self._new_session(ref)
-                session.want(subscription)
+                do(session)
                 session.start()
 
     def _new_session(self, ref: ServiceRef) -> DelegateSession:
@@ -450,6 +792,7 @@ class SubscriberAdapter:
             ended=self._session_ended,
             item=self._item,
             signatures=self._signatures,
+            spool=self._spool,
         )
 
     def _item(self, uid: str) -> ServiceItem | None:
@@ -503,6 +846,18 @@ class SubscriberAdapter:
             raise AdapterStateError("this SubscriberAdapter is closed")
 
 
+def _asked(part: QueryPart, session: DelegateSession) -> bool:
+    return session.ask(part)
+
+
+def _check_durable(request: SubscriptionRequest) -> None:
+    """Raises ConfigurationError."""
+    if request.durable and request.recipients:
+        raise ConfigurationError("durable is not for e-mail", hint="Mail goes on without us already: leave it out")
+    if request.ack != "auto" and not request.durable:
+        raise ConfigurationError(f'ack="{request.ack}" is for durable subscriptions', hint="Give it a name: durable=")
+
+
 def _close_session(session: DelegateSession) -> None:
     with guarded("closing a session"):  # the others are to be closed, too
         session.close()
@@ -529,6 +884,7 @@ class _Watch:
         self._subscriptions: dict[str, LocalSubscription] = {}
         self._cache: LookupCache | None = None
         self._delegates: LookupCache | None = None
+        self._archives: LookupCache | None = None
 
     @property
     def cache(self) -> LookupCache:
@@ -537,7 +893,7 @@ class _Watch:
         return self._cache
 
     def caches(self) -> list[LookupCache]:
-        return [cache for cache in (self._cache, self._delegates) if cache is not None]
+        return [cache for cache in (self._cache, self._delegates, self._archives) if cache is not None]
 
     def hold(self, subscription: LocalSubscription) -> None:
         """One of its subscriptions from now on."""
@@ -552,10 +908,15 @@ class _Watch:
                 self._cache = community.watch(template, self)
             if not subscription.request.direct and self._delegates is None:
                 # An e-mail subscription also serves publishers that come when we are gone: every delegate gets it.
-                self._delegates = community.watch(ServiceTemplate(types=(PAD_TYPE,)), _DelegateListener(self))
+                self._delegates = community.watch(ServiceTemplate(types=(PAD_TYPE,)), _Elsewhere(self, _is_mail))
+            if _has_past(subscription) and self._archives is None:
+                # An archive has objects of publishers that are gone, and keeps those of publishers that will come.
+                template = ServiceTemplate(entries=(ArchiveEntry().rep(),))
+                self._archives = community.watch(template, _Elsewhere(self, _has_past))
             items = self._cache.items()
-            delegates = self._delegates.items() if self._delegates and not subscription.request.direct else []
-        for item in (*items, *delegates):
+            items += self._delegates.items() if self._delegates and _is_mail(subscription) else []
+            items += self._archives.items() if self._archives and _has_past(subscription) else []
+        for item in items:
             self._adapter._serve(subscription, item)
 
     def remove(self, subscription: LocalSubscription) -> bool:
@@ -564,11 +925,11 @@ class _Watch:
             self._subscriptions.pop(subscription.uid, None)
             return not self._subscriptions
 
-    def service_added(self, item: ServiceItem, *, mail_only: bool = False) -> None:
+    def service_added(self, item: ServiceItem, whom: Callable[[LocalSubscription], bool] = lambda _: True) -> None:
         with self._lock:
             subscriptions = list(self._subscriptions.values())
         for subscription in subscriptions:
-            if not (mail_only and subscription.request.direct):
+            if whom(subscription):
                 self._adapter._serve(subscription, item)
 
     def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:
@@ -580,14 +941,24 @@ class _Watch:
         session itself notices when the delegate is gone."""
 
 
-class _DelegateListener:
-    """Hands every delegate to a watch's e-mail subscriptions."""
+def _is_mail(subscription: LocalSubscription) -> bool:
+    return not subscription.request.direct
 
-    def __init__(self, watch: _Watch) -> None:
+
+def _has_past(subscription: LocalSubscription) -> bool:
+    request = subscription.request
+    return bool(request.durable) or request.start != NEW
+
+
+class _Elsewhere:
+    """Hands every delegate, or archive, to some of a watch's subscriptions, whether something matches there or not."""
+
+    def __init__(self, watch: _Watch, whom: Callable[[LocalSubscription], bool]) -> None:
         self._watch = watch
+        self._whom = whom
 
     def service_added(self, item: ServiceItem) -> None:
-        self._watch.service_added(item, mail_only=True)
+        self._watch.service_added(item, self._whom)
 
     def service_changed(self, old: ServiceItem, new: ServiceItem) -> None:
         if old.proxy != new.proxy:

@@ -23,7 +23,7 @@ from jbi_pubsub.codegen.opening import OPENER
 from jbi_pubsub.codegen.repository import InformationType
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
-from jbi_pubsub.core.info_object import TypeName
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.lookup.client.join import JoinManager
 from jbi_pubsub.lookup.client.proxy import RegistrarProxy
 from jbi_pubsub.lookup.entry import EntryRep
@@ -31,6 +31,7 @@ from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import fetch_schema
 from jbi_pubsub.pad.subscription import PUBLISHER_TYPE, local_name
 from jbi_pubsub.pad.subscription import InformationType as Described
+from jbi_pubsub.pad.types import held_elsewhere
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
@@ -75,7 +76,7 @@ class Published:
     def meant(self, called: str) -> Described:
         """What a template says of the type that is called so: the type of that name, or the only one with that local
         name; if none is published, whatever will have that local name."""
-        if self._is_published(called):
+        if self.is_published(called):
             return Described(name=called)
         having = with_local_name(called, self.names())
         if len(having) == 1:
@@ -87,7 +88,7 @@ class Published:
         any."""
         wanted = Described(name=name, version=version or None)
         digests, versions = self._values(wanted, "schema"), self._values(wanted, "version")
-        if len(digests) != 1 or len(versions) != 1:
+        if len(digests) != 1 or len(versions) != 1 or not digests[0]:  # "": published without a schema
             return None
         if (known := self._types.get(digests[0])) is None:
             asked = self._found(wanted, ASKED)
@@ -95,6 +96,22 @@ class Published:
         if known is not None:
             self._types = dict([*self._types.items(), (digests[0], known)][-TYPES_KEPT:])
         return known
+
+    def by(self, bundle: SchemaBundle) -> InformationType:
+        """The type that a schema stands for. Raises SchemaError."""
+        return InformationType(OPENER.open(bundle, cache_dir=self._cache), bundle)
+
+    def registered(self, type_: TypeName) -> InformationType | None:
+        """The type as the type repositories of delegates have it; None when none has, or they are not of one mind."""
+        try:
+            held = held_elsewhere(self._community, self._security, ("type", type_))
+            if held is None:
+                return None
+            opened = InformationType(OPENER.open(held.bundle, cache_dir=self._cache), held.bundle)
+        except JbiError as exc:
+            log.warning("the type repositories give no schema of %s: %s", type_, exc)
+            return None
+        return opened if opened.type == type_ and opened.digest == held.descriptor.digest else None
 
     def _fetched(self, item: ServiceItem, name: str, version: str, digest: str) -> InformationType | None:
         try:
@@ -134,7 +151,8 @@ class Published:
             return f"{name} may be one of several types: {_listed(having)}; name one in full"
         return f"nobody publishes {name}; there are {_listed(nearest(name, names))}"
 
-    def _is_published(self, name: str) -> bool:
+    def is_published(self, name: str) -> bool:
+        """Whether somebody publishes the type of that name now."""
         return bool(self._found(Described(name=name), 1))
 
     def _found(self, wanted: Described, limit: int) -> Sequence[ServiceItem]:

@@ -16,6 +16,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +25,7 @@ import msgspec
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import (
     AccessDeniedError,
+    BackPressureError,
     JbiError,
     OversizeError,
     ProtocolError,
@@ -33,35 +36,51 @@ from jbi_pubsub.core.errors import (
     rebuild,
     report,
 )
+from jbi_pubsub.core.gathering import Gathering
 from jbi_pubsub.core.guard import guarded
-from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, Part, decode, decode_cut
+from jbi_pubsub.core.history import Progress
+from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice, decode
 from jbi_pubsub.core.lease import Lease
 from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.renewal import LeaseRenewalManager
+from jbi_pubsub.core.spool import Spool
 from jbi_pubsub.core.values import decoder_of
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.deflate import described
 from jbi_pubsub.core.wire.endpoint import DATA, dial
-from jbi_pubsub.core.wire.stream import MAX_ITEM_BYTES, WINDOW_BATCHES, Hello, Line, Receiver, greet
+from jbi_pubsub.core.wire.stream import WINDOW_BATCHES, Hello, Line, Receiver, greet
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.delivery import (
     ASK_AGAIN,
     CHUNK,
     END,
+    FINISHED,
     ITEM,
     LAST_CHUNK,
     LOSS,
     OBJECT,
+    PLACED,
+    POSITION,
     QUALITY,
     SHARED,
     SHARED_MOST,
     Heard,
 )
-from jbi_pubsub.pad.proxy import SUBSCRIBE_AT_ONCE, Claims, Opened, Subscribed, SubscriptionsProxy
+from jbi_pubsub.pad.proxy import (
+    SUBSCRIBE_AT_ONCE,
+    Claims,
+    Finished,
+    HistoryProxy,
+    Opened,
+    QueryOpened,
+    Subscribed,
+    SubscriptionsProxy,
+)
 from jbi_pubsub.pad.subscription import NOT_BEFORE, Granted
 
-from .signed import Looked, SessionSignatures, SignatureCheck
-from .subscription import LocalSubscription
+from .query import QueryPart
+from .signed import SessionSignatures, SignatureCheck
+from .subscription import LocalSubscription, PlacedSubscription
 
 log = logging.getLogger("jbi_pubsub.subscriber")
 
@@ -79,13 +98,12 @@ CREDIT_PART: Final = 4
 """Consumption is reported with each acknowledgement, and by itself when a quarter of the bound is unreported, or of
 what it may have under quality of service, which is less."""
 
-KEPT_BYTES: Final = 4096
-"""A smaller piece of a large object is copied: to keep it for itself costs more than what it holds."""
-
 TIMED_SECONDS: Final = 1.0
 """Between two objects of which it is looked how long the application lets them wait."""
 DELAYS_MOST: Final = 1_000
 """Subscriptions of which that is told in one acknowledgement."""
+LEAVE_SECONDS: Final = 1.0
+"""For the delegate to read the last of it when we leave."""
 MICROS_MOST: Final = 2**40
 
 ACK_AFTER: Final = WINDOW_BATCHES // 2
@@ -93,7 +111,7 @@ ACK_AFTER: Final = WINDOW_BATCHES // 2
 
 
 class _Standing:
-    """A subscription as it stands at the delegate."""
+    """A subscription, or a query, as it stands at the delegate."""
 
     def __init__(
         self,
@@ -119,9 +137,10 @@ class _Standing:
         self._report_after = max(1, min(bound, prefetch or bound) // CREDIT_PART)
         self._lock = threading.Lock()  # covers consumed: several threads of an application may take
         self.consumed = 0
-        self._chunks: list[Part] = []
-        """Of a large object that is still coming."""
-        self._gathered = 0
+        self.coming: Gathering | None = None
+        """A large object of which there is more."""
+        self.is_placed = False
+        """Whether its objects come with their positions in an archive."""
 
     def take_quality(self, granted: GrantedQos) -> None:
         """What it has got there from now on. What is required and not offered is said once."""
@@ -150,6 +169,18 @@ class _Standing:
         if self.consumed - self.reported >= self._report_after:
             self._due()
 
+    def hand_on(self, objects: Sequence[InfoObject]) -> None:
+        """Objects have come for it."""
+        self.subscription.add(objects, self.consume)
+
+    def drop(self, objects: Sequence[InfoObject]) -> None:
+        """These have come, and it does not get them."""
+        self.consume(len(objects))
+
+    def acknowledged(self) -> tuple[int, ...]:
+        """Positions that the application has acknowledged since they were told last."""
+        return ()
+
     def report(self) -> bool:
         """Whether something was consumed since the last report; from now on it is reported."""
         self._is_news = False  # before the number is read: what is consumed from here on makes it news again
@@ -163,22 +194,85 @@ class _Standing:
         self._is_news = True
         self._news.append(self)
 
-    def gather(self, chunk: memoryview) -> None:
-        """Some more of a large object. Raises ProtocolError when it becomes too large."""
-        self._gathered += len(chunk)
-        if self._gathered > MAX_ITEM_BYTES:
-            raise ProtocolError(f"object of more than {MAX_ITEM_BYTES} bytes")
-        if len(chunk) >= KEPT_BYTES and 2 * len(chunk) > memoryview(chunk.obj).nbytes:
-            self._chunks.append(chunk)
-        elif self._chunks and isinstance(self._chunks[-1], bytearray):
-            self._chunks[-1] += chunk
-        else:  # a copy: it would keep the others of its batch
-            self._chunks.append(bytearray(chunk))
 
-    def gathered(self) -> list[Part]:
-        """All of it."""
-        whole, self._chunks, self._gathered = self._chunks, [], 0
-        return whole
+class _Placed(_Standing):
+    """One that begins in the past, or is durable: what the delegate is told of it is what it goes on from.
+
+    Objects that have come before, from another delegate, are dropped at once. But what was consumed is told as a
+    number, in the order in which the objects came: so a dropped one counts when all before it were taken.
+    """
+
+    def __init__(self, server: str, *given: Any) -> None:
+        super().__init__(*given)
+        self.server = server
+        self.is_placed = True
+        self._runs: deque[list[int]] = deque()
+        """What came: how many the application is to take, how many were dropped behind these."""
+        self._news_of: deque[int] = deque()
+        """Positions that were acknowledged and not told yet."""
+        self._told: deque[int] = deque(maxlen=self.subscription.request.bound)
+        """Those that were, the last ones: so many at most may be unacknowledged there."""
+
+    def hand_on(self, objects: Sequence[InfoObject]) -> None:
+        """Objects have come for it."""
+        assert isinstance(self.subscription, PlacedSubscription)
+        self.subscription.add_placed(objects, self)
+
+    def drop(self, objects: Sequence[InfoObject]) -> None:
+        """These have come, and it does not get them: nor would it the next time."""
+        self.taken_over(0, len(objects))
+        if self.subscription.request.ack == "explicit":
+            for obj in objects:
+                self.acknowledge(obj.platform.position)
+
+    def taken_over(self, kept: int, dropped: int) -> None:
+        """So many objects came for the application, then so many that it has."""
+        with self._lock:
+            if not kept and self._runs:
+                self._runs[-1][1] += dropped
+                return
+            if kept:
+                self._runs.append([kept, dropped])
+                return
+        super().consume(dropped)
+
+    def consume(self, count: int) -> None:
+        """The application has taken so many objects more."""
+        total = count
+        with self._lock:
+            while count and self._runs:
+                taken = min(count, self._runs[0][0])
+                self._runs[0][0] -= taken
+                count -= taken
+                if not self._runs[0][0]:
+                    total += self._runs.popleft()[1]
+        super().consume(total)
+
+    def acknowledge(self, position: int) -> None:
+        """The application has acknowledged that object."""
+        self._news_of.append(position)
+        super().consume(0)
+        self._due()
+
+    def acknowledged(self) -> tuple[int, ...]:
+        """Positions that the application has acknowledged since they were told last."""
+        positions = []
+        with suppress(IndexError):
+            while True:
+                positions.append(self._news_of.popleft())
+        self._told.extend(positions)
+        return tuple(positions)
+
+    def report(self) -> bool:
+        """Whether something was consumed or acknowledged since the last report."""
+        return super().report() or bool(self._news_of)
+
+    def report_again(self) -> None:
+        """The last report may not have come."""
+        again = list(self._told)
+        self._told.clear()
+        self._news_of.extendleft(reversed(again))
+        super().report_again()
 
 
 class _ReplacedError(JbiError):
@@ -202,23 +296,27 @@ class DelegateSession:
         ended: Callable[[DelegateSession], None],
         item: Callable[[str], ServiceItem | None] = lambda uid: None,  # noqa: ARG005  # nobody knows
         signatures: SignatureCheck | None = None,
+        spool: Spool | None = None,
     ) -> None:
         """`is_listed(service id)`: whether a lookup service still knows the delegate; `ended` is called once;
-        `item(uid)`: what the lookup services say of a registration; `signatures`: who looks at them."""
+        `item(uid)`: what the lookup services say of a registration; `signatures`: who looks at them; `spool`:
+        where large payloads are kept, with those of other sessions."""
         self.ref = ref
         self._config = config
+        self._spool = spool or config.link.spooling()
         self._claims = Claims(config.client.user, config.client.role)
         self._renewals = renewals
         self._name = name
         self._is_listed = is_listed
         self._ended = ended
         self._proxy = SubscriptionsProxy(ref, config.security(), timeout=config.lookup.timeout)
+        self._history = HistoryProxy(ref, config.security(), timeout=config.lookup.timeout)
         self._signatures = None if signatures is None else SessionSignatures(signatures, ref, self._proxy, item)
         self._changed = threading.Condition()
         self._wanted: dict[str, LocalSubscription] = {}
         self._standing: dict[str, _Standing] = {}
         self._refused: dict[str, str] = {}
-        self._denied: dict[str, QosDeniedError] = {}
+        self._denied: dict[str, QosDeniedError | AccessDeniedError] = {}
         """Those of them that require what is not granted."""
         self._refused_before: set[str] = set()
         """When they were asked for last: said once is enough."""
@@ -228,6 +326,10 @@ class DelegateSession:
         """What the delegate has not confirmed the end of, with the right to it."""
         self._unsure: dict[str, LocalSubscription] = {}
         """What the delegate has not answered to: it may stand there or not."""
+        self._parts: dict[str, QueryPart] = {}
+        """Queries that are asked here, and have not ended."""
+        self._unasked: dict[int, str] = {}
+        """Numbers of queries that are not wanted any more and were not cancelled yet, with their session."""
         self._untold: list[LocalSubscription] = []
         """What stood there when the session was lost, until it is known whether the delegate is gone as well."""
         self._by_number: dict[int, _Standing] = {}
@@ -278,6 +380,38 @@ class DelegateSession:
         if standing.lease is None or cancel_mail:
             self._cancel(standing.lease.lease_id if standing.lease else session_id, uid)
 
+    def ask(self, part: QueryPart) -> bool:
+        """Have a query opened there; the part is told. False: the session has ended, another one has to do it."""
+        with self._changed:
+            if self._stopping.is_set():
+                return False
+            part.at = self
+            self._parts[part.uid] = part
+            self._dirty = True
+            self._changed.notify_all()
+            return True
+
+    def unask(self, part: QueryPart) -> None:
+        """It is not wanted any more. The delegate is told by the session's thread."""
+        with self._changed:
+            self._parts.pop(part.uid, None)
+            number = part.opened.number if part.opened is not None else 0
+            if self._opened is not None and self._by_number.pop(number, None) is not None:
+                self._unasked[number] = self._opened.uid
+                self._dirty = True
+            self._changed.notify_all()
+
+    def progress(self, part: QueryPart) -> Progress | None:
+        """How a query is getting on there. Raises WireError."""
+        with self._changed:
+            session_id = self._opened.uid if self._opened else ""
+        if part.opened is None or not session_id:
+            return None
+        try:
+            return self._history.progress(session_id, part.opened.number)
+        except UnknownUidError:  # its end is on the way
+            return None
+
     def _cancel(self, right: str, uid: str) -> None:
         """Cancel it at the delegate; if nobody answers, the session's thread tries again: nothing else would end a
         subscription whose session goes on."""
@@ -307,8 +441,8 @@ class DelegateSession:
             standing = self._standing.get(uid)
             return standing.quality if standing is not None else None
 
-    def denied(self, uid: str) -> QosDeniedError | None:
-        """Why it does not stand there, if it requires what is not granted."""
+    def denied(self, uid: str) -> QosDeniedError | AccessDeniedError | None:
+        """Why it does not stand there, if it requires what is not granted, or may not be there."""
         with self._changed:
             return self._denied.get(uid)
 
@@ -318,8 +452,11 @@ class DelegateSession:
         self._renew_nothing()
         with self._changed:
             opened, receiver = self._opened, self._receiver
+            is_told = any(isinstance(standing, _Placed) for standing in self._by_number.values())
             self._changed.notify_all()
         if receiver is not None:
+            if is_told:
+                receiver.leave(min(timeout, LEAVE_SECONDS))  # what was taken last: else it comes again the next time
             receiver.stop()
         if opened is not None and not self._lost:
             try:
@@ -327,6 +464,7 @@ class DelegateSession:
             except JbiError as exc:
                 log.debug("the delegate will notice by the lease: %s", exc)
         self._proxy.close()
+        self._history.close()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout)
@@ -366,6 +504,8 @@ class DelegateSession:
                     return
                 except WireError as exc:
                     log.debug("%s: delegate %s is away: %s", self._name, self.ref.endpoints, exc)
+                    if isinstance(exc.__cause__, ConnectionRefusedError):
+                        self._fail_unopened(exc)
                     unreachable_since = unreachable_since or time.monotonic()
                     if self._is_over(time.monotonic() - unreachable_since):
                         self._end(exc)
@@ -375,8 +515,14 @@ class DelegateSession:
                     continue
                 except JbiError as exc:
                     log.error("%s: delegate %s refuses the session: %s", self._name, self.ref.endpoints, exc)
-            self._stopping.wait(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
+            self._pause(backoff * random.uniform(0.5, 1.0))  # noqa: S311  # jitter, not a secret
             backoff = min(2 * backoff, BACKOFF_MOST)
+
+    def _pause(self, seconds: float) -> None:
+        """Until the delegate is tried again: so long, or until a query is asked, whose application waits."""
+        with self._changed:
+            known = set(self._parts)
+            self._changed.wait_for(lambda: self._stopping.is_set() or not self._parts.keys() <= known, seconds)
 
     def _refuse_all(self, why: AccessDeniedError) -> None:
         """We may not be there: what is wanted is told so, once, and asked for again in a minute, or when something else
@@ -384,9 +530,12 @@ class DelegateSession:
         log.info("%s: delegate %s refuses the session: %s", self._name, self.ref.endpoints, why)
         with self._changed:
             wanted = [uid for uid in self._wanted if uid not in self._refused]
+            asked, self._parts = list(self._parts.values()), {}
             self._dirty = False
             self._ask_refused = math.inf
             self._untold = []  # they are told now
+        for part in asked:
+            part.fail(why)
         for uid in wanted:
             self._refuse(uid, why)
         again = time.monotonic() + REFUSED_AGAIN * random.uniform(0.5, 1.0)  # noqa: S311  # jitter, not a secret
@@ -399,7 +548,7 @@ class DelegateSession:
         with self._changed:
             if self._opened is not None and not self._lost:
                 return
-            needed = any(s.request.direct for s in self._wanted.values())
+            needed = bool(self._parts) or any(s.request.direct for s in self._wanted.values())
             if not needed:
                 self._opened, self._lost = None, False  # one that was lost is not missed
                 return
@@ -433,9 +582,64 @@ class DelegateSession:
                 self._cancelled.pop(uid, None)
         for at in range(0, len(missing), SUBSCRIBE_AT_ONCE):
             self._subscribe(session_id, missing[at : at + SUBSCRIBE_AT_ONCE])
+        self._cancel_queries(session_id)
+        self._open_queries(session_id)
+
+    def _cancel_queries(self, session_id: str) -> None:
+        with self._changed:
+            self._unasked, unasked = {}, self._unasked
+        for number, session in unasked.items():
+            if session == session_id:
+                try:
+                    self._history.cancel_query(session_id, number)
+                except JbiError as exc:  # it ends with the session
+                    log.debug("%s: query %d is not cancelled: %s", self._name, number, exc)
+
+    def _open_queries(self, session_id: str) -> None:
+        with self._changed:
+            waiting = [part for part in self._parts.values() if part.opened is None]
+        for part in waiting:
+            try:
+                opened = self._history.open_query(session_id, part.asked, self._claims)
+            except (UnknownUidError, UnknownLeaseError):
+                raise  # the session is not known any more
+            except WireError as exc:
+                if not isinstance(exc, (ProtocolError, BackPressureError)):
+                    raise
+                self._fail_part(part, exc)
+            except JbiError as exc:
+                self._fail_part(part, exc)
+            else:
+                self._begin_query(session_id, part, opened)
+
+    def _fail_part(self, part: QueryPart, why: JbiError) -> None:
+        with self._changed:
+            self._parts.pop(part.uid, None)
+            self._changed.notify_all()
+        part.fail(why)
+
+    def _fail_unopened(self, why: WireError) -> None:
+        """Nobody listens there: the others that are asked are not to wait for it."""
+        with self._changed:
+            unopened = [part for part in self._parts.values() if part.opened is None]
+        for part in unopened:
+            self._fail_part(part, why)
+
+    def _begin_query(self, session_id: str, part: QueryPart, opened: QueryOpened) -> None:
+        standing = _Standing(part, opened.number, None, self._news, self._report_credits)
+        standing.is_placed = True
+        with self._changed:
+            self._highest = max(self._highest, opened.number)
+            if part.uid in self._parts:
+                self._by_number[opened.number] = standing
+            else:  # it was cancelled meanwhile
+                self._unasked[opened.number] = session_id
+                self._dirty = True
+            part.open(opened)
+            self._changed.notify_all()
 
     def _subscribe(self, session_id: str, subscriptions: list[LocalSubscription]) -> None:
-        requests = [s.request for s in subscriptions]
+        requests = [s.request_at(self.ref.service_id) for s in subscriptions]
         ages = [self._age(s, session_id) for s in subscriptions]
         try:
             answers = self._proxy.subscribe(session_id, requests, self._config.lease.mail, ages, self._claims)
@@ -474,7 +678,7 @@ class DelegateSession:
         """Told to the subscription the first time that it is refused here: said once is enough."""
         with self._changed:
             subscription = self._wanted.get(uid)
-            if isinstance(why, QosDeniedError):
+            if isinstance(why, QosDeniedError | AccessDeniedError):
                 self._denied[uid] = why
             if subscription is not None:
                 self._refused[uid] = str(why)
@@ -489,9 +693,13 @@ class DelegateSession:
             if standing is None:
                 return
             uid = standing.subscription.uid
+            if isinstance(standing.subscription, QueryPart):
+                self._fail_part(standing.subscription, AccessDeniedError("access was withdrawn"))
+                return
             if self._standing.get(uid) is standing:
                 del self._standing[uid]
             self._refused[uid] = "access was withdrawn"
+            self._denied[uid] = AccessDeniedError("access was withdrawn")
             self._refused_before.add(uid)
             self._ask_refused = min(self._ask_refused, time.monotonic() + REFUSED_AGAIN)
         self._renewals.remove((self, uid))
@@ -499,8 +707,14 @@ class DelegateSession:
     def _stand(self, session_id: str, subscription: LocalSubscription, granted: Granted) -> None:
         uid = subscription.uid
         due = self._report_credits
-        kind = _Timed if granted.prefetch else _Standing
+        kind: Callable[..., _Standing] = _Timed if granted.prefetch else _Standing
+        if granted.placed and isinstance(subscription, PlacedSubscription):
+            kind = partial(_Placed, self.ref.service_id)
+        elif subscription.request.start.kind != "new" and not isinstance(subscription, QueryPart):
+            where = ", ".join(self.ref.endpoints)
+            log.warning("subscription %s begins now at %s: there is no archive, nothing is kept", uid, where)
         standing = kind(subscription, granted.number, granted.lease, self._news, due, granted.prefetch)
+        standing.is_placed = granted.placed
         standing.take_quality(granted.qos)
         with self._changed:
             subscription.stood_at.add(self.ref.service_id)
@@ -558,8 +772,15 @@ class DelegateSession:
             for standing in direct:
                 self._standing.pop(standing.subscription.uid)
                 self._by_number.pop(standing.number, None)
+            begun = [part for part in self._parts.values() if part.opened is not None]
+            for part in begun:
+                del self._parts[part.uid]
+                if part.opened is not None:
+                    self._by_number.pop(part.opened.number, None)
             receiver = self._receiver
             self._changed.notify_all()
+        for part in begun:
+            part.fail(WireError(f"the session at {address} was lost: {why}"))
         self._renewals.remove(self)
         if receiver is not None:
             receiver.stop()
@@ -586,7 +807,8 @@ class DelegateSession:
             return self._stopping.is_set()
 
     def _stands_empty(self) -> bool:
-        return (self._opened is None or self._lost) and not (self._wanted or self._cancelled or self._unsure)
+        needs = self._wanted or self._cancelled or self._unsure or self._parts
+        return (self._opened is None or self._lost) and not needs
 
     def _end(self, why: JbiError) -> None:
         self._lose_session(why)
@@ -595,9 +817,17 @@ class DelegateSession:
                 s for s in self._wanted.values() if s.request.direct and self.ref.service_id not in s.stood_at
             ]
         self._tell_losses(Cause.DELEGATE_DEAD, why.message)
-        self._stopping.set()
+        with self._changed:
+            self._stopping.set()  # no further query is taken
+            asked, self._parts = list(self._parts.values()), {}
+        for part in asked:
+            if isinstance(why, _ReplacedError):
+                part.replaced()
+            else:
+                part.fail(why)
         self._renew_nothing()
         self._proxy.close()
+        self._history.close()
         self._ended(self)
 
     def _renew_nothing(self) -> None:
@@ -650,13 +880,17 @@ class DelegateSession:
                 self._renewals.hasten(self)
             with self._changed:
                 self._receiver = receiver
-                for standing in self._by_number.values():
-                    standing.report_again()  # the last line may have swallowed it
-            receiver.run(line)
+                self._report_again()
+            receiver.run(line)  # nothing of a subscription is named here: it would be held for as long as that runs
         finally:
             with self._changed:
                 self._receiver = None
             sock.close()
+
+    def _report_again(self) -> None:
+        """The last line may have swallowed what was reported there."""
+        for standing in self._by_number.values():
+            standing.report_again()
 
     def _take(self, items: list[memoryview]) -> None:
         """Hand a batch on: to each subscription at once what is for it."""
@@ -675,6 +909,13 @@ class DelegateSession:
                     if (numbers := bytes(item[ITEM.size : at])) != for_whom:
                         lists = self._lists(struct.unpack(f"!{number}I", numbers), arrived)
                         for_whom = numbers
+                elif kind == PLACED:
+                    (place,) = POSITION.unpack_from(item, ITEM.size)
+                    if number != for_whom:
+                        for_whom, lists = number, self._lists((number,), arrived)
+                    if lists:
+                        lists[0].append(decode(item[ITEM.size + POSITION.size :], place))
+                    continue
                 else:
                     self._take_other(kind, number, item[ITEM.size :], arrived)
                     for_whom = -1
@@ -710,11 +951,18 @@ class DelegateSession:
         if standing is None:
             return
         if kind in (CHUNK, LAST_CHUNK):
-            standing.gather(body)
+            place = POSITION.unpack_from(body)[0] if standing.is_placed else 0
+            coming = standing.coming = standing.coming or self._gathering()
+            coming.add(body[POSITION.size :] if standing.is_placed else body)
             if kind == LAST_CHUNK:
-                arrived.setdefault(standing, []).append(decode_cut(standing.gathered()))
+                standing.coming = None
+                self._take_large(standing, coming, place, arrived)
+        elif kind == FINISHED:
+            self._hand_on(arrived)  # what came before the end is there before it
+            self._end_query(standing, _finished(body))
         elif kind == LOSS:
             self._hand_on(arrived)  # what came before the loss is told before it
+            standing.coming = None  # the rest of it can't be read there
             notice = _notice(body)
             standing.subscription.lose(notice.cause, notice.count, notice.detail)
         elif kind == QUALITY:
@@ -722,6 +970,35 @@ class DelegateSession:
             standing.subscription.qos_changed(standing.quality)
         else:
             raise ProtocolError(f"delivery of kind {kind}")
+
+    def _gathering(self) -> Gathering:
+        """A large object begins to come."""
+        config = self._config
+        wait, looks = config.queue.block_seconds, self._signatures is not None
+        return Gathering(self._spool, config.client.max_payload, wait, is_cut=True, is_looked_at=looks)
+
+    def _take_large(
+        self, standing: _Standing, coming: Gathering, place: int, arrived: dict[_Standing, list[InfoObject]]
+    ) -> None:
+        """All of a large object has come; if it could not be kept here, it is lost."""
+        obj, why = coming.info_object(place), coming.failure
+        if why is None:
+            arrived.setdefault(standing, []).append(obj)
+            return
+        self._hand_on(arrived)
+        cause = Cause.OVERSIZE if isinstance(why, OversizeError) else Cause.STORAGE
+        standing.came(1)
+        standing.subscription.lose(cause, 1, f"object {obj.object_id}: {why}")
+        standing.drop([obj])
+
+    def _end_query(self, standing: _Standing, how: Finished) -> None:
+        part = standing.subscription
+        if not isinstance(part, QueryPart):
+            raise ProtocolError("the end of a query for a subscription")
+        with self._changed:
+            self._by_number.pop(standing.number, None)
+            self._parts.pop(part.uid, None)
+        part.finish(how)
 
     def _of_number(self, number: int, arrived: dict[_Standing, list[InfoObject]]) -> _Standing | None:
         """The subscription of that number; None if it was cancelled meanwhile."""
@@ -743,28 +1020,38 @@ class DelegateSession:
         """Whether the delegate has been asked, or will be, for subscriptions that may stand there by now."""
         if self._lost or self._stopping.is_set():
             return False
+        if any(part.opened is None for part in self._parts.values()):
+            return True
         return self._dirty or any(uid not in self._standing and uid not in self._refused for uid in self._wanted)
 
     def _hand_on(self, arrived: dict[_Standing, list[InfoObject]]) -> None:
-        if self._signatures is None:
-            for standing, objects in arrived.items():
-                standing.came(len(objects))
-                standing.subscription.add(objects, standing.consume)
-        else:
+        if self._signatures is not None:
             self._signatures.begin()
-            for standing, objects in arrived.items():
-                standing.came(len(objects))
-                of = standing.subscription
-                looked = self._signatures.look(objects, of.filter_digest, takes_shapes=of.takes_shapes)
-                self._hand_on_signed(standing, looked)
+        for standing, objects in arrived.items():
+            standing.came(len(objects))
+            if self._signatures is None and standing.subscription.fitness is None:
+                standing.hand_on(objects)
+            else:
+                self._hand_on_looked_at(standing, objects)
         arrived.clear()
 
-    def _hand_on_signed(self, standing: _Standing, looked: Looked) -> None:
-        if looked.dropped:
-            standing.consume(looked.dropped)
-            standing.subscription.lose(Cause.BAD_SIGNATURE, looked.dropped, looked.why)
-        if looked.objects:
-            standing.subscription.add(looked.objects, standing.consume)
+    def _hand_on_looked_at(self, standing: _Standing, objects: Sequence[InfoObject]) -> None:
+        of, good = standing.subscription, objects
+        if self._signatures is not None:
+            looked = self._signatures.look(objects, of.filter_digest, takes_shapes=of.takes_shapes)
+            good = looked.objects
+            if looked.dropped:
+                of.lose(Cause.BAD_SIGNATURE, looked.dropped, looked.why)
+        if of.fitness is not None:
+            fit = of.fitness.look(good)
+            good = fit.objects
+            if fit.dropped:
+                of.lose(Cause.INVALID, fit.dropped, fit.why)
+        if good:
+            standing.hand_on(good)
+        if len(good) < len(objects):  # behind the others: what is told as taken is told in order
+            ids = {obj.object_id for obj in good}
+            standing.drop([obj for obj in objects if obj.object_id not in ids])
 
     def _report_credits(self) -> None:
         receiver = self._receiver
@@ -775,6 +1062,7 @@ class DelegateSession:
         """The note of an acknowledgement: what was consumed in all, of those of which something was since the last."""
         consumed: dict[int, int] = {}
         delays: dict[int, tuple[int, int]] = {}
+        acknowledged: dict[int, tuple[int, ...]] = {}
         while self._news:
             try:
                 standing = self._news.popleft()
@@ -784,7 +1072,9 @@ class DelegateSession:
                 consumed[standing.number] = standing.reported
                 if len(delays) < DELAYS_MOST and (delay := standing.delay()) is not None:
                     delays[standing.number] = delay
-        return msgspec.msgpack.encode(Heard(consumed, delays)) if consumed else b""
+                if positions := standing.acknowledged():
+                    acknowledged[standing.number] = positions
+        return msgspec.msgpack.encode(Heard(consumed, delays, acknowledged)) if consumed else b""
 
 
 class _Timed(_Standing):
@@ -837,6 +1127,13 @@ def _granted(body: memoryview) -> GrantedQos:
         return decoder_of(GrantedQos).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise ProtocolError(f"bad notice of quality: {exc}") from exc
+
+
+def _finished(body: memoryview) -> Finished:
+    try:
+        return decoder_of(Finished).decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise ProtocolError(f"bad end of a query: {exc}") from exc
 
 
 def _notice(body: memoryview) -> LossNotice:

@@ -18,7 +18,7 @@ import msgspec
 
 from jbi_pubsub.core.errors import EntryError, JbiError, SignatureError
 from jbi_pubsub.core.info_object import InfoObject
-from jbi_pubsub.core.signing import SigningKey, Verifier, cut_bytes, digest, object_bytes, shaped_bytes
+from jbi_pubsub.core.signing import SigningKey, Verifier, cut_bytes, object_bytes, payload_digest_of, shaped_bytes
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
 from jbi_pubsub.pad.proxy import SubscriptionsProxy
@@ -130,7 +130,7 @@ class SessionSignatures:
         platform = obj.platform
         if not platform.signature:
             raise SignatureError("it is not signed")
-        payload = platform.seal[:ORIGINAL] if platform.seal else digest(obj.payload)
+        payload = platform.seal[:ORIGINAL] if platform.seal else payload_digest_of(obj)
         message = object_bytes(obj, payload)
         return self._verifier.check(platform.registration, message, platform.signature, self._keys)
 
@@ -138,7 +138,7 @@ class SessionSignatures:
         """Raises SignatureError unless the delegate that we are connected with says that it has cut the payload by the
         filter of the subscription, or shaped it for one that has asked for that."""
         original, signature = obj.platform.seal[:ORIGINAL], obj.platform.seal[ORIGINAL:]
-        left = digest(obj.payload)
+        left = payload_digest_of(obj)
         said = [cut_bytes(obj.object_id, wanted, original, left)] if wanted else []
         if takes_shapes:  # a filter leaves a payload as it is that is no XML
             said += [shaped_bytes(obj.object_id, by, original, left) for by in dict.fromkeys((wanted, b""))]

@@ -8,14 +8,19 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import groupby
 from typing import Final, NewType, Protocol, runtime_checkable
+
+import msgspec
 
 from jbi_pubsub.core.guard import TOLD_WHOLE
 from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
 from jbi_pubsub.core.quality import GrantedQos
 from jbi_pubsub.core.signing import filter_digest
-from jbi_pubsub.pad.subscription import SubscriptionRequest
+from jbi_pubsub.pad.subscription import Start, SubscriptionRequest
 
+from .fitness import Fitness
+from .intervals import LEAST, Intervals
 from .listeners import ListenerPool
 
 log = logging.getLogger("jbi_pubsub.subscriber")
@@ -30,6 +35,15 @@ CLOSE_SECONDS: Final = 5.0
 
 REGISTRATIONS_REMEMBERED: Final = 10_000
 """Publisher registrations whose last sequence number a subscription keeps to drop duplicates; the least recent go."""
+
+
+INTERVALS_MOST: Final = 65_536
+"""Intervals of numbers that a subscription remembers which begins in the past, of all its registrations, about."""
+PLACES_REMEMBERED: Final = 1_000
+"""Delegates whose positions it remembers."""
+DISORDER: Final = 10_000
+"""Positions: objects of several publishers need not come in their order, so where a session was lost, one that is so
+far behind the last may not have come."""
 
 
 @runtime_checkable
@@ -108,6 +122,8 @@ class LocalSubscription:
         self, request: SubscriptionRequest, listener: SubscriptionListener | None, listeners: ListenerPool
     ) -> None:
         """`listeners` calls the `listener`, if there is one."""
+        self.fitness: Fitness | None = None
+        """What metadata have to be; None: whatever was published."""
         self.uid = SubscriptionUid(request.uid)
         self.request = request
         self.filter_digest = (
@@ -131,6 +147,7 @@ class LocalSubscription:
         self.lost: Counter[str] = Counter()
         self._listeners = listeners
         self._submitted = False
+        self._is_paused = False
         self._served_by: threading.Thread | None = None
 
     def stand(self) -> float:
@@ -140,6 +157,10 @@ class LocalSubscription:
             if self._since is None:
                 self._since = time.monotonic()
             return self._since
+
+    def request_at(self, server: str) -> SubscriptionRequest:  # noqa: ARG002  # others go on where they were there
+        """What a delegate or peer publisher (service id) is asked."""
+        return self.request
 
     def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
         """Objects have come; those seen before are dropped (same registration, not a later sequence number)."""
@@ -223,7 +244,7 @@ class LocalSubscription:
     def _await(self, timeout: float) -> tuple[InfoObject, Consumer] | None:
         deadline = time.monotonic() + timeout
         with self._changed:
-            while not self._closed:
+            while not self._closed and not self._is_paused:
                 with suppress(IndexError):  # who has not waited may have been quicker
                     return self._waiting.popleft()
                 if (left := deadline - time.monotonic()) <= 0:
@@ -244,6 +265,21 @@ class LocalSubscription:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def pause(self) -> None:
+        """What comes waits, within the bound, and whoever waits gets None, until `resume`. The listener is not being
+        called any more when this returns, unless it takes longer than some seconds, or calls this itself."""
+        with self._changed:
+            self._is_paused = True
+            self._changed.notify_all()
+            if self._served_by is not threading.current_thread():
+                self._changed.wait_for(lambda: self._served_by is None, CLOSE_SECONDS)
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        with self._changed:
+            self._is_paused = False
+            self._announce()
+
     def close(self) -> None:
         """No more objects; whoever waits gets None."""
         with self._changed:
@@ -259,6 +295,8 @@ class LocalSubscription:
         with self._changed:
             self._served_by = threading.current_thread()
         for _ in range(SERVED_AT_ONCE):
+            if self._is_paused:
+                break
             try:
                 notice = self._notices.popleft() if self._notices else None
                 obj, consumed = (None, None) if notice is not None else self._waiting.popleft()
@@ -272,7 +310,7 @@ class LocalSubscription:
 
     def _rest(self) -> bool:
         self._served_by = None
-        self._submitted = bool(self._waiting or self._notices)
+        self._submitted = bool(self._waiting or self._notices) and not self._is_paused
         self._changed.notify_all()
         return self._submitted
 
@@ -280,7 +318,7 @@ class LocalSubscription:
         """Something waits: for the listener, or for those who take."""
         if self._listener is None:
             self._changed.notify(len(self._waiting))
-        elif not self._submitted and (self._waiting or self._notices):
+        elif not self._submitted and not self._is_paused and (self._waiting or self._notices):
             self._submitted = True
             self._listeners.submit(self)
 
@@ -301,6 +339,139 @@ class LocalSubscription:
             elif count & (count - 1) == 0:
                 what = type(exc).__name__
                 log.error("listener of subscription %s failed, %d times: %s: %s", self.uid, count, what, exc)
+
+
+class Source(Protocol):
+    """A delegate from which objects come with their positions."""
+
+    server: str
+    """Its service id."""
+
+    def consume(self, count: int) -> None:
+        """The application has taken so many."""
+        ...
+
+    def taken_over(self, kept: int, dropped: int) -> None:
+        """So many came for the application, then so many that are dropped."""
+        ...
+
+    def acknowledge(self, position: int) -> None:
+        """The application has acknowledged the object there."""
+        ...
+
+
+class PlacedSubscription(LocalSubscription):
+    """One that begins in the past, or is durable. Objects of a registration come from several delegates, each of which
+    has the part that it took: in any order, each once. Order holds for a delegate and registration."""
+
+    def __init__(
+        self, request: SubscriptionRequest, listener: SubscriptionListener | None, listeners: ListenerPool
+    ) -> None:
+        super().__init__(request, listener, listeners)
+        self._held: OrderedDict[str, Intervals] = OrderedDict()
+        """What has come, by registration."""
+        self._places: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        """The first and the last position that came from each delegate."""
+        self._is_explicit = request.ack == "explicit" and bool(request.durable)
+        self._unacknowledged: dict[str, tuple[Source, int]] = {}
+        """Objects that the application has, or will have, and has not acknowledged: where they stand."""
+
+    def request_at(self, server: str) -> SubscriptionRequest:
+        """It goes on behind what came from there, but for what may have been overtaken, and is dropped if it was not;
+        the position of a durable one is known there."""
+        with self._changed:
+            place = self._places.get(server)
+        if place is None or self.request.durable:
+            return self.request
+        first, last = place
+        after = last if self.request.start.kind == "last" else max(first - 1, last - DISORDER)
+        return msgspec.structs.replace(self.request, start=Start("after", after=after))
+
+    def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
+        """Objects have come from where there is no archive."""
+        with self._changed:
+            fresh, late = self._fresh(objects)
+            kept = [(obj, consumed) for obj, is_new in zip(objects, fresh, strict=True) if is_new]
+            self._waiting.extend(kept)
+            self._announce()
+        if len(kept) < len(objects):
+            consumed(len(objects) - len(kept))
+        if late:
+            self.lose(Cause.LATE, late)
+
+    def add_placed(self, objects: Sequence[InfoObject], source: Source) -> None:
+        """Objects have come with their positions. One thread for each source."""
+        with self._changed:
+            fresh, late = self._fresh(objects)
+            settled = self._await_acknowledgement(objects, fresh, source) if self._is_explicit else ()
+            self._place(source.server, [obj.platform.position for obj in objects if obj.platform.position])
+            if len(self._places) > PLACES_REMEMBERED:
+                self._places.popitem(last=False)
+        for is_new, run in groupby(fresh):  # before the application can take any of them
+            count = len(list(run))
+            source.taken_over(count if is_new else 0, 0 if is_new else count)
+        for position in settled:
+            source.acknowledge(position)
+        with self._changed:
+            if not self._closed:
+                kept = ((obj, source.consume) for obj, is_new in zip(objects, fresh, strict=True) if is_new)
+                self._waiting.extend(kept)
+                self._announce()
+        if late:
+            self.lose(Cause.LATE, late)
+
+    def _place(self, server: str, positions: Sequence[int]) -> None:
+        """Under the lock: objects came from there."""
+        known = self._places.pop(server, None)
+        if positions or known is not None:
+            all_of = [*positions, *(known or ())]
+            self._places[server] = min(all_of), max(all_of)
+
+    def acknowledge(self, obj: InfoObject) -> bool:
+        """Whether the object stood to be acknowledged; now it is."""
+        with self._changed:
+            known = self._unacknowledged.pop(obj.object_id, None)
+        if known is None:
+            return False
+        source, position = known
+        source.acknowledge(position)
+        return True
+
+    def _fresh(self, objects: Sequence[InfoObject]) -> tuple[list[bool], int]:
+        """Under the lock: which of them are new; of how many it can't be said any more that they came before."""
+        if self._closed:
+            return [False] * len(objects), 0
+        fresh, late = [], 0
+        for obj in objects:
+            platform = obj.platform
+            held = self._held_of(platform.registration)
+            is_new = held.add(platform.sequence, max(LEAST, INTERVALS_MOST // len(self._held)))
+            late += not is_new and platform.sequence <= held.guessed and obj.object_id not in self._unacknowledged
+            fresh.append(is_new)
+        new = sum(fresh)
+        self.arrived += new
+        self.duplicates += len(fresh) - new - late
+        return fresh, late
+
+    def _held_of(self, registration: str) -> Intervals:
+        held = self._held.get(registration)
+        if held is None:
+            held = self._held[registration] = Intervals()
+            if len(self._held) > REGISTRATIONS_REMEMBERED:
+                self._held.popitem(last=False)
+        self._held.move_to_end(registration)
+        return held
+
+    def _await_acknowledgement(self, objects: Sequence[InfoObject], fresh: Sequence[bool], source: Source) -> list[int]:
+        """Under the lock: the positions of those that come again although the application has acknowledged them: that
+        was not heard. Of those that it has not, the place that they have now counts."""
+        settled = []
+        for obj, is_new in zip(objects, fresh, strict=True):
+            if is_new or obj.object_id in self._unacknowledged:
+                self._unacknowledged[obj.object_id] = (source, obj.platform.position)
+            elif not self._closed:
+                settled.append(obj.platform.position)
+        return settled
 
 
 def _objects(count: int) -> str:

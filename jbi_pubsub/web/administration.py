@@ -33,11 +33,12 @@ def build(console: Console) -> None:
         _page(console, cancel[:200])
 
 
-class _Doing:
+class Doing:
     """One action after the other, each confirmed."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._is_asking = False
         with ui.dialog().props('persistent aria-label="Confirm"') as self._dialog, ui.card():
             self._question = words("p")
             with ui.row():
@@ -49,10 +50,16 @@ class _Doing:
             self._log = ui.element("ol").classes("jbi-log").props("role=log aria-live=polite")
 
     async def do(self, question: str, done: str, what: Callable[..., Any], *arguments: Any) -> bool:
-        """Ask, do it, say what came of it: `done` with the result."""
-        self._question.text = question
-        if not await self._dialog:
+        """Ask, do it, say what came of it: `done` with the result. While something is asked, what else is wanted is
+        not: the answer would be another question's."""
+        if self._is_asking:
             return False
+        self._is_asking, self._question.text = True, question
+        try:
+            if not await self._dialog:
+                return False
+        finally:
+            self._is_asking = False
         try:
             result = await self._console.call(what, *arguments)
         except JbiError as exc:
@@ -82,7 +89,7 @@ def _page(console: Console, uid: str) -> None:
                 cancel = action("Cancel it")
             words("p", "Its subscriber is told that something is lost, and gets no more of it, until it subscribes "
                   "again.", "jbi-note")  # fmt: skip
-        doing = _Doing(console)
+        doing = Doing(console)
         shown: dict[str, Any] = {}
 
         async def cancelled() -> None:
@@ -119,7 +126,7 @@ Shown = tuple[ui.element, Callable[[Server], None]]
 """What is shown of a server, and what brings it up to date."""
 
 
-def _lookup(console: Console, doing: _Doing, server: Server) -> Shown:
+def _lookup(console: Console, doing: Doing, server: Server) -> Shown:
     assert server.facts is not None
     ref, title = server.ref, server.title
     with ui.element("div").classes("jbi-form") as made:
@@ -144,7 +151,7 @@ def _lookup(console: Console, doing: _Doing, server: Server) -> Shown:
     return made, lambda _: None
 
 
-def _delegate(console: Console, doing: _Doing, server: Server) -> Shown:
+def _delegate(console: Console, doing: Doing, server: Server) -> Shown:
     ref, title = server.ref, server.title
     with ui.element("div").classes("jbi-form") as made:
         words("span", f"delegate {title}", "jbi-name")

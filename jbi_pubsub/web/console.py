@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from fastapi import FastAPI
 from nicegui import Client, ui
@@ -18,6 +18,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.wire.endpoint import Security
 
 from .drawing import Drawing
 from .federation import Observer
@@ -37,24 +39,49 @@ LOOK_SECONDS: Final = 1.0
 
 PAGES: Final = (
     ("Overview", "/"), ("Servers", "/servers"), ("Subscriptions", "/subscriptions"), ("Plots", "/plots"),
-    ("Objects", "/objects"), ("Explain", "/explain"), ("Administration", "/administration"),
+    ("Objects", "/objects"), ("Explain", "/explain"), ("Administration", "/administration"), ("Node", "/node"),
+    ("Client", "/client"),
 )  # fmt: skip
+
+
+class NodeCalls(Protocol):
+    """What a node is asked by its page: see node/admin.py, which this room knows nothing of. Each raises JbiError."""
+
+    def details(self) -> Any: ...  # as there, all of them
+    def clients(self) -> list[dict[str, Any]]: ...
+    def sequences(self) -> dict[str, Any]: ...
+    def snooped(self, uid: str) -> Any: ...
+    def log(self, after: int, most: int) -> Sequence[Any]: ...
+    def set(self, key: str, value: str) -> str: ...
+    def shutdown(self, drain: float) -> None: ...
+    def close(self) -> None: ...
+
+
+Connect = Callable[[str, Security], NodeCalls]
+"""The calls of the node at a host:port."""
 
 
 class Console:
     """One for the process."""
 
-    def __init__(self, config: Config, observer: Observer, gate: Gate) -> None:
+    def __init__(self, config: Config, observer: Observer, gate: Gate, nodes: Connect | None = None) -> None:
+        """`nodes`: how to call one; None: there is no page of them."""
         self.config = config
+        self.nodes = nodes if config.web.admin else None
         self.observer = observer
         self.gate = gate
         self.admin = config.web.admin
         self.objects = Objects(config)
+        self.closing: list[Callable[[], None]] = []
+        """What pages have to end."""
         self._calls = ThreadPoolExecutor(CALLS, thread_name_prefix="jbi-web-call")
 
     def close(self) -> None:
         """End the threads and subscriptions of pages."""
         self._calls.shutdown(wait=False, cancel_futures=True)
+        for end in self.closing:
+            with guarded("closing a page"):
+                end()
         self.objects.close()
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -93,7 +120,9 @@ class Console:
             words("span", "jbi-pubsub", "brand")
             with ui.element("nav").props('aria-label="Pages"'):
                 for name, path in PAGES:
-                    if name == "Administration" and not self.admin:
+                    if (name in ("Administration", "Client") and not self.admin) or (
+                        name == "Node" and self.nodes is None
+                    ):
                         continue
                     link = ui.link(name, path)
                     if name == title:

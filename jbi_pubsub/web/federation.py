@@ -254,6 +254,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     calls: Count = 0
     faults: dict[str, Count] = {}
     draining: bool = False
+    node: str = ""
+    """Id of the node that it is part of."""
     # of lookup services
     groups: list[str] = []
     locators: list[str] = []
@@ -320,7 +322,7 @@ class Server:
         if self.facts is None:
             return ", ".join(self.ref.endpoints)
         if self.kind == "delegate":
-            return f"{self.facts.name}, {self.facts.location}"
+            return f"node {self.facts.location}" if self.facts.node else f"{self.facts.name}, {self.facts.location}"
         return self.facts.address
 
 

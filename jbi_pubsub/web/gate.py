@@ -16,7 +16,7 @@ import hmac
 import ipaddress
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
@@ -114,13 +114,13 @@ class Gate:
 
     def refusal(self, scope: Scope) -> tuple[int, str] | None:
         """Status and text for a request that is not let in; None for one that is."""
-        headers = _headers(scope)
+        headers = headers_of(scope)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length[:12]) > BODY_MOST:
             return 413, f"A request has at most {BODY_MOST} bytes."
         if scope["path"] in self.open:
             return None
-        if not self._is_ours(headers.get("host", "")):
+        if not is_ours(headers.get("host", ""), self._names):
             return 403, "This console is not reached by that name. Use localhost, an address, or set [web] names."
         origin = headers.get("origin")
         if origin is not None and origin != f"{self._scheme}://{headers['host']}":
@@ -164,19 +164,21 @@ class Gate:
         page = '<!doctype html><meta http-equiv="refresh" content="0;url=/"><a href="/">jbi-pubsub console</a>'
         await _say(send, 200, page, kind=b"text/html; charset=utf-8", headers=((b"set-cookie", cookie.encode()),))
 
-    def _is_ours(self, host: str) -> bool:
-        """An address is nobody's name: a foreign page can't have been loaded by it."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        if name.rstrip(".") in self._names:
-            return True
-        try:
-            ipaddress.ip_address(name)
-        except ValueError:
-            return False
+
+def is_ours(host: str, names: Container[str]) -> bool:
+    """Whether a `Host` header names us: one of `names`, or an address, which is nobody's name: a foreign page can't
+    have been loaded by it."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if name.rstrip(".") in names:
         return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 class _Bounded:
@@ -228,7 +230,7 @@ class _Answer:
         await self._send(message)
 
 
-def _headers(scope: Scope) -> Mapping[str, str]:
+def headers_of(scope: Scope) -> Mapping[str, str]:
     """By name; of those that come twice the first."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from lxml import etree
 
@@ -65,8 +65,10 @@ class Objects:
         self._adapter: SubscriberAdapter | None = None
         self._watches: dict[tuple[str, str], _Watch] = {}
 
-    def watch(self, name: str, version: str) -> None:
-        """One more looks at that type. Raises OversizeError, and what a subscription is refused with."""
+    def watch(self, name: str, version: str, terms: Mapping[str, Any] | None = None, *, registration: str = "") -> None:
+        """One more looks at that type, or, by `terms`, as `register_subscriber` takes them, at what (name, version) is
+        an id of then; of one `registration` alone, if it is named. Raises OversizeError, and what a subscription is
+        refused with."""
         with self._changing:
             with self._lock:
                 watch = self._watches.get((name, version))
@@ -78,10 +80,13 @@ class Objects:
             watch = _Watch(viewers=1)
             if self._adapter is None:
                 self._adapter = SubscriberAdapter(self._config, name="console")
-            watch.uid = self._adapter.register_subscriber(
-                type_name=name, version=version or None, policy="drop_oldest", bound=KEPT,
-                listener=lambda _, obj: self._arrived(watch, obj),
-            )  # fmt: skip
+            asked = terms if terms is not None else {"type_name": name, "version": version or None}
+
+            def arrived(_: object, obj: InfoObject) -> None:
+                if registration in ("", obj.platform.registration):
+                    self._arrived(watch, obj)
+
+            watch.uid = self._adapter.register_subscriber(**asked, policy="drop_oldest", bound=KEPT, listener=arrived)
             with self._lock:
                 self._watches[name, version] = watch
 
@@ -109,6 +114,19 @@ class Objects:
         with self._lock:
             watch = self._watches.get((name, version))
             return (list(watch.seen)[::-1], watch.came) if watch is not None else ([], 0)
+
+    def stored(self, name: str, predicate: str, most: int, seconds: float) -> tuple[list[Seen], tuple[str, ...]]:
+        """The newest archived objects of a type that match, and which archives did not answer. Raises as a query."""
+        with self._changing:
+            adapter = self._adapter or SubscriberAdapter(self._config, name="console")
+            try:
+                asked: dict[str, Any] = {"predicate": predicate or None, "order": "newest", "limit": most}
+                with adapter.open_query(name or None, timeout=seconds, **asked) as query:
+                    now = self._wall()
+                    return [looked_at(obj, now) for obj in query], query.partial
+            finally:
+                if adapter is not self._adapter:
+                    adapter.close()
 
     def close(self) -> None:
         """End all."""
@@ -147,10 +165,16 @@ def looked_at(obj: InfoObject, now: float) -> Seen:
         age=now - obj.platform.published,
         arrived=now,
         metadata=shown(metadata, METADATA_SHOWN),
-        payload=payload_shown(obj.payload),
+        payload=payload_shown(_begun(obj)),
         size=size,
         places=where,
     )
+
+
+def _begun(obj: InfoObject) -> bytes:
+    """As much of a payload as is looked at."""
+    with obj.payload_file as file:
+        return file.read(PAYLOAD_SHOWN + 1)
 
 
 def payload_shown(payload: bytes) -> str:

@@ -12,8 +12,21 @@ from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.info_object import Cause
 
-from . import administration, explain
-from .console import LOOK_SECONDS, Canvas, Console, action, add_action, mount, region, said, show_rows, table, words
+from . import administration, clientpage, explain, nodepage
+from .console import (
+    LOOK_SECONDS,
+    Canvas,
+    Connect,
+    Console,
+    action,
+    add_action,
+    mount,
+    region,
+    said,
+    show_rows,
+    table,
+    words,
+)
 from .federation import HISTORY_SECONDS, Observer, Server, Snapshot
 from .map import chart
 from .picture import per_second, picture, state_of
@@ -32,13 +45,17 @@ INK: Final = "#767b84"
 LINES: Final = ("#2f7ed8", "#d9822b", "#2e9e6b", "#b5489a", "#7a6ff0", "#c0392b", "#1f9eb0", "#8f8f2b")
 
 
-def open_console(config: Config, observer: Observer, server: WebServer) -> Console:
-    """The console in a server that has not started yet; to be closed when that has stopped. Once in a process."""
-    console = Console(config, observer, server.gate)
+def open_console(config: Config, observer: Observer, server: WebServer, nodes: Connect | None = None) -> Console:
+    """The console in a server that has not started yet; to be closed when that has stopped. Once in a process. `nodes`:
+    see Console."""
+    console = Console(config, observer, server.gate, nodes)
     _build(console)
     explain.build(console)
     if console.admin:
         administration.build(console)
+        clientpage.build(console)
+    if console.nodes is not None:
+        nodepage.build(console)
     mount(server.app)
     return console
 

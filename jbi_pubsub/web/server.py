@@ -1,4 +1,5 @@
-"""The HTTP server of `jbi web`: one FastAPI application behind one gate, on a thread of its own. No pages here.
+"""The HTTP server of `jbi web`: one FastAPI application behind one gate, on a thread of its own; and what it has in
+common with the gateway's. No pages here.
 
 It listens on loopback, or with [tls]; there is no way to have it in clear beyond that, as sessions would be anybody's.
 With [tls] it shows the process's certificate and asks for none: a browser has the token instead, and who unsubscribes
@@ -56,37 +57,39 @@ def app() -> FastAPI:
     return FastAPI(title="jbi-pubsub", docs_url=None, redoc_url=None, openapi_url=None)
 
 
-class WebServer:
-    """Binds when it is made, serves from `start` to `stop`."""
+class HttpServer:
+    """Binds when it is made, serves what `served` gives from `start` to `stop`, on a thread of its own."""
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        entered: Callable[[], None] = lambda: None,
-        ended: Callable[[], None] = lambda: None,
+        self, config: Config, host: str, port: int, *, section: str, ended: Callable[[], None] = lambda: None
     ) -> None:
-        """`entered` is called, on the server's thread, when a browser has used the token: `url` is the next one's;
-        `ended` when the server has ended although nobody has stopped it, which is logged.
+        """`ended` is called when the server has ended although nobody has stopped it, which is logged; `section` is
+        that of the configuration.
 
         Raises ConfigurationError beyond loopback without [tls], PortInUseError.
         """
-        web = config.web
         security = config.security()
-        Security(security.tls).check(  # --insecure does not hold here
-            web.host, or_else="leave it on loopback and come by ssh -L"
-        )
+        Security(security.tls).check(host, or_else="leave it on loopback and come by ssh -L")  # --insecure: not here
         self._tls = security.tls
-        self._socket = _bound(web.host, web.port)
-        self.host, self.port = web.host, int(self._socket.getsockname()[1])
-        self.gate = Gate(
-            port=self.port, secure=security.tls is not None, names=(web.host, socket.gethostname(), *web.names),
-            entered=entered,
-        )  # fmt: skip
-        self.app = app()
+        self._socket = _bound(host, port, section)
+        self.host, self.port = host, int(self._socket.getsockname()[1])
         self._ended = ended
         self._server: uvicorn.Server | None = None
-        self._thread = threading.Thread(target=self._run, name="jbi-web", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"jbi-{section}", daemon=True)
+
+    @property
+    def protocol(self) -> type[asyncio.Protocol]:
+        """What reads requests of a connection."""
+        return Http
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of uvicorn, where they differ."""
+        return {"loop": "asyncio", "ws": "wsproto"}
+
+    def served(self) -> Any:
+        """The ASGI application."""
+        raise NotImplementedError
 
     @property
     def address(self) -> str:
@@ -95,31 +98,15 @@ class WebServer:
         shown = f"[{host}]" if ":" in host else host
         return f"{'https' if self._tls else 'http'}://{shown}:{self.port}"
 
-    @property
-    def url(self) -> str:
-        """What lets one browser in."""
-        return f"{self.address}{ENTER}?token={self.gate.token}"
-
-    def add(self, router: APIRouter, *, session: bool = True) -> None:
-        """More paths. Without `session` these very paths (no parameters in them) are open to everybody: they don't ask
-        for host, origin or session, only sizes are bounded. Raises ConfigurationError for such a path with parameters.
-        """
-        paths = {route.path for route in router.routes if isinstance(route, APIRoute)}
-        if not session:
-            if bad := [path for path in paths if "{" in path]:
-                raise ConfigurationError(f"an open path has no parameters: {bad[0]}", hint="Use the query for them")
-            self.gate.open |= paths
-        self.app.include_router(router)
-
     def start(self) -> None:
         """Begin to serve. Raises WireError when that does not come about."""
-        outer = GZipMiddleware(self.gate.around(self.app), minimum_size=1_000)
         settings = uvicorn.Config(
-            outer, log_config=None, access_log=False, server_header=False, proxy_headers=False, loop="asyncio",
-            http=_Http, h11_max_incomplete_event_size=HEAD_MOST,
-            ws="wsproto", ws_max_size=MESSAGE_MOST, limit_concurrency=CONNECTIONS_MOST,
+            self.served(), interface="asgi3", log_config=None, access_log=False, server_header=False,
+            proxy_headers=False,
+            http=self.protocol, h11_max_incomplete_event_size=HEAD_MOST,
+            ws_max_size=MESSAGE_MOST, limit_concurrency=CONNECTIONS_MOST,
             timeout_graceful_shutdown=int(STOP_SECONDS) - 1,
-            ssl_context_factory=self._context if self._tls else None,
+            ssl_context_factory=self._context if self._tls else None, **self.settings,
         )  # fmt: skip
         self._server = uvicorn.Server(settings)
         self._thread.start()
@@ -155,8 +142,54 @@ class WebServer:
         return context
 
 
-class _Http(H11Protocol):
-    """A connection on which requests come in time: uvicorn waits for ever, and would refuse all others meanwhile."""
+class WebServer(HttpServer):
+    """That of `jbi web`."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        entered: Callable[[], None] = lambda: None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`entered` is called, on the server's thread, when a browser has used the token: `url` is the next one's; the
+        rest, and what it raises, as HttpServer."""
+        web = config.web
+        super().__init__(config, web.host, web.port, section="web", ended=ended)
+        self.gate = Gate(
+            port=self.port, secure=self._tls is not None, names=(web.host, socket.gethostname(), *web.names),
+            entered=entered,
+        )  # fmt: skip
+        self.app = app()
+
+    @property
+    def url(self) -> str:
+        """What lets one browser in."""
+        return f"{self.address}{ENTER}?token={self.gate.token}"
+
+    def add(self, router: APIRouter, *, session: bool = True) -> None:
+        """More paths. Without `session` these very paths (no parameters in them) are open to everybody: they don't ask
+        for host, origin or session, only sizes are bounded. Raises ConfigurationError for such a path with parameters.
+        """
+        paths = {route.path for route in router.routes if isinstance(route, APIRoute)}
+        if not session:
+            if bad := [path for path in paths if "{" in path]:
+                raise ConfigurationError(f"an open path has no parameters: {bad[0]}", hint="Use the query for them")
+            self.gate.open |= paths
+        self.app.include_router(router)
+
+    def served(self) -> Any:
+        """The console behind its gate."""
+        return GZipMiddleware(self.gate.around(self.app), minimum_size=1_000)
+
+
+class InTime(asyncio.Protocol):
+    """Of a connection of uvicorn's: requests come in time. It waits for ever, and would refuse all others meanwhile."""
+
+    loop: asyncio.AbstractEventLoop
+    connections: set[Any]
+    transport: asyncio.Transport
+    cycle: Any
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Somebody has connected."""
@@ -165,7 +198,7 @@ class _Http(H11Protocol):
         self._next_look = self.loop.call_later(REQUEST_SECONDS, self._look, None)
         if len(self.connections) >= CONNECTIONS_MOST:
             others: Iterable[object] = self.connections - {self}
-            waiting: list[_Http] = [c for c in others if isinstance(c, _Http) and not c.cycle]
+            waiting: list[InTime] = [c for c in others if isinstance(c, InTime) and not c.cycle]
             if waiting:
                 min(waiting, key=lambda c: c.since).give_up()
 
@@ -173,11 +206,6 @@ class _Http(H11Protocol):
         """It has ended."""
         self._next_look.cancel()
         super().connection_lost(exc)
-
-    def handle_websocket_upgrade(self, event: Any) -> None:
-        """From now on it is none of ours."""
-        self._next_look.cancel()
-        super().handle_websocket_upgrade(event)
 
     def give_up(self) -> None:
         """End it without a word."""
@@ -192,10 +220,19 @@ class _Http(H11Protocol):
             self._next_look = self.loop.call_later(REQUEST_SECONDS, self._look, self.cycle)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+class Http(InTime, H11Protocol):
+    """A connection of the console's, which may become a websocket."""
+
+    def handle_websocket_upgrade(self, event: Any) -> None:
+        """From now on it is none of ours."""
+        self._next_look.cancel()
+        super().handle_websocket_upgrade(event)
+
+
+def _bound(host: str, port: int, section: str) -> socket.socket:
     """Raises PortInUseError, ConfigurationError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    made = socket.socket(family, socket.SOCK_STREAM)
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio leaves Nagle on
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
@@ -204,9 +241,9 @@ def _bound(host: str, port: int) -> socket.socket:
         made.close()
         if exc.errno == errno.EADDRINUSE:
             raise PortInUseError(
-                f"port {port} on {host} is taken", hint="Name another with --port, or 0 for any", port=port
+                f"port {port} on {host} is taken", hint=f"Set [{section}] port to another, or to 0 for any", port=port
             ) from exc
         raise ConfigurationError(
-            f"can't listen on {host}:{port}: {exc.strerror or exc}", hint="See [web] host"
+            f"can't listen on {host}:{port}: {exc.strerror or exc}", hint=f"See [{section}] host"
         ) from exc
     return made

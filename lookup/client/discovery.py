@@ -33,7 +33,7 @@ from zeroconf import Error as ZeroconfError
 from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
 
 from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ConfigurationError, JbiError, ProtocolError
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, ProtocolError
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.endpoint import Security, check_endpoint, split_endpoint
@@ -61,6 +61,11 @@ costs it a tenth of a core."""
 PAUSE_FIRST: Final = 0.5
 PAUSE_MOST: Final = 60.0
 """Seconds between two probes of a suggestion that does not answer; doubles between these."""
+HEARD_SECONDS: Final = 1.0
+"""After which those that are announced by mDNS have been heard of."""
+REFUSED_MOST: Final = 15.0
+"""The same of a locator that refuses us, at most: a wrong password that is shown each second locks out who has the
+right one (policy.users), and who is let in is there soon."""
 SUGGESTION_SECONDS: Final = 1200.0
 """A suggestion that has not answered for so long is forgotten. Longer than mDNS itself lists a killed process (1,125 s:
 PTR records live 75 minutes at most, RFC 6762 section 10, zeroconf asks again at a quarter), as a lookup service that
@@ -209,6 +214,15 @@ class Suggestions:
         return bool(failing)
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """What a lookup service says that does not let us in, and when it is asked again (monotonic)."""
+
+    error: AccessDeniedError
+    due: float
+    pause: float
+
+
 class LookupDiscovery:
     """Keeps looking for lookup services of some groups.
 
@@ -230,23 +244,29 @@ class LookupDiscovery:
         discarded: Callable[[str], None],
         name: str,
         own: str = "",
+        refused: Callable[[], None] = lambda: None,
     ) -> None:
         """`interval`: seconds between two rounds of probes of endpoints where no lookup service is known. `own` is the
-        id of the lookup service that looks for others. Raises ConfigurationError for a locator that is none."""
+        id of the lookup service that looks for others; `refused` is called when one has not let us in.
+
+        Raises ConfigurationError for a locator that is none."""
         self._groups = None if groups is None else frozenset(groups)
         self._locators = _checked(locators)
         self._security = security
         self._interval = interval
         self._discovered = discovered
         self._discarded = discarded
+        self._refused = refused
         self._own = own
         self._changed = threading.Condition()  # covers all that follows but _zeroconf and _browser
         self._suggestions = Suggestions()
         self._known: dict[str, str] = {}  # endpoint -> service id that answered there
         self._problems: dict[str, str] = {}  # endpoint -> why none of ours has answered there
+        self._refusals: dict[str, _Refusal] = {}  # endpoint -> the same, of those that may not be asked by us
         self._stopping = False
         self._kicked = False
         self._multicast = multicast
+        self._heard = time.monotonic() + (HEARD_SECONDS if multicast else 0.0)
         self._interfaces = list(interfaces)
         self._zeroconf: Zeroconf | None = None
         self._browser: ServiceBrowser | None = None
@@ -296,6 +316,7 @@ class LookupDiscovery:
             named = {self._known[e] for e in self._known if e in checked or e in self._suggestions}
             gone = set(self._known.values()) - named
             self._known.clear()  # all are asked again, as the groups may have changed
+            self._refusals.clear()
             self._kick()
         for service_id in gone:
             self._discarded(service_id)
@@ -310,6 +331,13 @@ class LookupDiscovery:
         has answered there: "" if one has, or it was not asked yet."""
         with self._changed:
             return {e: self._problems.get(e, "") for e in dict.fromkeys([*self._locators, *self._suggestions])}
+
+    def refusals(self) -> dict[str, AccessDeniedError]:
+        """What the endpoints say that are asked, if each of them does not let us in; {} if another one may."""
+        with self._changed:
+            if {*self._locators, *self._suggestions} - self._refusals.keys() or time.monotonic() < self._heard:
+                return {}
+            return {at: each.error for at, each in self._refusals.items()}
 
     def _kick(self) -> None:
         self._kicked = True
@@ -332,26 +360,30 @@ class LookupDiscovery:
 
     def _due(self) -> list[str]:
         with self._changed:
-            due = self._suggestions.due(time.monotonic(), self._known)
+            now = time.monotonic()
+            due = self._suggestions.due(now, self._known)
             self._kicked = len(due) > PROBES_A_ROUND
-            return list(dict.fromkeys([*self._locators, *due[:PROBES_A_ROUND]]))
+            refused = {at for at, each in self._refusals.items() if each.due > now}
+            return list(dict.fromkeys(at for at in (*self._locators, *due[:PROBES_A_ROUND]) if at not in refused))
 
     def _probe(self, endpoint: str) -> None:
         with self._changed:
             if self._stopping or endpoint in self._known:
                 return
         ref = ServiceRef("", EXPORTED, (endpoint,))
-        info, problem = None, "its answer makes no sense"
+        info, problem, refusal = None, "its answer makes no sense", None
         with guarded("discovery probe"):
             try:
                 info = self._describe(ref)
             except JbiError as exc:
-                problem = exc.message
+                problem, refusal = exc.message, exc if isinstance(exc, AccessDeniedError) else None
         if info is None:
             log.debug("no lookup service at %s: %s", endpoint, problem)
             with self._changed:
                 self._suggestions.failed(endpoint, time.monotonic())
-                self._note(endpoint, problem)
+                self._note(endpoint, problem, refusal)
+            if refusal is not None:
+                self._refused()
             return
         with self._changed:
             wanted = self._take(endpoint, info)
@@ -376,11 +408,16 @@ class LookupDiscovery:
             raise ProtocolError("what answers there has an id or groups that no lookup service has")
         return info
 
-    def _note(self, endpoint: str, problem: str) -> None:
+    def _note(self, endpoint: str, problem: str, refusal: AccessDeniedError | None = None) -> None:
         """Called under the lock."""
         self._problems[endpoint] = problem
+        before = self._refusals.pop(endpoint, None)
+        if refusal is not None:
+            pause = min(2 * before.pause, REFUSED_MOST) if before is not None else PAUSE_FIRST
+            self._refusals[endpoint] = _Refusal(refusal, time.monotonic() + pause, pause)
         for forgotten in self._problems.keys() - {endpoint, *self._locators, *self._suggestions}:
             del self._problems[forgotten]
+            self._refusals.pop(forgotten, None)
 
     def _take(self, endpoint: str, info: RegistrarInfo) -> bool:
         """Note who has answered; whether we want it. Called under the lock."""

@@ -88,6 +88,7 @@ class JoinManager:
             discarded=self._discarded,
             name=name,
             own=own,
+            refused=self._progress,
         )
         self._discovery.start()
 
@@ -232,6 +233,18 @@ class JoinManager:
     def connected(self) -> int:
         """How many lookup services answer."""
         return sum(session.connected for session in self.sessions())
+
+    def refused(self) -> LookupNotFoundError | None:
+        """That all lookup services that are asked don't let us in, the first one's AccessDeniedError as its cause;
+        None: one does, or may yet."""
+        refusals = self._discovery.refusals()
+        if not refusals or self.connected():
+            return None
+        said = "; ".join(f"{at}: {why.message}" for at, why in refusals.items())
+        first = next(iter(refusals.values()))
+        made = LookupNotFoundError(f"no lookup service lets us in; {said}", hint=first.hint)
+        made.__cause__ = first
+        return made
 
     def sessions(self) -> list[RegistrarSession]:
         """One for each lookup service found so far."""
@@ -398,6 +411,8 @@ class JoinManager:
             away = sum(s.away_since is not None for s in sessions)  # one just found is about to answer: waited for
             if done and done + away >= len(sessions):
                 return done
+            if not done and (refused := self.refused()) is not None:
+                raise refused from refused.__cause__
             if time.monotonic() >= deadline:
                 if done:
                     return done

@@ -255,7 +255,9 @@ class RegistrarSession:
     def _tell_away(self, why: JbiError) -> None:
         """What passes by itself is no warning; what somebody has to mend is one, once."""
         is_news = is_about_tls(why) and not self._is_told
-        log.log(logging.WARNING if is_news else logging.INFO, "lookup service %s is away: %s", self.ref.endpoints, why)
+        begins = self.connected or self.away_since is None
+        level = logging.WARNING if is_news else logging.INFO if begins else logging.DEBUG
+        log.log(level, "lookup service %s is away: %s", ", ".join(self.ref.endpoints), why)
         self._is_told = self._is_told or is_news
 
     def _connect(self) -> None:

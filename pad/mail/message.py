@@ -27,6 +27,8 @@ from jbi_pubsub.core.info_object import InfoObject
 from jbi_pubsub.core.xml import looks_like_xml
 from jbi_pubsub.pad.subscription import SubscriptionRequest, shown_entry
 
+_CONTROLS: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""What is no text: metadata need not be XML."""
 READABLE_METADATA: Final = 16 << 10
 """Bytes of the metadata that stand in the body; the attachment always has all of them."""
 
@@ -72,7 +74,7 @@ def compose(obj: InfoObject, payload: bytes, *, number: int, sender: str) -> Con
         "",
         "",
     )
-    readable = obj.metadata[:READABLE_METADATA].decode("utf-8", errors="replace")
+    readable = _CONTROLS.sub("\ufffd", obj.metadata[:READABLE_METADATA].decode("utf-8", errors="replace"))
     parts = [_text(f"{obj.type}\n\n{readable}\n"), _attachment(obj.metadata, "application/xml", "metadata.xml")]
     if payload:
         xml = looks_like_xml(payload)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from jbi_pubsub.core.errors import StudyError
-from jbi_pubsub.spark import result
+from jbi_pubsub.spark import report, result
 from jbi_pubsub.spark.plots import Plot, Series
 from jbi_pubsub.spark.result import Result, Run, Table
 
@@ -17,7 +17,9 @@ CHANGE_MOST: Final = 1e12
 
 
 def compare(before: Path, after: Path) -> Result:
-    """What changed between two finished results. Raises StudyError for what is none, or of different studies."""
+    """What changed between two finished results. Raises StudyError for what is none, or of different studies, and where
+    PyArrow is missing."""
+    report.parquet_present()
     (one, ran), (two, ran_then) = result.read(before), result.read(after)
     if one.study != two.study:
         raise StudyError(f"{before} is of the study {one.study}, {after} of {two.study}", hint="Compare two of a kind")

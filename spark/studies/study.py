@@ -176,7 +176,8 @@ def _chosen(options: Options, path: Path | None) -> str:
 
 
 def data_in(folder: Path) -> Data:
-    """A data set. Raises StudyError for what is none, or not finished."""
+    """A data set. Raises StudyError for what is none, or not finished, and where PyArrow is missing."""
+    report.parquet_present()
     if not dataset.is_dataset(folder):
         raise StudyError(f"{folder} is no data set", hint="`jbi study export` and `jbi study generate` make one")
     rejects: list[Reject] = []

@@ -244,6 +244,8 @@ def test_a_disk_that_takes_what_it_is_given(findings: Callable[..., Any], tmp_pa
     [found] = findings("disk", "--set", f"pad.state={tmp_path / 'pad.db'}")
     assert found["state"] == "ok"
     assert "[pad] state" in found["found"]
+    [found] = findings("disk", "--set", f"archive.folder={tmp_path / 'archive'}")
+    assert (found["state"], "[archive] folder" in found["found"]) == ("ok", True)
     # Expect nothing to be left behind
     assert list(tmp_path.iterdir()) == []
 
@@ -310,6 +312,9 @@ def test_extras_that_the_configuration_needs(findings: Callable[..., Any], monke
     assert (found["state"], found["found"]) == ("ok", "installed: spark; not: trust")
     [found] = findings("extras", "--set", "tls.verify=require")
     assert (found["state"], found["advice"]) == ("failure", "pip install 'jbi-pubsub[trust]'")
+    monkeypatch.setattr(checks, "_extras", lambda: {"archive": ["no-such-library"]})
+    [found] = findings("extras", "--set", "archive.folder=kept")
+    assert (found["state"], found["advice"]) == ("failure", "pip install 'jbi-pubsub[archive]'")
 
 
 def test_a_python_that_is_not_tested(findings: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

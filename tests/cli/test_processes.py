@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+from jbi_pubsub.core.config import ArchiveSection
+from jbi_pubsub.examples.demo import Demo, _archive_flags
 
 pytestmark = pytest.mark.processes
 
@@ -64,6 +70,22 @@ def test_publish_and_subscribe(
     out, err = misses.communicate(timeout=10.0)
     assert out == ""
     assert [line for line in err.splitlines() if not line.startswith("subscription ")] == []
+
+
+def test_publishing_what_the_delegate_refuses_ends_with_what_it_says(
+    flags: list[str], federation: Any, said: Callable[..., Any], tmp_path: Path
+) -> None:
+    # Given a delegate whose archive has no room
+    full = ArchiveSection(folder=str(tmp_path / "archive"), workers=0, reserve=0.9)
+    federation.pad(config=msgspec.structs.replace(federation.config, archive=full))
+    # When objects are published that are to be kept
+    command = [*flags, "publish", "--delegate", "alpha", "rome", "--schema", SCHEMA, "--metadata", FIGURE_1]
+    shown = said(*command, "--persist", "--count", "3")
+    # Expect none to count as published
+    assert shown.code == 1
+    assert shown.out.startswith("published 0 objects")
+    assert "the delegate refused 3 of 3: the archive in" in shown.err.splitlines()[-1]
+    assert json.loads(said(*command, "--persist", "--json").out)["refused"] == 1
 
 
 def test_services_and_status(
@@ -158,9 +180,25 @@ def test_the_demo_is_right_whatever_the_user_has_configured(monkeypatch: pytest.
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
     assert summary["right"] is True
-    assert len(summary["subscribers"]) == 8
+    assert len(summary["subscribers"]) == 9
+    assert {s["name"]: s["got"] for s in summary["subscribers"]}["latecomer"] == 8
     assert all(s["got"] == s["must"] for s in summary["subscribers"])
     assert "Traceback" not in done.stderr
+
+
+def test_the_demo_goes_without_an_archive_where_its_libraries_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an installation without the extra
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name, found=importlib.util.find_spec: None if name == "duckdb" else found(name),
+    )
+    state = Demo()
+    with ExitStack() as stack:
+        # Expect it to be said, nobody to come late, and no delegate to be asked for an archive
+        assert _archive_flags(state, stack) == {}
+    assert "jbi-pubsub[archive]" in state.without
+    assert state.without == state.summary()["without"]
+    assert len(state.rows) == 8
 
 
 @pytest.mark.parametrize("script", ["jbi", "jbi-lookup", "jbi-pad", "jbi-codegen", "jbi-study"])

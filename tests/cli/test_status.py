@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -193,7 +194,17 @@ def test_the_address_of_a_peer_is_whole_while_other_columns_can_go() -> None:
 JUNK = (None, 7, -1.5, float("nan"), "text", b"bytes", [], [1, "x"], {}, {"a": [1]}, 2**63)
 
 
-@pytest.mark.parametrize("facts", [DELEGATE | NEWER | TLS, LOOKUP | NEWER], ids=["delegate", "lookup"])
+WAY = {"from": "a", "to": "b", "listening": True, "waiting": 0, "troubles": 0}
+WAY |= dict.fromkeys(("registrations", "relayed", "filtered", "lost"), 3)
+FOREIGN = {"kind": "bridge", "name": "a-b", "sides": {"a": True, "b": False}, "directions": [WAY, WAY]}
+BRIDGE = DELEGATE | {"kind": "peer", "foreign": FOREIGN}
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [DELEGATE | NEWER | TLS, LOOKUP | NEWER, DELEGATE | {"node": "0" * 32}, BRIDGE],
+    ids=["delegate", "lookup", "node", "bridge"],
+)
 def test_a_status_that_no_server_of_ours_has_is_an_error_of_ours(facts: dict[str, Any]) -> None:
     # Given what a server says of itself, of which one thing is missing, or something else, or all is
     whole = facts | {"sessions": [], "subscriptions": []}
@@ -210,6 +221,18 @@ def test_a_status_that_no_server_of_ours_has_is_an_error_of_ours(facts: dict[str
             for table in tables([shown], subscriptions=True):
                 drawn(table, width=100)
     assert refused >= len(without)
+
+
+def test_what_a_bridge_says_of_its_directions_may_be_anything() -> None:
+    # Given what a bridge says, of which one thing is something else; Expect it shown, or our error, and bounded
+    ways = [WAY | {name: junk} for name in WAY for junk in JUNK]
+    told: list[Any] = [FOREIGN | {name: junk} for name in FOREIGN for junk in JUNK]
+    for foreign in (*told, *(FOREIGN | {"directions": [way]} for way in ways), FOREIGN | {"directions": [WAY] * 9_999}):
+        facts = BRIDGE | {"sessions": [], "subscriptions": [], "foreign": foreign}
+        with suppress(ProtocolError):
+            lines = [drawn(table, width=100) for table in tables([checked(facts, "h:1")])]
+            assert sum(line.count("\n") for line in lines) < 40
+    assert _cells([BRIDGE], "bridge")["state"] == "b is away"
 
 
 def test_what_there_is_no_room_for_is_said() -> None:
@@ -238,7 +261,8 @@ def test_a_server_that_is_gone_is_shown_as_such(federation: Any, eventually: Cal
 
 def test_services_of_other_kinds_are_not_asked(federation: Any) -> None:
     # Given a delegate, and a service that is none of ours, in the same lookup service
-    federation.pad("alpha", "rome")
+    pad = federation.pad("alpha", "rome")
+    pad.community.wait_joined(pad.server_id, 5.0)
     community = JoinManager(federation.config, name="sensors")
     federation.stack.callback(community.close)
     community.join(ServiceItem("s" * 32, ("org.example.Sensor",), ServiceRef("s" * 32, "sensor", ("127.0.0.1:1",))))

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from jbi_pubsub.cli.app import JsonFormatter, TextFormatter, run
-from jbi_pubsub.cli.clients import _line, _write
+from jbi_pubsub.cli.clients import line_of, write_object
 from jbi_pubsub.cli.show import Column, Table, as_json, drawn, printable, show_json, show_rows
 from jbi_pubsub.core.errors import ProtocolError, WireError
 from jbi_pubsub.core.info_object import InfoObject, Parcel, Platform, TypeName, decode, encode, object_id_of
@@ -88,7 +88,7 @@ def test_an_object_is_written_into_its_folder_whatever_its_id(object_id: str, tm
     obj = decode(_wire(msgspec.structs.replace(OBJECT, object_id=object_id)))
     # When it is written
     folder = tmp_path / "a" / "out"
-    _write(folder, obj)
+    write_object(folder, obj)
     # Expect two files, both in the folder
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) == 2
@@ -106,7 +106,7 @@ def test_the_ids_that_publishers_give_are_taken(federation: Any, figures: Any, t
     # When an object is published, expect it to arrive under its id and to be written
     object_id = publisher.publish(registration, figures.figure_1, b"payload")
     obj = subscriber.receive(uid, 5.0)
-    _write(tmp_path, obj)
+    write_object(tmp_path, obj)
     assert obj.object_id == object_id
     assert (tmp_path / f"{object_id}.payload").read_bytes() == b"payload"
 
@@ -138,7 +138,7 @@ def test_nothing_that_a_terminal_would_obey_is_printed(text: str, capsys: pytest
     first, second = lines[1].split("\t")
     assert (first.isprintable(), second, lines[2:]) == (True, "end", [""])
     # When an object's type has it, expect one printable line
-    assert _line(msgspec.structs.replace(OBJECT, type=TypeName(text))).isprintable()
+    assert line_of(msgspec.structs.replace(OBJECT, type=TypeName(text))).isprintable()
 
 
 @pytest.mark.parametrize("text", SPITEFUL.values(), ids=SPITEFUL)

@@ -31,7 +31,8 @@ FILES = Path(__file__).parent.parent.parent / "examples" / "data" / "intel_image
 SCHEMA, FIGURE_1, FIGURE_3 = (str(FILES / name) for name in ("Intel_Imagery.xsd", "fig1.xml", "fig3-template.xml"))
 ALONE = ("--no-multicast", "--locator", "127.0.0.1:1", "--set", "lookup.timeout=0.3")
 """Nobody listens on port 1."""
-ASKING = click.Context(jbi)
+ASKING = click.Context(jbi, **jbi.context_settings)
+"""With the names that help has: click remembers of each command those of whoever asked it first."""
 
 
 def commands(group: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -181,6 +182,8 @@ def test_the_examples_of_the_help_are_right_as_written(
     (tmp_path / "examples").symlink_to(top / "examples")
     for name in ("data", "arriving", "monday", "friday", "archive.parquet"):
         (tmp_path / name).mkdir()
+    for name in ("all.parquet", "kabul.jsonl", "rescued.jsonl"):
+        (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
     _, *arguments = shlex.split(re.sub(r"^\w+=\S+ ", "", example), comments=True)
     command: click.Command = jbi
@@ -580,5 +583,5 @@ def test_what_a_subscriber_lost_is_told_in_words(capsys: pytest.CaptureFixture[s
     # Given a subscription that gets nothing, and was refused at one server
     adapter = Mock(receive=Mock(return_value=None), losses=Mock(return_value={"refused": 1, "queue_full": 2000}))
     # Expect causes and numbers, and no braces
-    clients._show_objects(adapter, "subscription-1", count=None, timeout=0.0, out=None, as_json=False)
+    clients.show_objects(adapter, "subscription-1", count=None, timeout=0.0, out=None, as_json=False)
     assert capsys.readouterr() == ("", "lost: refused 1, queue_full 2,000\n")

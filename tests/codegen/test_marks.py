@@ -11,7 +11,7 @@ from jbi_pubsub.codegen.drafting import draft_marks
 from jbi_pubsub.codegen.render import render
 from jbi_pubsub.codegen.repository import open_type
 from jbi_pubsub.codegen.schema import read_bundle
-from jbi_pubsub.core.errors import SchemaError
+from jbi_pubsub.core.errors import MetadataError, SchemaError
 
 INSIDE = '<xs:complexType><xs:sequence><xs:element name="w" jbi:variance="invariant"/></xs:sequence></xs:complexType>'
 LEAF = '<xs:element name="{}" type="xs:string"/>'
@@ -121,13 +121,25 @@ def test_a_mark_that_makes_no_sense_is_refused_with_its_line(make, schema, probl
         (b'{"invariant": ["a"]}', "no path"),
         (b'{"invariant": ["/p:r/p:a"]}', "prefix p"),
         (b'{"root": "q", "invariant": ["/r/a"]}', "no element q"),
-        (b'{"invariant": []}', "nothing in the schema is invariant"),
+        (b'{"variant": ["/r/a"]}', "nothing in the schema is invariant"),
     ],
 )
 def test_a_marks_file_that_names_nothing_is_refused(make, marks, problem):
     with pytest.raises(SchemaError, match=problem) as refused:
         open_type(read_bundle(make.root(LEAF.format("a")), marks=marks))
     assert refused.value.hint
+
+
+def test_a_marks_file_may_say_that_nothing_is_invariant(make):
+    found = make.type(make.root(LEAF.format("a")), invariant=[])
+    assert leaves(found) == []
+    assert not found.has_invariants
+    assert found.entries(make.document("<r><a>1</a></r>")) == ()
+    assert found.derive("/r[a='1']", {}) == ()
+    found.check_invariants(make.document("<r><a>2</a></r>"), ())
+    found.validate(make.document("<r><a>1</a></r>"))
+    with pytest.raises(MetadataError):
+        found.validate(make.document("<r><b/></r>"))
 
 
 def test_a_marks_file_may_name_attributes_and_exceptions(make):

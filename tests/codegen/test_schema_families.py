@@ -15,7 +15,8 @@ import pytest
 from jbi_pubsub.codegen.render import render
 from jbi_pubsub.codegen.repository import open_type
 from jbi_pubsub.codegen.schema import read_bundle
-from jbi_pubsub.core.errors import SchemaError
+from jbi_pubsub.core.errors import MetadataError, SchemaError
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
 from jbi_pubsub.core.xml import parse_metadata
 from jbi_pubsub.lookup.entry import matches
 
@@ -304,3 +305,87 @@ def test_whatever_stands_in_a_document_is_found_by_the_predicate_that_says_so(
                 derived += 1
                 assert any(matches(template, entry) for entry in published), (path, template)
     assert derived > 500
+
+
+XS = 'xmlns:xs="http://www.w3.org/2001/XMLSchema"'
+
+
+def document(space: str, *links: str, body: str) -> bytes:
+    spaces = " ".join(f'xmlns:{each.lower()}="{each}"' for each in "ABCD")
+    imports = "".join(f'<xs:import namespace="{each}" schemaLocation="{each.lower()}.xsd"/>' for each in links)
+    return f'<xs:schema {XS} {spaces} targetNamespace="{space}">{imports}{body}</xs:schema>'.encode()
+
+
+def derived(name: str, base: str) -> str:
+    return f'<xs:simpleType name="{name}"><xs:restriction base="{base}"/></xs:simpleType>'
+
+
+def imported(*documents: bytes) -> SchemaBundle:
+    named = tuple((f"{name}.xsd", data) for name, data in zip("abcd", documents, strict=False))
+    return SchemaBundle("a.xsd", named, b'{"root": "{A}r"}', TypeName("chain"))
+
+
+ROOT = '<xs:element name="r" type="b:T"/>'
+
+
+def test_imports_over_three_levels_validate() -> None:
+    found = open_type(
+        imported(
+            document("A", "B", body=ROOT),
+            document("B", "C", body=derived("T", "c:T")),
+            document("C", "D", body=derived("T", "d:T")),
+            document(
+                "D",
+                body='<xs:simpleType name="T"><xs:restriction base="xs:string"><xs:pattern value="[a-z]+"/>'
+                "</xs:restriction></xs:simpleType>",
+            ),
+        )
+    )
+    found.validate(parse_metadata(b'<a:r xmlns:a="A">deep</a:r>'))
+    with pytest.raises(MetadataError, match=r"\[a-z\]\+"):
+        found.validate(parse_metadata(b'<a:r xmlns:a="A">DEEP</a:r>'))
+
+
+def test_a_circle_of_imports_that_makes_sense_is_taken() -> None:
+    found = open_type(
+        imported(
+            document("A", "B", body=ROOT + derived("S", "xs:string")), document("B", "A", body=derived("T", "a:S"))
+        )
+    )
+    found.validate(parse_metadata(b'<a:r xmlns:a="A">x</a:r>'))
+
+
+@pytest.mark.parametrize(
+    ("documents", "chain"),
+    [
+        # types that are made of each other, over two and over three documents
+        (
+            (document("A", "B", body=ROOT + derived("S", "b:T")), document("B", "A", body=derived("T", "a:S"))),
+            "a.xsd -> b.xsd -> a.xsd",
+        ),
+        (
+            (
+                document("A", "B", body=ROOT + derived("S", "b:T")),
+                document("B", "C", body=derived("T", "c:U")),
+                document("C", "A", body=derived("U", "a:S")),
+            ),
+            "a.xsd -> b.xsd -> c.xsd -> a.xsd",
+        ),
+        # a document that imports itself
+        ((document("A", "A", body=ROOT),), "a.xsd -> a.xsd"),
+    ],
+)
+def test_a_circle_of_imports_that_makes_no_sense_is_shown(documents: tuple[bytes, ...], chain: str) -> None:
+    with pytest.raises(SchemaError, match="in a circle") as refused:
+        open_type(imported(*documents))
+    told = str(refused.value.facts["chain"])
+    assert set(told.split(" -> ")) == set(chain.split(" -> "))
+    assert len(told) == len(chain)
+    assert told.split(" -> ")[0] == told.split(" -> ")[-1]
+    assert told in str(refused.value)
+
+
+def test_a_fault_beside_a_circle_is_told_without_it() -> None:
+    with pytest.raises(SchemaError) as refused:
+        open_type(imported(document("A", "B", body=ROOT), document("B", body=derived("T", "xs:nothing"))))
+    assert "circle" not in str(refused.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,8 +15,11 @@ import msgspec
 import pytest
 
 import jbi_pubsub.pad.delegate as delegates
+from jbi_pubsub.codegen.bundle import read_bundle
+from jbi_pubsub.codegen.repository import repository_of
 from jbi_pubsub.core import plugins
-from jbi_pubsub.core.errors import PredicateError
+from jbi_pubsub.core.config import Config, TypesSection
+from jbi_pubsub.core.errors import ConfigurationError, PredicateError
 from jbi_pubsub.core.info_object import Cause
 from jbi_pubsub.core.xpath import compile_predicate, predicate
 from jbi_pubsub.core.xpath.predicate import languages
@@ -146,3 +150,62 @@ def test_a_language_that_a_delegate_does_not_know_is_told_to_the_application(
     assert "unknown predicate language 'secret'" in notice.detail
     assert subscriber.losses(uid) == {"refused": 1}
     assert msgspec.json.encode(subscriber.status()["sessions"][0]["refused"]).count(b"secret") == 1
+
+
+KEPT = """
+from jbi_pubsub.codegen.types.catalogue import MemoryTypes
+asked = []
+def catalogue(address):
+    asked.append(address)
+    return MemoryTypes()
+"""
+
+
+def test_a_type_repository_is_kept_where_a_plugin_says(installed: Callable[..., Path], figures: Any) -> None:
+    config = Config(types=TypesSection(folder="shelf://room 5"))
+    with pytest.raises(ConfigurationError, match="no plug-in 'shelf'"):
+        repository_of(config)
+    # Given a distribution with a store of its own; Expect types to be kept there
+    installed("types.shelf = acme_shelf:catalogue", acme_shelf=KEPT)
+    types = repository_of(config)
+    assert types.add(read_bundle(figures.schema), by="anna").state == "active"
+    assert sys.modules["acme_shelf"].asked == ["room 5"]
+    assert types.registry is not None
+    assert len(types.registry.all("type")) == 1
+
+
+@pytest.mark.parametrize(("asked", "meant"), [("shelv", "Did you mean shelf://?"), ("xyz", "Give [types] folder")])
+def test_the_name_of_one_that_is_not_installed_is_answered_with_the_nearest(
+    asked: str, meant: str, installed: Callable[..., Path]
+) -> None:
+    installed("types.shelf = acme_shelf:catalogue", acme_shelf=KEPT)
+    with pytest.raises(ConfigurationError, match="installed: shelf") as failed:
+        repository_of(Config(types=TypesSection(folder=f"{asked}://x")))
+    assert failed.value.hint.startswith(meant)
+
+
+def test_one_that_can_not_be_loaded_is_not_taken_for_a_mistyped_name(installed: Callable[..., Path]) -> None:
+    installed("types.shelf = acme_none:catalogue")
+    with pytest.raises(ConfigurationError, match="no plug-in 'shelf'") as failed:
+        repository_of(Config(types=TypesSection(folder="shelf://x")))
+    assert "Did you mean" not in failed.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("typs", "did you mean types?"), ("q", f"there are {', '.join(plugins.KINDS)}")]
+)
+def test_one_of_an_unknown_kind_is_told(
+    kind: str, told: str, installed: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    installed(f"{kind}.shelf = acme_shelf:catalogue", acme_shelf=KEPT)
+    assert plugins.names("types") == ()
+    assert f"plug-in {kind}.shelf is of no kind that is asked for: {told}" in caplog.text
+
+
+def test_all_kinds_that_are_asked_for_are_known_and_described() -> None:
+    # Given the source, and the page on configuration; When a kind is asked for there, expect it in both
+    top = Path(plugins.__file__).parent.parent
+    files = "".join(file.read_text() for room in top.iterdir() if room.is_dir() for file in room.rglob("*.py"))
+    asked = set(re.findall(r"plugins\.(?:find|named|names)\(\s*\"(\w+)\"", files))
+    page = (top.parent / "docs" / "configuration.md").read_text()
+    assert asked == set(plugins.KINDS) == set(re.findall(r"^- `(\w+)\.NAME`", page, re.MULTILINE))

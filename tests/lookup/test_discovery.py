@@ -430,6 +430,26 @@ def test_who_has_left_is_told_that_nothing_is_registered_any_more(federation: An
         party.join(PRINTER)
 
 
+def test_a_lookup_service_that_is_away_is_told_once(
+    federation: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a party of a lookup service
+    server = federation.lookups[0] if federation.lookups else federation.lookup()
+    party = JoinManager(federation.config, name="party")
+    try:
+        eventually(party.connected)
+        caplog.set_level(logging.DEBUG, logger="jbi_pubsub.lookup")
+        # When that ends, and is tried again and again
+        server.stop()
+        told = eventually(lambda: len(away := [r for r in caplog.records if "is away" in r.message]) > 2 and away)
+        # Expect it told once, by its address; all else is for who looks for a fault
+        assert [record.levelno for record in told].count(logging.INFO) == 1
+        assert {record.levelno for record in told[1:]} == {logging.DEBUG}
+        assert f"lookup service {server.address} is away" in told[0].message
+    finally:
+        party.close()
+
+
 def test_wrong_entries_of_an_administrator_are_refused(federation: Any) -> None:
     party = JoinManager(federation.config, name="party")
     federation.stack.callback(party.close)

@@ -9,7 +9,7 @@ depth, any name and the parent, elements within ones of their own name, and docu
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -133,10 +133,10 @@ def _batch(chance: random.Random, *, dense: bool) -> Comparison:
     return Comparison(compared, len(texts), indexed, true, tuple(found))
 
 
-def is_taken(text: str) -> bool:
+def is_taken(text: str, namespaces: Mapping[str, str] = NAMESPACES) -> bool:
     """Whether the expression is none of the few that are refused as too costly."""
     try:
-        compile_predicate(text, namespaces=NAMESPACES)
+        compile_predicate(text, namespaces=namespaces)
     except PredicateError as exc:
         if "cost" not in exc.facts:
             raise

@@ -43,7 +43,8 @@ class Gate:
     """A type that takes what parses."""
 
     type = TypeName("t")
-    digest = "digest"
+    digest = "first object"
+    bundle = SchemaBundle("t.xsd", ())
 
     def validate(self, _root: Any) -> None: ...
 

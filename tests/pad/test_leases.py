@@ -35,7 +35,8 @@ class Gate:
     """An opened type."""
 
     type = TypeName("t")
-    digest = "digest"
+    digest = "leases"
+    bundle = SchemaBundle("t.xsd", ())
 
 
 @dataclass

@@ -192,3 +192,13 @@ def test_a_reminder_is_one_mail_whatever_its_subscription_says(hostile: str) -> 
     assert message["Bcc"] is None
     text = str(message.get_content())
     assert len(text) < 4 * SHOWN + 2 * len(hostile) + 1_000
+
+
+def test_metadata_that_are_no_text_leave_no_control_characters_in_the_body() -> None:
+    obj = made(b"\x1b[2J\x00<a>\xc2\x9b31m\r\n\tb")
+    message = read(single(compose(obj, b"", number=1, sender=SENDER), "subscription-1", "example.org"))
+    body = message.get_body()
+    assert body is not None
+    text = body.get_content()
+    assert "31m" in text
+    assert not {each for each in text if not each.isprintable()} - set("\r\n\t")

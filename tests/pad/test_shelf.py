@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jbi_pubsub.core.info_object import Head, Parcel, object_id_of, pack
@@ -41,6 +41,7 @@ def test_what_has_gone_is_counted_exactly_while_each_came_in_a_span_of_its_own(
 
 
 @given(st.lists(st.floats(0, 2.0), max_size=400), st.lists(st.floats(-1.0, 500.0), min_size=1, max_size=5))
+@example([0.0, 0.09333431976227181, 0.0001], [0.0, 4.526072967020483e-78])
 def test_what_has_gone_long_ago_is_counted_to_within_a_span(pauses: list[float], moments: list[float]) -> None:
     gone, now, times = Gone(), 0.0, []
     for pause in pauses:

@@ -52,7 +52,8 @@ class Gate:
     """A type that lets everything pass."""
 
     type = TypeName("t")
-    digest = "digest"
+    digest = "totals"
+    bundle = SchemaBundle("t.xsd", ())
 
     def validate(self, _root: Any) -> None: ...
 
@@ -312,13 +313,13 @@ def test_a_registration_that_is_taken_back_as_its_publishers_lease_ends_ends_onc
     drop = world.delegate._drop_registrations
     known = world.delegate.connection
 
-    def meanwhile(registrations: list[Registration]) -> None:
+    def meanwhile(registrations: list[Registration], *of: object) -> None:
         monkeypatch.setattr(world.delegate, "_drop_registrations", drop)
         monkeypatch.setattr(world.delegate, "connection", lambda _uid: other)
         with suppress(UnknownUidError):
             world.delegate.unregister_publisher(other.connection_id, registration(2))
         monkeypatch.setattr(world.delegate, "connection", known)
-        drop(registrations)
+        drop(registrations, *of)
 
     monkeypatch.setattr(world.delegate, "_drop_registrations", meanwhile)
     world.delegate.disconnect(other.connection_id)

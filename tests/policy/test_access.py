@@ -52,7 +52,7 @@ def test_one_rule_and_the_rest_is_denied() -> None:
         assert ask(of, action, type_, user=user) == Decision(False), (action, type_, user)  # type: ignore[arg-type]
 
 
-TABLE = {  # D-21: who looks and works together, and who may also steer
+TABLE = {  # who looks and works together, and who may also steer
     "junior": {"status": True, "publish": True, "steer": False},
     "senior": {"status": True, "publish": True, "steer": True},
 }

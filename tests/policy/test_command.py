@@ -282,3 +282,12 @@ def test_a_change_that_can_not_be_is_refused_and_nothing_is_written(
     code, _, err = jbi("policy", "set", key, value, "--file", "p.toml")
     assert (code, (tmp_path / "p.toml").read_text()) == (2, text)
     assert told.removeprefix("l ") in err
+
+
+def test_what_is_kept_is_checked_as_well(jbi: Any, tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("[[keep]]\ntype = 'a'\n[[keep]]\nage = '1 d'\n")
+    code, out, _ = jbi("policy", "check", "p.toml")
+    assert (code, "2 keep rules, can be used" in out) == (0, True)
+    (tmp_path / "p.toml").write_text("[[keep]]\nage = '1 parsec'\n")
+    code, out, _ = jbi("policy", "check", "p.toml")
+    assert (code, out.startswith("p.toml:2:7: error: age: '1 parsec' is not in")) == (2, True)

@@ -58,12 +58,27 @@ def test_a_changed_file_is_in_force_within_moments(
     eventually(lambda: may(manager), timeout=2.0)
 
 
+def test_a_refusal_is_logged_with_its_rule(
+    manage: Callable[..., AccessManager], caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a policy without an audit log; When somebody is refused, by a rule and for want of one
+    caplog.set_level(logging.INFO, logger="jbi_pubsub.policy")
+    manager = manage()
+    manager.record(ALICE, "publish", Subject("intel.Report"), Decision(False, "policy.toml:3"))
+    manager.record(ALICE, "connect", Subject(), Decision(False))
+    # Expect the log to say why
+    said = caplog.messages[-2:]
+    assert said[0].endswith(" may not publish intel.Report (policy.toml:3)")
+    assert said[1].endswith(" may not connect (no rule allows it)")
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         (lambda path: path.write_text("[[access]]\nusr = 'bob'\n"), "policy.toml:2:1: unknown key 'usr'"),
         (lambda path: path.write_text("[[access]\n"), "policy.toml:1:9:"),
         (lambda path: path.unlink(), "No such file"),
+        (lambda path: path.write_text(""), "empty, as a full disk leaves"),
         (lambda path: path.chmod(0o666), "everybody may write it"),
     ],
 )
@@ -88,6 +103,15 @@ def test_a_file_that_is_no_good_leaves_the_old_rules_in_force_and_says_so(
     eventually(lambda: manager.version == 2, timeout=2.0)
     assert manager.fault == ""
     assert not may(manager)
+
+
+def test_a_file_without_rules_that_is_not_empty_allows_all(
+    manage: Callable[..., AccessManager], eventually: Callable[..., None]
+) -> None:
+    manager = manage()
+    manager.path.write_text("# all is allowed\n")
+    eventually(lambda: manager.version == 2, timeout=2.0)
+    assert (manager.fault, manager.rules.rules) == ("", ())
 
 
 def test_a_file_in_the_middle_of_a_write_is_not_taken(manage: Callable[..., AccessManager]) -> None:

@@ -11,14 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jbi_pubsub.core.config import LinkSection
 from jbi_pubsub.core.errors import ArgumentError, BackPressureError, MetadataError
 from jbi_pubsub.core.info_object import Head, Parcel
 from jbi_pubsub.core.wire.stream import MAX_BATCH_ITEMS
 from jbi_pubsub.pad.proxy import PUBLICATION, WHOLE
 from jbi_pubsub.publisher.lanes import RUN_ITEMS, Lanes
+from jbi_pubsub.publisher.payloads import Body, Payload, Payloads
 from jbi_pubsub.publisher.publication import RUN_BYTES, RUN_SECONDS, runs_of
 
 TYPE = "mil.af.rl.jbi.Intel_Imagery"
+
+
+def body_of(payload: Payload) -> Body:
+    return Payloads(LinkSection().spooling()).body(payload, 1 << 20, 0.0)
 
 
 def test_many_objects_arrive_as_if_published_one_by_one(publishing: Any, federation: Any, figures: Any) -> None:
@@ -62,7 +68,7 @@ def test_a_bad_one_among_many_ends_the_call_behind_those_before_it(
     [
         (b"<metadata/>", "pairs"),
         ((b"<metadata/>",), "pairs"),
-        ((None, b"payload"), "metadata is None"),
+        ((7, b"payload"), "metadata is 7"),
         ((b"<metadata/>", 7), "payload is 7"),
     ],
 )
@@ -155,7 +161,7 @@ def test_a_source_that_fails_or_takes_its_time_holds_nothing_back(
 def test_runs_are_bounded_and_hold_everything_in_order() -> None:
     # Given small objects and some large ones; Expect runs of so many objects or bytes, and nothing left out
     objects = [(b"<m/>", b"x" * (200_000 if n % 70 == 69 else n)) for n in range(400)]
-    runs = list(runs_of(objects))
+    runs = list(runs_of(objects, body=body_of))
     assert [pair for run in runs for pair in run] == objects
     assert max(map(len, runs)) == 100
     assert all(sum(len(m) + len(p) for m, p in run[:-1]) < RUN_BYTES for run in runs)
@@ -166,7 +172,7 @@ def test_what_comes_before_a_bad_one_is_given_first() -> None:
     def come() -> Iterator[Any]:
         yield from [(b"<m/>", b"1"), (b"<m/>", b"2"), "no object"]
 
-    runs = runs_of(come())
+    runs = runs_of(come(), body=body_of)
     assert next(runs) == [(b"<m/>", b"1"), (b"<m/>", b"2")]
     with pytest.raises(ArgumentError):
         next(runs)

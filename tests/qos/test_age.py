@@ -168,10 +168,13 @@ def test_an_age_becomes_a_time_of_our_own_clock_and_any_is_harmless(age: int) ->
         assert told["p50"] == pytest.approx(age / 1000 + 0.1, rel=0.25)
 
 
-def test_without_quality_of_service_nobody_asks_for_the_time() -> None:
-    item = memoryview(PUBLICATION.pack(1, 7, 1_500) + b"".join(parcel(1).parts))
-    ((_, (got,)),) = _runs([item], {})
-    assert got.since == 0.0
+def test_without_quality_of_service_nobody_asks_for_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given an object that tells no age, and one that expires, and so tells it
+    monkeypatch.setattr("jbi_pubsub.pad.server.time.monotonic", lambda: 1_000.0)
+    for age, since in ((0, 0.0), (1_500, 998.5)):
+        item = memoryview(PUBLICATION.pack(1, 7, age) + b"".join(parcel(1).parts))
+        ((_, (got,)),) = _runs([item], {})
+        assert got.since == since
 
 
 def test_who_is_behind_a_slow_one_of_its_registration_expires_when_it_is_time() -> None:

@@ -371,6 +371,24 @@ def test_what_came_before_a_newcomer_goes_first_and_no_later_than_its_deadline()
     assert scene.lost == {(1, Cause.DEADLINE): 1}
 
 
+def test_what_its_publisher_gives_no_more_time_is_lost_wherever_it_waits() -> None:
+    # Given a newcomer without a deadline, and objects before it and behind it of which some have expired
+    scene = Scene()
+    ours = scene.subscribe(4, held=True)
+    arrears = Arrears(ours.request, 1 << 20)
+    parcels = [_parcel(sequence) for sequence in range(1, 5)]
+    for parcel, left in zip(parcels, (-1.0, 1.0, -1.0, 1.0), strict=True):
+        parcel.expires = scene.now + left
+    for parcel in parcels[:2]:
+        arrears.owe(Waiting(parcel, arrived=scene.now - 2.0))
+    scene.session.offer([(ours, parcel) for parcel in parcels[2:]])
+    scene.session.catch_up([(ours, arrears, 0)])
+    scene.read_all()
+    # Expect those that have time left
+    assert scene.got == [(1, 2), (1, 4)]
+    assert scene.lost == {(1, Cause.EXPIRED): 2}
+
+
 @settings(max_examples=150)
 @given(
     subscriptions=st.lists(

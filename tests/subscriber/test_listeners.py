@@ -52,11 +52,10 @@ class Listener:
 @pytest.fixture
 def pool() -> Iterator[ListenerPool]:
     """A pool that leaves no thread behind."""
-    before = set(threading.enumerate())
-    pool = ListenerPool("test")
+    pool = ListenerPool("pool-under-test")
     yield pool
     pool.stop()
-    assert set(threading.enumerate()) <= before
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("pool-under-test")] == []
 
 
 @pytest.fixture

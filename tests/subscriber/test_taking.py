@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import struct
@@ -15,11 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import jbi_pubsub.subscriber.session as session_module
-from jbi_pubsub.core.config import Config
-from jbi_pubsub.core.errors import ProtocolError
+from jbi_pubsub.core.config import Config, LinkSection
+from jbi_pubsub.core.errors import OversizeError, ProtocolError
+from jbi_pubsub.core.gathering import Gathering
 from jbi_pubsub.core.info_object import Cause, Head, InfoObject, LossNotice, decode, pack
 from jbi_pubsub.core.renewal import LeaseRenewalManager
+from jbi_pubsub.core.signing import digest
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.pad.delivery import CHUNK, END, ITEM, LAST_CHUNK, LOSS, OBJECT, SHARED, Heard
 from jbi_pubsub.pad.subscription import SubscriptionRequest
@@ -217,27 +219,75 @@ def test_a_large_object_comes_whole_however_it_was_cut(at_once: int, process: Pr
 
 def test_chunks_keep_nothing_of_the_batches_they_came_in(process: Process) -> None:
     # Given batches of which a large object's chunk is a small part, and one of which it is most
-    process.subscribe(1)
-    standing = process.session._by_number[1]
+    coming = Gathering(Config().link.spooling(), 0, 0.0)
     for size in (10, 0, 40_000, 90_000, 20):
-        standing.gather(memoryview(bytearray(100_000))[:size])
+        coming.add(memoryview(bytearray(100_000))[:size])
     # Expect the small ones to be copied together, and to hold no batch for as long as the rest does not come
-    chunks = standing.gathered()
-    assert [(type(chunk), len(chunk)) for chunk in chunks] == [
+    assert [(type(chunk), len(chunk)) for chunk in coming.chunks] == [
         (bytearray, 40_010),
         (memoryview, 90_000),
         (bytearray, 20),
     ]
 
 
-def test_a_large_object_that_never_ends_is_an_error_of_the_protocol(
-    process: Process, monkeypatch: pytest.MonkeyPatch
+def test_a_payload_has_as_much_as_its_head_says_unless_a_delegate_has_cut_it() -> None:
+    # Given room for what has 200,000 bytes, and objects that say 100,000
+    spool = LinkSection(spool=64 << 10, spool_bytes=2_000_000).spooling()
+    (begun, _) = pack(Head("1", "r", 1, 1.0, "t", "1.0", b"", 100_000), b"").parts
+
+    def come(size: int, *, is_cut: bool) -> Gathering:
+        coming = Gathering(spool, 200_000, 0.0, is_cut=is_cut)
+        for chunk in (begun, bytes(80_000), bytes(size - 80_000)):
+            coming.add(memoryview(chunk))
+        return coming
+
+    # Expect of a publisher exactly that
+    assert come(100_000, is_cut=False).parcel(0.0).head.payload_length == 100_000
+    for size in (99_999, 100_001):
+        with pytest.raises(ProtocolError, match="by its head has"):
+            come(size, is_cut=False).parcel(0.0)
+    # Expect of a delegate less or more, up to the limit
+    for size in (99_999, 100_001, 200_000):
+        coming = come(size, is_cut=True)
+        assert coming.info_object(0).payload_size == size
+        assert coming.failure is None
+    coming = come(200_001, is_cut=True)
+    assert isinstance(coming.failure, OversizeError)
+    assert spool.used == 0
+
+
+@pytest.mark.parametrize(("signature", "is_looked_at"), [(b"signed", True), (b"signed", False), (b"", True)])
+def test_the_digest_of_a_large_payload_is_made_as_it_comes(
+    monkeypatch: pytest.MonkeyPatch, signature: bytes, is_looked_at: bool
 ) -> None:
-    monkeypatch.setattr(session_module, "MAX_ITEM_BYTES", 1000)
+    # Given one that was signed or not, for who looks at signatures or does not
+    payload = bytes(range(250)) * 400
+    head = Head("1", "r", 1, 1.0, "t", "1.0", b"", len(payload), signature=signature)
+    coming = Gathering(LinkSection(spool=64 << 10).spooling(), 1 << 20, 0.0, is_looked_at=is_looked_at)
+    for chunk in (pack(head, b"").parts[0], payload[:70_000], payload[70_000:]):
+        coming.add(memoryview(chunk))
+    spooled = coming.parcel(0.0).spooled
+    assert spooled is not None
+    assert digest(spooled) == hashlib.sha256(payload).digest()
+    # Expect it not to be read again where both are so
+    read: list[int] = []
+    monkeypatch.setattr(type(spooled), "chunks", lambda _, size: read.append(size) or iter(()))
+    digest(spooled)
+    assert bool(read) == (not (signature and is_looked_at))
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        (5 << 20).to_bytes(4, "big"),  # its head has more than any
+        bytes(4),  # it has none
+    ],
+)
+def test_a_large_object_that_never_ends_is_an_error_of_the_protocol(process: Process, begun: bytes) -> None:
     process.subscribe(1)
-    process.take(ITEM.pack(CHUNK, 1) + bytes(900))
+    process.take(ITEM.pack(CHUNK, 1) + begun)
     with pytest.raises(ProtocolError):
-        process.take(ITEM.pack(CHUNK, 1) + bytes(101))
+        process.take(*[ITEM.pack(CHUNK, 1) + bytes(1 << 20)] * 10)
 
 
 def test_a_listener_that_hangs_holds_up_no_delivery(process: Process, eventually: Callable[..., Any]) -> None:

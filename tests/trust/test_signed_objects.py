@@ -12,9 +12,9 @@ import pytest
 from certificates import DAY, Authority
 
 from jbi_pubsub import Config
-from jbi_pubsub.core.config import TlsSection
+from jbi_pubsub.core.config import LinkSection, TlsSection
 from jbi_pubsub.core.errors import ConfigurationError, JbiError, SignatureError
-from jbi_pubsub.core.info_object import InfoObject, LossNotice, Parcel, pack
+from jbi_pubsub.core.info_object import InfoObject, LargeObject, LossNotice, Parcel, pack
 from jbi_pubsub.core.signing import SigningKey, anchor_of, cut_bytes, digest, filter_digest, head_bytes
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.lookup.item import ServiceItem
@@ -126,6 +126,29 @@ def test_a_signed_object_is_known_by_the_name_of_who_signed_it(
         assert (status["signed"], status["bad_signature"], status["refused"]) == (23, 0, 0)
         assert status["registrations"][0]["signs"] is True
         assert [s.value for s in pad.samples() if s.name == "signed"] == [23]
+
+
+@pytest.mark.parametrize("kind", ["delegate", "peer"])
+def test_a_payload_in_a_file_is_signed_as_well(kind: str, party: Party, tmp_path: Path) -> None:
+    # Given parties that keep what has more than 64 KiB in files
+    link = LinkSection(spool=64 << 10)
+    party.federation.config = msgspec.structs.replace(party.federation.config, link=link)
+    path = tmp_path / "payload"
+    path.write_bytes(bytes(range(250)) * 4_000)
+    if kind == "delegate":
+        party.pad(verify="require")
+        adapter = party.light()
+        at = (adapter.connect_to_delegate("alpha"),)
+    else:
+        adapter, at = party.federation.peer(party.config("publisher.example", sign=True)), ()
+    registration = adapter.register_publisher(*at, type_name="report", validate=False)
+    subscriber = party.subscriber()
+    uid = subscriber.register_subscriber(type_name="report")
+    subscriber.wait_matched(uid)
+    # Expect what is signed to hold, with the name of who signed it
+    adapter.publish(registration, b"<a/>", path)
+    obj = subscriber.receive(uid, 10.0)
+    assert (type(obj), obj.platform.verified, obj.payload) == (LargeObject, "publisher.example", path.read_bytes())
 
 
 def test_the_key_is_an_entry_that_disturbs_no_template(party: Party, figures: Any) -> None:

@@ -183,7 +183,8 @@ def test_a_subscriber_without_a_lookup_service_is_told_where_was_looked(federati
         ("type_name", b"x"), ("version", 2), ("namespaces", ["a"]), ("namespaces", {"a": 1}), ("language", 1),
         ("policy", "drop"), ("bound", "5"), ("bound", True), ("suppress_empty", None), ("locations", {"a": "b"}),
         ("attributes", {"a": 1}), ("timeout", "5"), ("timeout", float("nan")), ("timeout", float("inf")),
-        ("predicate", "//a[. = '\ud800']"), ("attributes", {"a": "\ud800"}),
+        ("predicate", "//a[. = '\ud800']"), ("attributes", {"a": "\ud800"}), ("view", "everything"), ("view", 5),
+        ("unlike", 5), ("local", "yes"), ("well_formed", 1), ("validate", None),
     ],
 )  # fmt: skip
 def test_an_argument_of_the_wrong_type_is_refused_where_the_call_is_made(
@@ -355,7 +356,8 @@ def test_a_schema_file_that_is_not_there_is_refused(unharmed: Any, tmp_path: Any
     ("argument", "value"),
     [
         ("schema", 7), ("invariants", None), ("marks", 7), ("type_name", 7), ("version", 2), ("validate", "no"),
-        ("locations", ["a"]),
+        ("locations", ["a"]), ("well_formed", "no"), ("reliable", 1), ("expiration", "5"), ("local", "here"),
+        ("owner", 5),
     ],
 )  # fmt: skip
 def test_a_registration_with_an_argument_of_the_wrong_type_is_refused(
@@ -368,7 +370,7 @@ def test_a_registration_with_an_argument_of_the_wrong_type_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("argument", "value"), [("registration", 5), ("registration", []), ("metadata", None), ("metadata", 5),
+    ("argument", "value"), [("registration", 5), ("registration", []), ("metadata", 5),
                             ("payload", 5), ("payload", ["a"]), ("payload", "\ud800")]
 )  # fmt: skip
 def test_an_object_of_the_wrong_type_is_refused(unharmed: Any, argument: str, value: object) -> None:

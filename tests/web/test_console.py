@@ -34,7 +34,7 @@ pytestmark = [
 TYPE: Final = "mil.af.rl.jbi.Intel_Imagery"
 HOSTILE: Final = "<img src=x onerror=alert(1)></script>"
 SUBSCRIPTIONS: Final = 30
-PAGES: Final = ("", "servers", "subscriptions", "plots", "objects", "explain", "administration")
+PAGES: Final = ("", "servers", "subscriptions", "plots", "objects", "explain", "administration", "node", "client")
 
 WIDER: Final = """() => [...document.querySelectorAll('#app *')].filter(e => {
     const box = e.getBoundingClientRect();
@@ -291,6 +291,51 @@ def test_an_administrator_acts_after_a_question(console: Watched, eventually: Ca
     assert console.federation.lookups[0].administered().locators == ("127.0.0.1:1",)
 
 
+def test_the_test_client_publishes_subscribes_and_counts(console: Watched) -> None:
+    page = console.open("client")
+    one = page.locator("section[aria-label='Connection']")
+    one.get_by_label("delegate").fill("alpha0, rome")
+    one.get_by_role("button", name="Connect", exact=True).click()
+    page.get_by_text("Connected.", exact=True).wait_for()
+    # Given a subscriber, and five publishers of twenty objects each
+    hears = page.locator("section[aria-label='New subscriber']")
+    hears.get_by_label("type").fill("trial")
+    hears.get_by_role("button", name="Add subscriber").click()
+    page.get_by_role("button", name="Remove subscriber 1").wait_for()
+    says = page.locator("section[aria-label='New publisher']")
+    for label, text in (("type", "trial"), ("name", HOSTILE), ("metadata", "<t/>"), ("publishers", "5"),
+                        ("count", "20"), ("delay ms", "10")):  # fmt: skip
+        says.get_by_label(label, exact=True).fill(text)
+    # Expect what is no number to be said, and an option to be chosen
+    says.get_by_label("expiration ms").fill("soon")
+    says.get_by_role("button", name="Add publisher").click()
+    page.get_by_role("alert").get_by_text("expiration ms: 'soon' is no number").wait_for()
+    says.get_by_label("expiration ms").fill("")
+    says.get_by_label("valid", exact=True).click()
+    page.get_by_role("option", name="no", exact=True).click()
+    says.get_by_role("button", name="Add publisher").click()
+    # When it is started; Expect the counters of both to come to a hundred, and the log to be text
+    page.get_by_role("button", name=f"Start {HOSTILE}").click()
+    page.wait_for_function("""() => {
+        const cells = [...document.querySelectorAll("section[aria-label='Panels'] tbody td")];
+        return cells.filter(td => td.textContent === '100').length === 2;
+    }""")
+    assert "received" in page.get_by_label("Events").inner_text()
+    assert page.locator("img[src=x]").count() == 0
+    # When another tab looks; Expect the same panels, and one that is removed to be gone for both
+    other = console.open("client")
+    other.get_by_role("button", name="Remove subscriber 1").click()
+    page.get_by_role("button", name="Remove subscriber 1").wait_for(state="detached")
+    page.get_by_role("button", name="Disconnect").click()
+    page.get_by_text("Not connected.").wait_for()
+
+
+def test_a_delegate_that_is_no_node_is_said_to_be_none(console: Watched) -> None:
+    page = console.open("node")
+    page.get_by_role("status").get_by_text("is no node of this version").wait_for()
+    page.get_by_text("No password file: [policy] users of this console's configuration names it").wait_for()
+
+
 def test_without_admin_there_is_no_such_page_and_ctrl_c_ends_it(watched: Watched, world: str) -> None:
     lookup = watched.federation.lookups[0].address
     command = [sys.executable, "-m", "jbi_pubsub", "--no-multicast", "--group", world, "--locator", lookup]
@@ -303,8 +348,10 @@ def test_without_admin_there_is_no_such_page_and_ctrl_c_ends_it(watched: Watched
         page = watched.browser.new_context().new_page()
         page.goto(url)
         page.get_by_role("heading", level=1).wait_for()
-        assert page.get_by_role("link", name="Administration").count() == 0
-        assert page.goto(f"{url.partition('/enter')[0]}/administration").status == 404
+        for name in ("Administration", "Node", "Client"):
+            assert page.get_by_role("link", name=name, exact=True).count() == 0
+        for path in ("administration", "node", "client"):
+            assert page.goto(f"{url.partition('/enter')[0]}/{path}").status == 404
         page.goto(url.partition("/enter")[0])
         page.get_by_role("heading", level=1).wait_for()
         # When it is interrupted with a page open; Expect it to end in order, soon, without a word

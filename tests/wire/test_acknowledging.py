@@ -32,7 +32,7 @@ class Peer:
             item = self._sent.to_bytes(8, "big") + bytes(size)
             self.line.send(ITEMS, [BATCH.pack(self._sent, 1), LENGTH.pack(len(item)), item])
 
-    def begin(self, **options: int) -> None:
+    def begin(self, **options: int) -> Receiver:
         """Have the receiver read from now on."""
         receiver = Receiver(self._take, lambda: b"note", **options)
 
@@ -42,6 +42,13 @@ class Peer:
 
         self._thread = threading.Thread(target=run)
         self._thread.start()
+        return receiver
+
+    def ended(self) -> None:
+        """The receiver has ended the line."""
+        assert self._thread is not None
+        self._thread.join(10.0)
+        assert not self._thread.is_alive()
 
     def acknowledged(self, count: int) -> list[int]:
         """The positions of the next acknowledgements."""
@@ -151,3 +158,73 @@ def test_on_a_busy_line_an_acknowledgement_waits_for_a_moment_and_no_longer(
     assert peer.acknowledged(1) == [3]
     assert waits == [1000.0] * 2
     peer.expect_no_more()
+
+
+class Slow(Peer):
+    """Its batches may be acknowledged when their permit is there, and not when there is a fault."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.permits = threading.Semaphore(0)
+        self.is_faulty = False
+
+    def _take(self, items: list[memoryview]) -> Callable[[], None] | None:  # type: ignore[override]
+        super()._take(items)
+        return self._settle if self.received[-1] % 2 else None
+
+    def _settle(self) -> None:
+        assert self.permits.acquire(timeout=10.0)
+        if self.is_faulty:
+            raise ValueError("a fault")
+
+
+@pytest.fixture
+def slow() -> Iterator[Slow]:
+    made = Slow()
+    yield made
+    made.permits.release(100)
+    made.close()
+
+
+def test_the_next_batches_are_taken_while_one_waits_for_the_disk(slow: Slow, eventually: Callable[..., object]) -> None:
+    # Given a receiver, each second of whose batches has to be on disk before it is acknowledged
+    slow.begin()
+    assert slow.acknowledged(1) == [0]
+    # When three come, expect all to be taken, and none to be acknowledged
+    slow.send(10, 10, 10)
+    eventually(lambda: slow.received == [1, 2, 3])
+    slow.expect_no_more()
+    # When the first and the third are on disk, expect all to be acknowledged, in their order, and what comes then
+    slow.permits.release(2)
+    slow.send(10)
+    positions = [0]
+    while positions[-1] < 4:
+        positions += slow.acknowledged(1)
+    assert positions == sorted(positions)
+
+
+def test_no_more_wait_for_the_disk_than_a_sender_has_under_way(slow: Slow, eventually: Callable[..., object]) -> None:
+    # Given a sender that minds no window
+    slow.begin()
+    slow.send(*[10] * 40)
+    # Expect the receiver to take as many as it may, and one
+    eventually(lambda: len(slow.received) > stream.WINDOW_BATCHES)
+    assert slow.acknowledged(1) == [0]
+    slow.expect_no_more()
+    assert len(slow.received) == stream.WINDOW_BATCHES + 1
+
+
+def test_what_could_not_be_settled_is_asked_for_again(slow: Slow) -> None:
+    # Given two batches that were settled, and acknowledged
+    slow.permits.release()
+    receiver = slow.begin()
+    slow.send(10, 10)
+    while slow.acknowledged(1) != [2]:
+        pass
+    # When the third can't be, expect the line to end, and the next one to begin before it
+    slow.is_faulty = True
+    slow.permits.release()
+    slow.send(10)
+    slow.ended()
+    assert slow.received == [1, 2, 3]
+    assert receiver.position == 2

@@ -26,6 +26,7 @@ from jbi_pubsub.core.wire.stream import (
     Receiver,
     Sender,
 )
+from tests.conftest import eventually
 
 
 class Numbers:
@@ -361,5 +362,50 @@ def test_a_bad_batch_ends_the_line_and_hands_nothing_on(body: list[bytes]) -> No
     # Expect a breach of the protocol, nothing handed on, and the position as before
     assert [type(exc) for exc in refused] == [ProtocolError]
     assert (received, receiver.position) == ([], 0)
+    ours.close()
+    theirs.close()
+
+
+def test_who_leaves_waits_until_the_last_of_it_was_read() -> None:
+    # Given a receiver that has taken a batch, on a line of which its peer reads nothing just now
+    ours, theirs = socket.socketpair()
+    taken = threading.Event()
+    receiver = Receiver(lambda _: taken.set(), lambda: b"taken" if left.is_set() else b"")
+    left = threading.Event()
+    reading = threading.Thread(target=run, args=(lambda: receiver.run(Line(theirs)),))
+    reading.start()
+    peer = Line(ours)
+    peer.send(ITEMS, batch(1, 1, b"x"))
+    assert taken.wait(10.0)
+    # When it leaves
+    left.set()
+    leaving = threading.Thread(target=receiver.leave, args=(10.0,))
+    leaving.start()
+    # Expect it to wait until the peer has read that, and the end behind it
+    notes = []
+    while True:
+        try:
+            assert leaving.is_alive()
+            notes.append(bytes(peer.receive(5.0)[1])[8:])
+        except WireError:
+            break
+    assert notes[-1] == b"taken"
+    ours.close()
+    leaving.join(10.0)
+    assert not leaving.is_alive()
+    reading.join(10.0)
+    theirs.close()
+
+
+def test_who_leaves_waits_no_longer_than_that() -> None:
+    # Given a peer that reads nothing
+    ours, theirs = socket.socketpair()
+    receiver = Receiver(lambda _: None, lambda: b"")
+    reading = threading.Thread(target=run, args=(lambda: receiver.run(Line(theirs)),))
+    reading.start()
+    eventually(lambda: receiver._line is not None)
+    receiver.leave(0.05)
+    reading.join(10.0)
+    assert not reading.is_alive()
     ours.close()
     theirs.close()

@@ -153,6 +153,14 @@ class Stencil:
         """What is invariant in a document that fits."""
         return self.kind, self._invariants(found)
 
+    def elements(self) -> list[tuple[Path, bool, frozenset[str]]]:
+        """What there may be in a document that fits: elements by path, whether they are leaves, and the names of their
+        attributes. Several of one path may differ."""
+        return [
+            (path, not each.children, frozenset(name for start in each.starts.values() for name in _attributes(start)))
+            for path, each in _shapes_of(self.shape.root, ())
+        ]
+
     def reader(self, layout: Layout) -> _Reader | None:
         """How to read documents that fit; None: they have to be parsed for that."""
         known: tuple[_Reader | Wanted | None] | None = layout.readers.get(self.number)
@@ -203,6 +211,11 @@ class Traced:
     def size(self) -> int:
         """Bytes of the document."""
         return len(self._found.string)
+
+    @property
+    def stencil(self) -> Stencil:
+        """The one that it fits."""
+        return self._stencil
 
     @property
     def invariants(self) -> Invariants:
@@ -491,7 +504,15 @@ def _one_of(forms: Sequence[bytes]) -> bytes:
 
 
 def _elements_of(shape: Shape, above: Path) -> Iterable[tuple[Path, bool]]:
+    return ((path, not each.children) for path, each in _shapes_of(shape, above))
+
+
+def _attributes(start: Start) -> Iterable[str]:
+    return itertools.chain(start.fixed, (name for name, _ in start.free))
+
+
+def _shapes_of(shape: Shape, above: Path) -> Iterable[tuple[Path, Shape]]:
     path = (*above, shape.tag)
-    yield path, not shape.children
+    yield path, shape
     for child in shape.children:
-        yield from _elements_of(child.shape, path)
+        yield from _shapes_of(child.shape, path)

@@ -16,6 +16,7 @@ Rules, each from a failing run of stock rpyc with an untrusted peer:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import logging
 import socket
@@ -34,6 +35,7 @@ from rpyc.core.service import VoidService
 from rpyc.core.stream import SocketStream
 
 from jbi_pubsub.core.errors import (
+    ConfigurationError,
     ErrorReport,
     JbiError,
     OversizeError,
@@ -46,7 +48,7 @@ from jbi_pubsub.core.errors import (
 from jbi_pubsub.core.guard import guarded
 from jbi_pubsub.core.values import decoded, decoder_of
 
-from .endpoint import CONTROL, Caller, Security, dial, protocol_in, readable, recv_exactly
+from .endpoint import CONTROL, Caller, Login, Security, dial, protocol_in, readable, recv_exactly
 from .ref import PROTOCOL, ServiceRef
 from .tls import alert_in, explained
 
@@ -74,8 +76,27 @@ IDLE_SECONDS: Final = 60.0
 """Until the next call of a connection over which nobody has got or renewed a lease; who has one may be idle. A client
 whose idle connection was closed opens another one with its next call."""
 
+LOGIN: Final = "login"
+"""Name of the exported object by whose method `login` a caller says who he is, for all later calls of a connection."""
+
+_own_logins: Final[dict[str, Login]] = {}
+"""By address, for servers of this process that know it by a secret."""
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def trust_own(address: str, login: Login | None) -> None:
+    """How this process logs in at a server of its own from now on; None: as everywhere."""
+    if login is None:
+        _own_logins.pop(address, None)
+    else:
+        _own_logins[address] = login
+
+
+def own_login(endpoints: tuple[str, ...]) -> Login | None:
+    """How this process logs in where one of its own servers is; None: there is none."""
+    return next((_own_logins[each] for each in endpoints if each in _own_logins), None) if _own_logins else None
 
 
 def exported(method: F) -> F:
@@ -115,6 +136,8 @@ class ControlServer:
         """(True, result) or (False, ErrorReport), both encoded."""
         self.calls += 1
         failure = ErrorReport("error", f"internal error in {name}.{method}"[:200])
+        if caller.place.user:
+            caller = dataclasses.replace(caller, identity=caller.place.user)
         with caller.place.in_use(), guarded("control call"):
             try:
                 target, function, arguments = self._called(name, method, request)
@@ -191,7 +214,7 @@ class ControlClient:
             connection = self._connected(seconds)
             if self._closed:  # meanwhile
                 raise WireError(f"connection to {self.ref.exported} is closed")
-            return self._answer(connection, method, request, seconds)
+            return self._answer(connection, self.ref.exported, method, request, seconds)
         except BaseException:  # an interrupt, too, leaves half an answer behind
             self._drop()
             raise
@@ -200,21 +223,23 @@ class ControlClient:
                 self._drop()
             self._lock.release()
 
-    def _answer(self, connection: _Connection, method: str, request: bytes, seconds: float) -> tuple[bool, bytes]:
+    def _answer(
+        self, connection: _Connection, exported: str, method: str, request: bytes, seconds: float
+    ) -> tuple[bool, bytes]:
         at = ", ".join(self.ref.endpoints)
         try:
             connection.limit_frames(seconds, self._most)
             answer = connection.async_request(
-                consts.HANDLE_CALLATTR, self.ref.exported, method, (request,), timeout=seconds
+                consts.HANDLE_CALLATTR, exported, method, (request,), timeout=seconds
             ).value
         except TimeoutError as exc:
-            raise WireTimeoutError(f"{self.ref.exported}.{method} at {at}: no answer within {seconds:g} s") from exc
+            raise WireTimeoutError(f"{exported}.{method} at {at}: no answer within {seconds:g} s") from exc
         except ProtocolError as exc:
-            raise ProtocolError(f"{self.ref.exported} at {at}: {exc.message}", hint=exc.hint, **exc.facts) from exc
+            raise ProtocolError(f"{exported} at {at}: {exc.message}", hint=exc.hint, **exc.facts) from exc
         except (EOFError, OSError) as exc:
-            raise WireError(f"{self.ref.exported} at {at} is gone: {exc}") from exc
+            raise WireError(f"{exported} at {at} is gone: {exc}") from exc
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[1], bytes)):
-            raise ProtocolError(f"bad answer of {self.ref.exported}.{method} at {at}")
+            raise ProtocolError(f"bad answer of {exported}.{method} at {at}")
         return bool(answer[0]), answer[1]
 
     def _connected(self, seconds: float) -> _Connection:
@@ -228,7 +253,23 @@ class ControlClient:
             sock = dial(self.ref, CONTROL, self._security, seconds)
             connection = _Connection(_Root(None, Caller("")), _Channel(_Stream(sock), compress=False), _CONFIG)
             self._connection = connection
+            login = own_login(self.ref.endpoints) or self._security.login
+            if login is not None:
+                self._log_in(connection, login, seconds)
         return connection
+
+    def _log_in(self, connection: _Connection, login: Login, seconds: float) -> None:
+        """Before the first call over a connection. Raises AccessDeniedError; ConfigurationError, where others could
+        read the password."""
+        if not all(map(self._security.may_show_password, self.ref.endpoints)):
+            raise ConfigurationError(
+                f"refusing to show the password of {login.user} to {', '.join(self.ref.endpoints)} without TLS",
+                hint="Set [tls], or tls.insecure = true on a network you trust",
+            )
+        request = msgspec.msgpack.encode((login.user, login.password))
+        good, answer = self._answer(connection, LOGIN, "login", request, seconds)
+        if not good:
+            raise rebuild(decoded(_ERRORS, answer, f"answer to a login at {', '.join(self.ref.endpoints)}"))
 
     def _drop(self) -> None:
         if self._connection is not None:

@@ -105,6 +105,10 @@ class Place:
     """Of the peer's certificate (`x509.Certificate.holder`), "" without TLS."""
     kept: bool = False
     """It is the data connection of a publisher, subscriber or listener."""
+    user: str = ""
+    """Who has logged in over it; "" nobody."""
+    proof: str = field(default="", repr=False)
+    """What that was checked against: an account that has been changed since is no longer it."""
 
     def patience(self, first: float, idle: float) -> float:
         """Seconds that it may still be idle: `first` before the first call, `idle` after it."""
@@ -149,16 +153,31 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
+class Login:
+    """By what a user proves who he is, to servers that ask."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Security:
-    """How a process listens and connects. Without `tls` only loopback may be bound, unless `insecure`."""
+    """How a process listens and connects. Without `tls` only loopback may be bound, and only there is a password shown,
+    unless `insecure`."""
 
     tls: TlsIdentity | None = None
     insecure: bool = False
+    login: Login | None = None
+
+    def may_show_password(self, endpoint: str) -> bool:
+        """Whether the way there is nobody else's."""
+        tcp = transport.is_tcp(endpoint)
+        return self.tls is not None or self.insecure or not tcp or is_loopback(split_endpoint(endpoint)[0])
 
     def check(self, host: str, *, or_else: str = "pass --insecure on a network you trust") -> None:
         """Refuse to listen in clear beyond loopback; `or_else` is what helps instead of TLS. Raises
         ConfigurationError."""
-        if self.tls is None and not self.insecure and not _is_loopback(host):
+        if self.tls is None and not self.insecure and not is_loopback(host):
             raise ConfigurationError(
                 f"refusing to listen on {host} without TLS",
                 hint=f"Pass --tls FOLDER (`jbi certs` makes it), or set [tls] certificate, key and ca, or {or_else}",
@@ -166,7 +185,7 @@ class Security:
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     """Only literal loopback addresses and `localhost`: another name may resolve to anything."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -9,6 +9,7 @@ events (lookup service -> client). Theory of operation:
   WINDOW_BATCHES batches and WINDOW_BYTES bytes unacknowledged. It keeps them until they are acknowledged.
 - The receiving side hands a batch to its sink and then answers ACK(position, note). A sink that blocks thereby
   slows the sender down: credits end to end. The note carries what the use needs (refusals, consumption).
+- Where a batch has to be on disk before it is acknowledged, the next ones are handed on meanwhile.
 - After a reconnect both positions are exchanged, what was received is forgotten, the rest is sent again:
   no loss, no duplicates while both ends live.
 - If they agreed, a batch that shrinks goes as DEFLATED in place of ITEMS (see `deflate`).
@@ -34,6 +35,7 @@ import msgspec
 from jbi_pubsub.core.errors import JbiError, OversizeError, ProtocolError, WireError, WireTimeoutError
 from jbi_pubsub.core.guard import guarded, note
 from jbi_pubsub.core.info_object import Part
+from jbi_pubsub.core.spool import MEMORY_BYTES, SpooledPayload
 from jbi_pubsub.core.values import decoded
 
 from .deflate import DEFLATE, INFLATED_MOST, Compression
@@ -61,8 +63,8 @@ PARTIAL_BATCHES: Final = 2
 third one, and the third gains by waiting (RFC 896 says the same of segments)."""
 WINDOW_BYTES: Final = 8 << 20
 """Unacknowledged bytes; a single larger object may still go when nothing else is under way."""
-MAX_ITEM_BYTES: Final = 64 << 20
-"""Largest information object. Checked before anything is allocated."""
+MAX_ITEM_BYTES: Final = MEMORY_BYTES
+"""Largest item, and the most that an object takes in memory. Checked before anything is allocated."""
 STEP_BYTES: Final = 1 << 20
 """Memory taken for a frame at first; it doubles as bytes come, so that a mere announcement costs no more."""
 ACK_BYTES: Final = 1 << 20
@@ -94,8 +96,12 @@ T = TypeVar("T")
 
 def chunks(parts: Sequence[Part], size: int) -> Iterator[memoryview]:
     """The bytes of an item in views of at most `size` bytes, not copied: what a large item is sent in, so that it
-    does not hold up small ones of others behind it."""
+    does not hold up small ones of others behind it. What lies in a file is read as it goes. Raises StorageError."""
     for part in parts:
+        source: object = part
+        if isinstance(source, SpooledPayload):
+            yield from source.chunks(size)
+            continue
         view = memoryview(part)
         for at in range(0, len(view), size):
             yield view[at : at + size]
@@ -206,6 +212,11 @@ class Line:
         with contextlib.suppress(OSError):  # already disconnected
             # Not SSLSocket's own shutdown: that takes the TLS state away from under a thread that reads or writes.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def finish(self) -> None:
+        """Nothing is written any more: the peer finds the end behind what was."""
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, socket.SHUT_WR)
 
     def _rest(self, got: bytearray, count: int, deadline: float) -> bytearray:
         """The body of a frame, of which `got` has the head and a part."""
@@ -633,6 +644,84 @@ class Sender:
                 raise
 
 
+Settle = Callable[[], None]
+"""Returns when a batch may be acknowledged, as for whether it is on disk."""
+
+
+class _Unsettled:
+    """Batches that were handed on and are not acknowledged yet, in order: each is when its `settle` has returned, and
+    those before have. A thread of its own waits for that, from the first such batch of a line to its end."""
+
+    def __init__(self, report: Callable[[], None], fail: Callable[[], None]) -> None:
+        """`report` acknowledges, `fail` ends the line."""
+        self._report = report
+        self._fail = fail
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[int, Settle | None]] = deque()
+        """With the position before."""
+        self._thread: threading.Thread | None = None
+        self._is_ending = False
+        self._has_failed = False
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def settled(self, position: int) -> int:
+        """Of what was handed on up to there: the last position that may be acknowledged."""
+        try:
+            return min(position, self._waiting[0][0])
+        except IndexError:
+            return position
+
+    def put(self, before: int, settle: Settle | None) -> None:
+        """A batch; waits while there are many."""
+        with self._changed:
+            while len(self._waiting) >= WINDOW_BATCHES and not self._has_failed:
+                self._changed.wait(TAKE_SECONDS)
+            self._waiting.append((before, settle))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="acknowledge", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def end(self, position: int) -> int:
+        """The line is over: wait for all, and for the thread. The last position that may be acknowledged."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(TAKE_SECONDS)
+        position = self.settled(position)
+        self._waiting.clear()
+        self._thread, self._is_ending, self._has_failed = None, False, False
+        return position
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self._is_ending:
+                    self._changed.wait(TAKE_SECONDS)
+                count = len(self._waiting)
+            if not count:
+                return
+            try:
+                for _ in range(count):
+                    settle = self._waiting[0][1]
+                    if settle is not None:
+                        settle()
+                    with self._changed:
+                        self._waiting.popleft()
+                        self._changed.notify_all()
+            except Exception as exc:  # noqa: BLE001  # noted; as for a sink that fails, the rest comes again
+                note("settling what was received", exc)
+                with self._changed:
+                    self._has_failed = True
+                    self._changed.notify_all()
+                self._fail()
+                return
+            self._report()
+
+
 class Receiver:
     """The receiving end: hands each item on once, in order. One thread runs it; `report` may come from others.
 
@@ -642,13 +731,14 @@ class Receiver:
 
     def __init__(
         self,
-        sink: Callable[[list[memoryview]], None],
+        sink: Callable[[list[memoryview]], Settle | None],
         note: Callable[[], bytes],
         *,
         ack_after: int = 1,
         opened: Callable[[], None] = lambda: None,
     ) -> None:
-        """`sink` takes the items of a batch and may block; `note()` is what the next ACK carries. `ack_after`: far
+        """`sink` takes the items of a batch and may block; what it returns is called before the batch is acknowledged,
+        by another thread, while the next one is taken. `note()` is what the next ACK carries. `ack_after`: far
         fewer than the sender may have under way, so that it never waits for us. `opened`: each line begins with that;
         what the line before was told may not have come."""
         self._sink = sink
@@ -658,6 +748,8 @@ class Receiver:
         self._line: Line | None = None
         self._running = threading.Lock()  # held while a line is served: one after the other, never two
         self._reporting = threading.Lock()  # positions go out in their order
+        self._has_left = False
+        self._unsettled = _Unsettled(self.report, self.stop)
         self.position = 0
 
     @property
@@ -688,6 +780,7 @@ class Receiver:
             note("stream of a receiver", exc)
             raise WireError(f"receiving has failed here: {type(exc).__name__}: {exc}") from exc
         finally:
+            self.position = self._unsettled.end(self.position)
             if self._line is line:
                 self._line = None
             self._running.release()
@@ -708,7 +801,8 @@ class Receiver:
                 continue  # an idle line is no failure
             if kind == BYE:
                 raise WireError("the peer said good-bye")
-            self._take(inflated(kind, body, line.compression))
+            if not self._take(inflated(kind, body, line.compression)):
+                continue
             count += 1
             size += len(body)
 
@@ -732,14 +826,28 @@ class Receiver:
 
     def _report(self) -> None:
         line = self._line
-        if line is not None:
+        if line is not None and not self._has_left:
             try:
-                line.send(ACK, [self.position.to_bytes(8, "big"), self._note()])
+                position = self._unsettled.settled(self.position)
+                line.send(ACK, [position.to_bytes(8, "big"), self._note()])
             except WireError:
                 line.shut()  # `run` notices and ends
             except Exception as exc:  # noqa: BLE001  # noted
                 note("acknowledging", exc)
                 line.shut()
+
+    def leave(self, timeout: float) -> None:
+        """Send a last ACK, and end `run` when the peer has read it, or after `timeout` seconds. A line that is shut at
+        once may lose it on its way: what has come and is not read has the peer told that it was broken off."""
+        with self._reporting:
+            self._report()
+            self._has_left = True
+            line = self._line
+        if line is not None:
+            line.finish()
+            if self._running.acquire(timeout=timeout):
+                self._running.release()
+        self.stop()
 
     def stop(self) -> None:
         """End `run`."""
@@ -747,7 +855,8 @@ class Receiver:
         if line is not None:
             line.shut()
 
-    def _take(self, body: memoryview) -> None:
+    def _take(self, body: memoryview) -> bool:
+        """Hand a batch on; whether it may be acknowledged."""
         if len(body) < BATCH.size:
             raise ProtocolError("truncated batch")
         first, count = BATCH.unpack_from(body)
@@ -757,9 +866,12 @@ class Receiver:
             raise ProtocolError(f"batch of {count} items, the limit is {MAX_BATCH_ITEMS}")
         items = _split(body[BATCH.size :], count)
         fresh = items[self.position + 1 - first :]
-        if fresh:
-            self._sink(fresh)
-            self.position += len(fresh)
+        settle = self._sink(fresh) if fresh else None
+        waits = settle is not None or bool(self._unsettled)
+        if waits:
+            self._unsettled.put(self.position, settle)
+        self.position += len(fresh)
+        return not waits
 
 
 def _goes_on(line: Line, reported: float) -> bool:

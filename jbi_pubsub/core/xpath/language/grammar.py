@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Final
 
 import msgspec
@@ -47,6 +47,18 @@ def with_prefixes(expression: str, renamed: Mapping[str, str]) -> str:
         return renamed.get(prefix, prefix) + colon + rest if colon else token[0]
 
     return _TOKEN.sub(written, expression) if renamed else expression
+
+
+def without_top(expression: str, names: Container[str]) -> tuple[str, int]:
+    """The expression without the first step of paths that begin at the document element, where that is written as one
+    of the names; how many there were."""
+    tokens = [(token[0], token.start(), token.end()) for token in _TOKEN.finditer(expression)]
+    parts, at, count = [], 0, 0
+    for (first, start, _), (name, _, end), (then, _, _) in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if first == "/" and name in names and then in ("/", "//"):
+            parts.append(expression[at:start])
+            at, count = end, count + 1
+    return "".join(parts) + expression[at:], count
 
 
 _ILLEGAL: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -1,0 +1,57 @@
+"""A type without a schema: use of the repository is optional, and so are schemas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from jbi_pubsub.core.documents import Particle, Texts
+from jbi_pubsub.core.errors import MetadataError, SchemaError
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.xml import Element
+from jbi_pubsub.lookup.entry import EntryRep
+
+
+def bundle_without(type_: TypeName) -> SchemaBundle:
+    """What is sent for a type without a schema."""
+    return SchemaBundle("", (), b"", type_)
+
+
+class UntypedGate:
+    """Stands for a type of which nobody has a schema: any well-formed metadata, none of them invariant. Immutable."""
+
+    digest: Final = ""
+
+    def __init__(self, type_: TypeName) -> None:
+        self.type = type_
+        self.bundle = bundle_without(type_)
+
+    def entries(self, root: Element, *, what: str = "invariant metadata") -> tuple[EntryRep, ...]:  # noqa: ARG002
+        """Raises MetadataError: nothing says what is invariant."""
+        raise MetadataError(
+            f"{what} for {self.type}, of which there is no schema that says what is invariant",
+            hint="Give the schema, or no invariant metadata",
+        )
+
+    def validate(self, root: Element, *, what: str = "metadata") -> None:  # noqa: ARG002 - there is nothing to ask
+        """Raises SchemaError: it can't be."""
+        raise SchemaError(f"{what} of {self.type} can't be validated: there is no schema of it")
+
+    def check_invariants(self, root: Element, registered: tuple[EntryRep, ...]) -> None:
+        """There are none."""
+
+    def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002 - not validated, so never asked
+        """Nothing is certain."""
+        return None
+
+    def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002 - as above
+        """Nothing is certain."""
+        return None
+
+    def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002 - as above
+        """Nothing is certain."""
+        return None
+
+    def is_invariant(self, path: Sequence[str]) -> bool:  # noqa: ARG002 - of no element
+        """Nothing is."""
+        return False

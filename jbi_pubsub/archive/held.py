@@ -1,0 +1,114 @@
+"""What an index knows of a type beside its tables: paths, what there is of them, kinds of objects. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from jbi_pubsub.archive.leaves import Paths, Row
+from jbi_pubsub.archive.plan import Restriction, Within, restriction
+from jbi_pubsub.archive.query import Asked
+from jbi_pubsub.core.values import decoder_of
+
+MAX_KINDS: Final = 4096
+MAX_KIND_PATHS: Final = 1 << 17
+"""Different sets of repeated paths in the objects of a type, and paths in all these sets."""
+MAX_RESTRICTIONS: Final = 64
+"""Remembered of a type."""
+
+PLAIN, OPEN, ANY = 0, 1, 2
+"""Kinds of objects: no path is repeated; nothing is known; any path may be repeated. Others have a set each."""
+LARGE: Final = -1
+"""Beside the paths of a set: the document is large."""
+NUMBERS, TEXTS, MORE, NOT_HELD = 1, 2, 4, 8
+"""What there is of a path: columns of numbers, of texts; values in the second table; some that are not held."""
+
+
+class _Known(msgspec.Struct, array_like=True):
+    """What is known of a type, as it is kept."""
+
+    paths: list[tuple[tuple[str, ...], bool]]
+    flags: bytes
+    kinds: list[list[int]]
+    has_open: bool
+    has_any: bool
+
+
+_decoder = decoder_of(_Known)
+
+
+def decode_known(data: bytes) -> _Known:
+    """What `Held.known` has made. Raises msgspec.DecodeError."""
+    return _decoder.decode(data)
+
+
+class Held:
+    """A type, its paths, and what there is of them. One thread at a time."""
+
+    def __init__(self, number: int, known: _Known | None = None) -> None:
+        self.number = number
+        self.paths = Paths(known.paths if known is not None else ())
+        self.flags = bytearray(known.flags if known is not None else b"")
+        self.kinds = [frozenset(each) for each in known.kinds] if known is not None else [frozenset[int]()] * 3
+        self.has_open = known is not None and known.has_open
+        self.has_any = known is not None and known.has_any
+        self.kind_paths = sum(map(len, self.kinds))
+        self.kind_of = {each: place for place, each in enumerate(self.kinds) if place > ANY}
+        self.kind_of[frozenset()] = PLAIN
+        self.columns = sum(1 for flag in self.flags if flag & (NUMBERS | TEXTS))
+        self.counts: Counter[int] = Counter()
+        self.seen = 0
+        self.frequent = {place for place, flag in enumerate(self.flags) if flag & (NUMBERS | TEXTS)}
+        self.restrictions: dict[object, tuple[int, Restriction]] = {}
+
+    @property
+    def learned(self) -> object:
+        """Changes when there is something to be kept."""
+        return self.paths.version, len(self.kinds), self.has_open, self.has_any, bytes(self.flags)
+
+    def known(self) -> bytes:
+        """As it is kept."""
+        kinds = [sorted(each) for each in self.kinds]
+        return msgspec.msgpack.encode(_Known(self.paths.known(), bytes(self.flags), kinds, self.has_open, self.has_any))
+
+    def kind(self, row: Row) -> int:
+        """The kind of an object."""
+        if row.is_open:
+            self.has_open = True
+            return OPEN
+        if not row.repeated and not row.is_large:
+            return PLAIN
+        repeated = frozenset((*row.repeated, LARGE)) if row.is_large else frozenset(row.repeated)
+        known = self.kind_of.get(repeated)
+        if known is None:
+            if len(self.kinds) >= MAX_KINDS or self.kind_paths + len(repeated) > MAX_KIND_PATHS:
+                self.has_any = True
+                return ANY
+            self.kind_paths += len(repeated)
+            known = self.kind_of[repeated] = len(self.kinds)
+            self.kinds.append(repeated)
+        return known
+
+    def kinds_with(self, paths: Iterable[int]) -> list[int]:
+        """The kinds in which one of these may be repeated."""
+        wanted = frozenset(paths)
+        found = [place for place, each in enumerate(self.kinds) if not each.isdisjoint(wanted)]
+        return [ANY, *found] if wanted and self.has_any else found
+
+    def restriction(self, asked: Asked) -> Restriction:
+        """What a predicate says of the objects that there are: that on the combined view, if there is one."""
+        predicate = asked.combined or asked.predicate
+        if predicate is None:
+            return restriction(None, self.paths)
+        is_within = asked.combined is not None
+        key = predicate.identity, is_within
+        known = self.restrictions.get(key)
+        if known is None or known[0] != self.paths.version:
+            if len(self.restrictions) >= MAX_RESTRICTIONS:
+                self.restrictions.clear()
+            made = restriction(predicate, Within(self.paths) if is_within else self.paths)
+            known = self.restrictions[key] = self.paths.version, made
+        return known[1]

@@ -1,0 +1,579 @@
+"""The index of an archive: which objects may match, told from the values of their leaves. Derived: made anew at will.
+
+The only duckdb; `held.py` knows the types, `sql.py` puts the questions. A table a type and version: a row an object,
+with two columns for each frequent path, of numbers and of texts; a second one holds the values of rare paths, further
+ones of a path that comes again, and what is not held. What must not be lost is in the log; how far the index has come
+stands in the same transaction as the rows.
+
+Rules:
+- Constants are bound parameters, tables and columns have numbers: no text of anybody's ever stands in SQL.
+- The database reads and writes its own files alone, loads nothing, and takes no more memory than it is given.
+- A file that can't be opened, is of another archive or format, or knows more than the log, is thrown away.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from jbi_pubsub.archive.held import LARGE, MORE, NOT_HELD, NUMBERS, TEXTS, Held, decode_known
+from jbi_pubsub.archive.leaves import UNHELD, Paths, Row, Value, Values
+from jbi_pubsub.archive.plan import Restriction, places
+from jbi_pubsub.archive.query import Asked, Candidates, Counted
+from jbi_pubsub.archive.sql import Select, among, either
+from jbi_pubsub.archive.volume import OBJECT, Record
+from jbi_pubsub.core.errors import ConfigurationError, ProtocolError, StorageError
+from jbi_pubsub.core.history import MAX_POSITION, Order, Query, Scope, Step
+from jbi_pubsub.core.info_object import Head, Parcel, TypeName, numbered, prefix_of
+from jbi_pubsub.core.xpath.language.conditions import Where
+
+FORMAT: Final = 1
+"""Of the tables; another one is made anew."""
+NAME: Final = "index.duckdb"
+COLUMNS: Final = 64
+"""Paths of a type that have columns."""
+MEMORY: Final = 256 << 20
+"""Bytes that the database may take."""
+FREQUENT: Final = 8
+"""One in so many objects of a type has a path that gets columns."""
+ENOUGH: Final = 256
+"""Objects of a type that are looked at before any gets some."""
+FORGETFUL: Final = 1 << 16
+"""Objects after which what was counted weighs half."""
+MARK_ROWS: Final = 4096
+"""Objects between positions at which they were counted."""
+MAX_TYPES: Final = 1000
+"""With tables of their own. Objects of further ones are in one table, and nothing is known of them but their bounds."""
+
+_OTHERS: Final = ("", "others")
+"""In the place of a type: those beyond MAX_TYPES. No type has an empty name."""
+_Other = tuple[int, int, float, str | None]
+"""A row of the second table: path, position, number (NaN for none), text."""
+_Columns = tuple[dict[int, tuple[list[float], list[str | None]]], list[_Other]]
+
+_FIXED: Final = (
+    "pos UBIGINT, registration INTEGER, sequence UBIGINT, published DOUBLE, received DOUBLE, payload UBIGINT,"
+    " kind USMALLINT, own VARCHAR"
+)
+
+
+class DuckIndex:
+    """See the module. One thread at a time, one process. All of it raises StorageError; then what was not done is as if
+    it had not been begun."""
+
+    def __init__(
+        self,
+        folder: Path,
+        archive: bytes,
+        end: int,
+        *,
+        columns: int = COLUMNS,
+        memory: int = MEMORY,
+        enough: int = ENOUGH,
+    ) -> None:
+        """In that folder, which is its own, of the archive with that id whose log ends at position `end`. `columns`:
+        paths of a type that may have some; `enough`: objects of a type that are looked at before any has. Raises
+        ConfigurationError without duckdb, StorageError where it can't be made or another process has it."""
+        self._duckdb, self._numpy = _libraries()
+        self._folder = folder
+        self._archive = archive
+        self._columns = columns
+        self._enough = enough
+        self._memory = memory
+        self._connection: Any = None
+        self.why_anew = ""
+        """Why what was there had to be thrown away."""
+        self.trouble = ""
+        """Why it can't be read, until it is made anew."""
+        self._values = Values()
+        self._position = self._since_mark = 0
+        self._marks: list[int] = []
+        self._mark_rows: list[int] = []
+        self._types: dict[tuple[str, str], Held] = {}
+        self._registrations: dict[str, int] = {}
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StorageError(f"{folder} can't be made: {exc.strerror}", path=str(folder)) from exc
+        self._open(end)
+
+    @property
+    def position(self) -> int:
+        """All objects up to there are in it; 0 while it can't be read."""
+        return 0 if self.trouble else self._position
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(path.stat().st_size for path in self._folder.glob(NAME + "*") if path.is_file())
+
+    def paths(self, kind: TypeName) -> Paths | None:
+        """All paths that objects of a type have."""
+        found = self._types.get((kind.name, kind.version))
+        return found.paths if found is not None else None
+
+    def add(self, records: Iterable[Record], up_to: int) -> None:
+        """Take in the objects behind `position`, up to that one: all or none of them. What could not be read since is
+        made anew: then `position` is 0, and nothing is taken in."""
+        if self.trouble:
+            why = self.trouble
+            self._anew(why)
+            raise StorageError(f"{self._folder / NAME} is made anew: {why}", path=str(self._folder / NAME))
+        by_type: dict[tuple[str, str], list[tuple[Record, Head]]] = {}
+        count = 0
+        for record in records:
+            if record.kind == OBJECT and record.position > self._position:
+                try:
+                    head = Parcel.received(record.data).head
+                except ProtocolError:
+                    continue  # no query finds it either
+                by_type.setdefault((head.type_name, head.type_version), []).append((record, head))
+                count += 1
+        with self._transaction() as run:
+            for name, objects in by_type.items():
+                kind = self._type(run, name)
+                self._add(run, kind, objects, is_known=kind is not self._types.get(_OTHERS))
+            self._since_mark += count
+            if self._since_mark >= MARK_ROWS:
+                run.execute("INSERT INTO marks VALUES (?, ?)", [up_to, self._since_mark])
+                self._marks.append(up_to)
+                self._mark_rows.append(self._since_mark)
+                self._since_mark = 0
+            run.execute("UPDATE head SET position = ?", [max(up_to, self._position)])
+        self._position = max(up_to, self._position)
+
+    def forget(self, positions: Sequence[int]) -> None:
+        """Objects that are no more."""
+        with self._transaction() as run:
+            run.register("gone", {"pos": self._numpy.array(positions, dtype="uint64")})
+            for each in self._types.values():
+                run.execute(f"DELETE FROM o{each.number} WHERE pos IN (SELECT pos FROM gone)")  # noqa: S608  # numbers and our own words
+                run.execute(f"DELETE FROM m{each.number} WHERE pos IN (SELECT pos FROM gone)")  # noqa: S608  # numbers and our own words
+            run.unregister("gone")
+
+    def window(self, after: int, up_to: int, rows: int, order: Order) -> tuple[int, int]:
+        """See query.Asking."""
+        total = 0
+        if order == "oldest":
+            for place in range(bisect_right(self._marks, after), len(self._marks)):
+                total += self._mark_rows[place]
+                if total >= rows:
+                    return after, min(up_to, self._marks[place])
+            return after, up_to
+        for place in range(bisect_left(self._marks, up_to) - 1, -1, -1):
+            if self._marks[place] <= after:
+                break
+            total += self._mark_rows[place + 1] if place + 1 < len(self._marks) else 0
+            if total >= rows:
+                return self._marks[place], up_to
+        return after, up_to
+
+    def candidates(self, asked: Asked, query: Query, after: int, up_to: int) -> Candidates:
+        """See query.Asking."""
+        made = self._made(asked, query, after, up_to)
+        if made is None:
+            return Candidates([], [])
+        exact = made.exact
+        is_plain = exact in ("true", "false")
+        columns = "pos" if is_plain else f"pos, ({exact}) IS TRUE AS exact"
+        found = self._asked(made, f"SELECT {columns} FROM {made.rows}").fetchnumpy()  # noqa: S608  # numbers and our own words
+        numpy = self._numpy
+        positions = numpy.ma.getdata(found["pos"])
+        sure = None if is_plain else numpy.ma.getdata(found["exact"])
+        is_newest = query.order == "newest" or bool(query.latest_by)
+        if len(positions) > 1 and not bool((positions[1:] > positions[:-1]).all()):
+            order = numpy.argsort(positions, kind="stable")
+            positions, sure = positions[order], sure if sure is None else sure[order]
+        if is_newest:
+            positions, sure = positions[::-1], sure if sure is None else sure[::-1]
+        return Candidates(positions.tolist(), [exact == "true"] * len(positions) if sure is None else sure.tolist())
+
+    def count(self, asked: Asked, query: Query, after: int, up_to: int) -> Counted:
+        """See query.Asking."""
+        made = self._made(asked, query, after, up_to)
+        if made is None:
+            return Counted(0, 0)
+        counts = f"count(*), count(*) FILTER (({made.exact}) IS TRUE)"
+        return Counted(*self._asked(made, f"SELECT {counts} FROM {made.rows}").fetchone())  # noqa: S608  # numbers and our own words
+
+    def latest(self, asked: Asked, query: Query, key: Where, after: int, up_to: int) -> Sequence[int] | None:
+        """See query.Asking."""
+        made = self._made(asked, query, after, up_to)
+        if made is None:
+            return []
+        kind = self._of(asked.scope)
+        if kind is None or kind is self._types.get(_OTHERS):
+            return None
+        found = places(key, kind.paths)
+        if not found:
+            return None if kind.has_open else []
+        (path, *others), flags = found, kind.flags[found[0]]
+        is_sure = made.exact == "true" and not kind.has_open and not kind.kinds_with([LARGE])
+        if others or not is_sure or flags & MORE or kind.paths.is_inner(path):
+            return None
+        columns = [f"{name}{path}" for name, flag in (("n", NUMBERS), ("t", TEXTS)) if flags & flag]
+        if not columns:
+            return []
+        there = " OR ".join(f"{column} IS NOT NULL" for column in columns)
+        some = f" AND t{path} IS DISTINCT FROM ''" if flags & TEXTS else ""
+        sql = f"SELECT max(pos) FROM {made.rows} AND ({there}){some} GROUP BY {', '.join(columns)}"  # noqa: S608  # numbers and our own words
+        return [position for (position,) in self._asked(made, sql).fetchall()]
+
+    def explain(self, asked: Asked, query: Query, after: int, up_to: int) -> tuple[tuple[Step, ...], int, bool]:
+        """See query.Asking."""
+        scope = asked.scope
+        known = self._of(scope)
+        if known is None:
+            return (), 0, True
+        everything = self.count(Asked(msgspec.structs.replace(scope, predicate=""), None, True), query, after, up_to)
+        counted = self.count(asked, query, after, up_to)
+        steps = []
+        for conjunct in known.restriction(asked).conjuncts:
+            made = self._made(asked, query, after, up_to, Restriction((conjunct,)))
+            sql = f"SELECT count(*) FROM {made.rows}" if made is not None else ""  # noqa: S608  # numbers and our own words
+            rows = self._asked(made, sql).fetchone()[0] if made is not None else 0
+            words = *(on.words for on in conjunct.on), *(f"payload {test} {size:g}" for test, size in conjunct.payload)
+            steps.append(Step(scope.type, words, conjunct.why, rows))
+        return tuple(steps), everything.candidates, counted.exact == counted.candidates
+
+    def drop(self) -> None:
+        """Throw all away, to be filled anew."""
+        self._anew("it was asked for")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # -- opening ------------------------------------------------------------------------------------------------
+
+    def _open(self, end: int) -> None:
+        is_there = (self._folder / NAME).exists()
+        try:
+            self._connect()
+            if is_there:
+                self._load()
+        except self._duckdb.Error as exc:
+            if "Could not set lock" in str(exc):
+                raise StorageError(
+                    f"{self._folder / NAME} is in use by another process", path=str(self._folder / NAME)
+                ) from exc
+            self._anew(str(exc))
+        except (msgspec.DecodeError, ValueError, LookupError, TypeError) as exc:
+            self._anew(str(exc))
+        else:
+            if not is_there:
+                self._make()
+            elif self._position > end:
+                self._anew(f"it knows of position {self._position}, the log ends at {end}")
+
+    def _connect(self) -> None:
+        settings = {
+            "memory_limit": f"{self._memory}B",
+            "threads": 1,
+            "enable_external_access": False,
+            "autoinstall_known_extensions": False,
+            "autoload_known_extensions": False,
+            "allow_community_extensions": False,
+            "max_temp_directory_size": f"{4 * self._memory}B",
+            "lock_configuration": True,
+        }
+        self._connection = self._duckdb.connect(str(self._folder / NAME), config=settings)
+
+    def _load(self) -> None:
+        run = self._connection
+        format_, archive, self._position = run.execute("SELECT format, archive, position FROM head").fetchone()
+        if format_ != FORMAT or bytes(archive) != self._archive:
+            raise ValueError("it is of another archive, or version")
+        marks = run.execute("SELECT position, rows FROM marks ORDER BY position").fetchall()
+        self._marks, self._mark_rows, self._since_mark = [m[0] for m in marks], [m[1] for m in marks], 0
+        self._types = {
+            (name, version): Held(place, decode_known(known) if known else None)
+            for place, name, version, known in run.execute("SELECT id, name, version, known FROM types").fetchall()
+        }
+        self._registrations = dict(run.execute("SELECT uid, id FROM registrations").fetchall())
+
+    def _make(self) -> None:
+        self._position = self._since_mark = 0
+        self._marks, self._mark_rows = [], []
+        self._types, self._registrations = {}, {}
+        with self._guarded():
+            run = self._connection
+            run.execute("BEGIN")
+            run.execute("CREATE TABLE head(format INTEGER, archive BLOB, position UBIGINT)")
+            run.execute("INSERT INTO head VALUES (?, ?, 0)", [FORMAT, self._archive])
+            run.execute("CREATE TABLE marks(position UBIGINT, rows UBIGINT)")
+            run.execute("CREATE TABLE types(id INTEGER, name VARCHAR, version VARCHAR, known BLOB)")
+            run.execute("CREATE TABLE registrations(id INTEGER, uid VARCHAR)")
+            run.execute("COMMIT")
+
+    def _anew(self, why: str) -> None:
+        self.why_anew, self.trouble = why, ""
+        self.close()
+        try:
+            for path in self._folder.glob(NAME + "*"):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+        except OSError as exc:
+            raise StorageError(f"{self._folder} can't be cleared: {exc.strerror}", path=str(self._folder)) from exc
+        with self._guarded():
+            self._connect()
+        self._make()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except self._duckdb.Error as exc:
+            if not isinstance(exc, self._duckdb.OutOfMemoryException):
+                self.trouble = str(exc)
+            raise StorageError(f"{self._folder / NAME}: {exc}", path=str(self._folder / NAME)) from exc
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Any]:
+        """All that is done within, or nothing: then what is known is read again."""
+        try:
+            self._connection.execute("BEGIN")
+            yield self._connection
+            self._connection.execute("COMMIT")
+        except BaseException as exc:
+            self.close()  # whatever it was: also what the library calls fatal, after which nothing works
+            self._open(MAX_POSITION)
+            if not isinstance(exc, self._duckdb.Error):
+                raise
+            raise StorageError(f"{self._folder / NAME}: {exc}", path=str(self._folder / NAME)) from exc
+
+    # -- taking in ----------------------------------------------------------------------------------------------
+
+    def _type(self, run: Any, name: tuple[str, str]) -> Held:
+        known = self._types.get(name)
+        if known is None and len(self._types) >= MAX_TYPES:
+            name = _OTHERS
+            known = self._types.get(name)
+        if known is None:
+            known = self._types[name] = Held(len(self._types))
+            run.execute("INSERT INTO types VALUES (?, ?, ?, NULL)", [known.number, *name])
+            run.execute(f"CREATE TABLE o{known.number}({_FIXED})")
+            run.execute(f"CREATE TABLE m{known.number}(path USMALLINT, pos UBIGINT, n DOUBLE, t VARCHAR)")
+        return known
+
+    def _registration(self, run: Any, uid: str) -> int:
+        known = self._registrations.get(uid)
+        if known is None:
+            known = self._registrations[uid] = len(self._registrations)
+            run.execute("INSERT INTO registrations VALUES (?, ?)", [known, uid])
+        return known
+
+    def _add(self, run: Any, kind: Held, objects: Sequence[tuple[Record, Head]], *, is_known: bool) -> None:
+        before = kind.learned
+        if is_known:
+            rows = [kind.paths.read(bytes(head.metadata)) for _, head in objects]
+        else:
+            rows = [Row(is_open=True)] * len(objects)
+        kind.flags.extend(bytes(len(kind.paths) - len(kind.flags)))
+        self._choose(kind, rows)
+        columns, more = self._values_of(kind, objects, rows)
+        self._insert(run, f"o{kind.number}", self._fixed(run, kind, objects, rows) | self._columned(run, kind, columns))
+        if more:
+            self._insert(run, f"m{kind.number}", self._others(more))
+        if before != kind.learned:
+            run.execute("UPDATE types SET known = ? WHERE id = ?", [kind.known(), kind.number])
+
+    def _values_of(self, kind: Held, objects: Sequence[tuple[Record, Head]], rows: Sequence[Row]) -> _Columns:
+        """The values that go into columns, and the others."""
+        columns: dict[int, tuple[list[float], list[str | None]]] = {
+            path: ([_NAN] * len(rows), [None] * len(rows)) for path in kind.frequent
+        }
+        more: list[_Other] = []
+        of = self._values.of
+        for place, ((record, _), row) in enumerate(zip(objects, rows, strict=True)):
+            for path, text in row.firsts.items():
+                value = of(text)
+                column = columns.get(path)
+                if column is None or value is UNHELD:
+                    more.append(_other(kind, path, record.position, value))
+                    continue
+                held, written = value
+                if held is not None:
+                    column[0][place] = held
+                if written is not None:
+                    column[1][place] = written
+            more += [_other(kind, path, record.position, of(text)) for path, text in row.further]
+        return columns, more
+
+    def _fixed(
+        self, run: Any, kind: Held, objects: Sequence[tuple[Record, Head]], rows: Sequence[Row]
+    ) -> dict[str, Any]:
+        """What is held of each object besides its values."""
+        array = self._numpy.array
+        heads = [head for _, head in objects]
+        batch = {
+            "pos": array([record.position for record, _ in objects], dtype="uint64"),
+            "registration": array([self._registration(run, head.registration) for head in heads], dtype="int32"),
+            "sequence": array([head.sequence for head in heads], dtype="uint64"),
+            "published": array([head.published for head in heads], dtype="float64"),
+            "received": array([record.received for record, _ in objects], dtype="float64"),
+            "payload": array([head.payload_length for head in heads], dtype="uint64"),
+            "kind": array([kind.kind(row) for row in rows], dtype="uint16"),
+        }
+        if any(head.own_id for head in heads):
+            batch["own"] = array([head.own_id or None for head in heads], dtype=object)
+        return batch
+
+    def _columned(
+        self, run: Any, kind: Held, columns: dict[int, tuple[list[float], list[str | None]]]
+    ) -> dict[str, Any]:
+        """The columns of frequent paths, which are made when they are needed first."""
+        numpy = self._numpy
+        batch = {}
+        for path, (numbers, texts) in columns.items():
+            held = numpy.array(numbers, dtype="float64")
+            missing = numpy.isnan(held)
+            if not missing.all():
+                self._column(run, kind, path, NUMBERS)
+                batch[f"n{path}"] = numpy.ma.masked_array(held, mask=missing)
+            if any(text is not None for text in texts):
+                self._column(run, kind, path, TEXTS)
+                batch[f"t{path}"] = numpy.array(texts, dtype=object)
+        return batch
+
+    def _others(self, more: list[_Other]) -> dict[str, Any]:
+        """The rows of the second table, by path."""
+        numpy = self._numpy
+        more.sort(key=_by_path)
+        held = numpy.array([each[2] for each in more], dtype="float64")
+        return {
+            "path": numpy.array([each[0] for each in more], dtype="uint16"),
+            "pos": numpy.array([each[1] for each in more], dtype="uint64"),
+            "n": numpy.ma.masked_array(held, mask=numpy.isnan(held)),
+            "t": numpy.array([each[3] for each in more], dtype=object),
+        }
+
+    def _insert(self, run: Any, table: str, batch: dict[str, Any]) -> None:
+        run.register("batch", batch)
+        run.execute(f"INSERT INTO {table} BY NAME SELECT * FROM batch")  # noqa: S608  # numbers and our own words
+        run.unregister("batch")
+
+    def _choose(self, kind: Held, rows: Sequence[Row]) -> None:
+        """Give columns to paths that are frequent by now."""
+        if kind.seen >= FORGETFUL:
+            kind.seen //= 2
+            kind.counts = Counter({path: count // 2 for path, count in kind.counts.items()})
+        kind.seen += len(rows)
+        for row in rows:
+            kind.counts.update(row.firsts.keys())
+        if kind.seen < self._enough or len(kind.frequent) >= self._columns:
+            return
+        for path, count in kind.counts.most_common():
+            if count * FREQUENT < kind.seen or len(kind.frequent) >= self._columns:
+                return
+            kind.frequent.add(path)
+
+    def _column(self, run: Any, kind: Held, path: int, flag: int) -> None:
+        if not kind.flags[path] & flag:
+            kind.flags[path] |= flag
+            name = f"n{path} DOUBLE" if flag == NUMBERS else f"t{path} VARCHAR"
+            run.execute(f"ALTER TABLE o{kind.number} ADD COLUMN {name}")
+
+    # -- asking -------------------------------------------------------------------------------------------------
+
+    def _asked(self, made: Select, sql: str) -> Any:
+        used = {name: made.parameters[name] for name in _PARAMETER.findall(sql)}
+        with self._guarded():
+            return self._connection.execute(sql, used or None)
+
+    def _made(
+        self, asked: Asked, query: Query, after: int, up_to: int, restricted: Restriction | None = None
+    ) -> Select | None:
+        """What to ask; None: nothing can be found."""
+        scope = asked.scope
+        kind = self._of(scope)
+        if kind is None:
+            return None
+        made = Select(kind)
+        bounds = [f"pos > {int(after)}", f"pos <= {int(up_to)}"]
+        if scope.registrations is not None:
+            those = {self._registrations[uid] for uid in scope.registrations if uid in self._registrations}
+            bounds.append(among("registration", those))
+        if query.object_ids is not None:
+            bounds.append(self._ids(made, query.object_ids))
+        column = "received" if query.by_receipt else "published"
+        if query.since > 0:
+            bounds.append(f"{column} >= {made.parameter(float(query.since))}")
+        if query.until < 1e11:
+            bounds.append(f"{column} <= {made.parameter(float(query.until))}")
+        if query.least_payload > 0:
+            bounds.append(f"payload >= {int(query.least_payload)}")
+        if query.most_payload < 2**53:
+            bounds.append(f"payload <= {int(query.most_payload)}")
+        if kind is self._types.get(_OTHERS):
+            made.exact = "false"  # of which type they are says their head
+        elif asked.is_everything:
+            made.exact = "true"
+        else:
+            bounds.append(made.restricted(restricted or kind.restriction(asked)))
+        if "false" in bounds:
+            return None
+        made.rows = f"o{kind.number} WHERE {' AND '.join(bound for bound in bounds if bound != 'true')}"
+        return made
+
+    def _of(self, scope: Scope) -> Held | None:
+        return self._types.get((scope.type.name, scope.type.version)) or self._types.get(_OTHERS)
+
+    def _ids(self, made: Select, ids: Sequence[str]) -> str:
+        """That an object has one of these ids."""
+        by_prefix: dict[str, list[int]] = {}
+        for uid, place in self._registrations.items():
+            by_prefix.setdefault(prefix_of(uid), []).append(place)
+        wanted: dict[int, list[int]] = {}
+        for each in ids:
+            prefix, digits = each[:-12], each[-12:]
+            if prefix in by_prefix and digits.isalnum() and digits.isascii():
+                try:
+                    sequence = int(digits, 16)
+                except ValueError:
+                    continue
+                if numbered(prefix, sequence) == each:
+                    for place in by_prefix[prefix]:
+                        wanted.setdefault(place, []).append(sequence)
+        made_ids = [f"(registration = {place} AND {among('sequence', those)})" for place, those in wanted.items()]
+        own = f"own IN (SELECT unnest({made.parameter(list(ids))}))" if ids else "false"
+        return f"({own} OR (own IS NULL AND {either(made_ids)}))"
+
+
+_NAN: Final = float("nan")
+_PARAMETER: Final = re.compile(r"\$(p\d+)")
+
+
+def _by_path(value: _Other) -> int:
+    return value[0]
+
+
+def _other(kind: Held, path: int, position: int, value: Value) -> _Other:
+    """A value for the second table."""
+    held, text = value
+    kind.flags[path] |= MORE | NOT_HELD if value is UNHELD else MORE
+    return path, position, _NAN if held is None else held, text
+
+
+def _libraries() -> tuple[Any, Any]:
+    """Optional libraries, imported when an archive is opened."""
+    try:
+        import duckdb
+        import numpy
+    except ImportError as exc:
+        raise ConfigurationError(
+            f"the archive's index needs {exc.name}", hint="pip install 'jbi-pubsub[archive]'"
+        ) from exc
+    return duckdb, numpy

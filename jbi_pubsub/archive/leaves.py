@@ -1,0 +1,324 @@
+"""What an index holds of a document: its leaves and attributes, by path.
+
+Rules:
+- A path is as in core/xpath: the names of elements from the document element down, perhaps "@name" at the end. `Paths`
+  numbers those of one information type, and knows them all: what no document of the type had is in none of them.
+- A leaf is an element without child elements; its text is XPath's string value. Of other elements it is known that they
+  are there, for a leaf or attribute is below them; their text is not held.
+- A text stands as a number where XPath takes it for one, and as text besides unless it is written as numbers usually
+  are (`is_canonical`): so texts are told apart by what is held.
+- Documents that are like known ones are read by their stencils (core/documents), without a parser.
+- A document that has too much of anything `is_open`: nothing is known of it, and lxml is asked whatever the question.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from lxml import etree
+
+from jbi_pubsub.core.documents.known import KnownDocuments
+from jbi_pubsub.core.documents.shape import ANY_TEXT, EXACT, Particle, Texts
+from jbi_pubsub.core.documents.stencil import Stencil, Traced
+from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.core.xml import Element, parse_metadata
+from jbi_pubsub.core.xpath.index.document import EMPTY, PRESENT, TEXT, Layout
+from jbi_pubsub.core.xpath.index.document import Paths as Slots
+from jbi_pubsub.core.xpath.language.conditions import Where
+from jbi_pubsub.core.xpath.language.cost import size_of
+from jbi_pubsub.core.xpath.language.number import number
+
+MAX_PATHS: Final = 4096
+"""Of a type, inner elements and attributes counted."""
+MAX_PATHS_CHARS: Final = 1 << 20
+"""Of all these paths together."""
+MAX_VALUES: Final = 8192
+"""Of one document."""
+MAX_LAYOUTS: Final = 16
+"""Stencils for which it is remembered how to read the documents that fit."""
+MAX_TEXT: Final = 1024
+"""Characters of a text that is held."""
+SMALL_BYTES: Final = 16 << 10
+"""Of a document as lxml writes it. Whether a predicate may be evaluated for a larger one has to be asked each time
+(core/xpath/language/cost.py), so for these the index alone never decides."""
+MOST_ESCAPED: Final = 6
+"""Bytes that lxml writes for one: `&quot;`."""
+MAX_REMEMBERED: Final = 20_000
+"""Short texts whose values are remembered: the same come again and again."""
+MAX_REMEMBERED_CHARS: Final = 40
+
+Value = tuple[float | None, str | None]
+"""A number, a text, or a number with the text that it is written as. Neither: a text that is not held."""
+
+UNHELD: Final[Value] = (None, None)
+
+_CANONICAL: Final = re.compile(r"-?(?=[0-9.]{1,15}$)(0|[1-9][0-9]*)(\.[0-9]*[1-9])?")
+"""Fifteen digits at most: two different ones are different numbers (IEEE 754 keeps that many decimal digits, and
+`number()` is off by a digit of the seventeenth place at most)."""
+_BEGINS_NUMBER: Final = frozenset("0123456789-+. \t\r\n")
+_STRING: Final = etree.XPath("string()", regexp=False, smart_strings=False)
+
+
+class Row(msgspec.Struct):
+    """A document, read: of each path the first value, further ones in document order, and which paths come again."""
+
+    firsts: dict[int, str] = msgspec.field(default_factory=dict)
+    further: list[tuple[int, str]] = msgspec.field(default_factory=list)
+    repeated: set[int] = msgspec.field(default_factory=set)
+    """Also those of elements that are no leaves."""
+    is_large: bool = False
+    is_open: bool = False
+
+
+class _Node:
+    """A path that is known, and what goes on from it."""
+
+    __slots__ = ("attributes", "below", "is_inner", "number", "where")
+
+    def __init__(self, number: int, where: Where) -> None:
+        self.number = number
+        self.where = where
+        self.is_inner = False
+        self.below: dict[str, _Node] = {}
+        self.attributes: dict[str, int] = {}
+
+
+class _Layout(NamedTuple):
+    """How documents that fit a stencil are read: the slots of texts with the numbers of their paths, and the numbers of
+    all slots."""
+
+    layout: Layout
+    texts: tuple[tuple[int, int], ...]
+    numbers: dict[int, int]
+
+
+class _AnyText:
+    """What is certain of documents without a schema: a core.documents.shape.Grammar."""
+
+    def texts(self, path: Sequence[str]) -> Texts | None:  # noqa: ARG002  # whichever it is
+        """Of a leaf."""
+        return ANY_TEXT
+
+    def attribute(self, path: Sequence[str], name: str) -> Texts | None:  # noqa: ARG002  # as above
+        """Of an attribute."""
+        return ANY_TEXT
+
+    def content(self, path: Sequence[str], tags: Sequence[str]) -> Particle | None:  # noqa: ARG002  # as above
+        """Of other elements: what was seen."""
+        return EXACT
+
+    def is_invariant(self, path: Sequence[str]) -> bool:  # noqa: ARG002  # as above
+        """None is."""
+        return False
+
+
+class Paths:
+    """The paths of a type, numbered from 0 in the order in which they came. One thread at a time.
+
+    `version` changes when anything is learned.
+    """
+
+    def __init__(self, known: Iterable[tuple[Where, bool]] = ()) -> None:
+        """`known`: those that are known already, and of which of them there were elements with others inside."""
+        self._nodes: list[_Node | None] = []
+        self._wheres: list[Where] = []
+        self._above = _Node(-1, ())
+        self._chars = 0
+        self.version = 0
+        self._known = KnownDocuments(_AnyText())
+        self._layouts: dict[int, _Layout | None] = {}
+        for where, is_inner in known:
+            self._learn(where, is_inner)
+
+    def __len__(self) -> int:
+        return len(self._wheres)
+
+    def where(self, number: int) -> Where:
+        """The path of that number."""
+        return self._wheres[number]
+
+    def is_inner(self, number: int) -> bool:
+        """Whether elements there had others inside."""
+        node = self._nodes[number]
+        return node is not None and node.is_inner
+
+    def known(self) -> list[tuple[Where, bool]]:
+        """All, as `Paths` takes them."""
+        return [(where, self.is_inner(number)) for number, where in enumerate(self._wheres)]
+
+    def read(self, metadata: bytes) -> Row:
+        """What is held of a document. One that is no XML, or too large, is `is_open`."""
+        traced = self._known.trace(metadata)
+        row = self._traced(traced) if traced is not None else None
+        if row is None:
+            row, root = self._parsed(metadata)
+            if row.is_open or root is None:
+                return row
+            if traced is None:
+                self._known.parsed(metadata)
+        else:
+            root = None
+        if len(metadata) * MOST_ESCAPED > SMALL_BYTES:
+            row.is_large = size_of(root if root is not None else parse_metadata(metadata)) > SMALL_BYTES
+        return row
+
+    def _parsed(self, metadata: bytes) -> tuple[Row, Element | None]:
+        try:
+            root = parse_metadata(metadata)
+        except JbiError:
+            return Row(is_open=True), None
+        row = Row()
+        try:
+            self._visit(root, self._above.below.get(str(root.tag)) or self._new(self._above, str(root.tag)), row, set())
+        except OverflowError:
+            return Row(is_open=True), None
+        return row, root
+
+    def _traced(self, traced: Traced) -> Row | None:
+        """What is held of a document that fits a stencil; None: it has to be parsed."""
+        stencil = traced.stencil
+        if stencil.number not in self._layouts:
+            if len(self._layouts) >= MAX_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[stencil.number] = self._layout(stencil)
+        known = self._layouts[stencil.number]
+        if known is None:
+            return None
+        values, many = traced.read(known.layout)
+        row = Row({number: values[slot] for slot, number in known.texts if values[slot] is not None})
+        for slot, found in many.items():
+            number = known.numbers[slot]
+            row.repeated.add(number)
+            if number in row.firsts:
+                row.firsts[number] = found[0]
+                row.further += [(number, text) for text in found[1:]]
+        return row if len(row.further) <= MAX_VALUES else Row(is_open=True)
+
+    def _layout(self, stencil: Stencil) -> _Layout | None:
+        """How to read documents that fit; None if not all of their paths are known, or elements at one of them are
+        leaves and are none."""
+        places = {where: number for number, where in enumerate(self._wheres)}
+        slots = Slots()
+        readings: dict[Where, int] = {}
+        for path, is_leaf, names in stencil.elements():
+            wanted = TEXT if is_leaf else PRESENT
+            if readings.setdefault(path, wanted) != wanted:
+                return None
+            readings |= {(*path, "@" + name): TEXT for name in names}
+        texts: list[tuple[int, int]] = []
+        numbers: dict[int, int] = {}
+        for where, reading in readings.items():
+            number, slot = places.get(where), slots.slot(where, reading)
+            if number is None or slot is None or slots.full(0):
+                return None
+            numbers[slot] = number
+            if reading == TEXT:
+                texts.append((slot, number))
+        return _Layout(slots.layout(EMPTY), tuple(texts), numbers)
+
+    def _visit(self, element: Element, node: _Node, row: Row, inner: set[int]) -> None:
+        number = node.number
+        for name, text in element.items():
+            at = node.attributes.get(name)
+            self._put(self._new_attribute(node, name) if at is None else at, str(text), row)
+        if number in inner:
+            row.repeated.add(number)
+        if not len(element):
+            self._put(number, element.text or "", row)
+            return
+        has_elements = False
+        below = node.below
+        for child in element:
+            tag: Any = child.tag
+            if type(tag) is str:  # else a comment or an instruction
+                has_elements = True
+                self._visit(child, below.get(tag) or self._new(node, tag), row, inner)
+        if not has_elements:
+            self._put(number, str(_STRING(element)), row)
+            return
+        if not node.is_inner:
+            node.is_inner = True
+            self.version += 1
+        if number in row.firsts:
+            row.repeated.add(number)
+        inner.add(number)
+
+    def _put(self, number: int, text: str, row: Row) -> None:
+        if number not in row.firsts:
+            row.firsts[number] = text
+            return
+        row.further.append((number, text))
+        row.repeated.add(number)
+        if len(row.further) > MAX_VALUES:
+            raise OverflowError
+
+    def _new(self, above: _Node, tag: str) -> _Node:
+        made = _Node(len(self._wheres), (*above.where, tag))
+        self._note(made.where, made)
+        above.below[tag] = made
+        return made
+
+    def _new_attribute(self, node: _Node, name: str) -> int:
+        number = len(self._wheres)
+        self._note((*node.where, "@" + name), None)
+        node.attributes[name] = number
+        return number
+
+    def _note(self, where: Where, node: _Node | None) -> None:
+        chars = sum(map(len, where))
+        if len(self._wheres) >= MAX_PATHS or self._chars + chars > MAX_PATHS_CHARS:
+            raise OverflowError
+        self._chars += chars
+        self._wheres.append(where)
+        self._nodes.append(node)
+        self.version += 1
+
+    def _learn(self, where: Where, is_inner: bool) -> None:
+        """Note a path whose beginnings are known."""
+        above = self._above
+        for name in where[:-1]:
+            above = above.below[name]
+        if where[-1][0] == "@":
+            self._new_attribute(above, where[-1][1:])
+        else:
+            self._new(above, where[-1]).is_inner = is_inner
+
+
+class Values:
+    """Makes values of texts; remembers those of short ones. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Value] = {}
+
+    def of(self, text: str) -> Value:
+        """What is held of a text."""
+        known = self._known.get(text)
+        if known is not None:
+            return known
+        value = value_of(text)
+        if len(text) <= MAX_REMEMBERED_CHARS:
+            if len(self._known) >= MAX_REMEMBERED:
+                self._known.clear()
+            self._known[text] = value
+        return value
+
+
+def value_of(text: str) -> Value:
+    """What is held of a text."""
+    if len(text) > MAX_TEXT:
+        return UNHELD
+    if text[:1] not in _BEGINS_NUMBER or not text:
+        return None, text
+    value = number(text) + 0.0  # -0 compares as 0
+    if math.isnan(value):
+        return None, text
+    return value, (None if is_canonical(text) else text)
+
+
+def is_canonical(text: str) -> bool:
+    """Whether a number is written so that no other text of this kind is the same number."""
+    return _CANONICAL.fullmatch(text) is not None and text != "-0"

@@ -1,0 +1,205 @@
+"""What an index is asked: the plan that live matching uses, on the paths that a type has.
+
+Rules:
+- An archive knows every path of a type. So a step to any name, and one to any depth, become the paths that there are; a
+  name that no path has is false, and nothing is read.
+- A condition is *possible* for a document if it may hold by what an index holds of it, *certain* if it does. They
+  differ where a text is not held, or only a part of the condition can be asked. Negated, certain and possible change
+  places, each opposite.
+- A document is a candidate of a conjunct if all conditions are possible, or, where a path of `single` is repeated
+  in it, those that are not negated (the rule at the head of core/xpath/language/conditions.py). It is exact if all are
+  certain, no path of `single` is repeated, nothing stands in `why`, and the document is not large.
+- Candidates of a restriction are those of any conjunct; exact if so for one of them.
+- An open document is a candidate, and never exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from jbi_pubsub.archive.leaves import SMALL_BYTES, Paths
+from jbi_pubsub.core.combined import ABOVE, ALWAYS, PATHS, PAYLOAD_LENGTH
+from jbi_pubsub.core.xpath.language import conditions
+from jbi_pubsub.core.xpath.language.conditions import Condition, Term, Where
+from jbi_pubsub.core.xpath.language.cost import MAX_SECONDS, rough_extent
+from jbi_pubsub.core.xpath.predicate import Predicate
+
+Constant = str | float
+
+
+class On(msgspec.Struct, frozen=True):
+    """That some value at some path of `paths` passes a test, or its negation. EXISTS: that there is one."""
+
+    test: str
+    paths: tuple[int, ...]
+    constant: Constant = ""
+    inner: tuple[int, ...] = ()
+    """Paths below elements whose text the condition asks for and which had elements inside: what has a value there is
+    possible."""
+    negated: bool = False
+    words: str = ""
+    """The condition, for people."""
+
+
+class Conjunct(msgspec.Struct, frozen=True):
+    """Conditions that hold together."""
+
+    on: tuple[On, ...] = ()
+    single: tuple[int, ...] = ()
+    why: tuple[str, ...] = ()
+    """What lxml is asked about: the reasons."""
+    payload: tuple[tuple[str, float], ...] = ()
+    """Comparisons of the payload's length, as published."""
+
+
+class Restriction(msgspec.Struct, frozen=True):
+    """Which documents of a type may match, and of which the index can say that they do."""
+
+    conjuncts: tuple[Conjunct, ...]
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether each document is a candidate."""
+        return any(not (conjunct.on or conjunct.payload) for conjunct in self.conjuncts)
+
+    @property
+    def why(self) -> tuple[str, ...]:
+        """Why lxml has the last word; () if it has not."""
+        return tuple(dict.fromkeys(reason for conjunct in self.conjuncts for reason in conjunct.why))
+
+
+ALL: Final = Restriction((Conjunct(),))
+"""Every document, without asking."""
+
+COMPARED: Final = (*conditions.RELATIONS, conditions.NUMBER_EQUAL)
+_NEEDS_TEXT: Final = frozenset(
+    (conditions.EQUAL, conditions.UNEQUAL, conditions.CONTAINS, conditions.STARTS_WITH, conditions.NORMALIZED_EQUAL)
+)
+
+
+class Within:
+    """The paths of a type as they are in the combined view."""
+
+    def __init__(self, paths: Paths | Within) -> None:
+        self._paths = paths
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def where(self, number: int) -> Where:
+        """The path of that number."""
+        return (*ABOVE, *self._paths.where(number))
+
+    def is_inner(self, number: int) -> bool:
+        """Whether elements there had others inside."""
+        return self._paths.is_inner(number)
+
+
+def restriction(predicate: Predicate | None, paths: Paths | Within) -> Restriction:
+    """What a predicate says of documents that have no other paths than these, and in the combined view those of the
+    platform; None is true."""
+    if predicate is None:
+        return ALL
+    why: tuple[str, ...] = ()
+    if predicate.seconds(rough_extent(SMALL_BYTES)) > MAX_SECONDS:
+        why = ("what it costs depends on the document",)
+    found = (_conjunct(conjunct, predicate.constants, paths, why) for conjunct in predicate.plan.conjuncts)
+    return Restriction(tuple(conjunct for conjunct in found if conjunct is not None))
+
+
+def places(where: Where, paths: Paths | Within) -> list[int]:
+    """The paths that there are, of those that `where` leads to."""
+    return [number for number in range(len(paths)) if leads_to(where, paths.where(number))]
+
+
+def below(numbers: Iterable[int], paths: Paths | Within) -> tuple[int, ...]:
+    """The paths below some."""
+    above = {paths.where(number) for number in numbers}
+    lengths = {len(where) for where in above}
+    return tuple(
+        number
+        for number, where in ((n, paths.where(n)) for n in (range(len(paths)) if above else ()))
+        if any(where[:length] in above for length in lengths if length < len(where))
+    )
+
+
+def leads_to(where: Where, path: Where) -> bool:
+    """Whether `path`, of a document, is one of those that `where` names."""
+    if not where:
+        return not path
+    step, rest = where[0], where[1:]
+    if step.startswith("//"):
+        return any(name == step[2:] and leads_to(rest, path[place + 1 :]) for place, name in enumerate(path))
+    if not path:
+        return False
+    fits = path[0][0] != "@" if step in ("", "*") else path[0] == step
+    return fits and leads_to(rest, path[1:])
+
+
+def _conjunct(
+    asked: Sequence[Condition], constants: Sequence[Constant], paths: Paths | Within, reasons: Iterable[str]
+) -> Conjunct | None:
+    """None: it holds for no document."""
+    on: list[On] = []
+    single: set[int] = set()
+    why: list[str] = []
+    payload: list[tuple[str, float]] = []
+    several = False
+    for condition in asked:
+        where, test = condition.where, condition.test
+        if isinstance(where, Term) or test in (conditions.OPAQUE, conditions.HAS_CHILDREN):
+            why.append(str(where[0]) if test == conditions.OPAQUE and isinstance(where, tuple) else "a calculation")
+            continue
+        found = places(where, paths)
+        said = [path for path in PATHS if leads_to(where, path)] if isinstance(paths, Within) else []
+        if test == conditions.SINGLE:
+            single.update(found)
+            if len(found) + len(said) > 1:
+                several = True
+                why.append(f"the first of several nodes at {shown(where)}")
+            continue
+        constant = constants[condition.parameter] if condition.parameter >= 0 else ""
+        if said and not found and test == conditions.EXISTS and not ALWAYS.isdisjoint(said):
+            if condition.negated:
+                return None
+            continue
+        if said == [PAYLOAD_LENGTH] and not found and test in COMPARED and not condition.negated:
+            payload.append((test, float(constant)))
+            continue
+        if said:
+            why.append("what the platform says")
+            continue
+        made = _on(condition, found, constant, paths)
+        if made is None:
+            why.append("a comparison with the empty text of what may not be there")
+        elif made.paths or made.inner:
+            on.append(made)
+        elif not condition.negated:
+            return None
+    if several:
+        on = [each for each in on if not each.negated]
+    return Conjunct(tuple(on), tuple(sorted(single)), tuple(dict.fromkeys((*why, *reasons))), tuple(payload))
+
+
+def _on(condition: Condition, found: Sequence[int], constant: Constant, paths: Paths | Within) -> On | None:
+    """None: nothing follows from it."""
+    test, where = condition.test, condition.where
+    assert isinstance(where, tuple)
+    words = f"{'not ' if condition.negated else ''}{shown(where)} {test}" + (
+        "" if condition.parameter < 0 else f" {constant!r}"
+    )
+    if test == conditions.EXISTS:
+        return On(test, tuple({*found, *below(found, paths)}), negated=condition.negated, words=words)
+    if test == conditions.NORMALIZED_EQUAL and not str(constant).split():
+        return None
+    inner = below((number for number in found if paths.is_inner(number)), paths)
+    return On(test, tuple(found), constant, inner, condition.negated, words)
+
+
+def shown(where: Where) -> str:
+    """A path as XPath writes it."""
+    steps = [step or "*" for step in where]
+    return "".join(step if step.startswith("//") else "/" + step for step in steps)

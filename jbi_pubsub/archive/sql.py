@@ -1,0 +1,219 @@
+"""Questions to an index in SQL, put together of its own words: numbers of tables, paths and kinds, and names of bound
+parameters. No text of a user ever stands in it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from jbi_pubsub.archive.held import LARGE, MORE, NOT_HELD, NUMBERS, OPEN, TEXTS, Held
+from jbi_pubsub.archive.leaves import is_canonical
+from jbi_pubsub.archive.plan import Conjunct, Constant, On, Restriction
+from jbi_pubsub.core.xpath.language import conditions
+from jbi_pubsub.core.xpath.language.number import number
+
+PATHS_MOST: Final = 1024
+LOOKS_MOST: Final = 16
+"""Of one question: paths that are compared in the first table, and looks into the second one. What a predicate asks
+beyond that, over a type of very many paths, is lxml's: each takes the database time, and memory that it does not count.
+"""
+
+
+class Select:
+    """A question in SQL, as it is put together."""
+
+    def __init__(self, kind: Held) -> None:
+        self._kind = kind
+        self._paths_left, self._looks_left = PATHS_MOST, LOOKS_MOST
+        self.parameters: dict[str, Constant | list[str]] = {}
+        self.rows = ""
+        """Table and condition."""
+        self.exact = "false"
+        """Of a row that is found, whether it is known to match."""
+
+    def parameter(self, value: Constant | list[str]) -> str:
+        """What stands for a constant."""
+        name = f"p{len(self.parameters)}"
+        self.parameters[name] = value
+        return f"${name}"
+
+    def restricted(self, asked: Restriction) -> str:
+        """The condition of candidates; sets `exact`."""
+        kind = self._kind
+        found = [self._conjunct(conjunct) for conjunct in asked.conjuncts]
+        large = among("kind", kind.kinds_with([LARGE]))
+        if all(exact == "true" for _, exact in found) and large == "false":
+            exact = "true"
+        else:
+            each = (_both([possible, exact]) for possible, exact in found)
+            exact = _both([either(each), "true" if large == "false" else f"NOT ({large})"])
+        possible = either(possible for possible, _ in found)
+        if kind.has_open and possible != "true":
+            possible = either([f"kind = {OPEN}", possible])
+        if kind.has_open:
+            exact = _both([f"kind <> {OPEN}", exact])
+        self.exact = exact
+        return possible
+
+    def _conjunct(self, conjunct: Conjunct) -> tuple[str, str]:
+        """The condition of candidates, and what has to hold besides for one to be exact."""
+        repeated = among("kind", self._kind.kinds_with(conjunct.single))
+        possible, exact = [], ["true" if repeated == "false" else f"NOT ({repeated})"]
+        if conjunct.why:
+            exact = ["false"]
+        for test, constant in conjunct.payload:
+            possible.append(f"payload {_OPERATORS[test]} {self.parameter(constant)}")
+        for on in sorted(conjunct.on, key=_width):
+            can, does = self._on(on) if self._is_affordable(on) else ("true", "false")
+            if on.negated:
+                can, does = _not(does), _not(can)
+                exact.append("true" if can == does else does)
+                possible.append(either([can, repeated]))
+            else:
+                exact.append("true" if can == does else does)
+                possible.append(can)
+        return _both(possible), _both(exact)
+
+    def _is_affordable(self, on: On) -> bool:
+        """Whether a condition is part of the question; then what it takes is taken."""
+        flags = self._kind.flags
+        asked = (*on.paths, *on.inner)
+        paths = sum(1 for path in asked if flags[path] & (NUMBERS | TEXTS))
+        looks = any(flags[path] & MORE for path in on.paths) + any(flags[path] & MORE for path in on.inner)
+        if paths > self._paths_left or looks > self._looks_left:
+            return False
+        self._paths_left -= paths
+        self._looks_left -= looks
+        return True
+
+    def _on(self, on: On) -> tuple[str, str]:
+        """Whether a condition is possible, and whether it is certain."""
+        if on.test == conditions.EXISTS:
+            there = self._present(on.paths)
+            return there, there
+        flags = self._kind.flags
+        constant = _Constant(self, on)
+        can, does = [], []
+        for path in on.paths:
+            n = f"n{path}" if flags[path] & NUMBERS else ""
+            t = f"t{path}" if flags[path] & TEXTS else ""
+            if n or t:
+                possible, certain = constant.passes(n, t)
+                can.append(possible)
+                does.append(certain)
+        more = [path for path in on.paths if flags[path] & MORE]
+        if more:
+            possible, certain = constant.passes("n", "t")
+            if any(flags[path] & NOT_HELD for path in more):
+                can.append(self._more(more, either([possible, "(n IS NULL AND t IS NULL)"])))
+            else:
+                can.append(self._more(more, possible))
+            does.append(self._more(more, certain))
+        can.append(self._present(on.inner))
+        return either(can), either(does)
+
+    def _present(self, paths: Iterable[int]) -> str:
+        """That there is a value at one of these."""
+        flags = self._kind.flags
+        found = [f"n{path} IS NOT NULL" for path in paths if flags[path] & NUMBERS]
+        found += [f"t{path} IS NOT NULL" for path in paths if flags[path] & TEXTS]
+        return either([*found, self._more([path for path in paths if flags[path] & MORE], "true")])
+
+    def _more(self, paths: Sequence[int], passes: str) -> str:
+        """That there is a value at one of these in the second table that passes."""
+        if not paths or passes == "false":
+            return "false"
+        return f"pos IN (SELECT pos FROM m{self._kind.number} WHERE {_both([among('path', paths), passes])})"  # noqa: S608  # numbers and our own words
+
+
+class _Constant:
+    """A condition's constant, and its test on a number and a text ("": there are none of these)."""
+
+    def __init__(self, select: Select, on: On) -> None:
+        self._select = select
+        self._on = on
+        self._parameters: dict[str, str] = {}
+
+    def passes(self, n: str, t: str) -> tuple[str, str]:
+        """Whether it is possible, and whether it is certain."""
+        test, constant = self._on.test, self._on.constant
+        if test in conditions.RELATIONS or test == conditions.NUMBER_EQUAL:
+            return _same(f"{n} {_OPERATORS[test]} {self._number(constant)}" if n else "false")
+        is_text = f"({n} IS NULL AND {t} IS NOT NULL)" if n and t else f"{t} IS NOT NULL" if t else "false"
+        is_plain = f"({t} IS NULL AND {n} IS NOT NULL)" if n and t else f"{n} IS NOT NULL" if n else "false"
+        if test == conditions.NUMBER_UNEQUAL:
+            return _same(either([f"{n} <> {self._number(constant)}" if n else "false", is_text]))
+        assert isinstance(constant, str)
+        if test == conditions.EQUAL:
+            if is_canonical(constant):
+                equal = f"{n} = {self._number(number(constant))}" if n else "false"
+                return _same(_both([equal, f"{t} IS NULL" if t else "true"]))
+            return _same(f"{t} = {self._text(constant)}" if t else "false")
+        if test == conditions.UNEQUAL:
+            if is_canonical(constant):
+                other = f"{n} <> {self._number(number(constant))}" if n else "false"
+                return _same(either([other, f"{t} IS NOT NULL" if t else "false"]))
+            return _same(either([f"{t} <> {self._text(constant)}" if t else "false", is_plain]))
+        may_be_number = is_plain if set(constant.strip(_SPACES)) <= _IN_NUMBERS else "false"
+        if test == conditions.NORMALIZED_EQUAL:
+            word = self._text(constant.split()[0])
+            return either([f"contains({t}, {word})" if t else "false", may_be_number]), "false"
+        function = "contains" if test == conditions.CONTAINS else "starts_with"
+        sure = f"{function}({t}, {self._text(constant)})" if t else "false"
+        return either([sure, may_be_number]), sure
+
+    def _number(self, value: Constant) -> str:
+        return self._once(f"n{value!r}", float(value))
+
+    def _text(self, value: str) -> str:
+        return self._once(f"t{value}", value)
+
+    def _once(self, key: str, value: Constant) -> str:
+        known = self._parameters.get(key)
+        if known is None:
+            known = self._parameters[key] = self._select.parameter(value)
+        return known
+
+
+_SPACES: Final = " \t\r\n"
+_IN_NUMBERS: Final = frozenset("0123456789.-")
+_OPERATORS: Final = {
+    conditions.NUMBER_EQUAL: "=",
+    conditions.LESS: "<",
+    conditions.LESS_EQUAL: "<=",
+    conditions.GREATER: ">",
+    conditions.GREATER_EQUAL: ">=",
+}
+
+
+def _width(on: On) -> int:
+    return len(on.paths) + len(on.inner)
+
+
+def _same(condition: str) -> tuple[str, str]:
+    return condition, condition
+
+
+def _not(condition: str) -> str:
+    if condition in ("true", "false"):
+        return "false" if condition == "true" else "true"
+    return f"({condition}) IS NOT TRUE"
+
+
+def either(parts: Iterable[str]) -> str:
+    found = [part for part in dict.fromkeys(parts) if part != "false"]
+    if "true" in found:
+        return "true"
+    return (found[0] if len(found) == 1 else f"({' OR '.join(found)})") if found else "false"
+
+
+def _both(parts: Iterable[str]) -> str:
+    found = [part for part in dict.fromkeys(parts) if part != "true"]
+    if "false" in found:
+        return "false"
+    return (found[0] if len(found) == 1 else f"({' AND '.join(found)})") if found else "true"
+
+
+def among(column: str, numbers: Iterable[int]) -> str:
+    found = sorted(numbers)
+    return f"{column} IN ({', '.join(map(str, map(int, found)))})" if found else "false"

@@ -1,0 +1,570 @@
+"""What is done to volumes while others read them: sealed, made anew without what is deleted, given up by the rules.
+
+Rules:
+- A file of the log goes when its objects are in a pack, and what it says is deleted is in none: so that it is deleted
+  stands in the log for as long as it matters.
+- The index is told before anything goes, so that it never counts what is not there; what answers queries, after.
+- A volume of which nothing is left stays as an empty pack, unless there is none before it: one that is missing is seen.
+- It may end at any moment: whatever is half done is done again, from what is still there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from jbi_pubsub.archive import pack as packs
+from jbi_pubsub.archive.catalogue import Lost
+from jbi_pubsub.archive.items import METADATA_STORES, PAYLOAD_STORES, sync_folder
+from jbi_pubsub.archive.pack import Pack, Sealable, seal
+from jbi_pubsub.archive.query import Key
+from jbi_pubsub.archive.retention import PAYLOAD, STAYS, Fate, Holding, Item, Retention, holdings, is_worth
+from jbi_pubsub.archive.store import LOG, PACKS
+from jbi_pubsub.archive.volume import OBJECT, LogVolume, Record
+from jbi_pubsub.core.errors import ErrorReport, JbiError, ProtocolError, StorageError, report
+from jbi_pubsub.core.files import Stamp, stamp
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.history import MAX_POSITION, GivenUp, KeepRule, Scope
+from jbi_pubsub.core.info_object import Parcel, TypeName
+from jbi_pubsub.core.values import decoded, decoder_of
+from jbi_pubsub.core.xml import give_back, parse_metadata
+
+log = logging.getLogger("jbi_pubsub.archive")
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks for volumes to seal."""
+AGAIN_SECONDS: Final = 30.0
+"""Until what failed is tried again."""
+SUMMARY: Final = ".sum"
+"""Beside a pack: what it holds, by type, behind a CRC-32. Derived."""
+FULL: Final = "full"
+"""Reason of what went to make room."""
+
+
+class Retain(msgspec.Struct, frozen=True, tag=True):
+    """Give up what the rules say. `is_dry`: only say what that would be."""
+
+    number: int
+    rules: tuple[KeepRule, ...]
+    now: float
+    had: int = MAX_POSITION
+    is_dry: bool = False
+
+
+class Free(msgspec.Struct, frozen=True, tag=True):
+    """Give up the oldest volumes until so many bytes of metadata, of payloads, and of both are free."""
+
+    metadata: int
+    payload: int
+    both: int
+
+
+class Going(GivenUp, frozen=True):
+    """What goes of a volume."""
+
+    lost: tuple[Lost, ...] = ()
+    """The same by registration, but for payloads."""
+
+
+class Retained(msgspec.Struct, frozen=True, tag=True):
+    """What went, or would. `up_to`: the last position of what went."""
+
+    number: int
+    volumes: tuple[Going, ...]
+    up_to: int = 0
+    error: ErrorReport | None = None
+
+
+class Applied(msgspec.Struct, frozen=True, tag=True):
+    """These are on disk no more."""
+
+    positions: tuple[int, ...]
+
+
+class Stored(msgspec.Struct, frozen=True, tag=True):
+    """What is on disk: objects up to a position, volumes, bytes."""
+
+    up_to: int
+    volumes: int
+    packs: int
+    metadata: int
+    payload: int
+
+
+class EndedError(Exception):
+    """The worker is about to end."""
+
+
+class Upkeep:
+    """See the module. A thread of its own; `tell` may be called by any."""
+
+    def __init__(
+        self,
+        folder: Path,
+        archive: bytes,
+        tell: Callable[[Any], None],
+        ask_desk: Callable[[Callable[[], None]], None],
+        *,
+        metadata: str,
+        payloads: str,
+    ) -> None:
+        """`ask_desk` has something done by the thread that answers queries, and returns when it is done; it raises
+        EndedError. `metadata`, `payloads`: names of the stores."""
+        self._folder = folder
+        self._archive = archive
+        self._tell = tell
+        self._ask_desk = ask_desk
+        self._stores = METADATA_STORES[metadata], PAYLOAD_STORES[payloads]
+        self._changed = threading.Condition()
+        self._inbox: deque[Retain | Free] = deque()
+        self._is_closed = False
+        self.forget: Callable[[Iterable[int]], None] = lambda _positions: None
+        self.went: Callable[[Iterable[int]], None] = lambda _positions: None
+        """What the desk does before and after objects go."""
+        self._thread = threading.Thread(target=self._run, name="archive-upkeep", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        (self._folder / PACKS).mkdir(mode=0o700, exist_ok=True)
+        self._thread.start()
+
+    def take(self, message: Retain | Free) -> None:
+        """To be done soon."""
+        with self._changed:
+            self._inbox.append(message)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End; what is being written is written first."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30)
+
+    # -- its thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        self._told: Stored | None = None
+        self._stamps: list[Stamp] | None = None
+        pause = 0.0
+        while True:
+            with self._changed:
+                if not self._inbox and not self._is_closed:
+                    self._changed.wait(pause)
+                if self._is_closed:
+                    return
+                message = self._inbox.popleft() if self._inbox else None
+            pause = AGAIN_SECONDS
+            with guarded("archive upkeep"):
+                pause = self._do(message)
+
+    def _do(self, message: Retain | Free | None) -> float:
+        """One thing; seconds until the next."""
+        try:
+            match message:
+                case Retain():
+                    self._tell(self._retain(message))
+                case Free():
+                    self._tell(self._free(message))
+                case None:
+                    self._seal_all()
+            self._tell_stored()
+        except EndedError:
+            return 0.0
+        except OSError as exc:
+            error = exc if isinstance(exc, StorageError) else StorageError(str(exc))
+            log.error("the archive's volumes: %s", error)
+            if message is not None:
+                self._tell(Retained(message.number if isinstance(message, Retain) else 0, (), error=report(error)))
+            with suppress(OSError):
+                self._tell_stored()  # so that the oldest can give way to what could not be made
+            return AGAIN_SECONDS
+        return LOOK_SECONDS
+
+    # -- sealing ------------------------------------------------------------------------------------------------
+
+    def _logs(self) -> list[Path]:
+        return sorted(path for path in (self._folder / LOG).glob("*.log") if path.stem.isdigit())
+
+    def _packs(self) -> list[Path]:
+        return sorted(path for path in (self._folder / PACKS).glob("*.pack") if path.stem.isdigit())
+
+    def _good_logs(self) -> list[Path]:
+        """The same, but those that can't be read at all: whoever answers queries tells of them."""
+        found: list[Path] = []
+        for path in self._logs():
+            with suppress(StorageError), closing(LogVolume(path, self._archive)):
+                found.append(path)
+        return found
+
+    def _volumes(self) -> list[tuple[int, list[Path]]]:
+        """All of them, in order: the position that each begins with, and what there is of it: a pack, a file of the log
+        that has become none yet, or both where that was not taken away yet."""
+        found: dict[int, list[Path]] = {}
+        for path in (*self._packs(), *self._logs()):
+            found.setdefault(int(path.stem), []).append(path)
+        return sorted(found.items())
+
+    def _readable(self) -> Iterator[tuple[Path, Pack]]:
+        """Packs in order, open; one that is damaged as a whole is told and passed over."""
+        for path in self._packs():
+            try:
+                pack = Pack(path, self._archive)
+            except StorageError as exc:
+                log.error("%s", exc)
+                continue
+            with closing(pack):
+                yield path, pack
+
+    def _seal_all(self) -> None:
+        """Seal all files of the log but the last, in order: what they delete lies before."""
+        for path, behind in pairwise(self._good_logs()):
+            if self._is_closed:
+                return
+            self._seal(path, behind)
+            self._tell_stored()
+
+    def _seal(self, path: Path, behind: Path) -> None:
+        """Make a pack of a file of the log that is written no more."""
+        with closing(LogVolume(behind, self._archive)) as next_one:
+            end = next_one.previous
+        with closing(LogVolume(path, self._archive)) as volume:
+            records = list(volume.come(end))
+            gaps = tuple((damage.after, damage.before) for damage in volume.damages)
+            head, last, deleted = volume.head, volume.last, sorted(set(volume.deleted))
+        self._desk(lambda: self.forget(deleted))
+        of = Sealable(self._archive, head.first, last, head.previous, head.began, gaps)
+        self._make(of, records, set(deleted))
+        size = sum([len(record.data) for record in records])
+        records.clear()
+        give_back(size)
+        self._take_out(deleted)
+        if gaps:
+            log.error("%s is damaged; it is kept as %s.damaged", path, path.name)
+            path.rename(path.with_name(path.name + ".damaged"))
+        else:
+            path.unlink()
+        _synced(path.parent)
+        self._desk(lambda: self.went(deleted))
+        if deleted:
+            self._tell(Applied(tuple(deleted)))
+
+    def _make(self, of: Sealable, records: Sequence[Record], gone: set[int]) -> None:
+        """A pack, and what is in it."""
+        metadata, payloads = self._stores
+        path = seal(of, records, self._folder / PACKS, metadata=metadata, payloads=payloads, gone=gone)
+        self._summarize(path, [record for record in records if record.position not in gone])
+
+    def _take_out(self, positions: Sequence[int]) -> None:
+        """Make packs anew without these."""
+        if not positions:
+            return
+        for _, pack in self._readable():
+            here = [position for position in positions if pack.first <= position <= pack.last]
+            gone = {record.position for record in pack.metadata(here)} if here else set()
+            if gone:
+                records = list(pack.read(0, MAX_POSITION))
+                self._make(_without_damage(pack), records, gone)
+
+    # -- what packs hold ----------------------------------------------------------------------------------------
+
+    def _summarize(self, path: Path, records: Iterable[Record]) -> tuple[Holding, ...]:
+        found = holdings(item for record in records if (item := _item(record)) is not None)
+        beside = path.with_suffix(SUMMARY + ".new")
+        try:
+            data = msgspec.msgpack.encode((stamp(path), found))
+            beside.write_bytes(zlib.crc32(data).to_bytes(4, "big") + data)
+            beside.rename(path.with_suffix(SUMMARY))
+        except OSError as exc:
+            log.warning("%s: %s", beside, exc.strerror)  # it is derived: read from the pack when it is asked for
+        return found
+
+    def _holdings(self, path: Path) -> tuple[Holding, ...]:
+        try:
+            said = path.with_suffix(SUMMARY).read_bytes()
+            if said[:4] == zlib.crc32(said[4:]).to_bytes(4, "big"):
+                made_of, found = decoded(_summary, said[4:], "summary")
+                if made_of == stamp(path):
+                    return found
+        except (OSError, ProtocolError):
+            pass  # read below
+        with closing(Pack(path, self._archive)) as pack:
+            return self._summarize(path, pack.read(0, MAX_POSITION))
+
+    def _tell_stored(self) -> None:
+        """How much there is, if that has changed."""
+        files, logs = self._packs(), self._logs()
+        stamps = [*map(stamp, files), (len(logs), int(logs[0].stem) if logs else 0)]
+        if stamps == self._stamps:
+            return
+        up_to = metadata = payload = 0
+        for _, pack in self._readable():
+            size_metadata, size_payload = pack.sizes
+            metadata, payload, up_to = metadata + size_metadata, payload + size_payload, max(up_to, pack.last)
+        with suppress(IndexError, StorageError), closing(LogVolume(logs[0], self._archive)) as first:
+            up_to = max(up_to, first.previous)  # what lay before it was given up
+        self._stamps = stamps
+        told = Stored(up_to, len(files) + len(logs), len(files), metadata, payload)
+        if told != self._told:
+            self._told = told
+            self._tell(told)
+
+    # -- giving up ----------------------------------------------------------------------------------------------
+
+    def _retain(self, asked: Retain) -> Retained:
+        """See Retain."""
+        retention = Retention(asked.rules, asked.now, asked.had)
+        keys = _Keys()
+        for path in reversed(self._good_logs()):
+            with closing(LogVolume(path, self._archive)) as volume:
+                volume.recover()
+                for record in volume.read(0, MAX_POSITION, newest_first=True):
+                    _fate(retention, record, keys)
+        plans = [self._plan(path, retention, keys) for path in reversed([path for path, _ in self._readable()])]
+        found = [plan for plan in reversed(plans) if plan.reasons]
+        if asked.is_dry:
+            return Retained(asked.number, tuple(plan.going for plan in found))
+        done = [plan for plan in found if plan.is_done]
+        gone = sorted({position for plan in done for position in plan.gone})
+        self._desk(lambda: self.forget(gone))
+        for plan in done:
+            self._give_up(plan)
+        self._desk(lambda: self.went(gone))
+        return Retained(asked.number, tuple(plan.going for plan in found), gone[-1] if gone else 0)
+
+    def _plan(self, path: Path, retention: Retention, keys: _Keys) -> _Plan:
+        """What goes of a pack."""
+        held = self._holdings(path)
+        fates = {(each.type, each.version): retention.whole(each) for each in held}
+        plan = _Plan(path, held)
+        with closing(Pack(path, self._archive)) as pack:
+            plan.first, plan.last = pack.first, pack.last
+            if all(fate == STAYS for fate in fates.values()):
+                return plan
+            for record in pack.read(0, MAX_POSITION, newest_first=True):
+                item = _item(record)
+                if item is None:
+                    continue
+                fate = fates[item.type, item.version]
+                if fate is None:
+                    fate = _fate(retention, record, keys)
+                plan.note(item, fate)
+        return plan
+
+    def _give_up(self, plan: _Plan) -> None:
+        if plan.is_whole and not any(path.stem < plan.path.stem for path in (*self._packs(), *self._logs())):
+            self._remove([plan.path])
+            return
+        with closing(Pack(plan.path, self._archive)) as pack:
+            records = [_cut(record) if record.position in plan.cut else record for record in pack.read(0, MAX_POSITION)]
+            of = _without_damage(pack)
+        self._make(of, records, plan.gone)
+
+    def _free(self, asked: Free) -> Retained:
+        """See Free."""
+        wanted = [asked.metadata, asked.payload, asked.both]
+        going: list[Going] = []
+        for (_, paths), (behind, _) in pairwise(self._volumes()):
+            if max(wanted) <= 0:
+                break
+            whole = self._whole(paths[0], behind - 1)
+            self._desk(partial(self.forget, whole.positions))
+            self._remove(paths)
+            self._desk(partial(self.went, [*whole.positions, *whole.deleted]))
+            if whole.deleted:
+                self._tell(Applied(tuple(whole.deleted)))
+            wanted = [wanted[0] - whole.metadata, wanted[1] - whole.payload, wanted[2] - whole.metadata - whole.payload]
+            going.append(whole.going)
+        return Retained(0, tuple(going), going[-1].last if going else 0)
+
+    def _whole(self, path: Path, up_to: int) -> _Whole:
+        """What goes with a volume. Of one that can't be read, that it may have held positions up to that one."""
+        try:
+            volume = Pack(path, self._archive) if path.suffix == ".pack" else LogVolume(path, self._archive)
+        except StorageError as exc:
+            log.error("what can't be read goes to make room: %s", exc)
+            first, size = int(path.stem), sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}*"))
+            return _Whole(Going(first, up_to, 0, {FULL: 0}, True, True), range(first, up_to + 1), (), size, 0)
+        metadata = payload = 0
+        losses = _Losses()
+        with closing(volume):
+            if isinstance(volume, LogVolume):
+                volume.recover()
+            for record in volume.read(0, MAX_POSITION):
+                if (item := _item(record)) is not None:
+                    losses.add(item)
+                    metadata, payload = metadata + item.size - item.payload, payload + item.payload
+            positions = list(volume.positions)
+            deleted: Sequence[int] = volume.deleted if isinstance(volume, LogVolume) else ()
+            if isinstance(volume, Pack):
+                metadata, payload = volume.sizes
+            reasons = {FULL: len(positions)}
+            going = Going(volume.first, volume.last, len(positions), reasons, True, True, losses.all())
+        return _Whole(going, positions, deleted, metadata, payload)
+
+    def _remove(self, paths: Sequence[Path]) -> None:
+        """Take a volume away."""
+        try:
+            for path in paths:
+                if path.suffix == ".pack":
+                    packs.remove(path)
+                    path.with_suffix(SUMMARY).unlink(missing_ok=True)
+                else:
+                    path.unlink(missing_ok=True)
+                    sync_folder(path.parent)
+        except OSError as exc:
+            raise StorageError(f"{paths[0]} can't be taken away: {exc.strerror}", path=str(paths[0])) from exc
+
+    def _desk(self, what: Callable[[], None]) -> None:
+        if self._is_closed:
+            raise EndedError
+        self._ask_desk(what)
+
+
+class _Whole(NamedTuple):
+    """A volume that goes, its objects, and those that it says are deleted; bytes of metadata and payloads."""
+
+    going: Going
+    positions: Sequence[int]
+    deleted: Sequence[int]
+    metadata: int
+    payload: int
+
+
+class _Losses:
+    """What goes of a volume, by registration."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str, str], list[int]] = {}
+
+    def add(self, item: Item) -> None:
+        """One object."""
+        key = item.type, item.version, item.registration
+        span = self._found.setdefault(key, [item.position, item.position, 0])
+        span[0], span[1] = min(span[0], item.position), max(span[1], item.position)
+        span[2] += 1
+
+    def all(self) -> tuple[Lost, ...]:
+        """Of all registrations."""
+        return tuple(Lost(*key, *span) for key, span in self._found.items())
+
+
+class _Plan:
+    """What goes of a pack."""
+
+    def __init__(self, path: Path, held: Sequence[Holding]) -> None:
+        self.path = path
+        self.first = self.last = 0
+        self.gone: set[int] = set()
+        self.cut: set[int] = set()
+        self.reasons: Counter[str] = Counter()
+        self.lost = _Losses()
+        self._objects = sum(each.objects for each in held)
+        self._payload = sum(each.payload for each in held)
+        self._size = self._payload + sum(each.metadata for each in held)
+        self._going = self._payload_going = 0
+
+    def note(self, item: Item, fate: Fate) -> None:
+        """What becomes of an object."""
+        if fate == STAYS or (fate == PAYLOAD and not item.payload):
+            return
+        self.reasons[fate] += 1
+        self._payload_going += item.payload
+        if fate == PAYLOAD:
+            self.cut.add(item.position)
+        else:
+            self.gone.add(item.position)
+            self._going += item.size
+            self.lost.add(item)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.gone) == self._objects
+
+    @property
+    def is_done(self) -> bool:
+        """Whether half of it goes: of its objects, its bytes, or its payloads."""
+        return is_worth(self._objects, len(self.gone), self._size, self._going) or is_worth(
+            self._objects, len(self.cut), self._payload, self._payload_going
+        )
+
+    @property
+    def going(self) -> Going:
+        return Going(
+            self.first, self.last, self._objects, dict(self.reasons), self.is_whole, self.is_done, self.lost.all()
+        )
+
+
+class _Keys:
+    """Texts at `latest_by`, of objects."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[TypeName, str], Key] = {}
+
+    def of(self, parcel: Parcel, expression: str) -> str:
+        """ "" where there is none."""
+        name = TypeName(parcel.head.type_name, parcel.head.type_version)
+        metadata = bytes(parcel.head.metadata)
+        try:
+            key = self._known.get((name, expression)) or Key(Scope(name), expression)
+            self._known[name, expression] = key
+            return key.of(parse_metadata(metadata), len(metadata))
+        except JbiError:
+            return ""
+
+
+def _fate(retention: Retention, record: Record, keys: _Keys) -> Fate:
+    """What becomes of an object, the next one back."""
+    item = _item(record)
+    if item is None:
+        return STAYS
+    rule = retention.rule(item.type)
+    if rule is not None and rule.latest_by:
+        item = msgspec.structs.replace(item, key=keys.of(Parcel.received(record.data), rule.latest_by))
+    return retention.one(item)
+
+
+def _item(record: Record) -> Item | None:
+    """What rules look at; None for what is no object, which nobody's rule is about."""
+    if record.kind != OBJECT:
+        return None
+    try:
+        parcel = Parcel.received(record.data)
+    except ProtocolError:
+        return None
+    head, payload = parcel.head, parcel.size - parcel.payload_at
+    return Item(
+        record.position, record.received, head.type_name, head.type_version, parcel.size, payload, "", head.registration
+    )
+
+
+def _cut(record: Record) -> Record:
+    """An object without its payload."""
+    return record._replace(data=record.data[: Parcel.received(record.data).payload_at])
+
+
+def _without_damage(pack: Pack) -> Sealable:
+    """What a pack is made anew of, of which all was read."""
+    of = pack.sealable
+    return msgspec.structs.replace(of, gaps=(*of.gaps, (of.previous, of.last))) if pack.bad else of
+
+
+def _synced(folder: Path) -> None:
+    try:
+        sync_folder(folder)
+    except OSError as exc:
+        raise StorageError(f"{folder} can't be forced to the disk: {exc.strerror}", path=str(folder)) from exc
+
+
+_summary = decoder_of(tuple[tuple[int, ...], tuple[Holding, ...]])

@@ -1,0 +1,248 @@
+"""The file of a bridge: its sides, its directions, and what is done to objects on their way. What can't be used is told
+before anything is opened."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from jbi_pubsub.core import plugins
+from jbi_pubsub.core.config import Config, load
+from jbi_pubsub.core.errors import ConfigurationError, PredicateError, SchemaError
+from jbi_pubsub.core.values import converted
+from jbi_pubsub.core.wire.endpoint import check_endpoint
+from jbi_pubsub.pad.subscription import PLATFORM_NAME
+
+from .mirror import Direction, Mirror, Terms
+from .platform import JbiPlatform, Platform
+from .transformation import Rule, Transformation, literal
+
+NAME_MOST: Final = 48
+"""Characters of a bridge's name: a random end makes it the id of one process."""
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file."""
+
+
+class JbiSide(_Part, frozen=True):
+    """`[side.NAME]` of kind "jbi": the settings of this process count, but for what is said here."""
+
+    kind: str = "jbi"
+    config: str = ""
+    """Another configuration file for this side, from this file's folder."""
+    locators: tuple[str, ...] = ()
+    """Its lookup services, HOST:PORT: then it is not looked for others by mDNS."""
+    groups: tuple[str, ...] = ()
+    """Their groups."""
+    delegate: Annotated[tuple[str, ...], msgspec.Meta(max_length=2)] = ()
+    """Name and location of the delegate that takes what comes from the other side; () for any."""
+
+
+class Way(_Part, frozen=True, rename={"source": "from", "target": "to"}):
+    """`[[direction]]`."""
+
+    source: str
+    target: str
+    types: tuple[str, ...] = ("*",)
+    """Globs of the names of the types that go."""
+    without: tuple[str, ...] = ()
+    """And of those that do not, all the same."""
+    validate: bool = True
+    """Whether the other side checks metadata by their schema once more."""
+    rule: tuple[Rule, ...] = ()
+
+
+class BridgeFile(_Part, frozen=True):
+    """The whole. Without directions all goes both ways."""
+
+    side: dict[str, dict[str, Any]]
+    name: str = "bridge"
+    poll: Annotated[float, msgspec.Meta(ge=0.05, le=3600)] = 2.0
+    """Seconds after which it is looked for what nobody tells of, and tried again what could not be done."""
+    direction: tuple[Way, ...] = ()
+
+    @property
+    def ways(self) -> tuple[Way, ...]:
+        """The directions."""
+        one, other = self.side
+        return self.direction or (Way(one, other), Way(other, one))
+
+
+def read(path: Path) -> BridgeFile:
+    """Raises ConfigurationError, which names file and key."""
+    try:
+        document = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        if isinstance(exc, RecursionError):
+            reason = "too many brackets within each other"
+        raise ConfigurationError(f"bridge file {path}: {reason}", hint="See docs/bridge.md for one") from exc
+    try:
+        file = converted(document, BridgeFile)
+    except (msgspec.ValidationError, RecursionError) as exc:
+        raise ConfigurationError(f"bridge file {path}: {exc}", hint=_nearest(document)) from exc
+    _check(path, file)
+    return file
+
+
+def _check(path: Path, file: BridgeFile) -> None:
+    names = (file.name, *file.side)
+    if len(file.side) != 2:
+        raise ConfigurationError(f"bridge file {path}: {len(file.side)} sides", hint="A bridge has two: [side.NAME]")
+    if any(not PLATFORM_NAME.fullmatch(name) or len(name) > NAME_MOST for name in names):
+        raise ConfigurationError(
+            f"bridge file {path}: names have 1 to {NAME_MOST} letters, digits, '.', '_' and '-'",
+            hint=f"These do not all: {', '.join(map(repr, names))[:300]}",
+        )
+    seen = set()
+    for way in file.ways:
+        ends = (way.source, way.target)
+        if set(ends) != set(file.side) or ends in seen:
+            raise ConfigurationError(
+                f"bridge file {path}: a direction from {way.source[:64]!r} to {way.target[:64]!r}",
+                hint=f"There is one from {' to '.join(file.side)} at most, and one back",
+            )
+        seen.add(ends)
+        transformation_of(path, way)
+
+
+def transformation_of(path: Path, way: Way) -> Transformation:
+    """What a direction does. Raises ConfigurationError, with the file and the direction."""
+    try:
+        return Transformation(way.types, way.without, way.rule)
+    except (ConfigurationError, PredicateError, SchemaError) as exc:
+        raise ConfigurationError(
+            f"bridge file {path}: from {way.source} to {way.target}: {exc.message}", hint=exc.hint
+        ) from exc
+
+
+def opened(path: Path, file: BridgeFile, base: Config) -> Mirror:
+    """A bridge that is not started yet; nobody need be there. `base`: the settings of this process. Raises
+    ConfigurationError, PortInUseError."""
+    bridge = f"{file.name}-{token_hex(4)}"
+    sides: dict[str, Platform] = {}
+    try:
+        for name, table in file.side.items():
+            sides[name] = _side(path, name, table, base, bridge)
+        ways = []
+        for way in file.ways:
+            types = way.types if literal(way.types) else ()
+            terms = Terms(types, file.poll, way.validate)
+            source, target = sides[way.source], sides[way.target]
+            ways.append(Direction(source, target, transformation_of(path, way), bridge=bridge, terms=terms))
+    except BaseException:
+        for side in sides.values():
+            side.close()
+        raise
+    one, other = sides.values()
+    return Mirror((one, other), tuple(ways), name=file.name)
+
+
+def check_sides(path: Path, file: BridgeFile, base: Config) -> None:
+    """As far as that can be said without opening them. Raises ConfigurationError."""
+    for name, table in file.side.items():
+        kind = _kind(path, name, table)
+        if kind == "jbi":
+            settings_of(path, name, _table(path, name, table, JbiSide), base)
+        elif kind == "mqtt":
+            from .mqtt import MqttSide, check_side  # here: an extra, which others need not have
+
+            side = _table(path, name, table, MqttSide)
+            with _told(path, name):
+                check_side(side, path.parent)
+        elif plugins.find("platform", kind) is None:
+            raise _unknown_kind(path, name, kind)
+
+
+def _side(path: Path, name: str, table: Mapping[str, Any], base: Config, bridge: str) -> Platform:
+    kind = _kind(path, name, table)
+    if kind == "jbi":
+        side = _table(path, name, table, JbiSide)
+        delegate = (*side.delegate, None, None)[:2]
+        return JbiPlatform(name, settings_of(path, name, side, base), (delegate[0], delegate[1]), bridge)
+    if kind == "mqtt":
+        from .mqtt import MqttPlatform, MqttSide  # here, for the same reason
+
+        with _told(path, name):
+            return MqttPlatform(name, _table(path, name, table, MqttSide), bridge, folder=path.parent)
+    made = plugins.find("platform", kind)
+    if made is None:
+        raise _unknown_kind(path, name, kind)
+    platform: Platform = made(name, dict(table), bridge)
+    return platform
+
+
+def _kind(path: Path, name: str, table: Mapping[str, Any]) -> str:
+    kind = table.get("kind", "jbi")
+    if not isinstance(kind, str):
+        raise ConfigurationError(f"bridge file {path}: side.{name}.kind is no text", hint='For example kind = "jbi"')
+    return kind
+
+
+def _unknown_kind(path: Path, name: str, kind: str) -> ConfigurationError:
+    known = ("jbi", "mqtt", *plugins.names("platform"))
+    near = difflib.get_close_matches(kind, known, n=1)
+    return ConfigurationError(
+        f"bridge file {path}: side.{name} is of kind {kind[:64]!r}, which there is not",
+        hint=f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}",
+    )
+
+
+def _table(path: Path, name: str, table: Mapping[str, Any], kind: type[Any]) -> Any:
+    try:
+        return converted(dict(table), kind)
+    except (msgspec.ValidationError, RecursionError) as exc:
+        known = [field.encode_name for field in msgspec.structs.fields(kind)]
+        raise ConfigurationError(
+            f"bridge file {path}: side.{name}: {exc}", hint=_near(table, known) or f"It has {', '.join(known)}"
+        ) from exc
+
+
+def settings_of(path: Path, name: str, side: JbiSide, base: Config) -> Config:
+    """Those of a side. Raises ConfigurationError."""
+    own: dict[str, Any] = {"groups": side.groups} if side.groups else {}
+    if side.locators:
+        own |= {"locators": side.locators, "multicast": False}  # by mDNS both sides would find each other's
+    with _told(path, name):
+        for locator in side.locators:
+            check_endpoint(locator)
+        config = load(file=path.parent / side.config, environment={})[0] if side.config else base
+        made = msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, **own))
+        made.security()
+    return made
+
+
+@contextmanager
+def _told(path: Path, name: str) -> Iterator[None]:
+    """What is wrong with a side is told with file and side."""
+    try:
+        yield
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"bridge file {path}: side.{name}: {exc.message}", hint=exc.hint) from exc
+
+
+def _nearest(document: Mapping[str, Any]) -> str:
+    """The right name for the first wrong one."""
+    top = [field.encode_name for field in msgspec.structs.fields(BridgeFile)]
+    ways, rules = ([field.encode_name for field in msgspec.structs.fields(kind)] for kind in (Way, Rule))
+    tables = [(document, top)]
+    for way in document.get("direction", ()) if isinstance(document.get("direction"), list) else ():
+        if isinstance(way, dict):
+            tables.append((way, ways))
+            own = way.get("rule")
+            tables += [(rule, rules) for rule in (own if isinstance(own, list) else ()) if isinstance(rule, dict)]
+    return next((hint for table, known in tables if (hint := _near(table, known))), "See docs/bridge.md for one")
+
+
+def _near(table: Mapping[str, Any], known: list[str]) -> str:
+    wrong = next((key for key in table if key not in known), None)
+    near = difflib.get_close_matches(wrong, known, n=1) if wrong is not None else []
+    return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}" if wrong is not None else ""

@@ -1,0 +1,567 @@
+"""Two platforms that show each other what is published on them.
+
+Theory of operation: each direction has a thread that compares what is published on the one side with what it has
+registered on the other, when something changes and every `poll` seconds, and a subscription on the one side whose
+objects it publishes on the other. Objects of a registration that is not registered there yet, or that another bridge
+has, are parked for a while: so the first objects of a new type come, and a bridge that comes in for another one has
+what that one may not have sent. Whoever has seen an object before drops it, by its number.
+
+Rules:
+- An echo is seen by the names of the platforms that an object or registration has passed: neither end of a direction
+  may be among them. The platform refuses what it has the original of.
+- Of several bridges side by side one has a registration, and the others wait until it is gone.
+- Sides that have a lookup service in common are one platform: that is told, and nothing goes.
+- What can't be done now (a side is away, a right is missing) is told once and tried again at each poll; what has a
+  schema in conflict, or is one too many, after ever longer pauses, so that many of these hold up nobody.
+- Objects go in the order of their registration. While the other side has no room the subscription's queue fills, and
+  its policy says what is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from jbi_pubsub.codegen.repository import InformationType, TypeRepository
+from jbi_pubsub.core.errors import (
+    BackPressureError,
+    ConfigurationError,
+    JbiError,
+    OversizeError,
+    SchemaError,
+    UnknownUidError,
+    WireError,
+)
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.info_object import InfoObject, LargeObject, SchemaBundle
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.pad.foreign import Answers
+from jbi_pubsub.pad.subscription import HOPS_MOST, QueryRequest
+
+from .platform import Platform, Published, shared_lookups
+from .transformation import Transforming
+
+log = logging.getLogger("jbi_pubsub.bridge")
+
+PARKED_SECONDS: Final = 60.0
+"""How long an object waits for its registration: longer than a bridge that has died is believed to live."""
+PARKED_OBJECTS: Final = 10_000
+"""Of one registration: as many as wait in a publisher for a side that is away. Of two bridges either may be the one
+that has it when that side is back."""
+OBJECT_BYTES: Final = 1_000
+"""That an object takes beside its metadata and payload."""
+PARKED_BYTES: Final = 64 << 20
+"""Of all registrations of a direction."""
+REFUSED_MOST: Final = 30.0
+"""Seconds until it is tried again to register what is in conflict or too much; the first time it is twice the poll."""
+SHARE: Final = 7
+"""So many times what is free one of them may have of it: 7/8 of all when it is alone."""
+LINGER_SECONDS: Final = 10.0
+"""How long a registration that has left is kept on the other side: its last objects are on their way, and a delegate
+that restarts has it again soon."""
+SETTLE_SECONDS: Final = 1.0
+"""How long a registration stands before it is told what was left out of it: who was told of the registration, and gets
+its first objects late, is to hear that, too."""
+ROOM_SECONDS: Final = 0.5
+"""For room at the other side, until it is looked whether the bridge stops."""
+RELAYS_MOST: Final = 100_000
+"""Registrations of one direction."""
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What holds for a direction beside its transformation."""
+
+    types: tuple[str, ...] = ()
+    """Names of the types that are subscribed to; () for all."""
+    poll: float = 2.0
+    validate: bool = True
+    """Whether the other side checks metadata by their schema once more."""
+
+
+@dataclass(eq=False, slots=True)
+class Relayed:
+    """A registration of the one side, as it is for the other. `lock` covers what is parked and whether it stands, and
+    is held while an object goes; the rest is the direction's own thread's."""
+
+    published: Published | None = None
+    """None: its objects have come before it was seen."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    stands: bool = False
+    """It is registered on the other side."""
+    parked: deque[tuple[float, InfoObject]] = field(default_factory=deque)
+    bytes: int = 0
+    """Of these."""
+    seen: float = 0.0
+    """When it was published last, or an object came (clock)."""
+    since: float = 0.0
+    """When it was registered there."""
+    filtered: int = 0
+    """Left out and not told yet."""
+    is_stale: bool = False
+    """What is registered there is not any more what it was."""
+    why: str = ""
+    """Why it is not registered there."""
+    refused: int = 0
+    """How often it was refused so, one time after the other."""
+    again: float = 0.0
+    """When it is tried again (clock)."""
+
+
+class Direction:
+    """From one side to the other (see the module)."""
+
+    def __init__(
+        self,
+        source: Platform,
+        target: Platform,
+        transformation: Transforming,
+        *,
+        bridge: str,
+        terms: Terms = Terms(),  # noqa: B008  # immutable
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`bridge`: the id that others see."""
+        self.source, self.target, self.transformation = source, target, transformation
+        self._bridge = bridge
+        self._terms = terms
+        self._clock = clock
+        self._lock = threading.Lock()
+        """Of the table, and of what is counted."""
+        self._relays: dict[str, Relayed] = {}
+        self._parked = 0
+        """Bytes that are parked."""
+        self._local: frozenset[str] = frozenset()
+        """Registrations of the source that are not for others."""
+        self._is_subscribed = False
+        self._told: dict[str, str] = {}
+        """What was told last of each thing that can't be done now."""
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self.relayed = self.filtered = self.echoes = self.lost = 0
+        self._thread = threading.Thread(target=self._run, name=f"bridge-{source.name}-{target.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Something has changed on one of the sides."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread; the source does not listen any more."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(10.0)
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        with self._lock:
+            relays = list(self._relays.values())
+            return {
+                "from": self.source.name,
+                "to": self.target.name,
+                "listening": self._is_subscribed,
+                "registrations": sum(each.stands for each in relays),
+                "types": sorted({str(each.published.type) for each in relays if each.stands and each.published}),
+                "waiting": {uid: each.why for uid, each in self._relays.items() if each.published and not each.stands},
+                "relayed": self.relayed,
+                "filtered": self.filtered,
+                "echoes": self.echoes,
+                "lost": self.lost,
+                "parked": sum(len(each.parked) for each in relays),
+                "trouble": list(self._told.values()),
+            }
+
+    # -- objects: on a thread of the source -----------------------------------------------------------------------
+
+    def arrived(self, obj: InfoObject) -> None:
+        """An object of the source."""
+        if self._is_echo(obj.platform.via):
+            with self._lock:
+                self.echoes += 1
+            return
+        if not self.transformation.wants(obj.type) or obj.platform.registration in self._local:
+            return
+        with self._lock:
+            relay = self._relays.get(obj.platform.registration)
+            if relay is None:
+                if len(self._relays) >= RELAYS_MOST:
+                    self.lost += 1
+                    return
+                relay = self._relays[obj.platform.registration] = Relayed(seen=self._clock())
+        with relay.lock:
+            if relay.stands:
+                self._send(relay, obj)
+            else:
+                self._park(relay, obj)
+                self._wake.set()
+
+    def lost_before(self, cause: str, count: int) -> None:
+        """Objects did not come from the source."""
+        with self._lock:
+            self.lost += count
+        log.warning("%s to %s: %s objects lost (%s)", self.source.name, self.target.name, count or "some", cause)
+
+    def _is_echo(self, via: tuple[str, ...]) -> bool:
+        """Whether what has come that way is not to go this one."""
+        return self.source.name in via or self.target.name in via or len(via) >= HOPS_MOST
+
+    def _send(self, relay: Relayed, obj: InfoObject) -> None:
+        """Under the relay's lock. Waits while there is no room."""
+        if obj.platform.payload_length != obj.payload_size:
+            self._leave_out(relay)  # cut on its way to us: it is not what was published
+            return
+        changed = self.transformation.apply(obj)
+        if changed is None:
+            self._leave_out(relay)
+            return
+        while not self._stopping.is_set():
+            try:
+                self.target.publish(obj.platform.registration, changed, self.source.name, ROOM_SECONDS)
+            except BackPressureError:
+                continue
+            except (UnknownUidError, WireError) as exc:  # the other side has not taken its registration back
+                self._trouble(obj.platform.registration, exc)
+                relay.stands, relay.is_stale = False, True
+                self._park(relay, obj, first=True)
+                return
+            except JbiError as exc:
+                self._trouble(f"object {obj.platform.registration}", exc)
+                break
+            with self._lock:
+                self.relayed += 1
+            return
+        with self._lock:
+            self.lost += 1
+
+    def _leave_out(self, relay: Relayed) -> None:
+        relay.filtered += 1
+        with self._lock:
+            self.filtered += 1
+
+    def _park(self, relay: Relayed, obj: InfoObject, *, first: bool = False) -> None:
+        """Under the relay's lock; `first`: before those that are parked. The oldest of what is too much goes. Of the
+        bytes one registration has SHARE times as many as are free at most, so that no other one finds none."""
+        put = relay.parked.appendleft if first else relay.parked.append
+        put((self._clock(), obj))
+        size = _size(obj)
+        relay.bytes += size
+        with self._lock:
+            self._parked += size
+        while relay.parked and (
+            len(relay.parked) > PARKED_OBJECTS or relay.bytes > SHARE * (PARKED_BYTES - self._parked)
+        ):
+            self._unpark(relay)
+
+    def _unpark(self, relay: Relayed) -> InfoObject:
+        """Under the relay's lock: the oldest."""
+        _, obj = relay.parked.popleft()
+        size = _size(obj)
+        relay.bytes -= size
+        with self._lock:
+            self._parked -= size
+        return obj
+
+    # -- registrations: on the direction's own thread -------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.clear()
+            with guarded(self._thread.name):
+                self.look()
+            self._wake.wait(self._terms.poll)
+
+    def look(self) -> None:
+        """Compare both sides, and do what is to be done."""
+        is_one = self._is_one_platform()
+        if not is_one:
+            self._subscribe()
+        found = () if is_one else self.source.published()
+        self._local = frozenset(each.uid for each in found if each.is_local)
+        published = {each.uid: each for each in found if self._is_for_us(each)}
+        there = {each.uid: each for each in self.target.published() if not each.has_left}
+        for uid, each in published.items():
+            if self._stopping.is_set():
+                return
+            self._keep(uid, each, there.get(uid))
+        now = self._clock()
+        with self._lock:
+            relays = list(self._relays.items())
+        for uid, relay in relays:
+            self._tend(uid, relay, now, is_there=uid in published)
+
+    def _is_one_platform(self) -> bool:
+        """Whether both sides are the same platform: then there is nothing to relay."""
+        shared = shared_lookups(self.source, self.target)
+        if shared:
+            self._trouble("sides", ConfigurationError(
+                f"they are one platform, as lookup service {min(shared)} is found on both sides. Give their servers"
+                " groups of their own, or start them with --no-multicast"
+            ))  # fmt: skip
+            return True
+        with self._lock:
+            self._told.pop("sides", None)
+        return False
+
+    def _subscribe(self) -> None:
+        if self._is_subscribed:
+            return
+        try:
+            self.source.subscribe(self._terms.types, _Told(self))
+        except JbiError as exc:
+            self._trouble("subscription", exc)
+        else:
+            self._is_subscribed = True
+            with self._lock:
+                self._told.pop("subscription", None)
+
+    def _is_for_us(self, published: Published) -> bool:
+        is_ours = not published.is_local and not self._is_echo(published.via)
+        return is_ours and self.transformation.wants(published.type)
+
+    def _keep(self, uid: str, published: Published, there: Published | None) -> None:
+        """A registration of the source is so on the target, unless it is there already."""
+        with self._lock:
+            relay = self._relays.get(uid)
+            if relay is None:
+                if len(self._relays) >= RELAYS_MOST:
+                    return
+                relay = self._relays[uid] = Relayed()
+        relay.seen = self._clock()
+        before, relay.published = relay.published, published
+        if there is not None and there.bridge != self._bridge:
+            relay.why = f"relayed by bridge {there.bridge}" if there.bridge else "published there itself"
+            relay.refused, relay.again = 0, 0.0  # when it is gone it is ours at once
+            if relay.stands:  # two came at once, and the lookup services have taken the other one
+                self._drop(uid, relay)
+            return
+        if relay.is_stale:
+            self._drop(uid, relay)
+        if before != published or (not relay.stands and self._clock() >= relay.again):
+            self._register(uid, relay, published)
+
+    def _register(self, uid: str, relay: Relayed, published: Published) -> None:
+        """Then all that is parked goes."""
+        type_ = self.transformation.named(published.type)
+        via = (*published.via, self.source.name)
+        try:
+            bundle = self.source.schema(published)
+            if type_ != published.type:
+                if not relay.parked:
+                    relay.why = f"waits for an object, which says what is invariant under the name {type_.name}"
+                    return
+                bundle = msgspec.structs.replace(bundle, type=type_)
+                published = _renamed(published, bundle, relay.parked[-1][1])
+            self.target.register(published, type_, bundle, via, validate=self._terms.validate)
+        except JbiError as exc:
+            relay.why = exc.message
+            self._trouble(uid, exc)
+            if isinstance(exc, SchemaError | OversizeError):  # of another bridge's it may be free at any time
+                relay.refused += 1
+                relay.again = self._clock() + min(REFUSED_MOST, self._terms.poll * 2 ** min(relay.refused, 10))
+            return
+        with self._lock:
+            self._told.pop(uid, None)
+        relay.why, relay.refused, relay.again = "", 0, 0.0
+        with relay.lock:
+            relay.stands, relay.since = True, self._clock()
+            while relay.parked and relay.stands:
+                self._send(relay, self._unpark(relay))
+
+    def _drop(self, uid: str, relay: Relayed, *, waits: bool = False) -> bool:
+        """Take it back on the other side; with `waits` when that has what was published: False, it has not."""
+        try:
+            if not self.target.unregister(uid, waits=waits):
+                return False
+        except JbiError as exc:
+            log.info("%s: registration %s ends there by its lease: %s", self._thread.name, uid, exc)
+        with relay.lock:
+            relay.stands = relay.is_stale = False
+        return True
+
+    def _tend(self, uid: str, relay: Relayed, now: float, *, is_there: bool) -> None:
+        """What is left out is told, what waits too long or has left goes."""
+        with relay.lock:
+            while relay.parked and relay.parked[0][0] < now - PARKED_SECONDS:
+                self._unpark(relay)
+            has_more = bool(relay.parked)
+            left_out = relay.filtered if relay.stands and now - relay.since >= SETTLE_SECONDS else 0
+        if left_out:
+            self._tell_filtered(uid, relay, left_out)
+        if is_there or has_more or now - relay.seen < LINGER_SECONDS:
+            return
+        if relay.stands and not self._drop(uid, relay, waits=True):
+            return  # the other side is away
+        with self._lock:
+            self._relays.pop(uid, None)
+            self._told.pop(uid, None)
+
+    def _tell_filtered(self, uid: str, relay: Relayed, count: int) -> None:
+        try:
+            self.target.tell_filtered(uid, count)
+        except JbiError as exc:
+            log.debug("%s: what was left out of %s is told later: %s", self._thread.name, uid, exc)
+            return
+        with relay.lock:
+            relay.filtered -= count
+
+    def _trouble(self, what: str, exc: JbiError) -> None:
+        """Something can't be done now: that is told once."""
+        text = f"{self.source.name} to {self.target.name}: {exc.message}"
+        with self._lock:
+            is_new = self._told.get(what) != text
+            if len(self._told) >= RELAYS_MOST:
+                self._told.clear()
+            self._told[what] = text
+        if is_new:
+            log.warning("%s", text)
+
+    # -- the past -------------------------------------------------------------------------------------------------
+
+    def answers(self, request: QueryRequest) -> Answers:
+        """What the source has of that which the target asks, as it would have come (see pad.foreign)."""
+        own = msgspec.structs.replace(request, type=self.transformation.asked(request.type), limit=0)
+        return _Seen(self.source.query(own), self.seen, request.limit)
+
+    def seen(self, obj: InfoObject) -> InfoObject | None:
+        """An object of the source's archives, as it comes to the target; None: it does not."""
+        if self._is_echo(obj.platform.via) or not self.transformation.wants(obj.type):
+            return None
+        changed = self.transformation.apply(obj)
+        if changed is None:
+            return None
+        via = (*obj.platform.via, self.source.name)
+        return msgspec.structs.replace(
+            changed, platform=msgspec.structs.replace(changed.platform, hops=len(via), via=via)
+        )
+
+
+def _size(obj: InfoObject) -> int:
+    """Bytes of memory that an object takes, about."""
+    spooled = obj.spooled if isinstance(obj, LargeObject) else None
+    return OBJECT_BYTES + len(obj.metadata) + (spooled.cost if spooled is not None else len(obj.payload))
+
+
+class _Seen:
+    """Answers of a source, as its direction lets them through."""
+
+    def __init__(self, answers: Answers, seen: Callable[[InfoObject], InfoObject | None], limit: int) -> None:
+        """`limit` 0 for none."""
+        self._answers = answers
+        self._seen = seen
+        self._limit = limit
+
+    def __iter__(self) -> Iterator[InfoObject]:
+        came = filter(None, map(self._seen, self._answers))
+        return islice(came, self._limit) if self._limit else came
+
+    @property
+    def lacks(self) -> str:
+        """What is missing."""
+        return self._answers.lacks
+
+    def cancel(self) -> None:
+        """It is not wanted any more."""
+        self._answers.cancel()
+
+
+class _Told:
+    """Who a subscription tells."""
+
+    def __init__(self, direction: Direction) -> None:
+        self._direction = direction
+
+    def arrived(self, obj: InfoObject) -> None:
+        """An object."""
+        self._direction.arrived(obj)
+
+    def lost(self, cause: str, count: int) -> None:
+        """Objects were lost."""
+        self._direction.lost_before(cause, count)
+
+
+class Mirror:
+    """Two platforms and the directions between them. Whoever makes it closes it."""
+
+    def __init__(
+        self, sides: tuple[Platform, Platform], directions: tuple[Direction, ...], *, name: str = "bridge"
+    ) -> None:
+        """`name`: what people call it."""
+        self.sides, self.directions, self.name = sides, directions, name
+
+    def start(self) -> None:
+        """Begin."""
+        for side in self.sides:
+            side.watch(self._wake)
+        for direction in self.directions:
+            direction.target.provide(_Door(self, direction))
+            direction.start()
+
+    def _wake(self) -> None:
+        for direction in self.directions:
+            direction.wake()
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "sides": {side.name: side.status() for side in self.sides},
+            "directions": [direction.status() for direction in self.directions],
+        }
+
+    def told(self) -> dict[str, Any]:
+        """What those may know who look at one of the sides: what it does, of the other platform no more than whether
+        it is there."""
+        numbers = ("from", "to", "listening", "registrations", "relayed", "filtered", "lost")
+        ways = [
+            {**{key: way[key] for key in numbers}, "waiting": len(way["waiting"]), "troubles": len(way["trouble"])}
+            for way in (direction.status() for direction in self.directions)
+        ]
+        sides = {side.name: bool(side.status().get("connected")) for side in self.sides}
+        return {"kind": "bridge", "name": self.name, "sides": sides, "directions": ways}
+
+    def close(self) -> None:
+        """Leave in order: nothing comes in any more, what has come goes out, then both sides are left."""
+        for side in self.sides:
+            side.stop_listening()
+        for direction in self.directions:
+            direction.stop()
+        for side in self.sides:
+            side.close()
+
+
+class _Door:
+    """A bridge as the target of one of its directions knows it (see pad.foreign.Foreign)."""
+
+    def __init__(self, mirror: Mirror, direction: Direction) -> None:
+        self._mirror = mirror
+        self.answers = direction.answers
+
+    def status(self) -> dict[str, Any]:
+        """For status pages."""
+        return self._mirror.told()
+
+
+def _renamed(published: Published, bundle: SchemaBundle, obj: InfoObject) -> Published:
+    """A registration whose type is called otherwise: classes of entries are named after the type, so its own are made
+    anew, from one of its objects. What the publisher has not set stays so. Raises JbiError."""
+    opened = TypeRepository().open_schema(bundle)
+    if not isinstance(opened, InformationType):
+        return published
+    known = {entry.cls.name.partition("#")[2]: entry for entry in published.entries}
+    made = []
+    for entry in opened.entries(parse_metadata(obj.metadata)):
+        own = known.get(entry.cls.name.partition("#")[2])
+        if own is not None and len(own.values) == len(entry.values):
+            values = tuple(new if old is not None else None for old, new in zip(own.values, entry.values, strict=True))
+            made.append(msgspec.structs.replace(entry, values=values))
+    return replace(published, type=bundle.type, entries=tuple(made), signing=None)

@@ -1,0 +1,149 @@
+"""What a bridge does to objects on their way, in one direction: which types go, what they are called, what is left out.
+
+Pure. Whoever has more to do to an object (units, types, what is hidden) is another Transforming.
+
+Rules:
+- What only administrators may have (jbi.Event) goes where a direction names it, and by no glob: over there, and at a
+  broker, others could read it.
+- A type that is not wanted is not there for the other side; none of its objects counts.
+- Of a type that is wanted an object that does not come through is left out, which is told there as `filtered`.
+- Bytes of metadata and payload are never changed here. A type that is called otherwise keeps its objects' ids; what its
+  publisher has signed holds no longer, as the name is part of it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import msgspec
+
+from jbi_pubsub.codegen.opening import checked_name
+from jbi_pubsub.core.access import RESERVED
+from jbi_pubsub.core.errors import ConfigurationError, MetadataError, OversizeError
+from jbi_pubsub.core.info_object import DEFAULT_VERSION, InfoObject, TypeName
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xpath import Predicate, compile_predicate
+
+TYPES_REMEMBERED: Final = 10_000
+
+
+class Transforming(Protocol):
+    """Of one direction. Safe from several threads."""
+
+    def wants(self, type_: TypeName) -> bool:
+        """Whether objects of a type of the one side are for the other."""
+        ...
+
+    def named(self, type_: TypeName) -> TypeName:
+        """What a type is called on the other side."""
+        ...
+
+    def asked(self, name: str) -> str:
+        """What that is called here which the other side knows by a name, of which it may ask the past."""
+        ...
+
+    def apply(self, obj: InfoObject) -> InfoObject | None:
+        """The object as it goes to the other side; None: it is left out."""
+        ...
+
+
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is done with some types of a direction. The first rule whose `types` match counts."""
+
+    types: tuple[str, ...]
+    """Globs of type names."""
+    where: str = ""
+    """XPath on the metadata: objects for which it does not hold are left out."""
+    namespaces: dict[str, str] = {}
+    """Of the prefixes in `where`."""
+    name: str = ""
+    """What the type is called on the other side; of a rule for one type alone."""
+
+
+class Transformation:
+    """See the module."""
+
+    def __init__(self, types: Sequence[str], without: Sequence[str], rules: Sequence[Rule]) -> None:
+        """`types` are the globs of the types that go, but for those `without`. Raises ConfigurationError,
+        PredicateError, SchemaError for a name that no type can have."""
+        self._types, self._without = _Globs(types), _Globs(without)
+        self._kept = RESERVED.keys() - set(types)
+        self._rules = [(_Globs(rule.types), rule, _condition(rule)) for rule in rules]
+        self._known: dict[str, tuple[Rule | None, Predicate | None]] = {}
+        for rule in rules:
+            if rule.name and (len(rule.types) != 1 or _is_glob(rule.types[0])):
+                raise ConfigurationError(
+                    f"name = {rule.name!r} is for one type, and stands for {', '.join(rule.types) or 'none'}",
+                    hint="Write a rule for each type that is called otherwise",
+                )
+            checked_name(rule.name, DEFAULT_VERSION)
+        self._names = {rule.types[0]: rule.name for rule in rules if rule.name}
+        if len(set(self._names.values())) < len(self._names):
+            raise ConfigurationError("two types are called the same on the other side", hint="A type has one schema")
+
+    def wants(self, type_: TypeName) -> bool:
+        """Whether objects of a type of the one side are for the other."""
+        return self._types(type_.name) and not self._without(type_.name) and type_.name not in self._kept
+
+    def named(self, type_: TypeName) -> TypeName:
+        """What a type is called on the other side."""
+        name = self._names.get(type_.name)
+        return type_ if name is None else TypeName(name, type_.version)
+
+    def asked(self, name: str) -> str:
+        """What that is called here which the other side knows by a name."""
+        return next((own for own, other in self._names.items() if other == name), name)
+
+    def apply(self, obj: InfoObject) -> InfoObject | None:
+        """The object as it goes to the other side; None: it is left out, also when it can't be read."""
+        condition = self._condition_of(obj.type.name)
+        if condition is not None:
+            try:
+                if not condition.matches(parse_metadata(obj.metadata)):
+                    return None
+            except (MetadataError, OversizeError):
+                return None
+        named = self.named(obj.type)
+        if named == obj.type:
+            return obj
+        platform = msgspec.structs.replace(obj.platform, signature=b"", seal=b"")
+        return msgspec.structs.replace(obj, type=named, platform=platform)
+
+    def rule_of(self, name: str) -> Rule | None:
+        """The rule that counts for a type."""
+        return next((rule for matches, rule, _ in self._rules if matches(name)), None)
+
+    def _condition_of(self, name: str) -> Predicate | None:
+        known = self._known.get(name)
+        if known is None:
+            found = next(((rule, where) for matches, rule, where in self._rules if matches(name)), (None, None))
+            if len(self._known) >= TYPES_REMEMBERED:
+                self._known = {}
+            known = self._known[name] = found
+        return known[1]
+
+
+class _Globs:
+    """Whether a name is one of some."""
+
+    def __init__(self, globs: Sequence[str]) -> None:
+        self._pattern = re.compile("|".join(map(fnmatch.translate, globs)) or r"(?!)")
+
+    def __call__(self, name: str) -> bool:
+        return self._pattern.match(name) is not None
+
+
+def _is_glob(name: str) -> bool:
+    return any(sign in name for sign in "*?[")
+
+
+def literal(names: Sequence[str]) -> bool:
+    """Whether none of some names stands for others."""
+    return bool(names) and not any(map(_is_glob, names))
+
+
+def _condition(rule: Rule) -> Predicate | None:
+    return compile_predicate(rule.where, namespaces=rule.namespaces, argument="where") if rule.where else None

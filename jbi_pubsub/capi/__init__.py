@@ -1,0 +1,65 @@
+"""The Common API of JBI platforms, over the adapters: connections, sequences, information objects.
+
+Names are those of the API. Times are in milliseconds, versions MAJOR.MINOR, documents XML as text.
+"""
+
+from .attributes import SequenceAttribute
+from .callbacks import ConnectionCallback, QueryCallback, QueryProvider, SequenceCallback
+from .connection import Connection, ConnectionManager, NodeDetails
+from .errors import (
+    CapiException,
+    ConnectionException,
+    InvalidMetadataException,
+    InvalidPayloadException,
+    InvalidPredicateException,
+    ObjectSizeException,
+    ObjectUnavailableException,
+    PausedSequenceException,
+    PermissionDeniedException,
+    PlatformFailureException,
+    PredicateLanguageException,
+    SequenceStateException,
+    TimeoutException,
+    UnrecognizedObjectTypeException,
+    UnsupportedVersionException,
+    VersionNumberException,
+)
+from .metadata_repository import AttributeDescriptor, InfoObjectDescriptor, MetadataRepository, PropertyDescriptor
+from .objects import InfoObject
+from .sequences import PublisherSequence, QuerySequence, SequenceState, SubscriberSequence
+
+__all__ = [
+    "AttributeDescriptor",
+    "CapiException",
+    "Connection",
+    "ConnectionCallback",
+    "ConnectionException",
+    "ConnectionManager",
+    "InfoObject",
+    "InfoObjectDescriptor",
+    "InvalidMetadataException",
+    "InvalidPayloadException",
+    "InvalidPredicateException",
+    "MetadataRepository",
+    "NodeDetails",
+    "ObjectSizeException",
+    "ObjectUnavailableException",
+    "PausedSequenceException",
+    "PermissionDeniedException",
+    "PlatformFailureException",
+    "PredicateLanguageException",
+    "PropertyDescriptor",
+    "PublisherSequence",
+    "QueryCallback",
+    "QueryProvider",
+    "QuerySequence",
+    "SequenceAttribute",
+    "SequenceCallback",
+    "SequenceState",
+    "SequenceStateException",
+    "SubscriberSequence",
+    "TimeoutException",
+    "UnrecognizedObjectTypeException",
+    "UnsupportedVersionException",
+    "VersionNumberException",
+]

@@ -1,0 +1,159 @@
+"""An application as a query provider: it answers queries that ask everybody, beside the archives.
+
+It is an archive to whoever asks (pad/foreign.py): a server of this process, on any free port, for as long as the
+connection lasts. What a provider gives is looked at here, so that answers are those that an archive would have given:
+its type, its predicate, times, sizes. Conditions that only an archive can know (positions, registrations, templates,
+ids, newest of a key) it does not answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from secrets import token_hex
+from typing import Final, Protocol
+
+import msgspec
+
+from jbi_pubsub.codegen.repository import TypeRepository
+from jbi_pubsub.core import info_object
+from jbi_pubsub.core.combined import Provenance, combined
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ConfigurationError, MetadataError, OversizeError
+from jbi_pubsub.core.history import MAX_POSITION
+from jbi_pubsub.core.info_object import Platform, object_id_of, packed
+from jbi_pubsub.core.xml import parse_metadata
+from jbi_pubsub.core.xpath import compile_predicate
+from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.subscription import QueryRequest, owned_uid
+
+from .callbacks import QueryProvider
+from .objects import InfoObject
+
+STOP_SECONDS: Final = 1.0
+"""For answers under way when a provider ends."""
+
+
+class Served(Protocol):
+    """What stands for a provider while it is registered."""
+
+    def stop(self) -> None:
+        """It answers no more."""
+        ...
+
+
+class _Answers:
+    """Of one query (see pad.foreign.Answers)."""
+
+    lacks = ""
+
+    def __init__(self, objects: Iterator[info_object.InfoObject], over: threading.Event) -> None:
+        self._objects = objects
+        self._over = over
+
+    def __iter__(self) -> Iterator[info_object.InfoObject]:
+        return self._objects
+
+    def cancel(self) -> None:
+        """It ends with the next object that the provider gives, whether that is one of the answers or not."""
+        self._over.set()
+
+
+class _Provided:
+    """A provider as whoever answers from elsewhere (see pad.foreign.Foreign)."""
+
+    def __init__(self, provider: QueryProvider, name: str) -> None:
+        self._provider = provider
+        self._name = name
+        self._uid = owned_uid("registration", token_hex(16))
+        """Of the registration that objects are said to be of that were never published."""
+        self._given = 0
+
+    def answers(self, request: QueryRequest) -> _Answers:
+        """Raises ConfigurationError for what it can't know."""
+        _check(request)
+        over = threading.Event()
+        return _Answers(self._answered(request, over), over)
+
+    def _answered(self, request: QueryRequest, over: threading.Event) -> Iterator[info_object.InfoObject]:
+        found = (
+            self._named(io) for io in self._provider.queryReceived(request.type, request.version, request.predicate)
+        )
+        count = 0
+        is_true = _condition(request)
+        for obj in found:
+            if over.is_set():
+                return
+            if _fits(obj, request) and is_true(obj, self._name):
+                yield obj
+                count += 1
+                if count == request.limit:
+                    return
+
+    def _named(self, io: InfoObject) -> info_object.InfoObject:
+        """An object with what the platform says of it; of one that was never published, what can be said."""
+        if io._came is not None:
+            return io._came
+        payload = io.getPayload()
+        self._given += 1
+        platform = Platform(time.time(), self._uid, self._given, len(io._metadata), len(payload))
+        return info_object.InfoObject(object_id_of(self._uid, self._given), io._type, io._metadata, payload, platform)
+
+    def status(self) -> dict[str, str]:
+        """For status pages."""
+        return {"kind": "provider", "name": self._name}
+
+
+def provide(provider: QueryProvider, config: Config, name: str) -> Served:
+    """Have the queries of others answered by a provider, until `stop`. Raises PortInUseError, ConfigurationError."""
+    plain = Config()
+    own = msgspec.structs.replace(
+        config,
+        pad=msgspec.structs.replace(config.pad, port=0, state="", sockets=""),
+        archive=plain.archive, qos=plain.qos, metrics=plain.metrics,
+    )  # fmt: skip
+    server = DisseminationServer(own, TypeRepository(), characteristics=None, foreign=_Provided(provider, name))
+    server.start()
+    return _Running(server)
+
+
+class _Running:
+    def __init__(self, server: DisseminationServer) -> None:
+        self._server = server
+
+    def stop(self) -> None:
+        """See Served."""
+        self._server.stop(STOP_SECONDS)
+
+
+def _check(request: QueryRequest) -> None:
+    asked = request.entries, request.registrations, request.object_ids, request.latest_by, request.publisher
+    if any(asked) or request.after or request.up_to < MAX_POSITION or request.language != "xpath":
+        raise ConfigurationError("a query provider does not know that", hint="It answers by type, predicate and time")
+
+
+def _fits(obj: info_object.InfoObject, request: QueryRequest) -> bool:
+    at = obj.platform
+    return (
+        request.type in ("", obj.type.name)
+        and request.version in ("", obj.type.version)
+        and request.since <= at.published <= request.until
+        and request.least_payload <= at.payload_length <= request.most_payload
+    )
+
+
+def _condition(request: QueryRequest) -> Callable[[info_object.InfoObject, str], bool]:
+    if not request.predicate:
+        return lambda _obj, _name: True
+    predicate = compile_predicate(request.predicate, namespaces=dict(request.namespaces))
+
+    def holds(obj: info_object.InfoObject, name: str) -> bool:
+        try:
+            if request.view == "combined":
+                return predicate.matches(combined(packed(obj).head, Provenance(name)))
+            return predicate.matches(parse_metadata(obj.metadata))
+        except (MetadataError, OversizeError):
+            return False
+
+    return holds

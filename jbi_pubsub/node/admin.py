@@ -1,0 +1,434 @@
+"""What an administrator sees and does at a node: calls of the exported object `node`, and what it tells by itself, as
+information objects: `jbi.Event 1.0`, what happens to connections and sequences, and `jbi.Measurement 1.0`, how much it
+does. Looking on is a subscription like any other (`jbi node snoop`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from jbi_pubsub.core.access import Action, Subject
+from jbi_pubsub.core.config import Config, LogSection, check_value
+from jbi_pubsub.core.errors import ConfigurationError, UnknownUidError
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.info_object import SchemaBundle, TypeName
+from jbi_pubsub.core.process import version
+from jbi_pubsub.core.series import Counter, Gauge
+from jbi_pubsub.core.signing import Signer
+from jbi_pubsub.core.wire import ServiceRef
+from jbi_pubsub.core.wire.control import ControlClient, exported
+from jbi_pubsub.core.wire.endpoint import Caller, Security
+from jbi_pubsub.pad.calls import STATUS_ROWS, shortened
+from jbi_pubsub.pad.delegate import Delegate
+from jbi_pubsub.pad.own import OwnRegistration
+from jbi_pubsub.pad.proxy import fetch_terms
+from jbi_pubsub.pad.subscription import InformationType
+from jbi_pubsub.pad.witness import Happening
+from jbi_pubsub.qos import measurement
+
+from .log import NodeLog
+
+log = logging.getLogger("jbi_pubsub.node")
+
+NODE: Final = "node"
+"""Name of the exported object."""
+EVENT: Final = TypeName("jbi.Event")
+_EVENT_FILE: Final = "Event.xsd"
+EVENTS_WAITING: Final = 10_000
+"""That have happened and are not published yet; of more the oldest go, counted."""
+EVENTS_AT_ONCE: Final = 500
+TYPES_MEASURED: Final = 100
+"""Types with a series of their own, those with most objects."""
+DRAIN_MOST: Final = 60.0
+LINES_MOST: Final = 1_000
+
+
+class NodeDetails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client may know of its node: who it is, where, and within what bounds."""
+
+    id: str
+    name: str
+    epoch: int
+    version: str
+    addresses: tuple[str, ...]
+    lookup: str
+    """Address of its lookup service, "" for none of its own."""
+    compression: bool
+    """Whether a client that asks for compression may get it."""
+    archive: bool
+    types: bool
+    max_metadata: int
+    """Bytes."""
+    max_payload: int
+    max_registrations: int
+    max_sessions: int
+    max_subscriptions: int
+    uptime: float
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of the log."""
+
+    number: int
+    text: str
+
+
+class Administered(Protocol):
+    """The node, as its calls see it."""
+
+    @property
+    def log(self) -> NodeLog | None:
+        """Its log, if that is its own."""
+        ...
+
+    def details(self) -> NodeDetails:
+        """See NodeDetails."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Of the delegate."""
+        ...
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Who is connected."""
+        ...
+
+    def allow(self, caller: Caller, action: Action, subject: Subject) -> object:
+        """Raises AccessDeniedError."""
+        ...
+
+    def end(self, drain: float) -> None:
+        """Stop soon, with so many seconds for deliveries."""
+        ...
+
+    def measure_every(self, seconds: float) -> None:
+        """Between two statistics; 0 for none."""
+        ...
+
+
+class NodeCalls:
+    """The exported object `node`. All but the first is for administrators."""
+
+    def __init__(self, node: Administered) -> None:
+        self._node = node
+
+    @exported
+    def details(self, caller: Caller) -> NodeDetails:
+        """For clients, which may `connect`."""
+        self._node.allow(caller, "connect", Subject())
+        return self._node.details()
+
+    @exported
+    def clients(self, caller: Caller) -> list[dict[str, Any]]:
+        """Publishers and subscriber processes, STATUS_ROWS at most."""
+        self._node.allow(caller, "administer", Subject())
+        return self._node.clients()[:STATUS_ROWS]
+
+    @exported
+    def sequences(self, caller: Caller) -> dict[str, Any]:
+        """`registrations` and `subscriptions` with their accounts, STATUS_ROWS of each at most."""
+        self._node.allow(caller, "administer", Subject())
+        told = shortened(self._node.status())
+        return {name: told[name] for name in ("registrations", "subscriptions", "counts")}
+
+    @exported
+    def log(self, caller: Caller, after: int, most: int) -> tuple[Line, ...]:
+        """The last lines of the log, those behind number `after`."""
+        self._node.allow(caller, "administer", Subject())
+        return tuple(Line(*each) for each in self._log().lines(after, min(most, LINES_MOST)))
+
+    @exported
+    def set(self, caller: Caller, key: str, value: str) -> str:
+        """Change a setting while the node runs, until it is started again: what it is now. Raises
+        ConfigurationError."""
+        subject = Subject(name=f"{key} = {value}"[:200])
+        self._node.allow(caller, "administer", subject)
+        section, _, name = key.partition(".")
+        if key == "node.statistics_seconds":
+            seconds = float(check_value(section, name, value))
+            self._node.measure_every(seconds)
+            said = f"{seconds:g}"
+        elif section == "log" and name in LogSection.__struct_fields__:
+            own = self._log()
+            own.set(msgspec.structs.replace(own.section, **{name: check_value(section, name, value)}))
+            said = str(getattr(own.section, name))
+        else:
+            check_value(section, name, value)  # it may not be one at all
+            raise ConfigurationError(
+                f"{key[:100]} is taken when a node starts",
+                hint="Set it in its jbi.toml and start it anew; log.* and node.statistics_seconds change at once",
+                key=key[:100],
+            )
+        log.warning("%s has set %s", caller.identity or caller.address, subject.name)
+        return said
+
+    @exported
+    def shutdown(self, caller: Caller, drain: float) -> None:
+        """It stops in order, once this is answered."""
+        self._node.allow(caller, "administer", Subject())
+        log.warning("%s shuts the node down", caller.identity or caller.address)
+        self._node.end(min(max(0.0, drain), DRAIN_MOST))
+
+    def _log(self) -> NodeLog:
+        if self._node.log is None:
+            raise ConfigurationError("this node's log is not its own: it lives in an application")
+        return self._node.log
+
+
+@dataclass(frozen=True)
+class Snooped:
+    """What to subscribe to for looking on at a sequence, as `register_subscriber` takes it, and of which registration
+    alone; "" of all. `says_more`: its template does, and more will come than it gets."""
+
+    terms: dict[str, Any]
+    registration: str = ""
+    says_more: bool = False
+
+
+class NodeProxy:
+    """A node's calls, at a host:port."""
+
+    def __init__(self, address: str, security: Security, *, timeout: float = 10.0) -> None:
+        self._ref, self._security, self._timeout = ServiceRef("", "", (address,)), security, timeout
+        self._client = ControlClient(ServiceRef("", NODE, (address,)), security, timeout=timeout)
+
+    def details(self) -> NodeDetails:
+        """See NodeCalls."""
+        return self._client.call("details", NodeDetails)
+
+    def clients(self) -> list[dict[str, Any]]:
+        """See NodeCalls."""
+        return self._client.call("clients", list[dict[str, Any]])
+
+    def sequences(self) -> dict[str, Any]:
+        """See NodeCalls."""
+        return self._client.call("sequences", dict[str, Any])
+
+    def snooped(self, uid: str) -> Snooped:
+        """How to look on at a registration or subscription. Raises UnknownUidError."""
+        for each in self.sequences()["registrations"]:
+            if each["uid"] == uid:
+                name, _, version = each["type"].rpartition(" ")
+                return Snooped({"type_name": name, "version": version}, uid)
+        of = {each.uid: each for each in fetch_terms(self._ref, self._security, timeout=self._timeout)}
+        if uid not in of:
+            raise UnknownUidError(f"{uid[:100]} has ended, or never was")
+        terms = of[uid]
+        cls = InformationType().rep().cls
+        types = [InformationType.from_rep(each) for each in terms.entries if each.cls == cls]
+        named = {"type_name": types[0].name, "version": types[0].version} if types else {}
+        asked = {
+            **named,
+            "predicate": terms.predicate or None,
+            "payload_filter": terms.payload_filter or None,
+            "namespaces": dict(terms.namespaces),
+            "language": terms.language,
+        }
+        return Snooped(asked, says_more=len(terms.entries) > len(types))
+
+    def log(self, after: int, most: int) -> tuple[Line, ...]:
+        """See NodeCalls."""
+        return self._client.call("log", tuple[Line, ...], after, most)
+
+    def set(self, key: str, value: str) -> str:
+        """See NodeCalls."""
+        return self._client.call("set", str, key, value)
+
+    def shutdown(self, drain: float) -> None:
+        """See NodeCalls."""
+        self._client.call("shutdown", None, drain)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._client.close()
+
+
+# -- what it tells ------------------------------------------------------------------------------------------------
+
+
+def event_schema() -> SchemaBundle:
+    """Of jbi.Event."""
+    data = files("jbi_pubsub.node").joinpath("data", _EVENT_FILE).read_bytes()
+    return SchemaBundle(_EVENT_FILE, ((_EVENT_FILE, data),), type=EVENT)
+
+
+def event_document(component: str, at: float, told: Happening) -> bytes:
+    """The metadata of an event."""
+    return (
+        f"<Event><component>{_text(component)}</component><at>{at:.3f}</at><of>{told.of}</of><what>{told.what}</what>"
+        f"<role>{told.role}</role><id>{_text(told.uid)}</id><client>{_text(told.client)}</client>"
+        f"<user>{_text(told.user)}</user><type>{_text(told.type)}</type></Event>"
+    ).encode()
+
+
+def _text(text: str) -> str:
+    """Others' words, as XML can hold them."""
+    return escape("".join(c if c.isprintable() else " " for c in text[:300]))
+
+
+class Statistics:
+    """Series of a node: what it did in a second, what it holds."""
+
+    COUNTED: Final = ("published", "delivered", "lost")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+
+    def take(self, status: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+        """Of a delegate's overview: each series with `at`, `last`, `mean`, `deviation`, and `trend` if there is one."""
+        now = self._clock()
+        for name in self.COUNTED:
+            count = status[name]
+            self._counted(name, now, sum(count.values()) if isinstance(count, Mapping) else count)
+        types = sorted(status["types"], key=lambda row: -row["published"])[:TYPES_MEASURED]
+        counts = {f"types.{row['name']}.published": row["published"] for row in types if row["name"]}
+        for gone in [name for name in self._counters if name.startswith("types.") and name not in counts]:
+            del self._counters[gone]
+        for name, count in counts.items():
+            self._counted(name, now, count)
+        for name, count in status["counts"].items():
+            self._gauges.setdefault(name, Gauge(window=60.0)).add(now, count)
+        for name, value in _resources().items():
+            if name == "cpu":
+                self._counted(name, now, value)
+            else:
+                self._gauges.setdefault(name, Gauge(window=60.0)).add(now, value)
+        return {name: told for name, told in self._all(now) if told}
+
+    def _counted(self, name: str, now: float, count: float) -> None:
+        self._counters.setdefault(name, Counter(window=60.0)).add(now, count)
+
+    def _all(self, now: float) -> Iterator[tuple[str, dict[str, float]]]:
+        gauges = {**self._gauges, **{name: each.rates for name, each in self._counters.items()}}
+        for name, gauge in gauges.items():
+            last, mean, deviation = gauge.last(), gauge.mean(now), gauge.deviation(now)
+            if last is None or mean is None or deviation is None:
+                continue
+            trend = gauge.trend(now)
+            told = {"at": time.time(), "last": last, "mean": mean, "deviation": deviation}
+            yield name, told if trend is None else {**told, "trend": trend}
+
+
+def _resources() -> dict[str, float]:
+    """Of this process: CPU seconds, bytes resident."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    try:
+        with open("/proc/self/statm") as told:  # noqa: PTH123  # read each time
+            resident = int(told.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        resident = used.ru_maxrss * 1024
+    return {"cpu": used.ru_utime + used.ru_stime, "memory": float(resident)}
+
+
+class Reports:
+    """A thread that publishes what happens and how much, at its own delegate, as long as somebody has subscribed."""
+
+    def __init__(self, config: Config, delegate: Delegate, name: str, signer: Signer | None) -> None:
+        self._delegate = delegate
+        self._name = name
+        self._seconds = config.node.statistics_seconds
+        self._events = OwnRegistration(
+            delegate, signer, event_schema(), f"<Event><component>{_text(name)}</component></Event>".encode(), "events"
+        )
+        self._measurements = OwnRegistration(
+            delegate, signer, measurement.schema(), measurement.invariants(f"node {name}"), "statistics"
+        )
+        self._tells_events = config.node.events
+        self._statistics = Statistics()
+        self._happened: deque[tuple[float, Happening]] = deque(maxlen=EVENTS_WAITING)
+        self.lost = 0
+        """Events that were not published, for others came too fast."""
+        self._told_lost = 0
+        self._woken = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="node-reports", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        if self._tells_events:
+            self._delegate.witness = self._note
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Safe to repeat."""
+        self._delegate.witness = None
+        self._stopping = True
+        self._woken.set()
+        if self._thread.ident is not None:
+            self._thread.join(5.0)
+
+    def every(self, seconds: float) -> None:
+        """Between two statistics from now on; 0 for none."""
+        self._seconds = seconds
+        self._woken.set()
+
+    def _note(self, told: Happening) -> None:
+        if len(self._happened) == EVENTS_WAITING:
+            self.lost += 1
+        self._happened.append((time.time(), told))
+        self._woken.set()
+
+    def _run(self) -> None:
+        measured = time.monotonic()
+        if self._tells_events:
+            with guarded("registering for events"):
+                _ = self._events.is_wanted  # whoever subscribes is to find it
+        while not self._stopping:
+            left = measured + self._seconds - time.monotonic() if self._seconds else None
+            self._woken.wait(left if left is None else max(0.0, left))
+            self._woken.clear()
+            with guarded("telling events"):
+                self._tell()
+            if self._seconds and time.monotonic() >= measured + self._seconds:
+                measured = time.monotonic()
+                with guarded("telling statistics"):
+                    self._measure()
+
+    def _tell(self) -> None:
+        if self.lost > self._told_lost:
+            log.error("%d events were not published: more came than could be told", self.lost - self._told_lost)
+            self._told_lost = self.lost
+        while self._happened and not self._stopping:
+            told = [self._happened.popleft() for _ in range(min(EVENTS_AT_ONCE, len(self._happened)))]
+            if self._events.is_wanted:
+                self._events.publish(event_document(self._name, at, each) for at, each in told)
+
+    def _measure(self) -> None:
+        if self._measurements.is_wanted:
+            series = self._statistics.take(self._delegate.overview())
+            self._measurements.publish(measurement.documents(f"node {self._name}", series))
+
+
+def details_of(
+    config: Config, facts: Mapping[str, Any], addresses: Iterable[str], lookup: str, began: float
+) -> NodeDetails:
+    """`facts`: id, name, epoch."""
+    pad = config.pad
+    return NodeDetails(
+        **facts,
+        version=version(),
+        addresses=tuple(addresses),
+        lookup=lookup,
+        compression=config.link.max_compressed > 0,
+        archive=bool(config.archive.folder),
+        types=bool(config.types.folder),
+        max_metadata=config.client.max_metadata,
+        max_payload=config.client.max_payload,
+        max_registrations=pad.max_registrations,
+        max_sessions=pad.max_sessions,
+        max_subscriptions=pad.max_subscriptions,
+        uptime=round(time.monotonic() - began, 1),
+    )

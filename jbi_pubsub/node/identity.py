@@ -1,0 +1,194 @@
+"""A node's folder: one process has it at a time, and who the node is lies in it, over restarts."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Annotated, Final
+from uuid import uuid4
+
+import msgspec
+
+from jbi_pubsub.core.errors import StorageError
+from jbi_pubsub.core.values import from_json
+
+log = logging.getLogger("jbi_pubsub.node")
+
+IDENTITY: Final = "identity.json"
+LOCK: Final = "lock"
+RUNNING: Final = "running.json"
+"""What others on this host have to know of the node that runs; whether one does, the lock says."""
+
+FILE_MOST: Final = 64 << 10
+"""Bytes of either file that are read."""
+LOOK_SECONDS: Final = 1.0
+"""For those who look whether a node runs to have looked: they hold the lock for a moment."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Who a node is: `id` for good, `epoch` one more with each start: what it says now is later than all before."""
+
+    id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    epoch: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+
+
+class Running(msgspec.Struct, frozen=True):
+    """A node that runs: its process, where to call it, its log's file, and the URL of its gateway; "" for none."""
+
+    pid: Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
+    """0 and below stand for many processes, which are not to be ended."""
+    id: str
+    name: str
+    epoch: int
+    address: str
+    lookup: str
+    log: str = ""
+    gateway: str = ""
+
+
+def default_folder() -> Path:
+    """Of a node that no folder is configured for."""
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "jbi-pubsub" / "node"
+
+
+class NodeFolder:
+    """A node's folder, held until `close`."""
+
+    def __init__(self, path: Path) -> None:
+        """Makes it, for its user alone, if it is missing. Raises StorageError: another node has it, or it can't be
+        written."""
+        self.path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise _unusable(path, exc) from exc
+        try:
+            _take(self._lock)
+        except OSError as exc:
+            os.close(self._lock)
+            there = running(path)
+            raise StorageError(
+                f"{path} is the folder of a node that runs" + (f", as process {there.pid}" if there else ""),
+                hint="Stop it with `jbi node stop`, or give this one a [node] folder of its own",
+            ) from exc
+        try:
+            (path / RUNNING).unlink(missing_ok=True)  # of one that was killed: its process may be another's by now
+            self.identity = self._next_epoch()
+        except OSError as exc:
+            self.close()
+            raise _unusable(path, exc) from exc
+
+    def _next_epoch(self) -> Identity:
+        """Written and on disk before anybody is told. A file that can't be read is kept beside, and the node a new
+        one."""
+        file = self.path / IDENTITY
+        known = None
+        try:
+            known = from_json(Identity, _read(file))
+        except FileNotFoundError:
+            pass
+        except (ValueError, RecursionError) as exc:
+            log.error("%s is damaged and now %s.damaged: this node has a new id (%s)", file, IDENTITY, exc)
+            file.replace(file.with_name(f"{IDENTITY}.damaged"))
+        told = Identity(known.id, known.epoch + 1) if known is not None else Identity(uuid4().hex, 1)
+        self._write(file, msgspec.json.encode(told))
+        return told
+
+    def tell(self, told: Running) -> None:
+        """Say on this host that the node runs. Raises StorageError."""
+        try:
+            self._write(self.path / RUNNING, msgspec.json.encode(told))
+        except OSError as exc:
+            raise _unusable(self.path, exc) from exc
+
+    def _write(self, file: Path, data: bytes) -> None:
+        new = file.with_name(f"{file.name}.new")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(file)
+        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def close(self) -> None:
+        """Let others have it. Safe to repeat."""
+        if self._lock >= 0:
+            (self.path / RUNNING).unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def running(path: Path) -> Running | None:
+    """The node that has that folder now; None: none, or it has not said so yet. Raises StorageError."""
+    if not is_held(path):
+        return None
+    try:
+        return from_json(Running, _read(path / RUNNING))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process has that folder. Raises StorageError: we may not look."""
+    try:
+        lock = os.open(path / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as exc:
+        raise _unusable(path, exc) from exc
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def wait_until_free(path: Path, seconds: float) -> bool:
+    """Whether nobody has that folder any more within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while is_held(path):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _take(lock: int) -> None:
+    """Raises OSError: another node has it."""
+    deadline = time.monotonic() + LOOK_SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            return
+
+
+def _read(file: Path) -> bytes:
+    """Raises OSError, also for what is no file: a pipe would be waited for."""
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:  # noqa: PTH123  # a descriptor
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise OSError(errno.EINVAL, f"{file.name} is no file")
+        return opened.read(FILE_MOST)
+
+
+def _unusable(path: Path, exc: OSError) -> StorageError:
+    return StorageError(
+        f"[node] folder {path}: {exc.strerror or exc}", hint="Name one that this user can write, with room on its disk"
+    )

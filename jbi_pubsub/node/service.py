@@ -1,0 +1,373 @@
+"""A node: lookup service, delegate, types, archive and gateways in one process, started and stopped as one.
+
+It adds no way for an object: whatever comes, comes to the one `Delegate`. Parts are known by what they can do
+(`Lookup`, `Dissemination`, `Gateway`; persistence is `pad.keeping.Keeping`, types `pad.types.ServedTypes`, rights
+`core.access.AccessPolicy`), and made by `Parts`.
+
+They start from the lookup service on, and stop in this order, whatever fails on the way: gateways take nothing more;
+the delegate leaves the lookup services, delivers what waits, and tells its subscribers; its archive is synced; the type
+repository closes; the lookup service ends last, so that everybody else could sign off there; then the folder is free.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from jbi_pubsub.codegen.repository import repository_of
+from jbi_pubsub.core.access import AccessPolicy, Action, Subject
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.wire.control import trust_own
+from jbi_pubsub.core.wire.endpoint import Caller, Login
+from jbi_pubsub.lookup.entry import Entry, EntryRep
+from jbi_pubsub.lookup.opening import open_lookup
+from jbi_pubsub.lookup.server import LookupServer
+from jbi_pubsub.pad.server import DisseminationServer
+from jbi_pubsub.pad.stages import access_of, signer_of
+from jbi_pubsub.pad.types import ServedTypes
+
+from .admin import NODE, NodeCalls, NodeDetails, Reports, details_of
+from .identity import Identity, NodeFolder, default_folder
+from .log import NodeLog
+
+_log = logging.getLogger("jbi_pubsub.node")
+
+CHARACTERISTIC: Final = "node"
+"""The first of the two strings that a node's delegate is found by; the second is the node's name."""
+NAME_MOST: Final = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeEntry(Entry):
+    """On the item of a delegate that is a node's."""
+
+    entry_name = "jbi.Node"
+    id: str | None = None
+    name: str | None = None
+
+
+class Lookup(Protocol):
+    """Where parties find each other."""
+
+    @property
+    def address(self) -> str:
+        """host:port to connect to."""
+        ...
+
+    def start(self) -> None:
+        """Serve."""
+        ...
+
+    def stop(self) -> None:
+        """End; what is kept stays kept."""
+        ...
+
+
+class Dissemination(Protocol):
+    """What takes every object, from everywhere, and gives it to those who want it."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """host:port to connect to, each."""
+        ...
+
+    def start(self) -> None:
+        """Serve, and be found."""
+        ...
+
+    def allow(self, caller: Caller, action: Action, subject: Subject) -> object:
+        """Raises AccessDeniedError."""
+        ...
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Who is connected."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        ...
+
+    def stop(self, drain: float = 5.0) -> int:
+        """Leave the lookup services, deliver for `drain` seconds, sync what is kept; how many objects are left."""
+        ...
+
+
+class Gateway(Protocol):
+    """A further way in, over the client library."""
+
+    @property
+    def address(self) -> str:
+        """Its URL."""
+        ...
+
+    def start(self) -> None:
+        """Serve."""
+        ...
+
+    def stop(self) -> None:
+        """Take nothing more, and end."""
+        ...
+
+
+class Reporting(Protocol):
+    """Tells as information objects what happens at the node, and how much."""
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    def stop(self) -> None:
+        """Tell no more."""
+        ...
+
+    def every(self, seconds: float) -> None:
+        """Between two statistics; 0 for none."""
+        ...
+
+
+def _looking_up(config: Config, access: AccessPolicy | None, destroyed: Callable[[], None]) -> LookupServer:
+    return open_lookup(config, access, destroyed=destroyed)
+
+
+def _disseminating(
+    config: Config,
+    types: ServedTypes,
+    strings: tuple[str, str],
+    entries: tuple[EntryRep, ...],
+    also: Mapping[str, object],
+    node: str,
+) -> DisseminationServer:
+    return DisseminationServer(config, types, characteristics=strings, entries=entries, also=also, node=node)
+
+
+def _reporting(config: Config, dissemination: Dissemination, name: str) -> Reporting:
+    """Of a delegate of ours."""
+    assert isinstance(dissemination, DisseminationServer)
+    return Reports(config, dissemination.delegate, name, signer_of(config))
+
+
+def _over_http(config: Config) -> Gateway:
+    """As [gateway] says; what is off is not imported."""
+    from jbi_pubsub.web.gateway import Gateway as HttpGateway
+
+    logging.getLogger("uvicorn").setLevel(max(logging.ERROR, logging.getLogger().level))
+    return HttpGateway(config)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Who makes the parts of a node; each raises the errors of its room. `lookup` is given who may do what there, which
+    is its to close, and whom to tell when an administrator has ended it; `dissemination` the types, its two strings,
+    entries for its item, what it exports besides, and the node's id; `gateways` are those beside that of [node]
+    gateway."""
+
+    lookup: Callable[[Config, AccessPolicy | None, Callable[[], None]], Lookup] = _looking_up
+    types: Callable[[Config], ServedTypes] = repository_of
+    dissemination: Callable[
+        [Config, ServedTypes, tuple[str, str], tuple[EntryRep, ...], Mapping[str, object], str], Dissemination
+    ] = _disseminating
+    reports: Callable[[Config, Dissemination, str], Reporting] = _reporting
+    gateways: tuple[Callable[[Config], Gateway], ...] = ()
+
+
+class NodeService:
+    """One node. `start` and `stop` are called once, by the same thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        parts: Parts | None = None,
+        *,
+        log: NodeLog | None = None,
+        ended: Callable[[float], None] = lambda drain: None,  # noqa: ARG005  # who lives in an application is ended by it
+    ) -> None:
+        """Takes the folder and binds the ports. `log` is administered with it, and its owner's to close; `ended` is
+        called when an administrator shuts it down, with the seconds for deliveries. Raises ConfigurationError,
+        StorageError, PortInUseError, PolicyError; nothing is left open then."""
+        parts = parts or Parts()
+        self.log = log
+        self._ended = ended
+        self.name = name_of(config)
+        _check_extras(config)
+        began = time.monotonic()
+        with ExitStack() as undo:
+            self.folder = NodeFolder(Path(config.node.folder) if config.node.folder else default_folder())
+            undo.callback(self.folder.close)
+            self.config = config = placed(config, self.folder.path)
+            self.lookup = self._open_lookup(config, parts)
+            if self.lookup is not None:
+                undo.callback(self.lookup.stop)
+                config = _joined(config, self.lookup.address)
+                trust_own(self.lookup.address, self._login)
+                undo.callback(trust_own, self.lookup.address, None)
+            self._types = parts.types(config)
+            undo.callback(self._close_types)
+            entry = NodeEntry(id=self.identity.id, name=self.name).rep()
+            also = {NODE: NodeCalls(self)}
+            strings = CHARACTERISTIC, self.name
+            self.delegate = parts.dissemination(config, self._types, strings, (entry,), also, self.identity.id)
+            undo.callback(self.delegate.stop, 0.0)
+            self._reports = parts.reports(config, self.delegate, self.name)
+            self._gateways: list[Gateway] = []
+            for make in (*([_over_http] if config.node.gateway else ()), *parts.gateways):
+                self._gateways.append(make(config))
+                undo.callback(self._gateways[-1].stop)
+            undo.pop_all()
+        self.began = began
+
+    @property
+    def identity(self) -> Identity:
+        """Who it is."""
+        return self.folder.identity
+
+    @property
+    def gateways(self) -> tuple[str, ...]:
+        """Their URLs."""
+        return tuple(each.address for each in self._gateways)
+
+    def start(self) -> None:
+        """Serve."""
+        if self.lookup is not None:
+            self.lookup.start()
+        self.delegate.start()
+        if self.config.node.events or self.config.node.statistics_seconds:
+            self._reports.start()
+        for gateway in self._gateways:
+            gateway.start()
+        _log.info("node %s (%s) is ready, epoch %d", self.name, self.identity.id[:8], self.identity.epoch)
+
+    def stop(self, drain: float | None = None) -> int:
+        """End all parts in their order; how many objects could not be delivered in `drain` seconds ([node]
+        drain_seconds). What fails is logged, and the next part stops all the same."""
+        left = 0
+        for gateway in reversed(self._gateways):
+            with guarded("stopping a gateway"):
+                gateway.stop()
+        with guarded("stopping what the node tells"):
+            self._reports.stop()
+        with guarded("stopping the delegate"):
+            left = self.delegate.stop(self.config.node.drain_seconds if drain is None else drain)
+        with guarded("closing the type repository"):
+            self._close_types()
+        if self.lookup is not None:
+            with guarded("stopping the lookup service"):
+                self.lookup.stop()
+            trust_own(self.lookup.address, None)
+        _log.info("node %s has stopped, %d objects undelivered", self.name, left)
+        self.folder.close()
+        return left
+
+    # -- for administrators (node/admin.py) -----------------------------------------------------------------------
+
+    def details(self) -> NodeDetails:
+        """What clients may know."""
+        identity = self.identity
+        facts = {"id": identity.id, "name": self.name, "epoch": identity.epoch}
+        lookup = self.lookup.address if self.lookup is not None else ""
+        return details_of(self.config, facts, self.delegate.addresses, lookup, self.began)
+
+    def status(self) -> dict[str, Any]:
+        """Of the delegate."""
+        return self.delegate.status()
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Who is connected."""
+        return self.delegate.clients()
+
+    def allow(self, caller: Caller, action: Action, subject: Subject) -> object:
+        """Raises AccessDeniedError."""
+        return self.delegate.allow(caller, action, subject)
+
+    def end(self, drain: float) -> None:
+        """An administrator wants it to stop."""
+        self._ended(drain)
+
+    def measure_every(self, seconds: float) -> None:
+        """Between two statistics from now on. Raises ConfigurationError: it was started to tell nothing."""
+        if not (self.config.node.events or self.config.node.statistics_seconds):
+            raise ConfigurationError("this node was started to tell nothing", hint="Start it with [node] events = true")
+        self._reports.every(seconds)
+
+    def _open_lookup(self, config: Config, parts: Parts) -> Lookup | None:
+        """Rules hold there for others; the node's own delegate logs in by a secret of this process."""
+        self._login: Login | None = Login("node", token_hex(16))
+        if config.node.lookup == "join":
+            return None
+        access = access_of(config, "lookup", self._login)
+        if access is None:
+            self._login = None
+        metrics = msgspec.structs.replace(config.metrics, port=-1)  # the delegate has it
+        return parts.lookup(msgspec.structs.replace(config, metrics=metrics), access, self._destroyed)
+
+    def _destroyed(self) -> None:
+        """An administrator has ended the lookup service for good: nobody could find the node any more."""
+        _log.warning("the lookup service was ended: the node stops")
+        self._ended(self.config.node.drain_seconds)
+
+    def _close_types(self) -> None:
+        if self._types.registry is not None:
+            self._types.registry.close()
+
+
+def name_of(config: Config) -> str:
+    """What people call the node. Raises ConfigurationError."""
+    name = config.node.name or socket.gethostname()
+    if not name.strip() or len(name) > NAME_MOST or not name.isprintable():
+        raise ConfigurationError(
+            f"[node] name {name[:NAME_MOST]!r} is no name",
+            hint=f"Up to {NAME_MOST} characters that can be printed",
+            key="node.name",
+        )
+    return name
+
+
+def placed(config: Config, folder: Path) -> Config:
+    """With places in the node's folder for what its parts keep, where their own sections name none."""
+
+    def place(section: msgspec.Struct, key: str, name: str, *, wanted: bool = True) -> Any:
+        return (
+            msgspec.structs.replace(section, **{key: str(folder / name)})
+            if wanted and not getattr(section, key)
+            else section
+        )
+
+    node = config.node
+    types = place(config.types, "folder", "types", wanted=node.types)
+    return msgspec.structs.replace(
+        config,
+        lookup=place(config.lookup, "state", "registrations.db", wanted=node.lookup == "own"),
+        pad=place(config.pad, "state", "subscriptions.db"),
+        types=place(types, "cache", "schemas"),
+        archive=place(config.archive, "folder", "archive", wanted=node.archive),
+    )
+
+
+def _joined(config: Config, address: str) -> Config:
+    """With the node's own lookup service first among those that are asked."""
+    locators = (address, *(each for each in config.lookup.locators if each != address))
+    return msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, locators=locators))
+
+
+def _check_extras(config: Config) -> None:
+    """Before anything is made. Raises ConfigurationError."""
+    wanted = [("archive", each) for each in ("duckdb", "numpy") if config.node.archive and not config.archive.folder]
+    wanted += [("gateway", "uvicorn")] if config.node.gateway else []
+    for part, library in wanted:
+        if importlib.util.find_spec(library) is None:
+            raise ConfigurationError(
+                f"a node's {part} needs the library {library}, which is not here",
+                hint=f"Install it: pip install 'jbi-pubsub[node]', or set [node] {part} = false",
+                key=f"node.{part}",
+            )

@@ -1,0 +1,90 @@
+"""`[[keep]]`: what is archived, and how long. Pure; the first rule whose types match an object's type counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from jbi_pubsub.core.errors import PredicateError
+from jbi_pubsub.core.history import KeepRule
+from jbi_pubsub.core.xpath import compile_predicate
+
+from .context import patterns
+from .file import MAX_RULES, Document, Where, flag, nearest
+from .units import amount
+
+_BOUNDS: Final = {
+    "age": partial(amount, unit="seconds"),
+    "payload_age": partial(amount, unit="seconds"),
+    "bytes": partial(amount, unit="bytes"),
+    "count": partial(amount, unit="count"),
+}
+LONGEST: Final = 1e11
+"""Seconds of an age: what an archive can be told (core/history.py), three thousand years."""
+KEYS: Final = ("type", *_BOUNDS, "latest_by", "until_durables")
+
+
+def keep_rules(document: Document) -> tuple[KeepRule, ...]:
+    """The rules of a file, in their order. What is wrong with them is noted in the document."""
+    tables = document.tables.get("keep", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        document.error(document.key(("keep",)), "keep is a list of tables", "Write [[keep]], with two brackets")
+        return ()
+    if len(tables) > MAX_RULES:
+        document.error(document.key(("keep", MAX_RULES)), f"more than {MAX_RULES} rules", "Use globs")
+        return ()
+    rules: list[KeepRule] = []
+    seen: set[str] = set()
+    for number, table in enumerate(tables):
+        if document.is_hopeless:
+            break
+        rule = _rule(document, table, ("keep", number))
+        if "*" in seen or seen.issuperset(rule.types):
+            document.warn(document.key(("keep", number)), "never counts: a rule before it has all of its types")
+        seen.update(rule.types)
+        rules.append(rule)
+    return tuple(rules)
+
+
+def _rule(document: Document, table: Mapping[str, Any], at: Where) -> KeepRule:
+    for key in table:
+        if key not in KEYS:
+            document.error(document.key((*at, key)), f"unknown key {key!r}", nearest(key, KEYS))
+    types = patterns(document, table, at, "type")
+    bounds: dict[str, float | None] = dict.fromkeys(_BOUNDS)
+    for key, read in _BOUNDS.items():
+        if key in table:
+            try:
+                bounds[key] = read(table[key])
+            except ValueError as exc:
+                document.error(document.value((*at, key)), f"{key}: {exc}")
+    for key in ("age", "payload_age"):
+        if (bounds[key] or 0.0) > LONGEST:
+            document.error(document.value((*at, key)), f"{key}: {table[key][:60]!r} is too large")
+    count, size = bounds["count"], bounds["bytes"]
+    if count is not None and count != int(count):
+        document.error(document.value((*at, "count")), f"count: {count:g} is no whole number")
+    return KeepRule(
+        name=f"{document.name}:{document.key(at).line}",
+        types=types or ("*",),
+        age=bounds["age"],
+        payload_age=bounds["payload_age"],
+        count=int(count) if count is not None else None,
+        bytes=int(size) if size is not None else None,
+        latest_by=_latest_by(document, table, at),
+        until_durables=flag(document, table, at, "until_durables", default=False),
+    )
+
+
+def _latest_by(document: Document, table: Mapping[str, Any], at: Where) -> str:
+    said = table.get("latest_by", "")
+    if not isinstance(said, str) or ("latest_by" in table and not said):
+        document.error(document.value((*at, "latest_by")), "latest_by is an XPath, a text")
+        return ""
+    if said:
+        try:
+            compile_predicate(said, argument="latest_by")
+        except PredicateError as exc:
+            document.error(document.value((*at, "latest_by")), exc.message, exc.hint)
+    return said

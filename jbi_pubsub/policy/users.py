@@ -1,0 +1,438 @@
+"""Who somebody without a certificate is: a name and a password, checked by a file or by a directory.
+
+A password that was right makes a connection its user's, as a certificate would; rules (`user`, `group`, `role`) see no
+difference. The file is looked at again when somebody asks and a quarter of a second has passed: an account that is
+gone, or has another password, is nobody's from then on, and what stood on it ends when contracts are asked about next.
+
+The file has a line a user, `name:$scrypt$ln=14,r=8,p=1$SALT$KEY` (RFC 7914; the form is that of PHC strings), and is
+written by `jbi users` alone.
+
+The directory is asked by python-ldap (the only `ldap`), with one simple bind (RFC 4513, section 5.1.3) a login, over
+TLS. It tells nobody when an account goes: what stands ends with its connection, or when rules say so. python-ldap needs
+headers of OpenLDAP to be built, which were missing where this was written: the code follows its documentation, and its
+tests use a stand-in of that interface.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import importlib
+import logging
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
+
+from jbi_pubsub.core.access import AccessPolicy, Action, Decision, Passing, Subject
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, PolicyError, WireError, WireTimeoutError
+from jbi_pubsub.core.files import stamp
+from jbi_pubsub.core.wire.endpoint import Caller, Login
+from jbi_pubsub.core.xml import give_back
+
+log = logging.getLogger("jbi_pubsub.policy")
+
+NAME: Final = re.compile(r"[^\s:*?\[\]{}\"'\\]{1,100}")
+"""A user's name: no blanks, nothing that rules or the file's lines give another meaning."""
+PASSWORD_MOST: Final = 1_000
+"""Characters; a longer one is refused unseen."""
+FILE_MOST: Final = 8 << 20
+"""Bytes of a password file: some 60,000 users."""
+LINE: Final = re.compile(r"([^:]+):\$scrypt\$ln=(\d{1,2}),r=8,p=1\$([A-Za-z0-9+/=]{8,64})\$([A-Za-z0-9+/=]{16,128})")
+COST: Final = 14
+"""log2 of scrypt's N: 16 MiB and some 50 ms a check (RFC 7914, section 2; OWASP's least is 17 with r=8)."""
+COST_MOST: Final = 20
+LOOK_SECONDS: Final = 0.25
+"""Between two looks at the file."""
+WAIT_SECONDS: Final = 5.0
+"""For a turn to be checked: one is checked at a time, whatever strangers ask for."""
+FAILURES_MOST: Final = 10
+"""Of one peer for one name in FAILURES_SECONDS; after that it is refused unseen."""
+PEER_FAILURES_MOST: Final = 60
+"""Of one peer for all names: 3 s of work."""
+FAILURES_SECONDS: Final = 60.0
+TRIED_MOST: Final = 2_000
+"""Peers, and peers with a name, whose failures are counted; of more the oldest are forgotten."""
+KNOWN_MOST: Final = 256
+"""Passwords that were right, which are not checked by scrypt again: clients come back often."""
+LDAP_SECONDS: Final = 5
+"""For a directory to answer."""
+
+
+class Users(Protocol):
+    """Knows users by their passwords. Safe from several threads."""
+
+    @property
+    def version(self) -> int:
+        """Goes up whenever accounts may have changed."""
+        ...
+
+    def check(self, user: str, password: str) -> str | None:
+        """What the password is right by; None: it is not. Raises WireError: nobody can say now."""
+        ...
+
+    def holds(self, user: str, proof: str) -> bool:
+        """Whether what `check` has returned is still right."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        ...
+
+
+class Account(NamedTuple):
+    """A line of the file."""
+
+    name: str
+    cost: int
+    salt: bytes
+    key: bytes
+
+    @classmethod
+    def of(cls, name: str, password: str) -> Account:
+        """A new one. Raises ConfigurationError for a name or password that can't be one."""
+        check_name(name)
+        if not password or len(password) > PASSWORD_MOST:
+            raise ConfigurationError(f"a password has 1 to {PASSWORD_MOST} characters")
+        salt = secrets.token_bytes(16)
+        return cls(name, COST, salt, _derived(password, salt, COST))
+
+    def line(self) -> str:
+        """As it stands in the file."""
+        salt, key = (base64.b64encode(each).decode() for each in (self.salt, self.key))
+        return f"{self.name}:$scrypt$ln={self.cost},r=8,p=1${salt}${key}"
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigurationError."""
+    if not NAME.fullmatch(name) or not name.isprintable():
+        raise ConfigurationError(
+            f"{name[:100]!r} is no user's name",
+            hint="1 to 100 characters without blanks and any of : * ? [ ] { } \" ' \\",
+        )
+
+
+def read_accounts(path: Path) -> dict[str, Account]:
+    """Those of a file, by name. Raises PolicyError, with its line."""
+    try:
+        with path.open("rb") as opened:
+            if os.fstat(opened.fileno()).st_mode & 0o022:
+                raise PolicyError(
+                    f"{path}: others may write it", hint=f"chmod go-w {path}", file=str(path), line=0, column=0
+                )
+            text = opened.read(FILE_MOST + 1)
+    except OSError as exc:
+        raise PolicyError(
+            f"{path}: {exc.strerror or exc}", hint="`jbi users add NAME` makes one", file=str(path), line=0, column=0
+        ) from exc
+    if len(text) > FILE_MOST:
+        raise PolicyError(f"{path} has more than {FILE_MOST} bytes", file=str(path), line=0, column=0)
+    found: dict[str, Account] = {}
+    for number, line in enumerate(text.decode(errors="replace").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        account = _account(line)
+        if account is None or account.name in found:
+            raise PolicyError(
+                f"{path}:{number}: " + ("no account" if account is None else f"{account.name} a second time"),
+                hint="Lines are written by `jbi users`",
+                file=str(path),
+                line=number,
+                column=1,
+            )
+        found[account.name] = account
+    return found
+
+
+def _account(line: str) -> Account | None:
+    match = LINE.fullmatch(line.strip())
+    if match is None or not NAME.fullmatch(match[1]) or int(match[2]) > COST_MOST:
+        return None
+    try:
+        salt, key = (base64.b64decode(match[each], validate=True) for each in (3, 4))
+    except ValueError:
+        return None
+    return Account(match[1], int(match[2]), salt, key)
+
+
+def write_accounts(path: Path, accounts: Mapping[str, Account]) -> None:
+    """As a whole, for the file's user alone. Raises PolicyError."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+            out.writelines(f"{accounts[name].line()}\n" for name in sorted(accounts))
+            out.flush()
+            os.fsync(out.fileno())
+        new.replace(path)
+    except OSError as exc:
+        raise PolicyError(f"{path}: {exc.strerror or exc}", file=str(path), line=0, column=0) from exc
+
+
+def memory_of(cost: int) -> int:
+    """Bytes that scrypt takes (RFC 7914, section 2: 128 r N)."""
+    return 128 * 8 << cost
+
+
+def _derived(password: str, salt: bytes, cost: int) -> bytes:
+    return hashlib.scrypt(password.encode(), salt=salt, n=1 << cost, r=8, p=1, dklen=32, maxmem=2 * memory_of(cost))
+
+
+class PasswordFile:
+    """The users of a file. One that can't be used leaves the accounts of before in force, and says so."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises PolicyError for a file that can't be used."""
+        self.path = path
+        self.fault = ""
+        self._clock = clock
+        self._lock = threading.Lock()
+        """Covers what is looked at."""
+        self._turn = threading.Lock()
+        """One scrypt at a time."""
+        self._seen = stamp(path)
+        self._accounts = read_accounts(path)
+        self._looked = clock()
+        self._version = 1
+        self._nobody = Account("", COST, secrets.token_bytes(16), b"")
+        self._secret = secrets.token_bytes(32)
+        self._known: dict[bytes, None] = {}
+
+    @property
+    def version(self) -> int:
+        """See Users."""
+        self._look()
+        return self._version
+
+    def check(self, user: str, password: str) -> str | None:
+        """See Users. An unknown user costs as much as a known one."""
+        self._look()
+        account = self._accounts.get(user)
+        proof = account.line() if account is not None else ""
+        if not password or len(password) > PASSWORD_MOST:
+            return None
+        known = hmac.digest(self._secret, f"{proof}\0{password}".encode(), "sha256")
+        if account is not None and known in self._known:
+            return proof
+        if not self._turn.acquire(timeout=WAIT_SECONDS):
+            raise WireTimeoutError("too many logins at once", hint="Try again")
+        asked = account or self._nobody
+        try:
+            right = hmac.compare_digest(_derived(password, asked.salt, asked.cost), asked.key)
+            if not right or account is None:
+                return None
+            self._known[known] = None
+            if len(self._known) > KNOWN_MOST:
+                del self._known[next(iter(self._known))]
+        finally:
+            give_back(memory_of(asked.cost))  # before the next one: else each thread's heap keeps its own
+            self._turn.release()
+        return proof
+
+    def holds(self, user: str, proof: str) -> bool:
+        """See Users."""
+        self._look()
+        account = self._accounts.get(user)
+        return account is not None and account.line() == proof
+
+    def status(self) -> dict[str, Any]:
+        """See Users."""
+        return {"file": str(self.path), "users": len(self._accounts), "version": self._version, "fault": self.fault}
+
+    def _look(self) -> None:
+        now = self._clock()
+        if now - self._looked < LOOK_SECONDS:
+            return
+        with self._lock:
+            self._looked = now
+            seen = stamp(self.path)
+            if seen == self._seen:
+                return
+            self._seen = seen
+            try:
+                self._accounts = read_accounts(self.path)
+            except PolicyError as exc:
+                self.fault = exc.message
+                log.error("%s; the accounts of before stay in force", exc)
+                return
+            self.fault = ""
+            self._version += 1
+            log.warning("%s: %d users", self.path, len(self._accounts))
+
+
+class Directory:
+    """The users of an LDAP directory."""
+
+    version: Final = 1
+
+    def __init__(self, url: str, *, ca: Path | None = None, insecure: bool = False) -> None:
+        """`ca`: PEM file of the authority of the directory's certificate; None: those that the system trusts. Raises
+        ConfigurationError: no such URL, or no python-ldap."""
+        parts = urlsplit(url)
+        self._name = unquote(parts.path.lstrip("/"))
+        if parts.scheme not in ("ldap", "ldaps") or not parts.netloc or self._name.count("{}") != 1:
+            raise ConfigurationError(
+                f"[policy] users {url!r} is no directory",
+                hint="For example ldaps://ldap.example.org/uid={},ou=people,dc=example,dc=org",
+                key="policy.users",
+            )
+        self._url = f"{parts.scheme}://{parts.netloc}"
+        self._ca = ca
+        self._starts_tls = parts.scheme == "ldap" and not insecure
+        try:
+            self._ldap: Any = importlib.import_module("ldap")
+            self._escape: Callable[[str], str] = importlib.import_module("ldap.dn").escape_dn_chars
+        except ImportError as exc:
+            raise ConfigurationError(
+                f"[policy] users {self._url} needs the library python-ldap: {exc}",
+                hint="Install it: pip install 'jbi-pubsub[ldap]'",
+                key="policy.users",
+            ) from exc
+
+    def check(self, user: str, password: str) -> str | None:
+        """See Users. An empty password binds as nobody, and directories say yes to that (RFC 4513, section 5.1.2): it
+        is refused here."""
+        if not password or len(password) > PASSWORD_MOST or not NAME.fullmatch(user):
+            return None
+        ldap = self._ldap
+        connection = ldap.initialize(self._url)
+        try:
+            connection.set_option(ldap.OPT_NETWORK_TIMEOUT, LDAP_SECONDS)
+            connection.set_option(ldap.OPT_TIMEOUT, LDAP_SECONDS)
+            connection.set_option(ldap.OPT_REFERRALS, 0)
+            connection.set_option(ldap.OPT_X_TLS_REQUIRE_CERT, ldap.OPT_X_TLS_DEMAND)
+            if self._ca is not None:
+                connection.set_option(ldap.OPT_X_TLS_CACERTFILE, str(self._ca))
+            connection.set_option(ldap.OPT_X_TLS_NEWCTX, 0)
+            if self._starts_tls:
+                connection.start_tls_s()
+            connection.simple_bind_s(self._name.replace("{}", self._escape(user)), password)
+        except ldap.INVALID_CREDENTIALS:
+            return None
+        except ldap.LDAPError as exc:
+            raise WireError(
+                f"the directory {self._url} can't be asked: {exc}", hint="Who is logged in stays so"
+            ) from exc
+        finally:
+            try:
+                connection.unbind_s()
+            except ldap.LDAPError as exc:  # it is gone: that is what was wanted
+                log.debug("directory %s: %s", self._url, exc)
+        return self._url
+
+    def holds(self, user: str, proof: str) -> bool:  # noqa: ARG002  # the protocol's; a directory tells nobody
+        """See Users."""
+        return proof == self._url
+
+    def status(self) -> dict[str, Any]:
+        """See Users."""
+        return {"directory": self._url}
+
+
+class UsersPolicy(Passing):
+    """An AccessPolicy for which passwords count: `inner` decides, once it is clear who asks."""
+
+    def __init__(
+        self,
+        inner: AccessPolicy,
+        users: Users | None,
+        *,
+        own: Login | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Closes `inner`. `own`: how other parts of this process log in, who may do everything."""
+        super().__init__(inner)
+        self._users = users
+        self._own = own
+        self._clock = clock
+        self._lock = threading.Lock()  # covers _failures
+        self._failures: dict[str, list[float]] = {}
+
+    @property
+    def version(self) -> int:
+        """See AccessPolicy."""
+        return self._inner.version + (self._users.version if self._users is not None else 0)
+
+    def login(self, caller: Caller, user: str, password: str) -> str:
+        """See core.access.Accounts."""
+        if self._own is not None and user == self._own.user:
+            if not hmac.compare_digest(password.encode(), self._own.password.encode()):
+                raise _wrong(user)
+            return _OWN
+        peer = caller.place.peer or caller.address
+        pair = f"{peer} {user[:PASSWORD_MOST]}"
+        tried = self._tried(pair) >= FAILURES_MOST or self._tried(peer) >= PEER_FAILURES_MOST
+        if self._users is None or tried:
+            raise _wrong(user)
+        proof = self._users.check(user, password)
+        if proof is None:
+            self._note(peer, PEER_FAILURES_MOST)
+            self._note(pair, FAILURES_MOST)
+            self._inner.record(caller, "connect", Subject(name=user[:100]), Decision(False, "users"))
+            raise _wrong(user)
+        return proof
+
+    def allow(self, caller: Caller, action: Action, subject: Subject) -> Decision:
+        """See AccessPolicy. Who has logged in, and whose account is another now, may nothing more."""
+        place = caller.place
+        if place.user and place.user == caller.identity:
+            if place.proof == _OWN and self._own is not None:
+                return Decision(True, "own")
+            if self._users is None or not self._users.holds(place.user, place.proof):
+                return Decision(False, "users")
+        return self._inner.allow(caller, action, subject)
+
+    def status(self) -> dict[str, Any]:
+        """See AccessPolicy."""
+        return {**self._inner.status(), **({"users": self._users.status()} if self._users is not None else {})}
+
+    def _tried(self, who: str) -> int:
+        with self._lock:
+            since = self._clock() - FAILURES_SECONDS
+            return sum(at > since for at in self._failures.get(who, ()))
+
+    def _note(self, who: str, most: int) -> None:
+        with self._lock:
+            self._failures[who] = [*self._failures.pop(who, ())[-most:], self._clock()]
+            if len(self._failures) > TRIED_MOST:
+                del self._failures[next(iter(self._failures))]
+
+
+_OWN: Final = "own"
+
+
+def _wrong(user: str) -> AccessDeniedError:
+    return AccessDeniedError(
+        f"{user[:100]!r}: no such user, or another password, or too many wrong ones from there within a minute",
+        hint="Set [client] user and password",
+        action="connect",
+    )
+
+
+def with_users(access: AccessPolicy, config: Config, own: Login | None = None) -> AccessPolicy:
+    """The same, where passwords count; `access` itself if they don't. `own`: see UsersPolicy. It is closed if that
+    comes to nothing. Raises PolicyError, ConfigurationError."""
+    if not config.policy.users and own is None:
+        return access
+    if config.policy.users and not config.policy.file:
+        log.warning("[policy] users without file: everybody may do everything, also without a password")
+    try:
+        return UsersPolicy(access, users_of(config) if config.policy.users else None, own=own)
+    except BaseException:
+        access.close()
+        raise
+
+
+def users_of(config: Config) -> Users:
+    """What [policy] users names. Raises PolicyError, ConfigurationError."""
+    place = config.policy.users
+    if "://" not in place:
+        return PasswordFile(Path(place))
+    identity = config.tls.identity()
+    return Directory(place, ca=identity.ca if identity is not None else None, insecure=config.tls.insecure)

@@ -1,0 +1,138 @@
+"""Publishes at a delegate what was published on another platform: the publisher's side of a bridge.
+
+Registrations keep the ids that they have there, objects their ids, numbers, times and signatures; they say by which
+platforms they came. Everything else is a publisher's: queue, leases, coming back to a delegate that was away.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from secrets import token_hex
+from typing import Final
+
+from jbi_pubsub.codegen.types.untyped import UntypedGate
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import BackPressureError
+from jbi_pubsub.core.info_object import InfoObject, SchemaBundle, TypeName, packed
+from jbi_pubsub.core.signing import SigningKey
+from jbi_pubsub.lookup.entry import EntryRep
+from jbi_pubsub.pad.subscription import Origin, PublisherRequest
+
+from .light import DelegateUid, PublisherAdapterLight
+from .publication import Publication, RegistrationUid, Terms
+
+FLUSH_SECONDS: Final = 0.2
+"""For a delegate to have what was published: it is asked again."""
+
+
+class RelayedPublication(Publication):
+    """A registration of another platform. Its schema is not opened here: the delegate checks what comes."""
+
+    def __init__(
+        self,
+        uid: str,
+        type_: TypeName,
+        bundle: SchemaBundle,
+        entries: tuple[EntryRep, ...],
+        origin: Origin,
+        *,
+        secret: str,
+        validate: bool,
+        signing: SigningKey | None,
+        expiration: float,
+    ) -> None:
+        self.uid = RegistrationUid(uid)
+        self.info_type = UntypedGate(type_)
+        self.sequence = 0
+        """Number of the last object that was queued."""
+        self.number = 1
+        self.lock = threading.Lock()
+        self.terms = terms = Terms(validate and not bundle.is_none, validate, owner=origin.bridge)
+        # what has waited here for too long is given up by the delegate, which tells it: a gap of ours says nothing
+        self._request = PublisherRequest(
+            bundle, entries, terms.validate, secret, signing,
+            well_formed=terms.well_formed, expiration=expiration, owner=terms.owner, origin=origin,
+        )  # fmt: skip
+
+    def request(self) -> PublisherRequest:
+        """What the delegate is told."""
+        return self._request
+
+    def is_renewed(self) -> bool:
+        """The key is the publisher's: who relays it has none."""
+        return False
+
+    @property
+    def signs(self) -> bool:
+        """Whether its objects are signed."""
+        return self._request.signing is not None
+
+
+class RelayPublisher(PublisherAdapterLight):
+    """A PublisherAdapterLight with registrations of other platforms. Safe for several threads."""
+
+    def __init__(self, config: Config, *, name: str, bridge: str) -> None:
+        """`bridge`: the id that others know the bridge by."""
+        super().__init__(config, name=name)
+        self._secret: Final = token_hex(16)
+        self._bridge = bridge
+
+    def register_relayed(
+        self,
+        delegate: DelegateUid,
+        uid: str,
+        type_: TypeName,
+        bundle: SchemaBundle,
+        entries: tuple[EntryRep, ...],
+        via: tuple[str, ...],
+        *,
+        validate: bool = True,
+        signing: SigningKey | None = None,
+        expiration: float = 0.0,
+    ) -> None:
+        """Register what is published elsewhere under `uid`; `via`: the platforms that it has passed; `expiration`: as
+        its publisher wants it, in seconds, counted from when an object is relayed. Raises AccessDeniedError (also where
+        the original stands, or another bridge's), SchemaError, TypeConflictError, WireError."""
+        publication = RelayedPublication(
+            uid, type_, bundle, entries, Origin(via, self._bridge),
+            secret=self._secret, validate=validate, signing=signing, expiration=expiration,
+        )  # fmt: skip
+        connection = self._connection(delegate)
+        connection.register(publication)
+        with self._lock:
+            self._publications[publication.uid] = publication, connection
+
+    def relay(self, uid: str, obj: InfoObject, platform: str, timeout: float) -> bool:
+        """Publish an object, which has come from `platform`, unless it or a later one was: objects of a registration
+        keep their order. Waits up to `timeout` seconds for room. Raises UnknownUidError, BackPressureError, WireError
+        (the delegate does not take the registration)."""
+        publication, connection = self._publication(RegistrationUid(uid))
+        number = obj.platform.sequence
+        with publication.lock:
+            if number <= publication.sequence:
+                return False
+            parcel = packed(obj).relayed(platform)
+            parcel.since = time.monotonic()
+            connection.publish(publication, [parcel], timeout)
+            publication.sequence = number
+        return True
+
+    def tell_filtered(self, uid: str, count: int) -> None:
+        """Have its subscribers told that so many objects were left out. Raises UnknownUidError, WireError."""
+        publication, connection = self._publication(RegistrationUid(uid))
+        connection.tell_filtered(publication, count)
+
+    def unregister_relayed(self, uid: str, *, waits: bool) -> bool:
+        """Undo register_relayed, whether the delegate can be told now or not; with `waits` not before it has what was
+        published: False, it has not. Raises UnknownUidError."""
+        publication, connection = self._publication(RegistrationUid(uid))
+        if waits:
+            try:
+                connection.flush(FLUSH_SECONDS, publication)
+            except BackPressureError:
+                return False
+        connection.give_up(publication)
+        with self._lock:
+            self._publications.pop(publication.uid, None)
+        return True

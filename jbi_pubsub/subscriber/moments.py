@@ -1,0 +1,74 @@
+"""Moments as people give them: "2026-11-01T00:00Z", "2h" (ago), a datetime. And where a subscription is to begin."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Final
+
+from jbi_pubsub.core.errors import ConfigurationError
+from jbi_pubsub.core.history import MAX_POSITION
+from jbi_pubsub.pad.subscription import NEW, Start
+
+Moment = str | datetime
+"""A time: a text as ISO 8601 has it, with its zone; a text like "2h" or "1d12h" for so long ago; a datetime with its
+zone."""
+
+LATEST: Final = 1e11
+"""Seconds since the epoch: what a time on the wire may be."""
+
+_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0, "w": 604_800.0}
+_AGO: Final = re.compile(r"(?:\d{1,9}(?:\.\d{1,6})?[smhdw])+", re.ASCII)
+_PART: Final = re.compile(r"([\d.]+)([smhdw])")
+_DIGITS: Final = re.compile(r"\d{1,19}", re.ASCII)
+_LIKE: Final = 'For example "2026-11-01T00:00Z", or "2h" for two hours ago'
+
+
+def seconds_at(given: Moment, *, now: float, what: str) -> float:
+    """The moment in seconds since the epoch; `now` is that as well. Raises ConfigurationError, which names `what`."""
+    if isinstance(given, str):
+        text = given.strip()
+        if _AGO.fullmatch(text):
+            ago = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+            return max(0.0, now - ago)
+        try:
+            given = datetime.fromisoformat(text if text.isprintable() else "")  # it takes a NUL at the end
+        except ValueError as exc:
+            raise ConfigurationError(f"{what}: {text[:60]!r} is no time", hint=_LIKE) from exc
+    if given.utcoffset() is None:
+        raise ConfigurationError(
+            f"{what}: {given.isoformat()} has no time zone",
+            hint="Add Z for UTC, or an offset as +01:00; a datetime needs its tzinfo",
+        )
+    try:
+        seconds = given.timestamp()
+    except (ValueError, OverflowError) as exc:
+        raise ConfigurationError(f"{what}: {given} is no time that there is", hint=_LIKE) from exc
+    if not 0 <= seconds <= LATEST:
+        which = "before 1970" if seconds < 0 else "after the year 5138, the last that there is"
+        raise ConfigurationError(f"{what}: {given.isoformat()} is {which}", hint=_LIKE)
+    return seconds
+
+
+def start_at(given: Moment | int | None, *, now: float, latest_by: str = "") -> Start:
+    """What `start=` of a subscription asks for: "new", "all", "last", a moment, or the position of one archive that the
+    last object had which is not wanted again. Raises ConfigurationError."""
+    if latest_by and given != "last":
+        raise ConfigurationError('latest_by is for start="last"', hint="It says of which keys the newest objects come")
+    if given is None or given == "new":
+        return NEW
+    if isinstance(given, str) and _DIGITS.fullmatch(given.strip()):
+        given = int(given)
+    if isinstance(given, int):
+        if not 0 <= given <= MAX_POSITION:
+            raise ConfigurationError(f"start: position {given} is not in 0..{MAX_POSITION}")
+        return Start("after", after=given)
+    if given == "all":
+        return Start("all")
+    if given == "last":
+        return Start("last", latest_by=latest_by)
+    try:
+        return Start("since", since=seconds_at(given, now=now, what="start"))
+    except ConfigurationError as exc:
+        hint = f'"new", "all", "last", a time or a position. {exc.hint}'
+        raise ConfigurationError(exc.message, hint=hint) from exc

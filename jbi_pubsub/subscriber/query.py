@@ -1,0 +1,437 @@
+"""A query of an application: the results of one or several archives, as one sequence.
+
+Theory of operation: each archive's results come to a part of their own, as objects come to a subscription, as many as
+credits allow. Whoever takes the next result has the parts say what they have next, and gets the first of these
+(merging.py). An archive that fails is named in `partial`, and the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Final, Protocol, runtime_checkable
+
+from jbi_pubsub.core.arguments import checked
+from jbi_pubsub.core.errors import AdapterStateError, ConfigurationError, JbiError, WireError, WireTimeoutError
+from jbi_pubsub.core.guard import TOLD_WHOLE
+from jbi_pubsub.core.history import Progress, State
+from jbi_pubsub.core.info_object import Cause, InfoObject
+from jbi_pubsub.pad.proxy import Finished, QueryOpened
+from jbi_pubsub.pad.subscription import QueryRequest, SubscriptionRequest
+
+from .asking import Count
+from .fitness import Fitness
+from .listeners import ListenerPool
+from .merging import KeyOf, Merge
+from .subscription import SERVED_AT_ONCE, Consumer, LocalSubscription
+
+log = logging.getLogger("jbi_pubsub.subscriber")
+
+QUERY_SECONDS: Final = 3_600.0
+"""For a query that names no time of its own."""
+
+WAIT_SECONDS: Final = 1.0
+"""The longest that a condition is awaited at a time."""
+
+
+@runtime_checkable
+class QueryListener(Protocol):
+    """What an application is told of a query. Calls are serial per query, on a library thread; what they raise is
+    logged."""
+
+    def arrived(self, query: Query, obj: InfoObject) -> None:
+        """The next result."""
+
+    def finished(self, query: Query, state: State) -> None:
+        """Nothing comes any more: how it ended. See `Query.error` and `Query.partial`."""
+
+
+class Asked(Protocol):
+    """Where a part was asked for."""
+
+    def progress(self, part: QueryPart) -> Progress | None:
+        """How it is getting on there; None: not known. Raises WireError."""
+        ...
+
+    def unask(self, part: QueryPart) -> None:
+        """It is not wanted any more. Never waits."""
+        ...
+
+
+class QueryPart(LocalSubscription):
+    """What one archive has for a query."""
+
+    def __init__(
+        self,
+        uid: str,
+        request: QueryRequest,
+        address: str,
+        listeners: ListenerPool,
+        fitness: Fitness | None = None,
+    ) -> None:
+        super().__init__(
+            SubscriptionRequest(
+                uid,
+                payload_filter=request.payload_filter,
+                namespaces=request.namespaces,
+                bound=request.bound,
+                qos=request.qos,
+            ),
+            None,
+            listeners,
+        )
+        self.fitness = fitness
+        self.asked = request
+        self.address = address
+        self.at: Asked | None = None
+        self.opened: QueryOpened | None = None
+        self.ended: Finished | None = None
+        self.error: JbiError | None = None
+        self.lacks = ""
+        """What the archive could not read, though it has answered to the end."""
+        self.tell: Callable[[], None] = lambda: None
+        """Called when something has come or changed."""
+
+    def add(self, objects: Sequence[InfoObject], consumed: Consumer) -> None:
+        """Results have come."""
+        with self._changed:
+            dropped = len(objects) if self._closed else 0
+            if not dropped:
+                self.arrived += len(objects)
+                self._waiting.extend((obj, consumed) for obj in objects)
+        if dropped:
+            consumed(dropped)
+        else:
+            self.tell()
+
+    def open(self, opened: QueryOpened) -> None:
+        """The archive has begun."""
+        self.opened = opened
+        self.tell()
+
+    def finish(self, how: Finished) -> None:
+        """The archive has told the end, behind its last result."""
+        self.ended = how
+        self.lacks = how.error if how.state == "finished" else ""
+        if how.state in ("failed", "cancelled"):
+            self.error = JbiError(how.error or f"the query was {how.state} at {self.address}")
+        self.tell()
+
+    def fail(self, why: JbiError) -> None:
+        """Nothing comes any more, for want of an answer or by one."""
+        if self.ended is None and self.error is None:
+            self.error = why
+            self.tell()
+
+    def replaced(self) -> None:
+        """Another server answers there, which is asked as well."""
+        self.finish(Finished("finished"))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes behind what waits."""
+        return self.ended is not None or self.error is not None
+
+    def pop(self) -> tuple[InfoObject, Consumer] | None:
+        """What waits first, without waiting."""
+        with suppress(IndexError):
+            return self._waiting.popleft()
+        return None
+
+
+class Query:
+    """A query that is open. Safe for several threads; each result comes to one of them.
+
+    It ends when all results were taken, `cancel` was called, or its time is over; whoever leaves it before cancels it,
+    or uses it in a `with`.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[QueryPart],
+        *,
+        key: KeyOf | None,
+        timeout: float,
+        listener: QueryListener | None,
+        listeners: ListenerPool,
+        count: Callable[[float], Count],
+        limit: int | None = None,
+    ) -> None:
+        """`count`: asks the archives how many results there are, within so many seconds. `limit`: results at most, if
+        that is not what archives are told."""
+        request = parts[0].asked
+        self._parts = parts
+        self._merge = Merge(
+            len(parts), newest_first=request.order == "newest", limit=request.limit if limit is None else limit, key=key
+        )
+        self._changed = threading.Condition()
+        self._state: State = "running"
+        self._error: JbiError | None = None
+        self._until = time.monotonic() + timeout
+        self._timeout = timeout
+        self._listener = listener
+        self._listeners = listeners
+        self._submitted = self._is_told = self._is_paused = False
+        self._count = count
+        self._listener_errors = 0
+        for part in parts:
+            part.tell = self._tell
+
+    # -- results ------------------------------------------------------------------------------------------------
+
+    @checked
+    def get_next(self, count: int = 1, timeout: float | None = None) -> list[InfoObject]:
+        """The next `count` results, fewer at the end or when `timeout` seconds are over; [] when there are none any
+        more. Raises the archive's error when no archive could answer to the end, WireTimeoutError when the time of the
+        query itself was over before."""
+        self._check_takes()
+        if count < 1:
+            raise ConfigurationError(f"get_next: count {count} is not above 0", hint="[] would look like the end")
+        until = self._until if timeout is None else time.monotonic() + timeout
+        found: list[InfoObject] = []
+        while len(found) < count and (obj := self._take(until)) is not None:
+            found.append(obj)
+        if not found:
+            self._raise()
+        return found
+
+    def __iter__(self) -> Iterator[InfoObject]:
+        """All results; raises as `get_next`."""
+        self._check_takes()
+        while (obj := self._take(self._until)) is not None:
+            yield obj
+        self._raise()
+
+    @checked
+    def count(self, timeout: float = 60.0) -> Count:
+        """How many objects there are, without fetching them. A copy in another archive counts as well; `partial` of the
+        number names those that could not say. Raises what the archives say if none can, WireTimeoutError."""
+        return self._count(timeout)
+
+    # -- state --------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """running, finished, cancelled, failed or timed_out."""
+        return self._state
+
+    @property
+    def error(self) -> JbiError | None:
+        """Why it failed, or why an archive did; None if none has."""
+        return self._error or next((part.error for part in self._parts if part.error is not None), None)
+
+    @property
+    def partial(self) -> tuple[str, ...]:
+        """The archives (addresses) that have not answered to the end, or are damaged, each with the reason: some of
+        their results are missing, all or those from there on."""
+        why = ((part.address, part.error.message if part.error is not None else part.lacks) for part in self._parts)
+        return tuple(f"{address}: {text}" for address, text in why if text)
+
+    @property
+    def invalid(self) -> int:
+        """Results that were dropped here, as their metadata are not well-formed, or not valid: see `Conditions`."""
+        return sum(part.lost[Cause.INVALID] for part in self._parts)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Types that were left out, as access rules do not let us read them."""
+        said = (
+            part.ended.left_out if part.ended else part.opened.left_out if part.opened else () for part in self._parts
+        )
+        return tuple(sorted({name for names in said for name in names}))
+
+    @property
+    def progress(self) -> Progress:
+        """How the archives are getting on, all together: they are asked. `matched` counts what they have found, which
+        need not have come yet; `done` and `end` are positions if there is one archive, else 0."""
+        each = [self._progress_of(part) for part in self._parts]
+        positions = (each[0].done, each[0].end) if len(each) == 1 else (0, 0)
+        return Progress(
+            self._state,
+            matched=sum(one.matched for one in each),
+            candidates=sum(one.candidates for one in each),
+            verified=sum(one.verified for one in each),
+            done=positions[0],
+            end=positions[1],
+            seconds=max(one.seconds for one in each),
+            error=self.error.message if self.error is not None else "",
+        )
+
+    def pause(self) -> None:
+        """Have no result taken until `resume`: whoever waits gets none, the listener is not called. It goes on at the
+        archives, by as much as may wait here; its time runs."""
+        with self._changed:
+            self._is_paused = True
+            self._changed.notify_all()
+
+    def resume(self) -> None:
+        """Undo `pause`."""
+        with self._changed:
+            self._is_paused = False
+            self._announce()
+
+    def cancel(self) -> None:
+        """It is not wanted any more: whoever waits for a result gets none. Of one that has ended it changes nothing."""
+        self._end("cancelled")
+
+    def __enter__(self) -> Query:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.cancel()
+
+    # -- for the adapter ----------------------------------------------------------------------------------------
+
+    def await_open(self, seconds: float) -> None:
+        """Wait until each archive has begun, or `seconds` are over: those that have not answered are given up. Raises
+        why, if none has."""
+        until = time.monotonic() + seconds
+        with self._changed:
+            while (late := [p for p in self._parts if p.opened is None and not p.is_over]) and (
+                left := until - time.monotonic()
+            ) > 0:
+                self._changed.wait(min(left, WAIT_SECONDS))
+        for part in late:
+            part.fail(WireTimeoutError(f"the archive at {part.address} has not answered within {seconds:g} s"))
+            if part.at is not None:
+                part.at.unask(part)
+        errors = [part.error for part in self._parts]
+        if all(errors):
+            self._end("failed", errors[0])
+            assert errors[0] is not None
+            raise errors[0]
+        for part in self._parts:
+            if part.error is not None:
+                log.warning("a query goes on without the archive at %s: %s", part.address, part.error)
+
+    def close(self) -> None:
+        """The adapter closes."""
+        self._end("cancelled", AdapterStateError("this SubscriberAdapter is closed"))
+
+    def serve(self) -> bool:
+        """Tell the listener some of what is there; whether there is more (a pool's Client)."""
+        for _ in range(SERVED_AT_ONCE):
+            if (obj := self._take(0.0)) is None:
+                break
+            self._call("arrived", obj)
+        with self._changed:
+            is_over = self._state != "running"
+            self._submitted = not is_over and not self._is_paused and not self._is_stuck()
+            if self._submitted or not is_over:
+                return self._submitted
+            was_told, self._is_told = self._is_told, True
+        if not was_told:
+            self._call("finished", self._state)
+        return False
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _take(self, until: float) -> InfoObject | None:
+        """The next result; None when there is none any more, or none by `until` (monotonic seconds)."""
+        until = min(until, self._until)
+        while True:
+            with self._changed:
+                owed, obj = self._next() if self._state == "running" and not self._is_paused else ([], None)
+                if (self._state != "running" or self._is_paused) and not owed:
+                    return None
+                is_over, is_late = self._merge.is_over, False
+                if obj is None and not owed and not is_over and self._is_stuck():
+                    left = until - time.monotonic()
+                    is_late = left <= 0
+                    self._changed.wait(min(left, WAIT_SECONDS))
+            for consumed in owed:
+                consumed(1)
+            if is_over:
+                self._end(*self._outcome())
+            if obj is not None:
+                return obj
+            if is_late:
+                if until == self._until:
+                    self._end("timed_out")
+                return None
+
+    def _next(self) -> tuple[list[Consumer], InfoObject | None]:
+        """Under the lock: whom a credit is owed, and the next result if it is known."""
+        owed: list[Consumer] = []
+        for number in self._merge.wants():
+            part = self._parts[number]
+            is_over = part.is_over  # before it is looked: what came before its end is there then
+            if (taken := part.pop()) is not None:
+                owed.append(taken[1])
+                try:
+                    self._merge.offer(number, taken[0])
+                except JbiError as exc:
+                    self._end("failed", exc)
+                    return owed, None
+            elif is_over:
+                self._merge.end(number)
+        return owed, self._merge.next()
+
+    def _outcome(self) -> tuple[State, JbiError | None]:
+        """How it ended, when nothing comes any more."""
+        errors = [part.error for part in self._parts]
+        if all(errors) and not self._merge.is_full:
+            return "failed", errors[0]
+        if any(part.ended is not None and part.ended.state == "timed_out" for part in self._parts):
+            return "timed_out", None
+        return "finished", None
+
+    def _end(self, state: State, error: JbiError | None = None) -> None:
+        with self._changed:
+            if self._state != "running":
+                return
+            self._state, self._error = state, error
+            self._changed.notify_all()
+            self._announce()
+        for part in self._parts:
+            if not part.is_over and part.at is not None:
+                part.at.unask(part)
+            part.close()
+
+    def _raise(self) -> None:
+        if self._state == "failed" and self._error is not None:
+            raise self._error
+        if self._state == "timed_out":
+            raise WireTimeoutError(
+                f"the query was not done within {self._timeout:g} s",
+                hint="Give it a longer timeout=, or ask for less; explain_query says what takes its time",
+            )
+
+    def _check_takes(self) -> None:
+        if self._listener is not None:
+            raise AdapterStateError("this query has a listener, which gets its results", hint="Open one without")
+
+    def _progress_of(self, part: QueryPart) -> Progress:
+        if (ended := part.ended) is not None:
+            return Progress(ended.state, ended.matched, ended.candidates, ended.verified, seconds=ended.seconds)
+        if part.error is None and part.at is not None and part.opened is not None:
+            with suppress(WireError):
+                return part.at.progress(part) or Progress()
+        return Progress("failed" if part.error is not None else "running")
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+            self._announce()
+
+    def _announce(self) -> None:
+        """Under the lock: have the listener told."""
+        if self._listener is not None and not self._submitted and not (self._is_paused and self._state == "running"):
+            self._submitted = True
+            self._listeners.submit(self)
+
+    def _is_stuck(self) -> bool:
+        """Under the lock: whether nothing comes before an archive has said more."""
+        wanted = [self._parts[number] for number in self._merge.wants()]
+        return any(not (len(part) or part.is_over) for part in wanted)
+
+    def _call(self, name: str, told: object) -> None:
+        try:
+            getattr(self._listener, name)(self, told)
+        except (Exception, SystemExit) as exc:  # an application's mistake must not stop its results
+            self._listener_errors = count = self._listener_errors + 1
+            if count <= TOLD_WHOLE or count & (count - 1) == 0:
+                log.error("listener of a query failed, %d times", count, exc_info=exc)

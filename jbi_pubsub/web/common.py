@@ -1,0 +1,388 @@
+"""The Common API over HTTP: connections and sequences are resources, each call one request.
+
+Whoever knows the id of a connection or sequence, which can't be guessed, may use it. A connection that nobody uses for
+IDLE_SECONDS ends, with its sequences. Calls block, and each is made on a thread: there are as many as calls may wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from secrets import token_hex
+from typing import Any, Final
+
+from jbi_pubsub.capi import (
+    AttributeDescriptor,
+    Connection,
+    ConnectionException,
+    ConnectionManager,
+    InfoObject,
+    InfoObjectDescriptor,
+    InvalidMetadataException,
+    PermissionDeniedException,
+    PropertyDescriptor,
+    PublisherSequence,
+    QuerySequence,
+    SequenceStateException,
+    SubscriberSequence,
+    bindings,
+)
+from jbi_pubsub.capi.connection import NodeDetails, Share
+from jbi_pubsub.capi.objects import made
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import ArgumentError, BackPressureError
+
+from .listing import (
+    Attribute,
+    Attributes,
+    CapiObject,
+    CapiObjects,
+    ConnectionAsked,
+    ConnectionSaid,
+    Descriptor,
+    Descriptors,
+    Document,
+    Id,
+    QueryAsked,
+    ResultCount,
+    SequenceAsked,
+    SequenceSaid,
+)
+
+CONNECTIONS_MOST: Final = 32
+"""Connections of the Common API at once."""
+SEQUENCES_MOST: Final = 64
+"""Of one of them."""
+CALLS_MOST: Final = 64
+"""Calls at once: one that waits for an object holds a thread."""
+IDLE_SECONDS: Final = 120.0
+"""How long a connection may be left alone."""
+
+Sequence = PublisherSequence | SubscriberSequence | QuerySequence
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """A connection and its sequences, by their ids."""
+
+    connection: Connection
+    used: float
+    calls: int = 0
+    sequences: dict[str, Sequence] = field(default_factory=dict)
+
+
+class Common:
+    """All connections. `answer` is of the event loop, all else of its threads; `lock` covers the tables."""
+
+    def __init__(
+        self, config: Config, share: Share, *, user: str = "", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`share`: whose connections they are; `user`: who that is, "" for whoever they say."""
+        self.lock = threading.Lock()
+        self._user = user
+        self._manager = ConnectionManager(config, share)
+        self._clock = clock
+        self._held: dict[str, _Held] = {}
+        self._of: dict[str, _Held] = {}
+        """By sequence."""
+        self._threads = ThreadPoolExecutor(CALLS_MOST, thread_name_prefix="jbi-gateway-capi")
+        self._calls = 0
+
+    async def answer(self, name: str, given: Mapping[str, Any], body: Any) -> Any:
+        """What a call gives, as a struct; None for nothing. Raises the API's exceptions, ArgumentError, and
+        BackPressureError when too many calls are under way."""
+        if self._calls >= CALLS_MOST:
+            raise BackPressureError(f"{CALLS_MOST} calls of the Common API are under way", hint="Come again")
+        self._calls += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._made, name, given, body)
+        finally:
+            self._calls -= 1
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    async def end_idle(self) -> None:
+        """Destroy connections that nobody uses."""
+        now = self._clock()
+        with self.lock:
+            idle = [key for key, held in self._held.items() if not held.calls and now - held.used > IDLE_SECONDS]
+        for key in idle:
+            await self.answer("destroyConnection", {"connection": key}, None)
+
+    def close(self) -> None:
+        """Destroy all."""
+        with self.lock:
+            held, self._held = list(self._held.values()), {}
+            self._of.clear()
+        with ThreadPoolExecutor(CONNECTIONS_MOST, thread_name_prefix="jbi-gateway-end") as ending:
+            list(ending.map(self._destroy, held))  # each waits for its own node
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _destroy(self, held: _Held) -> None:
+        with contextlib.suppress(ConnectionException):  # by a call at the same moment
+            self._manager.destroyConnection(held.connection)
+
+    # -- one call -----------------------------------------------------------------------------------------------
+
+    def _made(self, name: str, given: Mapping[str, Any], body: Any) -> Any:
+        if name == "createConnection":
+            return self._create_connection(body)
+        held = self._find(given)
+        held.calls += 1
+        try:
+            call: Callable[..., Any] = getattr(self, f"_{name}")
+            if "sequence" not in given:
+                return call(held, given, body)
+            sequence = held.sequences.get(given["sequence"])
+            if sequence is None:
+                raise SequenceStateException("the sequence is destroyed, or another connection's", state=3)
+            return call(held, sequence, given, body)
+        finally:
+            held.calls -= 1
+            held.used = self._clock()
+
+    def _find(self, given: Mapping[str, Any]) -> _Held:
+        with self.lock:
+            if "connection" in given:
+                held = self._held.get(given["connection"])
+                if held is None:
+                    raise ConnectionException("there is no such connection", hint="It was destroyed, or left alone")
+            else:
+                held = self._of.get(given["sequence"])
+                if held is None:
+                    raise SequenceStateException("there is no such sequence", hint="Its connection has ended", state=3)
+            return held
+
+    def _create_connection(self, asked: ConnectionAsked) -> ConnectionSaid:
+        if asked.descriptor:
+            said = bindings.read(bindings.ConnectionDescriptor, asked.descriptor)
+            if said.locator or said.group:
+                raise ConnectionException(
+                    "the gateway alone says which lookup services are asked", hint="Leave out locator and group"
+                )
+        with self.lock:
+            if len(self._held) >= CONNECTIONS_MOST:
+                raise BackPressureError(f"{CONNECTIONS_MOST} connections are there", hint="Destroy one, or come again")
+            new = _Held(self._manager.createConnection(asked.name, asked.descriptor), self._clock())
+            key = token_hex(16)
+            self._held[key] = new
+            return ConnectionSaid(key)
+
+    def _destroyConnection(self, held: _Held, given: Mapping[str, Any], _: None) -> None:  # noqa: N802  # the API's names, here and below
+        with self.lock:
+            self._held.pop(given["connection"], None)
+            self._of = {key: of for key, of in self._of.items() if of is not held}
+        self._manager.destroyConnection(held.connection)
+
+    def _authenticate(self, held: _Held, _: Any, body: Document) -> None:
+        said = bindings.read(bindings.Credentials, body.document)
+        if self._user and (said.password is not None or said.user not in (None, self._user)):
+            raise PermissionDeniedException(
+                f"by HTTP you are {self._user}, and nobody else",
+                hint="Leave out user and password: give the role alone",
+            )
+        if said.certificate is not None:
+            raise ConnectionException(
+                "credentials with a certificate name a folder of the gateway's host", hint="Give user and role"
+            )
+        held.connection.authenticate(body.document)
+
+    def _connect(self, held: _Held, _: Any, __: None) -> None:
+        held.connection.connect()
+
+    def _disconnect(self, held: _Held, _: Any, __: None) -> None:
+        held.connection.disconnect()
+
+    def _getNodeDetails(self, held: _Held, _: Any, __: None) -> NodeDetails:  # noqa: N802
+        return held.connection.getNodeDetails()
+
+    def _createSequence(self, held: _Held, _: Any, asked: SequenceAsked) -> SequenceSaid:  # noqa: N802
+        makers: dict[str, Callable[[str, str], Sequence]] = {
+            "publisher": held.connection.createPublisherSequence,
+            "subscriber": held.connection.createSubscriberSequence,
+            "query": held.connection.createQuerySequence,
+        }
+        if asked.kind not in makers:
+            raise ArgumentError(f"kind: {asked.kind[:40]!r}", hint=f"It takes {', '.join(makers)}", argument="kind")
+        with self.lock:
+            known = list(held.sequences.values())
+        if sum(sequence.getSequenceState() != 3 for sequence in known) >= SEQUENCES_MOST:
+            raise BackPressureError(f"{SEQUENCES_MOST} sequences of this connection are there", hint="Destroy one")
+        new, key = makers[asked.kind](asked.type, asked.version), token_hex(16)
+        with self.lock:
+            held.sequences[key] = new
+            self._of[key] = held
+            while len(held.sequences) > 2 * SEQUENCES_MOST:  # ids of destroyed ones are known for a while
+                gone = next(k for k, sequence in held.sequences.items() if sequence.getSequenceState() == 3)
+                del held.sequences[gone], self._of[gone]
+        return _sequence(key, new)
+
+    def _destroySequence(self, held: _Held, sequence: Sequence, _: Any, __: None) -> None:  # noqa: N802
+        held.connection.destroySequence(sequence)
+
+    def _getSequenceState(self, _: _Held, sequence: Sequence, given: Mapping[str, Any], __: None) -> SequenceSaid:  # noqa: N802
+        return _sequence(given["sequence"], sequence)
+
+    def _activateSequence(self, _: _Held, sequence: Sequence, *__: Any) -> None:  # noqa: N802
+        sequence.activateSequence()
+
+    def _pauseSequence(self, _: _Held, sequence: Sequence, *__: Any) -> None:  # noqa: N802
+        sequence.pauseSequence()
+
+    def _resumeSequence(self, _: _Held, sequence: Sequence, *__: Any) -> None:  # noqa: N802
+        sequence.resumeSequence()
+
+    def _getSequenceAttributes(self, _: _Held, sequence: Sequence, *__: Any) -> Attributes:  # noqa: N802
+        return Attributes(tuple(Attribute(*each) for each in sequence.getSequenceAttributes()))
+
+    def _getSequenceAttribute(self, _: _Held, sequence: Sequence, given: Mapping[str, Any], __: None) -> Attribute:  # noqa: N802
+        name, version = given["name"], given["version"]
+        return Attribute(name, version, sequence.getSequenceAttribute(name, version))
+
+    def _setSequenceAttribute(self, _: _Held, sequence: Sequence, given: Mapping[str, Any], body: Document) -> None:  # noqa: N802
+        sequence.setSequenceAttribute(given["name"], given["version"], body.document)
+
+    def _setSequencePredicate(self, _: _Held, sequence: Sequence, __: Any, body: Document) -> None:  # noqa: N802
+        if isinstance(sequence, PublisherSequence):
+            raise _no_such_call(sequence)
+        sequence.setSequencePredicate(body.document)
+
+    def _publishInfoObject(  # noqa: N802
+        self, _: _Held, sequence: Sequence, given: Mapping[str, Any], body: list[tuple[bytes, bytes]]
+    ) -> Id:
+        if not isinstance(sequence, PublisherSequence):
+            raise _no_such_call(sequence)
+        if len(body) != 1:
+            raise ArgumentError(
+                f"publishInfoObject takes one object, not {len(body)}", hint="publishObjects takes many"
+            )
+        metadata, payload = body[0]
+        named = given.get("type", sequence.getType()), given.get("version", sequence.getVersion())
+        return Id(sequence.publishInfoObject(made(*named, payload, metadata or None)))
+
+    def _getNext(self, _: _Held, sequence: Sequence, given: Mapping[str, Any], __: None) -> CapiObjects:  # noqa: N802
+        if isinstance(sequence, PublisherSequence):
+            raise _no_such_call(sequence)
+        if isinstance(sequence, SubscriberSequence):
+            return CapiObjects((_object(sequence.getNext(given["timeout"])),))
+        return CapiObjects(tuple(map(_object, sequence.getNext(given.get("count", 1), given["timeout"]))))
+
+    def _executeQuery(self, _: _Held, sequence: Sequence, __: Any, body: QueryAsked) -> None:  # noqa: N802
+        query = _query(sequence)
+        if body.distributed:
+            query.executeDistributedQuery(body.timeout)
+        else:
+            query.executeQuery()
+
+    def _cancelQuery(self, _: _Held, sequence: Sequence, *__: Any) -> None:  # noqa: N802
+        _query(sequence).cancelQuery()
+
+    def _getResultCount(self, _: _Held, sequence: Sequence, *__: Any) -> ResultCount:  # noqa: N802
+        return ResultCount(_query(sequence).getResultCount())
+
+    def _addDescriptor(self, held: _Held, _: Any, body: Descriptor) -> None:  # noqa: N802
+        held.connection.getMetadataRepository().add(_descriptor(body))
+
+    def _updateDescriptor(self, held: _Held, _: Any, body: Descriptor) -> None:  # noqa: N802
+        held.connection.getMetadataRepository().update(_descriptor(body))
+
+    def _removeDescriptor(self, held: _Held, given: Mapping[str, Any], _: None) -> None:  # noqa: N802
+        held.connection.getMetadataRepository().remove(_named(given))
+
+    def _getDescriptor(self, held: _Held, given: Mapping[str, Any], _: None) -> Descriptor:  # noqa: N802
+        return _described(held.connection.getMetadataRepository().get(_named(given)))
+
+    def _listDescriptors(self, held: _Held, given: Mapping[str, Any], _: None) -> Descriptors:  # noqa: N802
+        of = None
+        if "type" in given:
+            found = _named({"kind": "type", **given})
+            assert isinstance(found, InfoObjectDescriptor)
+            of = found
+        return Descriptors(tuple(_described(each) for each in held.connection.getMetadataRepository().list(of)))
+
+
+def _no_such_call(sequence: Sequence) -> SequenceStateException:
+    return SequenceStateException(
+        f"a {sequence.role} sequence has no such call", state=int(sequence.getSequenceState())
+    )
+
+
+def _query(sequence: Sequence) -> QuerySequence:
+    """Raises SequenceStateException for a call that its kind of sequence does not have."""
+    if not isinstance(sequence, QuerySequence):
+        raise _no_such_call(sequence)
+    return sequence
+
+
+def _sequence(key: str, sequence: Sequence) -> SequenceSaid:
+    return SequenceSaid(key, sequence.getType(), sequence.getVersion(), int(sequence.getSequenceState()))
+
+
+def _object(io: InfoObject) -> CapiObject:
+    try:
+        metadata, encoded = io.getMetadata(), None
+    except InvalidMetadataException:
+        metadata, encoded = None, base64.b64encode(io.getMetadataBytes()).decode()
+    payload = base64.b64encode(io.getPayload()).decode()
+    return CapiObject(
+        io.getInfoObjectID(), io.getType(), io.getVersion(), metadata, encoded, payload, io.getExtendedMetadata()
+    )
+
+
+def _named(given: Mapping[str, Any]) -> InfoObjectDescriptor | AttributeDescriptor | PropertyDescriptor:
+    return _descriptor(
+        Descriptor(given["kind"], given["type"], given.get("version", "1.0"), name=given.get("name", ""))
+    )
+
+
+def _descriptor(said: Descriptor) -> InfoObjectDescriptor | AttributeDescriptor | PropertyDescriptor:
+    """Raises ArgumentError, and what its calls raise."""
+    if said.kind == "property":
+        prop = PropertyDescriptor()
+        prop.setType(said.type)
+        prop.setVersion(said.version)
+        if said.name:
+            prop.setName(said.name)
+        try:
+            prop.setValue(base64.b64decode(said.value_base64, validate=True))
+        except ValueError as exc:  # or binascii.Error, which is one
+            raise ArgumentError(f"value_base64: {exc}", argument="value_base64") from exc
+        return prop
+    if said.kind == "attribute":
+        attribute = AttributeDescriptor()
+        attribute.setName(said.type)
+        attribute.setXMLSchema(said.schema)
+        attribute.setVersion(said.version)
+        attribute.setDescription(said.description)
+        return attribute
+    if said.kind != "type":
+        raise ArgumentError(f"kind: {said.kind[:40]!r}", hint="It takes type, attribute or property", argument="kind")
+    of_type = InfoObjectDescriptor()
+    of_type.setType(said.type)
+    of_type.setVersion(said.version)
+    of_type.setMetadataXMLSchema(said.schema)
+    of_type.setDescription(said.description)
+    if said.parent_type:
+        of_type.setParentType(said.parent_type, said.parent_version)
+    return of_type
+
+
+def _described(found: InfoObjectDescriptor | AttributeDescriptor | PropertyDescriptor) -> Descriptor:
+    if isinstance(found, PropertyDescriptor):
+        value = base64.b64encode(found.getValue()).decode()
+        return Descriptor("property", found.getType(), found.getVersion(), name=found.getName(), value_base64=value)
+    if isinstance(found, AttributeDescriptor):
+        return Descriptor(
+            "attribute", found.getName(), found.getVersion(), found.getXMLSchema(), found.getDescription()
+        )
+    return Descriptor(
+        "type", found.getType(), found.getVersion(), found.getMetadataXMLSchema(), found.getDescription(),
+        found.getParentType(), found.getParentVersion() or "1.0",
+    )  # fmt: skip

@@ -1,0 +1,249 @@
+"""Subscriptions of HTTP clients: what waits for each, numbered, until it has read it.
+
+Theory of operation: a Feed is the listener of a subscription. It holds a few events that the client has not read; when
+it is full its listener waits, and objects wait where they do for every slow subscriber: in the queue of the
+subscription, and at the delegate, under their bounds, with their account of losses. Events that the client was given
+stay for a while, so that a connection that is cut costs nothing: who comes back says what it had last.
+
+A feed that nobody reads for IDLE_SECONDS ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any, Final
+
+from jbi_pubsub.core.errors import BackPressureError, UnknownUidError
+from jbi_pubsub.core.info_object import Cause, InfoObject, LossNotice
+from jbi_pubsub.subscriber import SubscriptionUid
+
+FEEDS_MOST: Final = 64
+"""Subscriptions at once; each may hold up a thread of the adapter, which has 128 for slow listeners."""
+WAITING: Final = 256
+"""Events of a feed that nobody has read."""
+WAITING_BYTES: Final = 1 << 20
+"""Their bytes; one event may be larger."""
+KEPT: Final = 256
+"""Events that were read, kept for who comes back."""
+KEPT_BYTES: Final = 1 << 20
+IDLE_SECONDS: Final = 30.0
+"""How long a feed waits for its client to come back."""
+TURN_SECONDS: Final = 1.0
+"""The longest that a condition is awaited at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An object, or what was lost."""
+
+    number: int
+    what: InfoObject | LossNotice
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds."""
+        return len(self.what.metadata) + self.what.payload_size if isinstance(self.what, InfoObject) else 200
+
+
+class Feed:
+    """One subscription's events. The listener's side blocks; the reader's is of the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.monotonic) -> None:
+        self.key = token_hex(16)
+        """Whoever knows it may read."""
+        self.uid: SubscriptionUid | None = None
+        self.is_placed = False
+        """Whether the last object has come with a position, by which its client can go on without it."""
+        self.given = 0
+        """Number of the last event that its client was given."""
+        self._loop = loop
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._waiting: deque[Event] = deque()
+        self._kept: deque[Event] = deque()
+        self._waiting_bytes = self._kept_bytes = 0
+        self._number = 0
+        self._closed = False
+        self.is_ending = False
+        self._readers = 0
+        self._reader = 0
+        self._read_at = clock()
+        self._come = asyncio.Event()
+
+    # -- the adapter's side -------------------------------------------------------------------------------------
+
+    def arrived(self, _subscription: SubscriptionUid, obj: InfoObject) -> None:
+        """An object has come; returns when there is room for the next."""
+        self._put(obj)
+
+    def lost(self, _subscription: SubscriptionUid, notice: LossNotice) -> None:
+        """Objects were lost."""
+        self._put(notice)
+
+    def _put(self, what: InfoObject | LossNotice) -> None:
+        with self._changed:
+            while not self._closed and (len(self._waiting) >= WAITING or self._waiting_bytes >= WAITING_BYTES):
+                self._changed.wait(TURN_SECONDS)
+            if self._closed:
+                return
+            self._number += 1
+            event = Event(self._number, what)
+            self._waiting.append(event)
+            self._waiting_bytes += event.size
+            is_first = len(self._waiting) == 1
+        if is_first:
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._come.set)
+
+    # -- the client's side --------------------------------------------------------------------------------------
+
+    def begin(self) -> int:
+        """A reader comes, instead of the one before: its number."""
+        with self._changed:
+            self._readers += 1
+            self._reader += 1
+            reader = self._reader
+        self._come.set()
+        return reader
+
+    def end(self) -> None:
+        """A reader leaves."""
+        with self._changed:
+            self._readers -= 1
+            self._read_at = self._clock()
+
+    def go_back(self, after: int) -> int:
+        """The client has had all up to this number: what came later comes again. How many are not there any more."""
+        with self._changed:
+            again = [event for event in self._kept if event.number > after]
+            first = (again or self._waiting or [Event(self._number + 1, LossNotice("", Cause.MISSED, 0))])[0].number
+            self._kept.clear()
+            self._kept_bytes = 0
+            self.given = first - 1
+            self._waiting.extendleft(reversed(again))
+            self._waiting_bytes += sum(event.size for event in again)
+            return max(0, first - after - 1)
+
+    async def take(self, reader: int, most: int, timeout: float) -> list[Event] | None:
+        """The next events, at least one unless `timeout` seconds are over; None when the feed, or the turn of this
+        reader, is over."""
+        until = self._loop.time() + timeout
+        while True:
+            self._come.clear()
+            with self._changed:
+                if self._closed or reader != self._reader:
+                    return None
+                found: list[Event] = []
+                size = 0
+                while self._waiting and len(found) < most and size < WAITING_BYTES:
+                    event = self._waiting.popleft()
+                    found.append(event)
+                    size += event.size
+                self._waiting_bytes -= size
+                self._keep(found)
+                self._changed.notify_all()
+            left = until - self._loop.time()
+            if found or left <= 0:
+                return found
+            try:
+                await asyncio.wait_for(self._come.wait(), left)
+            except TimeoutError:
+                return []
+
+    def _keep(self, events: list[Event]) -> None:
+        """Those that were given last stay in any case."""
+        if not events:
+            return
+        self.given = events[-1].number
+        self._kept.extend(events)
+        self._kept_bytes += sum(event.size for event in events)
+        while len(self._kept) > len(events) and (len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES):
+            self._kept_bytes -= self._kept.popleft().size
+
+    def close(self) -> None:
+        """No more events; who waits is told."""
+        with self._changed:
+            self._closed = True
+            self._waiting.clear()
+            self._kept.clear()
+            self._changed.notify_all()
+        self._wake()
+
+    def is_read_by(self, reader: int) -> bool:
+        """Whether no other has come since."""
+        return reader == self._reader
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has read for long, or it could not be ended yet."""
+        with self._changed:
+            return self._closed or (not self._readers and self._clock() - self._read_at > IDLE_SECONDS)
+
+
+class Feeds:
+    """All feeds. Calls of the adapter block, and are made by `call`, which runs them elsewhere. Of the event loop."""
+
+    def __init__(self, call: Callable[..., Any], adapter: Callable[[], Any]) -> None:
+        self._call = call
+        self._adapter = adapter
+        self._feeds: dict[str, Feed] = {}
+        self._opening = 0
+
+    def __len__(self) -> int:
+        return len(self._feeds) + self._opening
+
+    async def open(self, **asked: Any) -> Feed:
+        """A new subscription (as `register_subscriber`). Raises BackPressureError when there are too many, and what it
+        raises."""
+        if len(self) >= FEEDS_MOST:
+            raise BackPressureError(f"{FEEDS_MOST} subscriptions are open", hint="End one, or come again")
+        self._opening += 1
+        feed = Feed(asyncio.get_running_loop())
+        try:
+            feed.uid = await self._call(lambda: self._adapter().register_subscriber(listener=feed, **asked))
+        finally:
+            self._opening -= 1
+        self._feeds[feed.key] = feed
+        return feed
+
+    def find(self, key: str) -> Feed:
+        """Raises UnknownUidError."""
+        feed = self._feeds.get(key)
+        if feed is None or feed.is_ending:
+            raise UnknownUidError(f"no subscription {key[:40]!r}", hint="It has ended, or nobody has read it for long")
+        return feed
+
+    async def end(self, feed: Feed) -> None:
+        """Cancel its subscription. Where there is no room for that it counts until `end_idle` comes to it."""
+        if feed.is_ending or feed.key not in self._feeds:
+            return
+        feed.close()
+        feed.is_ending = True
+        try:
+            await self._call(lambda: self._adapter().cancel_subscription(feed.uid))
+        except BackPressureError:
+            feed.is_ending = False
+            raise
+        except UnknownUidError:
+            pass  # the adapter has ended it
+        self._feeds.pop(feed.key, None)
+
+    async def end_idle(self) -> None:
+        """Those that nobody reads."""
+        for feed in [feed for feed in self._feeds.values() if feed.is_idle]:
+            await self.end(feed)
+
+    def close(self) -> None:
+        """Wake all that wait; the adapter closes next."""
+        for feed in self._feeds.values():
+            feed.close()
+        self._feeds.clear()

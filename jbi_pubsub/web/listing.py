@@ -1,0 +1,353 @@
+"""The operations of the gateway, and what they say: the rows of operations.py."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from jbi_pubsub.capi.connection import NodeDetails
+
+from .operations import MULTIPART, Answer, Operation, Parameter, Where
+
+
+class Published(msgspec.Struct, frozen=True):
+    """Ids of the objects, in their order."""
+
+    ids: tuple[str, ...]
+
+
+class ObjectSaid(msgspec.Struct, frozen=True, kw_only=True):
+    """An information object. Metadata that are not UTF-8 come as metadata_base64; a payload above 4 MiB is null, and
+    fetched by getPayload where an archive has it."""
+
+    id: str
+    type: str
+    version: str
+    metadata: str | None
+    metadata_base64: str | None
+    payload_base64: str | None
+    payload_length: int
+    """As published: a filter may have left less."""
+    registration: str
+    sequence: int
+    published: str
+    position: int
+    """In the archive that it came from; 0: it came by itself."""
+
+
+class LossSaid(msgspec.Struct, frozen=True):
+    """Objects that did not come: why, and how many (0: not known)."""
+
+    cause: str
+    count: int
+    detail: str
+
+
+class Subscribed(msgspec.Struct, frozen=True):
+    """A subscription to be read by nextObjects."""
+
+    subscription: str
+    next: str
+
+
+class Next(msgspec.Struct, frozen=True):
+    """What has come; `last` is what `after` of the next request takes."""
+
+    objects: tuple[ObjectSaid, ...]
+    lost: tuple[LossSaid, ...]
+    last: int
+
+
+class Found(msgspec.Struct, frozen=True):
+    """Results. `more`: there are, behind the last one's position. `partial` names archives that did not answer to the
+    end, `left_out` types that may not be read."""
+
+    objects: tuple[ObjectSaid, ...]
+    more: bool
+    partial: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+class Counted(msgspec.Struct, frozen=True):
+    """How many objects there are; `partial` names archives that could not say."""
+
+    count: int
+    partial: tuple[str, ...]
+
+
+class TypeSaid(msgspec.Struct, frozen=True):
+    """A type of information objects."""
+
+    type: str
+    version: str
+
+
+class TypesSaid(msgspec.Struct, frozen=True):
+    """Those that are published now."""
+
+    types: tuple[TypeSaid, ...]
+
+
+# -- requests of the Common API -------------------------------------------------------------------------------------
+
+
+class ConnectionAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`descriptor` is a connection document; "": any node."""
+
+    name: str
+    descriptor: str = ""
+
+
+class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An XML document: credentials, a predicate, an attribute."""
+
+    document: str
+
+
+class SequenceAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`kind` is publisher, subscriber or query."""
+
+    kind: str
+    type: str
+    version: str
+
+
+class QueryAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`distributed`: of all archives, within `timeout` ms; else of the connection's node."""
+
+    distributed: bool = False
+    timeout: float = 0.0
+
+
+class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a metadata repository keeps: `kind` is type, attribute, or property (of the type; `name`, `value_base64`)."""
+
+    kind: str
+    type: str
+    version: str = "1.0"
+    schema: str = ""
+    description: str = ""
+    parent_type: str = ""
+    parent_version: str = "1.0"
+    name: str = ""
+    value_base64: str = ""
+
+
+# -- answers of the Common API --------------------------------------------------------------------------------------
+
+
+class ConnectionSaid(msgspec.Struct, frozen=True):
+    """A connection; whoever knows it may use it."""
+
+    connection: str
+
+
+class SequenceSaid(msgspec.Struct, frozen=True):
+    """A sequence; `state` is 0 new, 1 active, 2 paused, 3 destroyed."""
+
+    sequence: str
+    type: str
+    version: str
+    state: int
+
+
+class Attribute(msgspec.Struct, frozen=True):
+    """An attribute that is set."""
+
+    name: str
+    version: str
+    document: str
+
+
+class Attributes(msgspec.Struct, frozen=True):
+    """All that are set."""
+
+    attributes: tuple[Attribute, ...]
+
+
+class CapiObject(msgspec.Struct, frozen=True):
+    """An information object, with what the platform says of it as XML. Metadata that are no text come as
+    metadata_base64."""
+
+    id: str
+    type: str
+    version: str
+    metadata: str | None
+    metadata_base64: str | None
+    payload_base64: str
+    extended_metadata: str
+
+
+class CapiObjects(msgspec.Struct, frozen=True):
+    """None: there are no more."""
+
+    objects: tuple[CapiObject, ...]
+
+
+class Id(msgspec.Struct, frozen=True):
+    """Of an object."""
+
+    id: str
+
+
+class ResultCount(msgspec.Struct, frozen=True):
+    """Of a query."""
+
+    count: int
+
+
+class Descriptors(msgspec.Struct, frozen=True):
+    """Those that a repository has."""
+
+    descriptors: tuple[Descriptor, ...]
+
+
+# ruff: noqa: E501  # a row is a line
+# -- the rows -------------------------------------------------------------------------------------------------------
+
+
+def _in(where: Where, name: str, text: str, **more: Any) -> Parameter:
+    return Parameter(name, text, where, **more)
+
+
+_TYPE: Final = _in(
+    "path", "type", "Name of the type, percent-encoded; * for any where nothing is published", required=True
+)
+_VERSION: Final = _in("path", "version", "Its version, MAJOR.MINOR; * for any", required=True)
+_NS: Final = Parameter("ns", "prefix=uri, for predicate, payload_filter and latest_by", many=True)
+_PREDICATE: Final = Parameter("predicate", "XPath 1.0 over the metadata")
+_FILTER: Final = Parameter("payload_filter", "XPath 1.0: which part of an XML payload is wanted")
+_EMPTY: Final = Parameter("suppress_empty", "Leave out objects of whose payload nothing is left", kind="boolean")
+_VIEW: Final = Parameter("view", "What a predicate sees: metadata, or combined with what the platform says")
+_LATEST: Final = Parameter("latest_by", "XPath of a key: of each key the newest object alone")
+_SECONDS: Final[dict[str, Any]] = {"kind": "number", "least": 0, "most": 300}
+_SUBSCRIBING: Final = (
+    _TYPE, _VERSION, _PREDICATE, _FILTER, _NS, _EMPTY, _VIEW,
+    Parameter(
+        "start", "Where it begins, at delegates with an archive: now, all, last, a time (2026-11-01T00:00Z, 2h) or a "
+        "position; without it from now on, whether there is an archive or not",
+    ), _LATEST,
+)  # fmt: skip
+_ASKING: Final = (
+    _TYPE, _VERSION, _PREDICATE, _FILTER, _NS, _EMPTY, _VIEW, _LATEST,
+    Parameter("since", "Published at this time or later: 2026-11-01T00:00Z, or 2h ago"),
+    Parameter("until", "Published at this time or earlier"),
+    Parameter("received", "since and until are times of receipt", kind="boolean"),
+    Parameter("after", "Positions above this one, which are those of one archive", kind="integer", least=0),
+    Parameter("up_to", "Positions not above this one", kind="integer", least=0),
+    Parameter("publisher", "Name that the publisher goes by"),
+    Parameter("least_payload", "Bytes of the payload at least", kind="integer", least=0),
+    Parameter("most_payload", "Bytes of the payload at most", kind="integer", least=0),
+)  # fmt: skip
+
+_TAKING: Final = "Seconds that it may take; 30 without"
+
+_EXT: Final = (
+    Operation(
+        "publishObjects", "POST", "/v1/types/{type}/{version}/objects", "ext",
+        "Publish objects: a part metadata begins one, a part payload belongs to it",
+        (Answer(202, "Checked, and on their way to the delegate", Published),
+         Answer(201, "The delegate has them (with wait)", Published)),
+        (_TYPE, _VERSION,
+         Parameter("validate", "Whether metadata must be valid by the type's schema, true without; false allows a type "
+                   "without one", kind="boolean"),
+         Parameter("persist", "Whether they are archived; else the delegate's rules say", kind="boolean"),
+         Parameter("wait", "Seconds to wait until the delegate has them", **_SECONDS)),
+        MULTIPART,
+    ),
+    Operation(
+        "subscribe", "GET", "/v1/types/{type}/{version}/subscribe", "ext",
+        "A stream of events: open (Subscribed's subscription), object (ObjectSaid), lost (LossSaid)",
+        (Answer(200, "Server-sent events; their id is the position in the archive, where there is one",
+                media="text/event-stream"),),
+        (*_SUBSCRIBING, _in("header", "Last-Event-ID", "Go on behind this event")),
+    ),
+    Operation(
+        "openSubscription", "POST", "/v1/types/{type}/{version}/subscriptions", "ext",
+        "Subscribe, to be read by nextObjects; it ends when nobody reads it for 30 s",
+        (Answer(201, "It stands", Subscribed),), _SUBSCRIBING,
+    ),
+    Operation(
+        "nextObjects", "GET", "/v1/subscriptions/{subscription}/next", "ext", "The next objects, as soon as there are any",
+        (Answer(200, "None, if none came in time", Next),),
+        (_in("path", "subscription", "As openSubscription said", required=True),
+         Parameter("after", "`last` of the answer before: what was lost on the way comes again", kind="integer", least=0),
+         Parameter("count", "Objects at most; 1 without", kind="integer", least=1, most=256),
+         Parameter("timeout", "Seconds to wait; 20 without", **_SECONDS)),
+    ),
+    Operation(
+        "endSubscription", "DELETE", "/v1/subscriptions/{subscription}", "ext", "End it",
+        (Answer(204, "It has ended"),), (_in("path", "subscription", "As openSubscription said", required=True),),
+    ),
+    Operation(
+        "queryObjects", "GET", "/v1/types/{type}/{version}/query", "ext", "Archived objects that match, a page of them",
+        (Answer(200, "In the order that was asked for", Found),),
+        (*_ASKING, Parameter("timeout", _TAKING, **{**_SECONDS, "least": 0.001}), Parameter("order", "oldest (without) or newest first"),
+         Parameter("limit", "Objects at most; 100 without", kind="integer", least=1, most=1_000)),
+    ),
+    Operation(
+        "countObjects", "GET", "/v1/types/{type}/{version}/count", "ext", "How many archived objects match",
+        (Answer(200, "A copy in another archive counts as well", Counted),),
+        (*_ASKING, Parameter("timeout", _TAKING, kind="number", least=0.001, most=60)),  # nothing ends it before
+    ),
+    Operation(
+        "getObject", "GET", "/v1/objects/{object}", "ext", "An archived object",
+        (Answer(200, "It", ObjectSaid),), (_in("path", "object", "Its id", required=True),),
+    ),
+    Operation(
+        "getPayload", "GET", "/v1/objects/{object}/payload", "ext", "The payload of an archived object",
+        (Answer(200, "Its bytes", media="application/octet-stream"),), (_in("path", "object", "Its id", required=True),),
+    ),
+    Operation("listTypes", "GET", "/v1/types", "ext", "Types that are published now", (Answer(200, "By name", TypesSaid),)),
+    Operation(
+        "getDocument", "GET", "/v1/openapi.json", "ext", "This document", (Answer(200, "OpenAPI 3.1", dict),)
+    ),
+)  # fmt: skip
+
+_C: Final = _in("path", "connection", "As createConnection said", required=True)
+_S: Final = _in("path", "sequence", "As createSequence said", required=True)
+_DONE: Final = (Answer(204, "Done"),)
+_OF: Final = (
+    Parameter("kind", "type, attribute or property", required=True), Parameter("type", "Name of the type or attribute", required=True),
+    Parameter("version", "Its version", required=True), Parameter("name", "Of a property"),
+)  # fmt: skip
+
+
+def _call(name: str, method: str, path: str, text: str, *parameters: Parameter, **more: Any) -> Operation:
+    answer = more.pop("answer", None)
+    status = 201 if name in ("createConnection", "createSequence") else 200
+    answers = _DONE if answer is None else (Answer(status, answer.__doc__.split("\n")[0], answer),)
+    return Operation(name, method, f"/v1/capi{path}", "capi", text, answers, parameters, **more)
+
+
+_CAPI: Final = (
+    _call("createConnection", "POST", "/connections", "createConnection; it ends when nobody uses it for 120 s", body=ConnectionAsked, answer=ConnectionSaid),
+    _call("destroyConnection", "DELETE", "/connections/{connection}", "destroyConnection", _C),
+    _call("authenticate", "POST", "/connections/{connection}/authenticate", "authenticate", _C, body=Document),
+    _call("connect", "POST", "/connections/{connection}/connect", "connect", _C),
+    _call("disconnect", "POST", "/connections/{connection}/disconnect", "disconnect", _C),
+    _call("getNodeDetails", "GET", "/connections/{connection}/node", "getNodeDetails", _C, answer=NodeDetails),
+    _call("createSequence", "POST", "/connections/{connection}/sequences", "createPublisherSequence, createSubscriberSequence, createQuerySequence", _C, body=SequenceAsked, answer=SequenceSaid),
+    _call("destroySequence", "DELETE", "/connections/{connection}/sequences/{sequence}", "destroySequence", _C, _S),
+    _call("getSequenceState", "GET", "/sequences/{sequence}", "getSequenceState, getType, getVersion", _S, answer=SequenceSaid),
+    _call("activateSequence", "POST", "/sequences/{sequence}/activate", "activateSequence", _S),
+    _call("pauseSequence", "POST", "/sequences/{sequence}/pause", "pauseSequence", _S),
+    _call("resumeSequence", "POST", "/sequences/{sequence}/resume", "resumeSequence", _S),
+    _call("getSequenceAttributes", "GET", "/sequences/{sequence}/attributes", "getSequenceAttributes", _S, answer=Attributes),
+    _call("getSequenceAttribute", "GET", "/sequences/{sequence}/attributes/{name}/{version}", "getSequenceAttribute", _S, _in("path", "name", "Of the attribute", required=True), _in("path", "version", "Of the attribute", required=True), answer=Attribute),
+    _call("setSequenceAttribute", "PUT", "/sequences/{sequence}/attributes/{name}/{version}", "setSequenceAttribute", _S, _in("path", "name", "Of the attribute", required=True), _in("path", "version", "Of the attribute", required=True), body=Document),
+    _call("setSequencePredicate", "PUT", "/sequences/{sequence}/predicate", "setSequencePredicate", _S, body=Document),
+    _call("publishInfoObject", "POST", "/sequences/{sequence}/objects", "publishInfoObject: one object, of the type and version given or else the sequence's", _S, Parameter("type", "Of the object"), Parameter("version", "Of the object"), body=MULTIPART, answer=Id),
+    _call("getNext", "GET", "/sequences/{sequence}/next", "getNext: one object of a subscriber sequence, count of a query's; a long poll", _S, Parameter("timeout", "ms", kind="number", least=0, most=300_000, required=True), Parameter("count", "Of a query sequence; 1 without", kind="integer", most=256), answer=CapiObjects),
+    _call("executeQuery", "POST", "/sequences/{sequence}/execute", "executeQuery, executeDistributedQuery", _S, body=QueryAsked),
+    _call("cancelQuery", "POST", "/sequences/{sequence}/cancel", "cancelQuery", _S),
+    _call("getResultCount", "GET", "/sequences/{sequence}/count", "getResultCount", _S, answer=ResultCount),
+    _call("addDescriptor", "POST", "/connections/{connection}/repository", "MetadataRepository.add", _C, body=Descriptor),
+    _call("updateDescriptor", "PUT", "/connections/{connection}/repository", "MetadataRepository.update", _C, body=Descriptor),
+    _call("removeDescriptor", "DELETE", "/connections/{connection}/repository/one", "MetadataRepository.remove", _C, *_OF),
+    _call("getDescriptor", "GET", "/connections/{connection}/repository/one", "MetadataRepository.get", _C, *_OF, answer=Descriptor),
+    _call("listDescriptors", "GET", "/connections/{connection}/repository", "MetadataRepository.list", _C, Parameter("type", "Of this type the properties"), Parameter("version", "Its version"), answer=Descriptors),
+)  # fmt: skip
+
+OPERATIONS: Final = (*_EXT, *_CAPI)

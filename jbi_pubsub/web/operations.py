@@ -1,0 +1,292 @@
+"""What the gateway answers, as a table: the same rows are the OpenAPI document, and read requests. Knows no network.
+
+Theory of operation: an operation names its method, path, parameters, body and answers. `find` picks it by method and
+path, `read` gives its parameters' values from path, query and headers, and `document` prints all of it as OpenAPI 3.1
+(https://spec.openapis.org/oas/v3.1.0), which is the IDL: tags `capi`, the calls of the Common API, and `ext`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from jbi_pubsub.core.errors import ArgumentError, OversizeError
+
+from .problem import Problem, codes
+
+Kind = Literal["string", "integer", "number", "boolean"]
+Where = Literal["path", "query", "header"]
+MULTIPART: Final = "multipart/form-data"
+JSON: Final = "application/json"
+PROBLEM: Final = "application/problem+json"
+FIELDS_MOST: Final = 100
+"""Parameters of a request."""
+TEXT_MOST: Final = 32 << 10
+"""Characters of one."""
+
+
+_NUMBER: Final = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,3})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One value of a request. `least` and `most` are of numbers; `many`: it may come several times."""
+
+    name: str
+    text: str
+    where: Where = "query"
+    kind: Kind = "string"
+    required: bool = False
+    many: bool = False
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def argument(self) -> str:
+        """What the handler calls it."""
+        return self.name.lower().replace("-", "_")
+
+    def value(self, text: str) -> Any:
+        """Of its kind. Raises ArgumentError."""
+        if self.kind == "string":
+            return text
+        if self.kind == "boolean":
+            if text in ("true", "false"):
+                return text == "true"
+            raise self._bad(text, "true or false")
+        if not _NUMBER.fullmatch(text) or (self.kind == "integer" and not text.lstrip("-").isdecimal()):
+            raise self._bad(text, f"a{'n' * (self.kind == 'integer')} {self.kind}")
+        number = int(text) if self.kind == "integer" else float(text)
+        least, most = self.least, self.most
+        if (least is not None and number < least) or (most is not None and number > most):
+            raise self._bad(text, f"{least or 0:g} at least" if most is None else f"{least or 0:g} to {most:g}")
+        return number
+
+    def _bad(self, text: str, wanted: str) -> ArgumentError:
+        return ArgumentError(f"{self.name}: {text[:60]!r}", hint=f"It takes {wanted}", argument=self.name)
+
+    def schema(self) -> dict[str, Any]:
+        """As OpenAPI has it."""
+        of: dict[str, Any] = {"type": self.kind}
+        if self.least is not None:
+            of["minimum"] = self.least
+        if self.most is not None:
+            of["maximum"] = self.most
+        of = {"type": "array", "items": of} if self.many else of
+        return {
+            "name": self.name, "in": self.where, "required": self.required, "description": self.text, "schema": of,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a request is answered if all is well: a struct or dict as JSON, or bytes of another media type."""
+
+    status: int
+    text: str
+    of: type | None = None
+    media: str = JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One row. `body`: MULTIPART (metadata and payload of objects), a struct (JSON), or none."""
+
+    name: str
+    method: str
+    path: str
+    tag: Literal["capi", "ext"]
+    text: str
+    answers: tuple[Answer, ...]
+    parameters: tuple[Parameter, ...] = ()
+    body: Any = None
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        """Of its path."""
+        return tuple(self.path.strip("/").split("/"))
+
+
+class Table:
+    """All operations."""
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.operations = tuple(operations)
+        self._by_length: dict[int, list[Operation]] = {}
+        for operation in operations:
+            self._by_length.setdefault(len(operation.segments), []).append(operation)
+
+    def find(self, method: str, raw_path: str) -> tuple[Operation | None, dict[str, str], tuple[str, ...]]:
+        """The operation, the values in the path, and the methods that the path has; a name may hold %2F."""
+        given = raw_path.strip("/").split("/")
+        methods: list[str] = []
+        for operation in self._by_length.get(len(given), ()):
+            values: dict[str, str] = {}
+            for wanted, there in zip(operation.segments, given, strict=True):
+                if wanted[0] == "{" and there:
+                    values[wanted[1:-1]] = unquote(there)
+                elif wanted != there:
+                    break
+            else:
+                if operation.method == method:
+                    return operation, values, ()
+                methods.append(operation.method)
+        return None, {}, tuple(methods)
+
+    def document(self, version: str) -> dict[str, Any]:
+        """OpenAPI 3.1."""
+        structs = {answer.of for op in self.operations for answer in op.answers if answer.of not in (None, dict)}
+        structs |= {op.body for op in self.operations if op.body is not None and op.body != MULTIPART}
+        named = sorted({*structs, Problem}, key=lambda kind: kind.__name__)
+        _, components = msgspec.json.schema_components(named, ref_template="#/components/schemas/{name}")
+        components["Problem"]["properties"]["code"]["enum"] = [code for code, _, _ in codes()]
+        paths: dict[str, Any] = {}
+        for op in self.operations:
+            paths.setdefault(op.path, {})[op.method.lower()] = _described(op)
+        return {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "jbi-pubsub gateway",
+                "version": version,
+                "description": "Publish, subscribe to and query information objects over HTTP. Errors are problem+json"
+                " (RFC 9457), their codes those of the library, one to one: x-errors.",
+            },
+            "tags": [
+                {"name": "capi", "description": "The calls of the Common API; sequences are resources"},
+                {
+                    "name": "ext",
+                    "description": "What there is besides: objects, subscriptions, queries without sequences",
+                },
+            ],
+            "security": [{}, {"token": []}, {"user": []}],
+            "paths": paths,
+            "components": {
+                "schemas": dict(sorted(components.items())),
+                "securitySchemes": {
+                    "token": {"type": "http", "scheme": "bearer"},
+                    "user": {"type": "http", "scheme": "basic"},
+                },
+            },
+            "x-errors": [{"code": code, "status": status, "title": title} for code, status, title in codes()],
+        }
+
+
+def read(operation: Operation, path: Mapping[str, str], query: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    """The values of its parameters, by their arguments' names. Raises ArgumentError, OversizeError."""
+    known = {each.name: each for each in operation.parameters if each.where == "query"}
+    try:
+        given = parse_qsl(query, keep_blank_values=True, max_num_fields=FIELDS_MOST, errors="strict") if query else []
+    except (ValueError, UnicodeDecodeError) as exc:
+        raise ArgumentError(f"the query can't be read: {exc}"[:200], hint="name=value&..., percent-encoded") from exc
+    found: dict[str, Any] = {}
+    for name, text in given:
+        parameter = known.get(name)
+        if parameter is None:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]}?" if near else f"It takes {', '.join(known) or 'none'}"
+            raise ArgumentError(f"{operation.name} has no parameter {name[:60]!r}", hint=hint, argument=name[:60])
+        if len(text) > TEXT_MOST:
+            raise OversizeError(f"{name} has {len(text)} characters, the limit is {TEXT_MOST}", argument=name)
+        if parameter.many:
+            found.setdefault(parameter.argument, []).append(parameter.value(text))
+        elif parameter.argument in found:
+            raise ArgumentError(f"{name} is given twice", argument=name)
+        else:
+            found[parameter.argument] = parameter.value(text)
+    for parameter in operation.parameters:
+        if parameter.where == "path":
+            found[parameter.argument] = parameter.value(path[parameter.name])
+        elif parameter.where == "header" and (text := headers.get(parameter.name.lower(), "")):
+            found[parameter.argument] = parameter.value(text)
+        elif parameter.required and parameter.argument not in found:
+            raise ArgumentError(f"{operation.name} needs {parameter.name}", argument=parameter.name)
+    return found
+
+
+_BOUNDARY: Final = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)
+_NAME: Final = re.compile(rb'^content-disposition:[^\r\n]*?[;\s]name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
+OBJECTS_MOST: Final = 1_000
+"""In one request."""
+
+
+def objects_in(body: bytes, kind: str) -> list[tuple[bytes, bytes]]:
+    """Metadata and payload of the objects in a multipart body (RFC 7578): a part `metadata` begins one, a part
+    `payload` belongs to the one that was begun. Of an XML media type the body is the metadata of one.
+    Raises ArgumentError, OversizeError."""
+    media = kind.partition(";")[0].strip().lower()
+    if media in ("application/xml", "text/xml"):
+        return [(body, b"")]
+    found = _BOUNDARY.search(kind) if media == MULTIPART else None
+    if found is None:
+        raise ArgumentError(
+            f"objects are {MULTIPART} with its boundary, not {media[:60]!r}",
+            hint="Parts metadata and payload; or application/xml for metadata alone",
+        )
+    mark = b"\r\n--" + (found[1] or found[2]).encode("latin-1")
+    pieces = (b"\r\n" + body).split(mark, 2 * OBJECTS_MOST + 2)
+    if len(pieces) > 2 * OBJECTS_MOST + 2:
+        raise OversizeError(f"more than {2 * OBJECTS_MOST} parts are too many", hint=f"{OBJECTS_MOST} objects at most")
+    if len(pieces) < 2 or pieces[-1][:2] != b"--":
+        raise ArgumentError("the multipart body does not end with its boundary", hint="It was cut, or is none")
+    objects: list[tuple[bytes | None, bytes | None]] = []
+    for number, piece in enumerate(pieces[1:-1], 1):
+        head, blank, data = piece.partition(b"\r\n\r\n")
+        name = _NAME.search(head) if blank else None
+        if name is None or name[1] not in (b"metadata", b"payload"):
+            raise ArgumentError(
+                f"part {number} is neither metadata nor payload", hint='Content-Disposition: form-data; name="metadata"'
+            )
+        if name[1] == b"metadata":
+            objects.append((data, None))
+        elif objects and objects[-1][1] is None:
+            objects[-1] = objects[-1][0], data
+        else:
+            objects.append((None, data))
+    if not objects:
+        raise ArgumentError("there is no object in the body", hint="Parts metadata and payload")
+    return [(metadata or b"", payload or b"") for metadata, payload in objects]
+
+
+def _described(op: Operation) -> dict[str, Any]:
+    said: dict[str, Any] = {"operationId": op.name, "tags": [op.tag], "summary": op.text}
+    if op.parameters:
+        said["parameters"] = [each.schema() for each in op.parameters]
+    if op.body == MULTIPART:
+        part = {"type": "string", "contentMediaType": "application/octet-stream"}
+        said["requestBody"] = {
+            "required": True,
+            "content": {
+                MULTIPART: {
+                    "schema": {
+                        "type": "object",
+                        "properties": {"metadata": {**part, "contentMediaType": "application/xml"}, "payload": part},
+                    }
+                },
+                "application/xml": {"schema": {"type": "string"}},
+            },
+        }
+    elif op.body is not None:
+        said["requestBody"] = {"required": True, "content": {JSON: {"schema": _ref(op.body)}}}
+    said["responses"] = {str(answer.status): _answer(answer) for answer in op.answers} | {
+        "default": {"description": "An error", "content": {PROBLEM: {"schema": _ref(Problem)}}}
+    }
+    return said
+
+
+def _answer(answer: Answer) -> dict[str, Any]:
+    said: dict[str, Any] = {"description": answer.text}
+    if answer.of is not None:
+        said["content"] = {answer.media: {"schema": {"type": "object"} if answer.of is dict else _ref(answer.of)}}
+    elif answer.media != JSON:
+        said["content"] = {answer.media: {"schema": {"type": "string"}}}
+    return said
+
+
+def _ref(kind: type) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{kind.__name__}"}

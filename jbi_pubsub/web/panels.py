@@ -1,0 +1,625 @@
+"""The test client: a connection of the Common API with panels of publishers, subscribers and queries. Knows no browser
+and no terminal; `jbi client FILE` runs a script of panels, the page Client of `jbi web` lets people add them.
+
+Everything that happens is an event, told to `note` and counted in the same step: counters are those of the log. Panels
+stay until they are removed, or the connection ends. What a panel does when it is started runs on threads of its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from jbi_pubsub.capi import (
+    Connection,
+    ConnectionManager,
+    InfoObject,
+    PublisherSequence,
+    QuerySequence,
+    SequenceStateException,
+    SubscriberSequence,
+    TimeoutException,
+    bindings,
+)
+from jbi_pubsub.capi.connection import Share
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import BackPressureError, ConfigurationError, JbiError, UnknownUidError
+from jbi_pubsub.core.guard import guarded
+from jbi_pubsub.core.values import converted
+
+PANELS_MOST: Final = 100
+COUNTED_MOST: Final = 2 * PANELS_MOST
+"""Panels with counters, removed ones too, of which the oldest go."""
+PUBLISHERS_MOST: Final = 64
+"""Publisher sequences of a panel: each has a thread while it publishes."""
+COUNT_MOST: Final = 1_000_000
+"""Objects of one of them at a start."""
+FILE_MOST: Final = 1 << 20
+"""Bytes of a script, and of a file with metadata."""
+PAGE: Final = 100
+"""Results that are asked for at once."""
+TURN_MS: Final = 200
+"""The longest that a result is waited for at a time."""
+LEAVE_SECONDS: Final = 5.0
+"""For what a panel does to end, when it is removed."""
+
+What = Literal[
+    "connected", "away", "back", "disconnected", "opened", "published", "refused", "received", "lost", "result",
+    "finished", "failed", "removed",
+]  # fmt: skip
+Ms = Annotated[int, msgspec.Meta(ge=0, le=bindings.YEAR_MS)]
+Version = Annotated[str, msgspec.Meta(max_length=40)]
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One of a script."""
+
+
+class Connecting(_Table, frozen=True):
+    """`[connection]`: what others see, which node (delegate), any without, to be found within `timeout_ms`, and who
+    connects."""
+
+    name: str = "test client"
+    delegate: Annotated[tuple[str, ...], msgspec.Meta(max_length=2)] = ()
+    timeout_ms: Ms | None = None
+    user: str | None = None
+    password: str | None = None
+    role: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connecting {self.name!r}>"
+
+
+class _Panel(_Table, frozen=True):
+    """What all have: attributes that are None are not set, and the platform's defaults hold."""
+
+    type: str
+    version: Version = "1.0"
+    name: str = ""
+    """What it is called in counters and log; "" takes one by its kind and number."""
+    well_formed: bool | None = None
+    valid: bool | None = None
+
+    def set(self, sequence: Any) -> None:
+        """Set its attributes. Raises CapiException."""
+        if self.well_formed is not None or self.valid is not None:
+            sequence.setValidationAttribute(self.well_formed is not False, self.valid is not False)
+
+
+class Publishing(_Panel, frozen=True):
+    """`[[publisher]]`: so many sequences, which publish so many objects each, one every `delay_ms`."""
+
+    metadata: str | None = None
+    metadata_file: str = ""
+    payload: str = ""
+    payload_file: str = ""
+    publishers: Annotated[int, msgspec.Meta(ge=1, le=PUBLISHERS_MOST)] = 1
+    count: Annotated[int, msgspec.Meta(ge=1, le=COUNT_MOST)] = 1
+    delay_ms: Ms = 0
+    reliable: bool | None = None
+    expiration_ms: Ms | None = None
+    persistent: bool | None = None
+    compress: bool | None = None
+    local: bool | None = None
+    in_order: bool | None = None
+    invariants: str = ""
+
+    def set(self, sequence: PublisherSequence) -> None:
+        """See _Panel."""
+        super().set(sequence)
+        if self.reliable is not None or self.expiration_ms is not None:
+            sequence.setReliableDeliveryAttribute(self.reliable is not False, self.expiration_ms or 0)
+        if self.persistent is not None:
+            sequence.setPersistenceAttribute(self.persistent)
+        if self.compress is not None:
+            sequence.setCompressionAttribute(self.compress)
+        if self.local is not None:
+            sequence.setLocalAttribute(self.local)
+        if self.in_order is not None:
+            sequence.setOrderAttribute(self.in_order)
+        if self.invariants:
+            sequence.setInvariantsAttribute(self.invariants)
+
+
+class Subscribing(_Panel, frozen=True):
+    """`[[subscriber]]`. `expect`: so many objects come, or the script has failed."""
+
+    predicate: str = ""
+    prefixes: dict[str, str] = {}
+    local: bool | None = None
+    own: bool | None = None
+    in_order: bool | None = None
+    durable: str = ""
+    latest_by: str = ""
+    expect: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+    def set(self, sequence: SubscriberSequence) -> None:
+        """See _Panel."""
+        super().set(sequence)
+        if self.local is not None:
+            sequence.setLocalAttribute(self.local)
+        if self.own is not None:
+            sequence.setOwnPublicationsAttribute(self.own)
+        if self.in_order is not None:
+            sequence.setOrderAttribute(self.in_order)
+        if self.durable:
+            sequence.setDurableAttribute(self.durable)
+        _set_asking(sequence, self)
+
+
+class Asking(_Panel, frozen=True):
+    """`[[query]]`, of the node's archive, or of all that can be found within `distributed_ms`. `expect`: so many
+    results, or the script has failed; `limit`: no more than so many are taken."""
+
+    predicate: str = ""
+    prefixes: dict[str, str] = {}
+    latest_by: str = ""
+    distributed_ms: Ms = 0
+    limit: Annotated[int, msgspec.Meta(ge=1)] = COUNT_MOST
+    expect: Annotated[int, msgspec.Meta(ge=0)] | None = None
+
+    def set(self, sequence: QuerySequence) -> None:
+        """See _Panel."""
+        super().set(sequence)
+        _set_asking(sequence, self)
+
+
+Panel = Publishing | Subscribing | Asking
+ROLES: Final[Mapping[type[Any], str]] = {Publishing: "publisher", Subscribing: "subscriber", Asking: "query"}
+
+
+class Script(_Table, frozen=True):
+    """A whole file. `timeout`: seconds for all of it; `quiet_ms`: for how long nothing has come where nothing is
+    expected, or more than was expected might."""
+
+    connection: Connecting = Connecting()
+    publisher: tuple[Publishing, ...] = ()
+    subscriber: tuple[Subscribing, ...] = ()
+    query: tuple[Asking, ...] = ()
+    timeout: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 60.0
+    quiet_ms: Ms = 500
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something that has happened, at `at` (seconds of the epoch); `count` objects (0: not known how many)."""
+
+    at: float
+    panel: str
+    what: What
+    id: str = ""
+    detail: str = ""
+    count: int = 1
+
+
+def _set_asking(sequence: SubscriberSequence | QuerySequence, panel: Subscribing | Asking) -> None:
+    if panel.prefixes:
+        sequence.setNamespacePrefixes(panel.prefixes)
+    if panel.latest_by:
+        sequence.setLatestAttribute(panel.latest_by)
+    if panel.predicate:
+        sequence.setSequencePredicate(
+            f"<predicate><predicateName/><predicateType>XPath</predicateType><predicateInstance>"
+            f"{escape(panel.predicate)}</predicateInstance></predicate>"
+        )
+
+
+@dataclass(eq=False, slots=True)
+class _Standing:
+    """A panel that is there."""
+
+    name: str
+    panel: Panel
+    sequences: list[Any] = field(default_factory=list)
+    threads: list[threading.Thread] = field(default_factory=list)
+    ending: threading.Event = field(default_factory=threading.Event)
+
+
+class Panels:
+    """One connection and its panels. Any thread; `_lock` covers panels and counters."""
+
+    def __init__(
+        self, config: Config, note: Callable[[Event], None] | None = None, *, share: Share | None = None
+    ) -> None:
+        """`note` is called for each event, one at a time; it must not wait, nor call us. `share`: see
+        ConnectionManager."""
+        self._manager = ConnectionManager(config, share) if share is not None else ConnectionManager(config)
+        self._note = note
+        self._lock = threading.RLock()
+        self._connection: Connection | None = None
+        self._standing: dict[str, _Standing] = {}
+        self._counts: dict[str, Counter[What]] = {}
+        self._last = time.monotonic()
+        self._number = 0
+
+    # -- connecting ---------------------------------------------------------------------------------------------
+
+    def connect(self, said: Connecting) -> None:
+        """Connect. Raises CapiException, ConfigurationError when it is connected."""
+        name, location = (*said.delegate, None, None)[:2]
+        descriptor = bindings.write(
+            bindings.ConnectionDescriptor(name=name, location=location, timeout=said.timeout_ms)
+        )
+        connection = self._manager.createConnection(said.name, descriptor)
+        try:
+            if (said.user, said.password, said.role) != (None, None, None):
+                credentials = bindings.Credentials(user=said.user, password=said.password, role=said.role)
+                connection.authenticate(bindings.write(credentials))
+            connection.setConnectionCallback(_Watching(self))
+            connection.connect()
+            with self._lock:
+                if self._connection is not None:
+                    raise ConfigurationError("the test client is connected already", hint="Disconnect first")
+                self._connection = connection
+        except BaseException:
+            self._manager.destroyConnection(connection)
+            raise
+        self.happened("", "connected", detail=said.name)
+
+    def disconnect(self) -> None:
+        """Remove all panels, and leave. Does nothing when it is not connected. Raises CapiException, when it has left
+        all the same."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            standing = list(self._standing.values())
+        if connection is None:
+            return
+        try:
+            self._end_threads(*standing)
+        finally:
+            with self._lock:
+                self._standing.clear()
+            self._manager.destroyConnection(connection)
+            self.happened("", "disconnected")
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it is."""
+        return self._connection is not None
+
+    # -- panels -------------------------------------------------------------------------------------------------
+
+    def add(self, panel: Panel) -> str:
+        """Open its sequences; what it is called. Raises CapiException, ConfigurationError (not connected, a name that
+        is taken), BackPressureError (there are too many)."""
+        role = ROLES[type(panel)]
+        with self._lock:
+            connection = self._connected()
+            if len(self._standing) >= PANELS_MOST:
+                raise BackPressureError(f"{PANELS_MOST} panels are there", hint="Remove one")
+            self._number += 1
+            name = panel.name or f"{role} {self._number}"
+            if name in self._standing:
+                raise ConfigurationError(f"there is a panel {name[:60]!r} already", hint="Name it otherwise")
+            standing = self._standing[name] = _Standing(name, panel)
+            self._counts.pop(name, None)
+            self._counts[name] = Counter()
+            for gone in [each for each in self._counts if each and each not in self._standing][:-COUNTED_MOST]:
+                del self._counts[gone]
+        try:
+            for _ in range(panel.publishers if isinstance(panel, Publishing) else 1):
+                make = getattr(connection, f"create{role.capitalize()}Sequence")
+                standing.sequences.append(sequence := make(panel.type, panel.version))
+                panel.set(sequence)
+                if isinstance(sequence, SubscriberSequence):
+                    sequence.setSequenceCallback(_Hearing(self, name))
+                sequence.activateSequence()
+                self.happened(name, "opened")
+        except BaseException:
+            self._destroy(standing)
+            raise
+        return name
+
+    def start(self, name: str) -> None:
+        """Have a panel publish, or ask; a subscriber's does so by itself. Raises UnknownUidError, ConfigurationError
+        when it is not done with what it was started for."""
+        with self._lock:
+            standing = self._find(name)
+            if any(thread.is_alive() for thread in standing.threads):
+                raise ConfigurationError(f"{name} is not done yet", hint="Wait, or remove it")
+            panel, standing.threads = standing.panel, []
+            if isinstance(panel, Subscribing):
+                return
+            for sequence in standing.sequences:
+                work = self._publish if isinstance(panel, Publishing) else self._ask
+                thread = threading.Thread(
+                    target=self._guarded, args=(work, standing, sequence), name="jbi-test-client", daemon=True
+                )
+                standing.threads.append(thread)
+            for thread in standing.threads:
+                thread.start()
+
+    def remove(self, name: str) -> None:
+        """End its sequences; the others go on. Raises UnknownUidError, CapiException (what it had published did not
+        reach the node, or so)."""
+        with self._lock:
+            standing = self._find(name)
+        self._end_threads(standing)
+        self._destroy(standing)
+        self.happened(name, "removed")
+
+    def panels(self) -> dict[str, Panel]:
+        """Those that are there, by name."""
+        with self._lock:
+            return {name: standing.panel for name, standing in self._standing.items()}
+
+    def is_busy(self, name: str = "") -> bool:
+        """Whether a panel, or any, is not done with what it was started for."""
+        with self._lock:
+            asked = [self._find(name)] if name else list(self._standing.values())
+            return any(thread.is_alive() for standing in asked for thread in standing.threads)
+
+    # -- events -------------------------------------------------------------------------------------------------
+
+    def happened(self, panel: str, what: What, id: str = "", detail: str = "", count: int = 1) -> None:  # noqa: A002  # the log's word
+        """Note and count it."""
+        event = Event(time.time(), panel, what, id, detail[:500], count)
+        with self._lock:
+            self._counts.setdefault(panel, Counter())[what] += count
+            self._last = time.monotonic()
+            if self._note is not None:
+                self._note(event)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Of each panel, removed ones too, what has happened how often; "" is the connection."""
+        with self._lock:
+            return {name: {str(what): n for what, n in count.items()} for name, count in self._counts.items()}
+
+    def total(self, what: What) -> int:
+        """Of all panels."""
+        with self._lock:
+            return sum(count[what] for count in self._counts.values())
+
+    def quiet_seconds(self) -> float:
+        """Since anything has happened."""
+        return time.monotonic() - self._last
+
+    # -- inside -------------------------------------------------------------------------------------------------
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            raise ConfigurationError("the test client is not connected", hint="Connect first")
+        return self._connection
+
+    def _find(self, name: str) -> _Standing:
+        standing = self._standing.get(name)
+        if standing is None:
+            there = ", ".join(self._standing)[:300]
+            raise UnknownUidError(f"there is no panel {name[:60]!r}", hint=f"There are {there or 'none'}")
+        return standing
+
+    def _guarded(self, work: Callable[[_Standing, Any], None], standing: _Standing, sequence: Any) -> None:
+        with guarded("test client"):
+            work(standing, sequence)
+
+    def _publish(self, standing: _Standing, sequence: PublisherSequence) -> None:
+        panel = standing.panel
+        assert isinstance(panel, Publishing)
+        payload = Path(panel.payload_file) if panel.payload_file else panel.payload.encode()
+        began = time.monotonic()
+        for number in range(panel.count):
+            if standing.ending.wait(max(0.0, began + number * panel.delay_ms / 1000 - time.monotonic())):
+                return
+            try:
+                connection = self._connected()
+                io = connection.createInfoObject(panel.type, panel.version, payload, panel.metadata)
+                self.happened(standing.name, "published", sequence.publishInfoObject(io))
+            except SequenceStateException:
+                return  # it was removed
+            except JbiError as exc:
+                if standing.ending.is_set():
+                    return
+                self.happened(standing.name, "refused", detail=f"{exc.code}: {exc.message}")
+        self.happened(standing.name, "finished")
+
+    def _ask(self, standing: _Standing, sequence: QuerySequence) -> None:
+        panel = standing.panel
+        assert isinstance(panel, Asking)
+        try:
+            if panel.distributed_ms:
+                sequence.executeDistributedQuery(panel.distributed_ms)
+            else:
+                sequence.executeQuery()
+            for taken, io in enumerate(self._results(standing, sequence, panel.limit), 1):
+                self.happened(standing.name, "result", io.getInfoObjectID())
+                if taken == panel.limit:
+                    sequence.cancelQuery()
+        except SequenceStateException:
+            return  # it was removed
+        except JbiError as exc:
+            self.happened(standing.name, "failed", detail=f"{exc.code}: {exc.message}")
+        else:
+            self.happened(standing.name, "finished")
+
+    def _results(self, standing: _Standing, sequence: QuerySequence, limit: int) -> Iterator[InfoObject]:
+        left = limit
+        while left and not standing.ending.is_set():
+            try:
+                found = sequence.getNext(min(left, PAGE), TURN_MS)
+            except TimeoutException:
+                continue
+            if not found:
+                return
+            left -= len(found)
+            yield from found
+
+    def _end_threads(self, *standing: _Standing) -> None:
+        """All within LEAVE_SECONDS: who publishes may be waiting for the node."""
+        for each in standing:
+            each.ending.set()
+        until = time.monotonic() + LEAVE_SECONDS
+        for thread in (thread for each in standing for thread in each.threads):
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _destroy(self, standing: _Standing) -> None:
+        """Raises what the last sequence that did not end in order has raised."""
+        with self._lock:
+            self._standing.pop(standing.name, None)
+            connection = self._connection
+        failed = None
+        for sequence in standing.sequences if connection is not None else ():
+            try:
+                assert connection is not None
+                connection.destroySequence(sequence)
+            except JbiError as exc:
+                failed = exc
+        if failed is not None:
+            raise failed
+
+
+class _Hearing:
+    """Callback of a subscriber's panel."""
+
+    def __init__(self, panels: Panels, name: str) -> None:
+        self._panels, self._name = panels, name
+
+    def infoObjectAvailable(self, io: InfoObject) -> None:  # noqa: N802  # the API's names
+        """See capi.callbacks."""
+        self._panels.happened(self._name, "received", io.getInfoObjectID())
+
+    def infoObjectsLost(self, cause: str, count: int) -> None:  # noqa: N802
+        """See capi.callbacks."""
+        self._panels.happened(self._name, "lost", detail=str(cause), count=count)
+
+
+class _Watching:
+    """Callback of the connection."""
+
+    def __init__(self, panels: Panels) -> None:
+        self._panels = panels
+
+    def connectionLost(self, reason: str) -> None:  # noqa: N802  # the API's names
+        """See capi.callbacks."""
+        self._panels.happened("", "away", detail=reason)
+
+    def connectionRestored(self) -> None:  # noqa: N802
+        """See capi.callbacks."""
+        self._panels.happened("", "back")
+
+
+# -- scripts ------------------------------------------------------------------------------------------------------
+
+
+def run(panels: Panels, script: Script, stop: threading.Event, look: Callable[[], None] = lambda: None) -> list[str]:
+    """Connect, open publishers and subscribers, publish, wait for what is expected, ask, and leave; what is not as the
+    script expects, in words. `look` is called while it waits; `stop` ends it. Raises CapiException."""
+    deadline = time.monotonic() + script.timeout
+    failures: list[str] = []
+
+    def wait_while(is_under_way: Callable[[], bool]) -> bool:
+        """Whether it has ended in time."""
+        while is_under_way():
+            look()
+            if stop.wait(0.02):
+                return False
+            if time.monotonic() > deadline:
+                return False
+        return True
+
+    panels.connect(script.connection)
+    try:
+        names = [panels.add(each) for each in script.publisher]
+        hearing = {panels.add(each): each for each in script.subscriber}
+        for name in names:
+            panels.start(name)
+        in_time = wait_while(panels.is_busy) and wait_while(lambda: not _is_heard(panels, hearing, script.quiet_ms))
+        asking = {panels.add(each): each for each in script.query} if in_time else {}
+        for name in asking:
+            panels.start(name)
+        in_time = wait_while(panels.is_busy) and in_time
+    finally:
+        panels.disconnect()
+    if not in_time:
+        failures.append("it was interrupted" if stop.is_set() else f"it was not done within {script.timeout:g} s")
+    counts = panels.counts()
+    expected = {name: each.expect for name, each in hearing.items()} | {n: each.expect for n, each in asking.items()}
+    for name, expect in expected.items():
+        came = counts[name].get("received", 0) + counts[name].get("result", 0)
+        if expect is not None and came != expect:
+            failures.append(f"{name}: {came} objects came, {expect} were expected")
+    for name, count in counts.items():
+        if count.get("refused"):
+            failures.append(f"{name}: {count['refused']} objects were refused")
+        if count.get("failed"):
+            failures.append(f"{name}: the query failed")
+    return failures
+
+
+def _is_heard(panels: Panels, hearing: Mapping[str, Subscribing], quiet_ms: int) -> bool:
+    """Whether what is expected has come, and nothing for a while."""
+    counts = panels.counts()
+    if any(each.expect is not None and counts[name].get("received", 0) < each.expect for name, each in hearing.items()):
+        return False
+    return not hearing or panels.quiet_seconds() * 1000 >= quiet_ms
+
+
+def read(path: Path) -> Script:
+    """A script, with what its files say; their paths are from its folder. Raises ConfigurationError, which names file
+    and key."""
+    try:
+        document = tomllib.loads(_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError) as exc:
+        raise ConfigurationError(f"script {path}: {exc}", hint="See docs/client.md for one") from exc
+    try:
+        script = converted(document, Script)
+    except (msgspec.ValidationError, RecursionError) as exc:
+        raise ConfigurationError(f"script {path}: {exc}", hint=_nearest(document)) from exc
+    names = [each.name for each in (*script.publisher, *script.subscriber, *script.query) if each.name]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"script {path}: two panels have one name", hint="Names are for counters and the log")
+    if not (script.publisher or script.subscriber or script.query):
+        raise ConfigurationError(f"script {path}: there is no panel", hint="[[publisher]], [[subscriber]] or [[query]]")
+    return msgspec.structs.replace(script, publisher=tuple(_resolved(path, each) for each in script.publisher))
+
+
+def _resolved(path: Path, panel: Publishing) -> Publishing:
+    """With metadata from their file, and a payload's file that is there."""
+    for key in ("metadata", "payload"):
+        if getattr(panel, key) and getattr(panel, f"{key}_file"):
+            raise ConfigurationError(f"script {path}: {key} and {key}_file are given", hint="One of them will do")
+    given: dict[str, Any] = {}
+    if panel.metadata_file:
+        given["metadata"] = _text(path.parent / panel.metadata_file)
+    if panel.payload_file:
+        file = path.parent / panel.payload_file
+        if not file.is_file():
+            raise ConfigurationError(f"script {path}: payload_file {file} is no file")
+        given["payload_file"] = str(file)
+    return msgspec.structs.replace(panel, **given)
+
+
+def _text(path: Path) -> str:
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(FILE_MOST + 1)
+        if len(data) > FILE_MOST:
+            raise ConfigurationError(f"{path} has more than {FILE_MOST} bytes")
+        return data.decode()
+    except OSError as exc:
+        raise ConfigurationError(f"{path}: {exc.strerror or exc}", hint="Paths are from the script's folder") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigurationError(f"{path} is no text in UTF-8: {exc}"[:300]) from exc
+
+
+def _nearest(document: Mapping[str, Any]) -> str:
+    """The right name for the first wrong one."""
+    tables: list[tuple[Any, type[Any]]] = [(document, Script), (document.get("connection"), Connecting)]
+    for name, kind in (("publisher", Publishing), ("subscriber", Subscribing), ("query", Asking)):
+        panels = document.get(name)
+        tables += [(panel, kind) for panel in panels] if isinstance(panels, list) else []
+    for table, kind in tables:
+        known = [each.encode_name for each in msgspec.structs.fields(kind)]
+        for key in table if isinstance(table, dict) else ():
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1)
+                return f"Did you mean {near[0]}?" if near else f"Known are {', '.join(known)}"
+    return "See docs/client.md"

@@ -1,0 +1,46 @@
+"""A lookup service made from the configuration, with what it has kept: of `jbi lookup` and of nodes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jbi_pubsub.core.access import AccessPolicy
+from jbi_pubsub.core.config import Config
+from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.lookup.registrar import Registrar
+from jbi_pubsub.lookup.server import LookupServer
+from jbi_pubsub.lookup.store import Store, boot_id
+
+
+def open_lookup(
+    config: Config, access: AccessPolicy | None = None, *, destroyed: Callable[[], None] = lambda: None
+) -> LookupServer:
+    """A lookup service with its state restored. `access` is its own, and closed if it comes to nothing. Raises
+    StorageError, PortInUseError, ConfigurationError."""
+    try:
+        return _open(config, access, destroyed)
+    except JbiError:
+        if access is not None:
+            access.close()
+        raise
+
+
+def _open(config: Config, access: AccessPolicy | None, destroyed: Callable[[], None]) -> LookupServer:
+    section = config.lookup
+    if not section.state:
+        registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port)
+        return LookupServer(config, registrar, access=access, destroyed=destroyed)
+    store = Store(Path(section.state))
+    try:
+        now = time.monotonic()
+        kept = store.recover(now, time.time(), boot=boot_id())
+        registrar = Registrar(groups=section.groups, locators=section.locators, port=section.port, log=store)
+        registrar.restore(kept, now)
+        if kept.admin is None:
+            store.sync()  # a new one has written its own id down, so that it is the same after a restart
+        return LookupServer(config, registrar, store=store, access=access, destroyed=destroyed)
+    except JbiError:
+        store.close()
+        raise

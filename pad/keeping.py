@@ -1,0 +1,134 @@
+"""What an archive does in a delegate or peer publisher, as the rest of pad sees it.
+
+Absent (None) without `[archive] folder`: then nothing here is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from jbi_pubsub.core.history import Consumer, Explanation, Found, GivenUp, KeepRule, Progress, Query, Source
+from jbi_pubsub.core.info_object import Parcel
+
+
+class Results(Protocol):
+    """A query that is open. Any thread."""
+
+    def take(self, count: int, size: int) -> list[Found]:
+        """Up to `count` results that are there, of about `size` bytes in all, at least one if there is one. Never
+        waits: `wake` was or will be called when there are more."""
+        ...
+
+    def progress(self) -> Progress:
+        """How it is getting on. When the state is not "running", nothing more comes behind what is there to take."""
+        ...
+
+    def cancel(self) -> None:
+        """It is not wanted any more: what is there to take may go, and it takes part in no limit from now on."""
+        ...
+
+
+class Keeping(Protocol):
+    """The archive of a delegate. Safe from several threads. Whoever is given one closes it."""
+
+    @property
+    def id(self) -> str:
+        """Of this archive for good, whoever opens it: up to 100 characters; "" if it has none."""
+        ...
+
+    def room(self, size: int) -> float:
+        """In how many seconds there may be room to keep an object of so many bytes, 0.0: there is. Raises StorageError:
+        there will be none; never waits."""
+        ...
+
+    def append(self, run: Sequence[tuple[int, Parcel]], received: float) -> None:
+        """Keep objects under their positions, which go up from one call to the next. Written when it returns, not yet
+        on disk. Raises StorageError: none of the run is kept then, nor will it be."""
+        ...
+
+    def sync(self, position: int) -> None:
+        """Return when what was appended up to that position is on disk. Raises StorageError when it will not be: that,
+        and all behind it that was not synced, is gone."""
+        ...
+
+    @property
+    def synced(self) -> int:
+        """The last position that is on disk, or, with another [archive] sync than "batch", that counts as such."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The last position that was appended, or that a consumer has had: new ones begin behind it."""
+        ...
+
+    def register(self, *sources: Source) -> None:
+        """Registrations of which objects are to be kept, before their first one; again, when they have other entries.
+        All of them at once, or none. Raises StorageError."""
+        ...
+
+    def sources(self) -> Sequence[Source]:
+        """All of which something is kept. Raises StorageError."""
+        ...
+
+    def follow(self, rules: Sequence[KeepRule]) -> None:
+        """Give objects up by these rules from now on; without any all are kept."""
+        ...
+
+    def consumers(self) -> Sequence[Consumer]:
+        """The durable subscriptions. Raises StorageError."""
+        ...
+
+    def note(self, consumers: Sequence[Consumer]) -> None:
+        """Durable subscriptions as they are now, known ones or new ones; on disk when it returns. Raises
+        StorageError."""
+        ...
+
+    def cancel(self, name: str, owner: str) -> bool:
+        """A durable subscription is over; whether there was one. Raises StorageError."""
+        ...
+
+    def expired(self, query: Query) -> int:
+        """How many objects of its scopes, above `after` and up to `up_to`, were given up by the rules; whether they
+        would have matched its predicates is not known. Raises StorageError."""
+        ...
+
+    def last_sequence(self, registration: str) -> int:
+        """The number of the last object that is kept of a registration, 0 for none."""
+        ...
+
+    def open(self, query: Query, wake: Callable[[], None], *, count_only: bool = False) -> Results:
+        """Ask; `count_only`: nothing is to be taken, its progress says how many there are. Everything synced by now is
+        seen, nothing later: `wake` is called from any thread, perhaps before this returns. Raises PredicateError,
+        BackPressureError (too many are open), StorageError."""
+        ...
+
+    def explain(self, query: Query) -> Explanation:
+        """How it would be answered. Raises PredicateError, StorageError."""
+        ...
+
+    def delete(self, query: Query, *, timeout: float) -> int:
+        """Delete what a query finds, within so many seconds: gone from every answer when this returns, from the disk
+        soon. How many objects. Raises PredicateError, BackPressureError, StorageError, also when there are more."""
+        ...
+
+    def are_deleted(self, object_ids: Sequence[str]) -> set[str]:
+        """Which of these were deleted, and do not come back. Raises StorageError."""
+        ...
+
+    def retain(self, *, is_dry: bool, timeout: float) -> Sequence[GivenUp]:
+        """Give up now what the rules say, or with `is_dry` only say what that would be: of each volume of which
+        something goes. Raises StorageError."""
+        ...
+
+    def rebuild(self) -> None:
+        """Make the index anew, in the background: its `status` says how far it is."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Plain data."""
+        ...
+
+    def close(self) -> None:
+        """Sync, and end threads and processes."""
+        ...

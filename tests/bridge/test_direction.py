@@ -1,0 +1,129 @@
+"""One direction of a bridge between platforms of stubs: in what order objects go, and what waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jbi_pubsub.bridge import mirror
+from jbi_pubsub.bridge.mirror import Direction
+from jbi_pubsub.bridge.platform import Published
+from jbi_pubsub.bridge.transformation import Transformation
+from jbi_pubsub.codegen.types.untyped import bundle_without
+from jbi_pubsub.core.errors import JbiError, OversizeError, TypeConflictError, UnknownUidError, WireError
+from jbi_pubsub.core.info_object import InfoObject, Platform, SchemaBundle, TypeName, object_id_of
+
+TYPE = TypeName("t", "1.0")
+UID = "registration-" + "0" * 32
+
+
+class Side:
+    """A platform where UID is published, or one that fails as the test wants."""
+
+    def __init__(self, name: str, *published: Published) -> None:
+        self.name = name
+        self.there = published
+        self.got: list[int] = []
+        self.fails: list[JbiError | None] = []
+        self.refusal: JbiError | None = None
+        self.registered = 0
+
+    def published(self) -> tuple[Published, ...]:
+        return self.there
+
+    def schema(self, published: Published) -> SchemaBundle:
+        return bundle_without(published.type)
+
+    def subscribe(self, types: Any, arrived: Any) -> None:
+        pass
+
+    def register(self, *_: Any, **__: Any) -> None:
+        self.registered += 1
+        if self.refusal is not None:
+            raise self.refusal
+
+    def unregister(self, uid: str, *, waits: bool) -> bool:  # noqa: ARG002  # the protocol's
+        return True
+
+    def publish(self, uid: str, obj: InfoObject, source: str, timeout: float) -> None:  # noqa: ARG002  # as above
+        if self.fails and (exc := self.fails.pop(0)) is not None:
+            raise exc
+        self.got.append(obj.platform.sequence)
+
+
+def direction(source: Side, target: Side, clock: Callable[[], float] = time.monotonic) -> Direction:
+    way = Transformation(("*",), (), ())
+    return Direction(source, target, way, bridge="b", clock=clock)  # type: ignore[arg-type]  # stubs
+
+
+def numbered(number: int, payload: bytes = b"", uid: str = UID) -> InfoObject:
+    platform = Platform(0.0, uid, number, 4, len(payload))
+    return InfoObject(object_id_of(uid, number), TYPE, b"<a/>", payload, platform)
+
+
+def test_what_waits_goes_in_order_when_the_other_side_fails_half_way() -> None:
+    # Given five objects that wait for their registration
+    target = Side("bravo")
+    way = direction(Side("alpha", Published(UID, TYPE)), target)
+    for number in range(1, 6):
+        way.arrived(numbered(number))
+    # When the other side has forgotten the registration after the second one
+    target.fails = [None, None, UnknownUidError("it was started anew")]
+    way.look()
+    way.look()
+    # Expect all of them in their order: what is behind a later one would not be taken any more
+    assert target.got == [1, 2, 3, 4, 5]
+
+
+def test_who_stands_by_keeps_as_much_as_who_waits_for_a_side_that_is_away() -> None:
+    # Given a registration that another bridge has
+    target = Side("bravo")
+    target.there = (Published(UID, TYPE, bridge="other"),)
+    way = direction(Side("alpha", Published(UID, TYPE)), target)
+    # When the side was away for a while, and it is this bridge that has it then
+    for number in range(1, 10_001):
+        way.arrived(numbered(number))
+    target.there = ()
+    way.look()
+    # Expect all of it
+    assert target.got == list(range(1, 10_001))
+
+
+def test_what_waits_of_one_registration_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a registration that can't be had on the other side, with more objects than may wait, and one more
+    monkeypatch.setattr(mirror, "PARKED_BYTES", 80_000)
+    other = UID[:-1] + "1"
+    target = Side("bravo")
+    way = direction(Side("alpha", Published(other, TYPE)), target)
+    for number in range(1, 101):
+        way.arrived(numbered(number, b"x" * 200))
+    assert 60_000 < way._parked <= 70_000
+    # When the other one's first objects come, expect that they wait
+    for number in (1, 2, 3):
+        way.arrived(numbered(number, b"x" * 200, other))
+    way.look()
+    assert target.got == [1, 2, 3]
+
+
+@pytest.mark.parametrize("refusal", [OversizeError("full"), TypeConflictError("another schema"), WireError("away")])
+def test_what_is_refused_is_tried_again_after_ever_longer_pauses(refusal: JbiError) -> None:
+    # Given a side that has no room for a registration, another schema, or is away
+    now = [0.0]
+    target = Side("bravo")
+    target.refusal = refusal
+    way = direction(Side("alpha", Published(UID, TYPE)), target, lambda: now[0])
+    # When it is looked at for ten minutes
+    for second in range(0, 600, 2):
+        now[0] = second
+        way.look()
+    # Expect some 20 tries of what was refused, and one at each look for who is away
+    assert (15 < target.registered < 30) == (not isinstance(refusal, WireError))
+    # When another bridge has it, and leaves, expect it to be had at once
+    target.there = (Published(UID, TYPE, bridge="other"),)
+    way.look()
+    target.there, target.refusal = (), None
+    way.look()
+    assert way.status()["registrations"] == 1

@@ -1,0 +1,167 @@
+"""Queries that pass a bridge: what only the other platform has is found, as if it were here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jbi_pubsub.bridge.mirror import Direction, Mirror, Terms
+from jbi_pubsub.bridge.platform import JbiPlatform, SideSubscriber
+from jbi_pubsub.bridge.transformation import Rule, Transformation
+from jbi_pubsub.cli.archive import _archives
+from jbi_pubsub.core.config import ArchiveSection, PolicySection
+from jbi_pubsub.core.errors import AccessDeniedError, ConfigurationError, JbiError, UnknownUidError
+from jbi_pubsub.lookup.item import ServiceTemplate
+from jbi_pubsub.pad.proxy import HistoryProxy
+from jbi_pubsub.pad.subscription import BRIDGE_TYPE, QueryRequest
+from tests.bridge.conftest import ALPHA, BRAVO, Place
+
+TYPE = "mil.af.rl.jbi.Intel_Imagery"
+
+
+@pytest.fixture
+def past(place: Callable[..., Place], tmp_path: Path, figures: Any, eventually: Any) -> Iterator[Any]:
+    """Two platforms, the second one with an archive that has five objects, and bridges between them."""
+    with ExitStack() as stack:
+        alpha, bravo = place(ALPHA), place(BRAVO)
+        archive = ArchiveSection(folder=str(tmp_path / "archive"), workers=0)
+        bravo.federation.pad("kept", "paris", msgspec.structs.replace(bravo.federation.config, archive=archive))
+        publisher = bravo.federation.light()
+        at = publisher.connect_to_delegate("kept", "paris")
+        uid = publisher.register_publisher(at, figures.schema, figures.figure_1, persist=True)
+        ids = [publisher.publish(uid, figures.metadata(lat=str(lat)), b"<p/>") for lat in (10, 20, 30, 40, 50)]
+        publisher.flush()
+        publisher.close()
+
+        class Past:
+            def __init__(self) -> None:
+                self.ids, self.alpha, self.bravo = ids, alpha, bravo
+
+            def bridge(self, name: str = "b1", rules: tuple[Rule, ...] = (), policy: str = "") -> Mirror:
+                config = msgspec.structs.replace(alpha.federation.config, policy=PolicySection(file=policy))
+                a = JbiPlatform("alpha", config, ALPHA, name)
+                b = JbiPlatform("bravo", bravo.federation.config, BRAVO, name)
+                ways = tuple(
+                    Direction(*ends, Transformation(("*",), (), with_), bridge=name, terms=Terms(poll=0.2))
+                    for ends, with_ in (((a, b), ()), ((b, a), rules))
+                )
+                made = Mirror((a, b), ways)
+                stack.callback(made.close)
+                made.start()
+                template = ServiceTemplate(types=(BRIDGE_TYPE,))
+                for one in (alpha, bravo):
+                    eventually(lambda one=one: one.pad.community.lookup(template))
+                return made
+
+            def asker(self) -> SideSubscriber:
+                return stack.enter_context(SideSubscriber(alpha.federation.config))
+
+        yield Past()
+
+
+def ids_of(objects: Any) -> list[str]:
+    return [obj.object_id for obj in objects]
+
+
+def test_a_query_runs_on_the_other_platform_too(past: Any) -> None:
+    # Given two bridges side by side to a platform with an archive
+    past.bridge("b1")
+    past.bridge("b2")
+    asker = past.asker()
+    # When somebody here asks
+    found = list(asker.query("Intel_Imagery"))
+    # Expect what is only there, each once, and how it came
+    assert ids_of(found) == past.ids
+    assert {(obj.platform.hops, obj.platform.via) for obj in found} == {(1, ("bravo",))}
+    # And the conditions of queries
+    assert ids_of(asker.query("Intel_Imagery", predicate="//lat > 25")) == past.ids[2:]
+    assert ids_of(asker.query("Intel_Imagery", predicate="//lat > 25", limit=2)) == past.ids[2:4]
+    assert ids_of(asker.query("Intel_Imagery", order="newest", limit=2)) == past.ids[:-3:-1]
+    assert [obj.payload for obj in asker.query("Intel_Imagery", payload_filter="/p", limit=1)] == [
+        b'<jbi:selection xmlns:jbi="urn:jbi-pubsub:selection:1"><p/></jbi:selection>'
+    ]
+    assert asker.get(past.ids[3]).object_id == past.ids[3]
+    assert asker.count(TYPE, predicate="//lat > 25") == 6  # a copy behind another bridge counts as well
+    assert list(asker.query("Nothing_Of_The_Kind")) == []
+
+
+def test_what_a_direction_leaves_out_no_query_brings(past: Any) -> None:
+    # Given a bridge that lets the north through, and calls the type otherwise
+    past.bridge(rules=(Rule(types=(TYPE,), where="//lat > 25", name="nato.Imagery"),))
+    asker = past.asker()
+    # When somebody asks for all of it, by the name that it has here, expect the north
+    assert ids_of(asker.query("nato.Imagery")) == past.ids[2:]
+    assert ids_of(asker.query("nato.Imagery", limit=1)) == past.ids[2:3]
+
+
+def test_rules_of_access_hold_for_queries_that_pass_a_bridge(past: Any, tmp_path: Path) -> None:
+    # Given a bridge whose rules here let everybody query the south of one type
+    rules = tmp_path / "rules.toml"
+    rules.write_text(
+        f'[[access]]\naction = "connect"\n[[access]]\naction = "query"\ntype = "{TYPE}"\nwhere = "//lat < 25"\n'
+    )
+    past.bridge(policy=str(rules))
+    asker = past.asker()
+    # When somebody asks, expect the south, and of another type nothing
+    assert ids_of(asker.query(TYPE)) == past.ids[:2]
+    with pytest.raises(AccessDeniedError):
+        list(asker.query("other.Type"))
+
+
+def test_a_query_that_nobody_takes_and_one_that_is_cancelled_end(past: Any, eventually: Any) -> None:
+    # Given a bridge
+    made = past.bridge()
+    asker = past.asker()
+    # When a query is cancelled after its first result
+    query = asker.open_query(TYPE)
+    assert ids_of(query.get_next(1)) == past.ids[:1]
+    query.cancel()
+    # Expect nothing of it left at the bridge
+    history = made.sides[0]._server.delegate.history
+    eventually(lambda: history.status()["open"] == 0)
+    eventually(lambda: not any(each.is_alive for each in history._open))
+
+
+def test_archives_behind_a_bridge_are_none_to_look_after(past: Any) -> None:
+    # Given a bridge to a platform with an archive, from one without
+    past.bridge()
+    # When somebody looks after the archives of both, expect that of the second one alone
+    with pytest.raises(UnknownUidError, match="no archive"):
+        list(_archives(past.alpha.federation.config, None))
+    assert len(list(_archives(past.bravo.federation.config, None))) == 1
+
+
+def test_the_archive_of_another_platform_is_not_changed_through_a_bridge(past: Any) -> None:
+    # Given a bridge
+    past.bridge()
+    (item,) = past.alpha.pad.community.lookup(ServiceTemplate(types=(BRIDGE_TYPE,)))
+    proxy = HistoryProxy(item.proxy, past.alpha.federation.config.security(), timeout=5.0)
+    # When somebody administers its archive, expect a refusal that says where to do it
+    try:
+        for call in (
+            lambda: proxy.delete(QueryRequest(), 1.0),
+            lambda: proxy.retain(is_dry=True, seconds=1.0),
+            proxy.rebuild,
+            lambda: proxy.take_in((), (), 1.0),
+        ):
+            with pytest.raises(ConfigurationError, match="another platform"):
+                call()
+    finally:
+        proxy.close()
+
+
+def test_when_the_other_platform_is_away_a_query_says_so(past: Any, eventually: Any) -> None:
+    # Given a bridge whose other side has lost its lookup service
+    made = past.bridge()
+    asker = past.asker()
+    for server in past.bravo.federation.lookups:
+        server.stop()
+    eventually(lambda: not made.status()["sides"]["bravo"]["connected"])
+    # When somebody asks, expect an error: never an empty answer
+    with pytest.raises(JbiError, match="lookup service"):
+        list(asker.open_query(TYPE, timeout=10.0))

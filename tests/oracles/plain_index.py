@@ -1,0 +1,152 @@
+"""An index that holds rows in a list and looks at each: what `archive/plan.py` says, word for word.
+
+It stands beside the one that is used: both have to choose the same candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from jbi_pubsub.archive.leaves import Paths, Row, Value, is_canonical, value_of
+from jbi_pubsub.archive.plan import Conjunct, On, Restriction, restriction
+from jbi_pubsub.archive.query import Asked, Candidates, Counted
+from jbi_pubsub.archive.volume import Record
+from jbi_pubsub.core.history import Order, Query, Step
+from jbi_pubsub.core.info_object import Head, Parcel
+from jbi_pubsub.core.xpath.language import conditions
+from jbi_pubsub.core.xpath.language.number import number
+
+
+class _Held(NamedTuple):
+    position: int
+    received: float
+    head: Head
+    row: Row
+    values: dict[int, list[Value]]
+
+
+class PlainIndex:
+    """See the module. An `archive.query.Asking`."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self._rows: list[_Held] = []
+        self._paths: dict[tuple[str, str], Paths] = {}
+
+    def add(self, records: Iterable[Record], up_to: int) -> None:
+        for record in records:
+            head = Parcel.received(record.data).head
+            paths = self._paths.setdefault((head.type_name, head.type_version), Paths())
+            row = paths.read(bytes(head.metadata))
+            values: dict[int, list[Value]] = {}
+            for path, text in [*row.firsts.items(), *row.further]:
+                values.setdefault(path, []).append(value_of(text))
+            self._rows.append(_Held(record.position, record.received, head, row, values))
+        self.position = up_to
+
+    def window(self, after: int, up_to: int, rows: int, order: Order) -> tuple[int, int]:
+        there = [held.position for held in self._rows if after < held.position <= up_to]
+        if len(there) <= rows:
+            return after, up_to
+        return (there[-rows] - 1, up_to) if order == "newest" else (after, there[rows - 1])
+
+    def candidates(self, asked: Asked, query: Query, after: int, up_to: int) -> Candidates:
+        scope = asked.scope
+        paths = self._paths.get((scope.type.name, scope.type.version))
+        if paths is None:
+            return Candidates([], [])
+        restricted = restriction(asked.predicate, paths)
+        found: list[tuple[int, bool]] = []
+        for held in self._rows:
+            head = held.head
+            if (
+                after < held.position <= up_to
+                and (head.type_name, head.type_version) == (scope.type.name, scope.type.version)
+                and (scope.registrations is None or head.registration in scope.registrations)
+                and query.since <= (held.received if query.by_receipt else head.published) <= query.until
+                and query.least_payload <= head.payload_length <= query.most_payload
+                and (query.object_ids is None or head.object_id in query.object_ids)
+            ):
+                is_candidate, is_exact = judged(restricted, held.row, held.values)
+                if is_candidate:
+                    found.append((held.position, is_exact or asked.predicate is None))
+        found.sort(reverse=query.order == "newest" or bool(query.latest_by))
+        return Candidates([position for position, _ in found], [exact for _, exact in found])
+
+    def count(self, asked: Asked, query: Query, after: int, up_to: int) -> Counted:
+        found = self.candidates(asked, query, after, up_to)
+        return Counted(len(found.positions), sum(found.exact))
+
+    def latest(self, *_: object) -> Sequence[int] | None:
+        return None
+
+    def explain(self, *_: object) -> tuple[tuple[Step, ...], int, bool]:
+        raise NotImplementedError
+
+
+def judged(restricted: Restriction, row: Row, values: dict[int, list[Value]]) -> tuple[bool, bool]:
+    """Whether a document is a candidate, and whether it is exact."""
+    if row.is_open:
+        return True, False
+    each = [_of(conjunct, row, values) for conjunct in restricted.conjuncts]
+    return any(candidate for candidate, _ in each), any(exact for _, exact in each)
+
+
+def _of(conjunct: Conjunct, row: Row, values: dict[int, list[Value]]) -> tuple[bool, bool]:
+    is_repeated = not row.repeated.isdisjoint(conjunct.single)
+    known = [(on.negated, *_holds(on, values)) for on in conjunct.on]
+    candidate = all(
+        (not certain if negated else possible) for negated, possible, certain in known if not (negated and is_repeated)
+    )
+    sure = all((not possible if negated else certain) for negated, possible, certain in known)
+    return candidate, candidate and sure and not is_repeated and not row.is_large and not conjunct.why
+
+
+def _holds(on: On, values: dict[int, list[Value]]) -> tuple[bool, bool]:
+    """Whether it is possible, and whether it is certain."""
+    there = [value for path in on.paths for value in values.get(path, ())]
+    if on.test == conditions.EXISTS:
+        return bool(there), bool(there)
+    each = [_passes(on.test, on.constant, value) for value in there]
+    is_inner = any(path in values for path in on.inner)
+    return is_inner or any(possible for possible, _ in each), any(certain for _, certain in each)
+
+
+def _passes(test: str, constant: str | float, value: Value) -> tuple[bool, bool]:
+    held, text = value
+    if held is None and text is None:
+        return True, False
+    if test in conditions.NUMERIC:
+        sure = _compared(test, held, constant)
+        return sure, sure
+    assert isinstance(constant, str)
+    if text is None:
+        assert held is not None
+        if test in (conditions.EQUAL, conditions.UNEQUAL):
+            sure = (is_canonical(constant) and held == number(constant) + 0.0) == (test == conditions.EQUAL)
+            return sure, sure
+        return set(constant.strip()) <= set("0123456789.-"), False
+    if test == conditions.NORMALIZED_EQUAL:
+        return constant.split()[0] in text, False
+    sure = {
+        conditions.EQUAL: text == constant,
+        conditions.UNEQUAL: text != constant,
+        conditions.CONTAINS: constant in text,
+        conditions.STARTS_WITH: text.startswith(constant),
+    }[test]
+    return sure, sure
+
+
+def _compared(test: str, held: float | None, constant: str | float) -> bool:
+    assert isinstance(constant, float)
+    if held is None:
+        return test == conditions.NUMBER_UNEQUAL
+    return {
+        conditions.NUMBER_EQUAL: held == constant,
+        conditions.NUMBER_UNEQUAL: held != constant,
+        conditions.LESS: held < constant,
+        conditions.LESS_EQUAL: held <= constant,
+        conditions.GREATER: held > constant,
+        conditions.GREATER_EQUAL: held >= constant,
+    }[test]

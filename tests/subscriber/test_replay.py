@@ -1,0 +1,392 @@
+"""Subscriptions that begin in the past, and durable ones: each object once, in whatever order delegates have them."""
+
+from __future__ import annotations
+
+import random
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from histories import Past, an_object
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jbi_pubsub import InfoObject, SubscriberAdapter
+from jbi_pubsub.core.errors import ArgumentError, ConfigurationError, StorageError, UnknownUidError
+from jbi_pubsub.pad.subscription import Start, SubscriptionRequest
+from jbi_pubsub.subscriber.listeners import ListenerPool
+from jbi_pubsub.subscriber.owner import secret_of
+from jbi_pubsub.subscriber.session import _Placed
+from jbi_pubsub.subscriber.subscription import PlacedSubscription
+
+
+class At:
+    """Where objects come from: what it hears."""
+
+    def __init__(self, server: str = "s") -> None:
+        self.server = server
+        self.consumed = 0
+        self.runs: list[tuple[int, int]] = []
+        self.acknowledged: list[int] = []
+
+    def consume(self, count: int) -> None:
+        self.consumed += count
+
+    def taken_over(self, kept: int, dropped: int) -> None:
+        self.runs.append((kept, dropped))
+
+    def acknowledge(self, position: int) -> None:
+        self.acknowledged.append(position)
+
+
+def _placed(number: int, position: int = 0) -> InfoObject:
+    obj = an_object(number)
+    return msgspec.structs.replace(obj, platform=msgspec.structs.replace(obj.platform, position=position or number))
+
+
+def _subscription(**request: Any) -> PlacedSubscription:
+    return PlacedSubscription(SubscriptionRequest("s", **request), None, ListenerPool("test"))
+
+
+def _numbers(objects: Sequence[InfoObject]) -> list[int]:
+    return [obj.platform.sequence for obj in objects]
+
+
+# -- what has come ----------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(1, 40), max_size=8)), max_size=20))
+def test_parts_of_several_delegates_come_in_any_order_and_never_twice(arrivals: list[tuple[int, list[int]]]) -> None:
+    # Given three delegates that hold parts of a registration, some of it in common
+    subscription, sources = _subscription(start=Start("all")), [At(str(n)) for n in range(3)]
+    came: list[int] = []
+    for at, numbers in arrivals:
+        # When objects come in any order
+        subscription.add_placed([_placed(n) for n in numbers], sources[at])
+        came += numbers
+    # Expect each once, in the order in which they came; nothing is told as lost
+    assert _numbers(subscription.drain()) == list(dict.fromkeys(came))
+    assert not subscription.lost
+    # Expect each delegate to hear of all that it has sent: taken, or dropped
+    taken = sum(source.consumed for source in sources)
+    assert taken == sum(kept for source in sources for kept, _ in source.runs)
+    assert sum(kept + dropped for source in sources for kept, dropped in source.runs) == len(came)
+
+
+def test_a_replay_goes_on_where_it_was_at_each_delegate() -> None:
+    # Given a replay of all, of which two delegates have sent a part
+    subscription = _subscription(start=Start("all"))
+    subscription.add_placed([_placed(1, 100), _placed(2, 110)], At("a"))
+    subscription.add_placed([_placed(3, 7)], At("b"))
+    subscription.add_placed([_placed(5, 50_000), _placed(4, 50)], At("d"))
+    # When it is asked for again there, expect of the history that has come no more than may have been overtaken;
+    # elsewhere all of it
+    assert [subscription.request_at(at).start for at in ("a", "b", "c", "d")] == [
+        Start("after", after=99), Start("after", after=6), Start("all"), Start("after", after=40_000),
+    ]  # fmt: skip
+    newest = _subscription(start=Start("last"))
+    newest.add_placed([_placed(1, 100), _placed(2, 110)], At("a"))
+    assert newest.request_at("a").start == Start("after", after=110), "of the past it wanted nothing else"
+    # Expect the delegate to know that of a durable one by itself
+    durable = _subscription(start=Start("all"), durable="d")
+    durable.add_placed([_placed(1, 100)], At("a"))
+    assert durable.request_at("a").start == Start("all")
+
+
+def test_what_was_acknowledged_and_comes_again_is_acknowledged_again() -> None:
+    # Given a durable subscription, with two objects taken, one acknowledged
+    subscription = _subscription(durable="d", ack="explicit")
+    before, after = At(), At()
+    first, second = _placed(1, 10), _placed(2, 20)
+    subscription.add_placed([first, second], before)
+    assert subscription.acknowledge(first)
+    assert before.acknowledged == [10]
+    assert not subscription.acknowledge(first)
+    # When both come again, as the acknowledgement was not heard
+    subscription.add_placed([_placed(1, 11), _placed(2, 21)], after)
+    # Expect no object to be delivered again, the first to be acknowledged where it is now, the second when it is
+    assert _numbers(subscription.drain()) == [1, 2]
+    assert after.acknowledged == [11]
+    assert subscription.acknowledge(second)
+    assert (before.acknowledged, after.acknowledged) == ([10], [11, 21])
+
+
+@given(st.lists(st.one_of(st.tuples(st.integers(0, 5), st.integers(0, 3)), st.integers(1, 4)), max_size=40))
+def test_what_is_told_as_taken_is_what_came_first(happens: list[tuple[int, int] | int]) -> None:
+    # Given what stands at a delegate, which takes a number of consumed objects for the first ones that it has sent
+    standing = _Placed("s", _subscription(durable="d"), 1, None, deque(), lambda: None)
+    came: list[bool] = []
+    waiting = 0
+    for event in happens:
+        if isinstance(event, tuple):
+            # When objects come, of which the last ones are dropped
+            kept, dropped = event
+            for run in ((kept, 0), (0, dropped)):
+                if any(run):
+                    standing.taken_over(*run)
+            came += [True] * kept + [False] * dropped
+            waiting += kept
+        else:
+            # or when the application takes some
+            taken = min(event, waiting)
+            waiting -= taken
+            standing.consume(taken)
+        # Expect all that is told to be taken or dropped, and everything behind to wait for one that is not taken
+        done = sum(came) - waiting
+        assert sum(came[: standing.consumed]) == done
+        assert standing.consumed == len(came) or came[standing.consumed]
+
+
+def test_an_object_that_is_not_signed_well_does_not_come_again() -> None:
+    # Given explicit acknowledgement, and an object behind another one that the application never gets to see
+    standing = _Placed("s", _subscription(durable="d", ack="explicit"), 1, None, deque(), lambda: None)
+    standing.hand_on([_placed(1, 10)])
+    standing.drop([_placed(2, 20)])
+    # Expect it to be acknowledged, and nothing to be told as taken that waits
+    assert standing.acknowledged() == (20,)
+    assert standing.consumed == 0
+    standing.consume(1)
+    assert standing.consumed == 2
+
+
+# -- over connections -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def archive(federation: Any) -> Iterator[Callable[..., Past]]:
+    """One more archive, with these objects."""
+    with ExitStack() as stack:
+
+        def made(objects: Sequence[InfoObject] = (), **options: Any) -> Past:
+            past = Past(federation.config, objects, **options)
+            stack.callback(past.stop)
+            return past
+
+        yield made
+
+
+def _received(subscriber: SubscriberAdapter, uid: Any, count: int) -> list[int]:
+    found: list[int] = []
+    while len(found) < count and (obj := subscriber.receive(uid, 10.0)) is not None:
+        found.append(obj.platform.sequence)
+    return found
+
+
+def test_a_subscription_begins_where_it_is_told_to(federation: Any, archive: Callable[..., Past]) -> None:
+    # Given an archive, where nobody publishes any more
+    past = archive([an_object(n) for n in range(1, 11)])
+    subscriber = federation.subscriber()
+    # When subscriptions begin in the past
+    expected = {
+        "all": range(1, 11), "last": [10], "1970-01-01T00:00:08Z": [8, 9, 10], 70: [8, 9, 10],
+    }  # fmt: skip
+    for start, numbers in expected.items():
+        uid = subscriber.register_subscriber(type_name="t", start=start)
+        # Expect what is there from there on, then what is published
+        assert _received(subscriber, uid, len(numbers)) == list(numbers)
+        assert subscriber.queue_size(uid) == 0
+    past.publish(an_object(11))
+    assert _received(subscriber, uid, 1) == [11]
+
+
+def test_where_nothing_is_kept_one_is_told(federation: Any, figures: Any, caplog: pytest.LogCaptureFixture) -> None:
+    # Given a delegate without an archive
+    federation.pad()
+    publisher, subscriber = federation.light(), federation.subscriber()
+    at = publisher.connect_to_delegate("alpha", "rome")
+    registration = publisher.register_publisher(at, figures.schema, figures.figure_1)
+    # When a subscription begins in the past
+    uid = subscriber.register_subscriber(type_name="Intel_Imagery", start="all")
+    # Expect to be told, and what is published from now on
+    assert subscriber.wait_matched(uid) == 1
+    assert f"subscription {uid} begins now at 127.0.0.1:" in caplog.text
+    publisher.publish(registration, figures.figure_1)
+    assert subscriber.receive(uid, 10.0) is not None
+
+
+def test_a_replay_gets_the_parts_of_all_delegates(federation: Any, archive: Callable[..., Past]) -> None:
+    # Given a registration of which two delegates hold parts, the later one first, and some in common
+    archive([an_object(n) for n in range(95, 201)])
+    archive([an_object(n) for n in range(1, 101)])
+    subscriber = federation.subscriber()
+    # When it is replayed
+    uid = subscriber.register_subscriber(type_name="t", start="all")
+    # Expect each object once, and none to be lost
+    assert sorted(_received(subscriber, uid, 200)) == list(range(1, 201))
+    assert subscriber.receive(uid, 0.2) is None
+    assert subscriber.losses(uid) == {}
+
+
+def test_what_a_durable_subscription_has_taken_is_told_in_order(
+    federation: Any, archive: Callable[..., Past], eventually: Callable[..., Any]
+) -> None:
+    # Given two archives with the same objects, and a durable subscription that has them waiting
+    pasts = [archive([an_object(n) for n in range(1, 21)]) for _ in range(2)]
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name="t", durable="d", start="all", bound=4)
+    eventually(lambda: subscriber.status()["subscriptions"][uid]["arrived"] >= 4)
+    streams = {past.server_id: past.streams()[0] for past in pasts}
+    # When nothing is taken, expect no archive to be told that an object is done which waits from there, or is behind it
+    waiting = [(obj.platform.position, consumed) for obj, consumed in subscriber._subscriptions[uid]._waiting]
+    assert len(waiting) >= 4
+    for position, consumed in waiting:
+        stream = streams[consumed.__self__.server]  # type: ignore[attr-defined]  # a method of what stands there
+        assert position not in stream.places[: stream.consumed]
+    # When all is taken, expect both to hear of all
+    assert sorted(_received(subscriber, uid, 20)) == list(range(1, 21))
+    eventually(lambda: all(s.consumed >= 17 for s in streams.values()))
+
+
+def test_what_was_taken_last_is_told_when_the_application_leaves(
+    federation: Any, archive: Callable[..., Past], eventually: Callable[..., Any]
+) -> None:
+    # Given a durable subscription whose application has taken three of many objects
+    past = archive([an_object(n) for n in range(1, 51)])
+    with SubscriberAdapter(federation.config) as subscriber:
+        uid = subscriber.register_subscriber(type_name="t", durable="d", start="all")
+        assert _received(subscriber, uid, 3) == [1, 2, 3]
+        assert subscriber.matching(uid).why.endswith("what archives have comes all the same")
+        (stream,) = past.streams()
+    # When it leaves, expect these to be told, although they are few
+    eventually(lambda: stream.consumed == 3, what=lambda: stream.consumed)
+
+
+def test_acknowledging_is_heard(federation: Any, archive: Callable[..., Past], eventually: Callable[..., Any]) -> None:
+    # Given a durable subscription with explicit acknowledgement
+    past = archive([an_object(n) for n in range(1, 6)])
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name="t", durable="d", ack="explicit", start="all")
+    objects = list(subscriber.objects(uid, 2.0))
+    assert len(objects) == 5
+    # When some are acknowledged, expect their positions to be told; not twice
+    for obj in (objects[3], objects[0]):
+        subscriber.acknowledge(obj)
+    with pytest.raises(UnknownUidError, match="does not wait"):
+        subscriber.acknowledge(objects[0])
+    (stream,) = past.streams()
+    eventually(lambda: stream.acknowledged == [40, 10], what=lambda: stream.acknowledged)
+    # When the line was cut, expect what may not have been heard to be told again
+    (session,) = subscriber._sessions.values()
+    (standing,) = session._by_number.values()
+    standing.report_again()
+    subscriber.acknowledge(objects[1], uid)
+    eventually(lambda: stream.acknowledged == [40, 10, 40, 10, 20], what=lambda: stream.acknowledged)
+    # Expect what never came to be refused
+    with pytest.raises(UnknownUidError):
+        subscriber.acknowledge(an_object(99))
+    with pytest.raises(UnknownUidError):
+        subscriber.acknowledge(objects[2], "subscription-none")
+
+
+def test_a_durable_subscription_belongs_to_its_user(federation: Any, archive: Callable[..., Past]) -> None:
+    # Given a durable subscription
+    past = archive([an_object(1)])
+    for name in ("fusion-1", "fusion-1", "other"):
+        with SubscriberAdapter(federation.config) as subscriber:
+            uid = subscriber.register_subscriber(type_name="t", durable=name, start="all")
+            assert _received(subscriber, uid, 1) == [1]
+    # Expect the same name with the same secret each time, another name with another one, none of them the user's own
+    first, second, other = past.subscribed
+    assert (first.durable, first.uid, first.secret) == (second.durable, second.uid, second.secret)
+    assert other.secret != first.secret
+    assert first.secret == secret_of("fusion-1", "")
+    # Expect the secret not to be shown
+    assert first.secret not in repr(first)
+
+
+def test_a_durable_subscription_is_set_back_by_its_user_alone(
+    federation: Any, archive: Callable[..., Past], tmp_path: Path
+) -> None:
+    # Given a durable subscription
+    past = archive([an_object(n) for n in range(1, 4)])
+    subscriber = federation.subscriber()
+    uid = subscriber.register_subscriber(type_name="t", durable="d", start="all")
+    assert _received(subscriber, uid, 3) == [1, 2, 3]
+    # When it is set back, expect the archive to have done it
+    assert subscriber.reset_durable("d", 20) == 1
+    assert list(past.durables.values()) == [{10, 20}]
+    # Expect another name, another place and another user to be refused
+    for name, to in (("e", "all"), ("d", "nowhere"), ("", "all")):
+        with pytest.raises((UnknownUidError, ConfigurationError)):
+            subscriber.reset_durable(name, to)
+    subscriber.close()
+    other = msgspec.structs.replace(federation.config.client, owner=str(tmp_path / "secret"))
+    with (
+        SubscriberAdapter(msgspec.structs.replace(federation.config, client=other)) as stranger,
+        pytest.raises(UnknownUidError, match="of this user"),
+    ):
+        stranger.reset_durable("d", "all")
+    assert list(past.durables.values()) == [{10, 20}]
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"start": "yesterday"}, ConfigurationError),
+        ({"start": -1}, ConfigurationError),
+        ({"start": 1.5}, ArgumentError),
+        ({"start": True}, ArgumentError),
+        ({"latest_by": "/m/key"}, ConfigurationError),
+        ({"ack": "explicit"}, ConfigurationError),
+        ({"ack": "never", "durable": "d"}, ArgumentError),
+        ({"durable": ""}, ConfigurationError),
+        ({"durable": " d"}, ConfigurationError),
+        ({"durable": "a\nb"}, ConfigurationError),
+        ({"durable": "x" * 65}, ConfigurationError),
+        ({"durable": "d", "recipients": ["ops@example.org"]}, ConfigurationError),
+        ({"start": "1h", "recipients": ["ops@example.org"]}, ConfigurationError),
+        ({"start": "all", "recipients": ["ops@example.org"], "direct": True}, ConfigurationError),
+    ],
+)
+def test_what_makes_no_sense_is_refused(federation: Any, options: dict[str, Any], error: type[Exception]) -> None:
+    subscriber = federation.subscriber()
+    with pytest.raises(error):
+        subscriber.register_subscriber(type_name="t", **options)
+    assert subscriber.status()["subscriptions"] == {}
+
+
+# -- whose it is ------------------------------------------------------------------------------------------------
+
+
+def test_the_secret_is_made_once_however_many_processes_ask(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "secret"
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(secret_of("d", str(file)))) for _ in range(16)]
+    random.shuffle(threads)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Expect one, which nobody else may read, and nothing beside it
+    assert len(set(found)) == 1
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [path.name for path in file.parent.iterdir()] == ["secret"]
+
+
+@pytest.mark.parametrize("content", ["", "short", "x" * 2_000, "\x00" * 64, "ä" * 40, "../" * 20])
+def test_a_file_that_holds_no_secret_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "secret"
+    file.write_text(content)
+    file.chmod(0o600)
+    with pytest.raises(ConfigurationError, match="secret"):
+        secret_of("d", str(file))
+
+
+def test_a_secret_that_others_may_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("a" * 64)
+    file.chmod(0o644)
+    with pytest.raises(ConfigurationError, match="chmod 600"):
+        secret_of("d", str(file))
+
+
+def test_a_place_where_no_secret_can_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"\[client\] owner"):
+        secret_of("d", str(tmp_path / "file" / "secret"))

@@ -1,0 +1,183 @@
+"""Clients of the gateway in other languages, and those that are made of its document alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jbi_pubsub import __version__
+from jbi_pubsub.core.errors import JbiError
+from jbi_pubsub.web.listing import OPERATIONS
+from jbi_pubsub.web.operations import Table
+
+TOP = Path(__file__).parents[2]
+CLIENTS = TOP / "examples" / "clients"
+CONFORMANCE = TOP / "tests" / "capi" / "conformance.py"
+
+
+def test_the_document_is_that_of_the_operations() -> None:
+    kept = json.loads((TOP / "docs" / "openapi.json").read_text())
+    assert kept == Table(OPERATIONS).document(__version__), "jbi gateway --document > docs/openapi.json"
+
+
+def test_each_class_of_error_has_its_code_and_a_code_its_class() -> None:
+    from jbi_pubsub.web.problem import codes, error_of, problem, status_of
+
+    kinds, waiting = set[type[JbiError]](), [JbiError]
+    while waiting:
+        kind = waiting.pop()
+        kinds.add(kind)
+        waiting += kind.__subclasses__()
+    ours = {kind for kind in kinds if kind.__module__.startswith(("jbi_pubsub.core.errors", "jbi_pubsub.capi"))}
+    told = {code: status for code, status, _ in codes()}
+    assert {kind.code for kind in ours} == set(told)
+    for kind in ours:
+        said = problem(kind("what", hint="how", number=1))
+        assert type(error_of(said)) is kind
+        assert (said.status, said.detail, said.hint, said.facts) == (status_of(kind), "what", "how", {"number": 1})
+        assert told[kind.code] == said.status
+
+
+@pytest.fixture
+def node(start: Callable[..., Any], world: str, tmp_path: Path) -> str:
+    """Lookup service, delegate with an archive, and gateway as processes: where it is."""
+    locator = start("lookup", "--port", "0", "--json").fact()["address"]
+    at = ("--locator", locator, "--set", "archive.reserve=0")
+    start(
+        *at, "pad", "alpha", "rome", "--archive", f"{tmp_path}/archive", "--types", f"{tmp_path}/types", "--json"
+    ).fact()
+    url = start(*at, "gateway", "--port", "0", "--json").fact()["url"]
+    os.environ["JBI_LOOKUP_LOCATORS"] = locator
+    return str(url)
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Any:
+    yield
+    os.environ.pop("JBI_LOOKUP_LOCATORS", None)
+
+
+@pytest.mark.processes
+def test_stubs_of_the_document_alone_publish_subscribe_and_query(node: str, tmp_path: Path) -> None:
+    # Given a program that has nothing but the standard library and the document
+    program = f"""
+import sys, time
+sys.path.insert(0, {str(CLIENTS)!r})
+from api import Api
+assert not any(name.startswith("jbi_pubsub") for name in sys.modules)
+api = Api({node!r})
+events = api.subscribe(type="report", version="1.0", predicate="//n>1")
+assert next(events)[0] == "open"
+objects = [(b"<report><n>%d</n></report>" % n, b"payload") for n in (1, 2)]
+ids = api.publishObjects(type="report", version="1.0", validate=False, persist=True, wait=20, objects=objects)["ids"]
+kind, found, _ = next(events)
+assert (kind, found["id"]) == ("object", ids[1]), found
+answer = api.queryObjects(type="report", version="1.0", order="newest")
+assert [each["id"] for each in answer["objects"]] == ids[::-1], answer
+assert api.getPayload(object=ids[0]) == b"payload"
+assert api.countObjects(type="report", version="1.0")["count"] == 2
+until = time.monotonic() + 20  # what lookup services say is used for a second
+while {{"type": "report", "version": "1.0"}} not in api.listTypes()["types"]:
+    assert time.monotonic() < until
+    time.sleep(0.05)
+try:
+    api.subscribe(type="report", version="1.0", predicate="///")
+except api.error("predicate") as exc:
+    assert exc.problem["status"] == 422 and exc.problem["facts"]["argument"] == "predicate"
+else:
+    raise AssertionError("a bad predicate was taken")
+print("done")
+"""
+    # When / Expect
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("done\n", ""), done.stderr
+
+
+@pytest.mark.processes
+def test_a_javascript_client_publishes_subscribes_and_queries(node: str) -> None:
+    if (javascript := shutil.which("node")) is None:
+        pytest.skip("there is no Node.js here")
+    client = [javascript, str(CLIENTS / "client.mjs")]
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*client, *arguments], capture_output=True, text=True, timeout=60)
+
+    arguments = ["subscribe", node, "report", "1.0", "//n>1", "1"]
+    with subprocess.Popen([*client, *arguments], stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert json.loads(following.stdout.readline())["kind"] == "open"
+        for n in (1, 2):
+            said = run("archive", node, "report", "1.0", f"<report><n>{n}</n></report>", "pay")
+            assert said.returncode == 0, said.stderr
+        found = json.loads(following.stdout.readline())
+        assert (found["kind"], found["metadata"], found["payload_base64"]) == (
+            "object",
+            "<report><n>2</n></report>",
+            "cGF5",
+        )
+        assert following.wait(30) == 0
+    asked = run("query", node, "report", "1.0")
+    assert asked.returncode == 0, asked.stderr
+    lines = asked.stdout.splitlines()
+    assert [json.loads(line)["metadata"] for line in lines] == [f"<report><n>{n}</n></report>" for n in (1, 2)]
+    refused = run("query", node, "report", "1.0", "///")
+    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (1, "", 1)
+    assert refused.stderr.startswith("predicate: ")
+    assert not refused.stderr.endswith(". \n")
+    # And what can't be: too few words, and nobody there
+    assert [run("publish", node, *few).returncode for few in ((), ("report",), ("report", "1.0"))] == [2, 2, 2]
+    away = run("query", "http://127.0.0.1:1", "report", "1.0")
+    assert (away.returncode, "fetch failed: " in away.stderr) == (1, True)
+
+
+@pytest.mark.processes
+def test_the_sample_client_publishes_subscribes_and_queries(node: str) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(CLIENTS / "sample.py"), *arguments], capture_output=True, text=True, timeout=60
+        )
+
+    arguments = ["subscribe", "report", "1.0", "--predicate", "//n>1", "--count", "1"]
+    sample = [sys.executable, str(CLIENTS / "sample.py")]
+    with subprocess.Popen([*sample, *arguments], stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == "subscribed\n"
+        ids = []
+        for n in (1, 2):
+            said = run(
+                "--node", "alpha", "rome", "publish", "report", "1.0", f"<report><n>{n}</n></report>", "--persist"
+            )
+            assert said.returncode == 0, said.stderr
+            ids.append(said.stdout.strip())
+        assert following.stdout.readline() == f"{ids[1]} '<report><n>2</n></report>' 0\n"
+        assert following.wait(30) == 0
+    for how in ((), ("--distributed", "5000")):
+        lines = run("query", "report", "1.0", *how).stdout.splitlines()
+        assert [line.split()[0] for line in lines] == ids
+    for wrong in (("one", "<report/>"), ("1.0", "<report/>", "--payload", "/nowhere")):
+        refused = run("publish", "report", *wrong)
+        assert (refused.returncode, len(refused.stderr.splitlines())) == (1, 1), refused.stderr
+
+
+@pytest.mark.processes
+def test_the_conformance_script_runs_over_http_unchanged(node: str) -> None:
+    # Given the script, and a stub that is made of the document
+    environment = {**os.environ, "GATEWAY": node, "PYTHONPATH": str(TOP / "tests" / "oracles")}
+    # When
+    done = subprocess.run(
+        [sys.executable, str(CONFORMANCE), "capi_http.connection.ConnectionManager"],
+        capture_output=True, text=True, timeout=110, env=environment,
+    )  # fmt: skip
+    # Expect
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) >= 25
+    assert all(line.startswith("ok ") for line in lines)
