@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email import message_from_bytes, policy
 from email.message import EmailMessage
-from typing import Any
+from typing import Any, Final
+from weakref import WeakSet
 
 from aiosmtpd.controller import Controller
+
+READY_SECONDS: Final = 60.0
+"""For the server to begin, which takes milliseconds unless others have the processors."""
 
 
 @contextmanager
@@ -24,7 +28,23 @@ def mailbox(came: Callable[[tuple[str, ...], EmailMessage], object]) -> Iterator
 
 
 class AnyPort(Controller):
-    """aiosmtpd's controller on a free port, which it would not learn by itself."""
+    """aiosmtpd's controller on a free port, which it would not learn by itself. Its end is that of its connections."""
+
+    def __init__(self, handler: Any, **options: Any) -> None:
+        super().__init__(handler, ready_timeout=READY_SECONDS, **options)
+        self._protocols: WeakSet[Any] = WeakSet()
+
+    def _factory_invoker(self) -> Any:
+        protocol = super()._factory_invoker()
+        self._protocols.add(protocol)
+        return protocol
+
+    def cancel_tasks(self, stop_loop: bool = True) -> None:  # aiosmtpd's
+        """On the loop's thread. aiosmtpd leaves connections to the garbage, which warns of them at any later time."""
+        for protocol in self._protocols:
+            if protocol.transport is not None:
+                protocol.transport.abort()
+        super().cancel_tasks(stop_loop)
 
     def _trigger_server(self) -> None:
         assert isinstance(self.server, asyncio.Server)

@@ -275,10 +275,12 @@ class Watch:
                 .start()
             )
             try:
-                while query.isActive and turn():
-                    executors.there()
+                while query.isActive:
                     if query.lastProgress is None or query.status["isDataAvailable"]:  # not idle: it has not looked yet
-                        self.changed = time.monotonic()
+                        self.changed = time.monotonic()  # before the turn: Spark may take longer to begin than to idle
+                    if not turn():
+                        break
+                    executors.there()
                     time.sleep(_TURN)
                 failed = query.exception()
             finally:

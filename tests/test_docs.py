@@ -42,7 +42,7 @@ def program(name: str) -> str:
 
 def watchers(address: str) -> int:
     """Event registrations at a lookup service."""
-    status = fetch_status(ServiceRef("", "status", (address,)), Config().security(), timeout=5.0)
+    status = fetch_status(ServiceRef("", "status", (address,)), Config().security(), timeout=60.0)
     return int(status["event_registrations"])
 
 

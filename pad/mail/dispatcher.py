@@ -21,9 +21,9 @@ import math
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import aiosmtplib
 
@@ -39,6 +39,7 @@ from jbi_pubsub.pad.mail.store import KeptMail, MailStore
 from jbi_pubsub.pad.subscription import Subscription, check_recipients
 
 log = logging.getLogger("jbi_pubsub.mail")
+T = TypeVar("T")
 
 FLUSH_SECONDS: Final = 0.1
 """What has been sent is noted on disk at least so often: a kill sends again what was sent in that time."""
@@ -61,6 +62,9 @@ when it could to others."""
 
 QUIT_SECONDS: Final = 1.0
 """For the server's good-bye."""
+
+CANCEL_AGAIN_SECONDS: Final = 0.1
+"""For a try to end that has been cancelled."""
 
 
 class _NotConnectedError(Exception):
@@ -589,8 +593,7 @@ class MailDispatcher:
 
     async def _tried(self, everybody: tuple[str, ...], message: bytes) -> _Answer:
         try:
-            async with asyncio.timeout(self._settings.try_seconds):
-                return _Answer(await self._connections.send(everybody, message))
+            return _Answer(await _within(self._settings.try_seconds, self._connections.send(everybody, message)))
         except aiosmtplib.SMTPRecipientsRefused as exc:
             return _Answer({r.recipient: _said(r) for r in exc.recipients})
         except aiosmtplib.SMTPHeloError as exc:
@@ -630,6 +633,25 @@ class MailDispatcher:
             unsubscribe=link(self._base, "unsubscribe", request, recipient),
             renew=link(self._base, "renew", request, recipient),
         )
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` gives. Raises TimeoutError when it has not ended after so many seconds.
+
+    Cancels until it ends: of a cancellation that comes together with an answer, asyncio.wait_for, which waits for
+    answers in there, gives the answer and forgets the cancellation (Python 3.11); the next answer may take for ever."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        await asyncio.wait((task,), timeout=seconds)
+    finally:
+        while not task.done():
+            task.cancel()
+            await asyncio.wait((task,), timeout=CANCEL_AGAIN_SECONDS)
+        if not task.cancelled():
+            task.exception()  # who is cancelled has no use for it
+    if task.cancelled():
+        raise TimeoutError
+    return task.result()
 
 
 class _Connections:

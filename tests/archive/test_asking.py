@@ -64,7 +64,7 @@ def test_what_is_asked_while_the_first_worker_starts_is_answered(
     popen = subprocess.Popen
 
     def slowly(*arguments: Any, **options: Any) -> Any:
-        assert may_start.wait(30)
+        assert may_start.wait(60.0)
         return popen(*arguments, **options)
 
     monkeypatch.setattr("jbi_pubsub.archive.worker.subprocess.Popen", slowly)

@@ -141,7 +141,7 @@ def test_an_application_is_told_what_an_archive_lacks(
     assert [str(file) in each for each in query.count().partial] == [True]
     # and a subscription that begins in the past to count a loss
     subscription = app.register_subscriber(type_name="Intel_Imagery", start="all")
-    assert [app.receive(subscription, 20.0).platform.sequence for _ in range(2)] == [1, 3]
+    assert [app.receive(subscription, 60.0).platform.sequence for _ in range(2)] == [1, 3]
     eventually(lambda: app.losses(subscription) == {"storage": 1})
 
 

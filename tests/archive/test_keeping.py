@@ -179,7 +179,7 @@ def test_without_a_sync_for_each_batch_the_disk_gets_it_in_time(
     monkeypatch.setattr(os, "fdatasync", told)
     archive.sync(1)  # does not wait
     assert archive.synced == 1
-    assert forced.wait(20)
+    assert forced.wait(60.0)
     archive.close()
 
 

@@ -422,14 +422,14 @@ def test_many_threads_that_sync_share_one_call(tmp_path: Path, monkeypatch: pyte
     def slow(fd: int) -> None:
         calls.append(fd)
         entered.set()
-        assert leave.wait(10)
+        assert leave.wait(60.0)
         real(fd)
 
     monkeypatch.setattr(os, "fdatasync", slow)
     put(log, 1)
     threads = [threading.Thread(target=log.sync, args=(1,))]
     threads[0].start()
-    assert entered.wait(10)
+    assert entered.wait(60.0)
     # When many others come meanwhile, each with an object of its own
     for position in range(2, 18):
         put(log, position)
@@ -437,7 +437,7 @@ def test_many_threads_that_sync_share_one_call(tmp_path: Path, monkeypatch: pyte
         threads[-1].start()
     leave.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60.0)
     # Expect one call for all of them
     assert log.synced == 17
     assert len(calls) == 2

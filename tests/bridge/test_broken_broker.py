@@ -75,7 +75,7 @@ class Heard:
 
     def arrived(self, obj: InfoObject) -> None:
         self.payloads.append(bytes(obj.payload))
-        self.may.wait(20.0)
+        self.may.wait(60.0)
 
     def lost(self, cause: str, count: int) -> None:
         pass

@@ -249,7 +249,7 @@ def test_what_may_not_wait_longer_at_home_may_not_on_the_other_side(
     lasting, passing = alpha.publisher(), alpha.publisher(expiration=0.3)
     for each in (lasting, passing):
         publish(*each, figures, 1)
-        assert subscriber.receive(uid, 20.0)
+        assert subscriber.receive(uid, 60.0)
     # When more come than it may have, and it takes them later
     for count in (60, 90):
         publish(*passing, figures, *(40 for _ in range(count)))

@@ -54,7 +54,7 @@ class Broker:
     def stop(self) -> None:
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(10.0)
+            self._process.wait(60.0)
             self._process = None
 
 

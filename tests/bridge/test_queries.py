@@ -140,7 +140,7 @@ def test_the_archive_of_another_platform_is_not_changed_through_a_bridge(past: A
     # Given a bridge
     past.bridge()
     (item,) = past.alpha.pad.community.lookup(ServiceTemplate(types=(BRIDGE_TYPE,)))
-    proxy = HistoryProxy(item.proxy, past.alpha.federation.config.security(), timeout=5.0)
+    proxy = HistoryProxy(item.proxy, past.alpha.federation.config.security(), timeout=60.0)
     # When somebody administers its archive, expect a refusal that says where to do it
     try:
         for call in (

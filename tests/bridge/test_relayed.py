@@ -230,7 +230,7 @@ def test_relaying_needs_the_right_to_bridge(relay: Any, tmp_path: Path, eventual
             return False
         return True
 
-    eventually(taken_now, 10.0)
+    eventually(taken_now)
 
 
 def test_a_process_has_one_subscriber_adapter_beside_those_of_a_bridge(place: Callable[..., Place]) -> None:

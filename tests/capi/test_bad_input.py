@@ -232,7 +232,7 @@ def test_a_predicate_document_of_any_size_is_looked_at_once(connection: Connecti
     began = time.process_time()
     with pytest.raises(InvalidPredicateException, match="200000 characters"):
         sequence.setSequencePredicate(predicate("a" * 200_000))
-    assert time.process_time() - began < 5.0  # by the square it took minutes
+    assert time.process_time() - began < 30.0  # by the square it took minutes
 
 
 @pytest.mark.parametrize("version", ["", "1", "1.0.0", " 1.0", "1.0\n", "\u0661.\u0660", "-1.0", "1." + "0" * 10])
@@ -262,7 +262,7 @@ def test_one_sequence_opened_and_destroyed_by_many_threads_is_opened_once_and_le
             begin = threading.Barrier(8)
 
             def do(call: Any, sequence: Any = sequence, outcomes: Any = outcomes, begin: Any = begin) -> None:
-                begin.wait(20.0)
+                begin.wait(60.0)
                 try:
                     call(sequence)
                     outcomes.append(call.__name__)
@@ -279,7 +279,7 @@ def test_one_sequence_opened_and_destroyed_by_many_threads_is_opened_once_and_le
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(30.0)
+                thread.join(60.0)
             # Expect
             assert outcomes.count("destroy") == 1
             assert outcomes.count("activate") <= 1

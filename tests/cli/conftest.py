@@ -113,7 +113,7 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
-        self.process.wait(10.0)
+        self.process.wait(60.0)
         self._events.close()
         os.close(self._ours)
         os.close(self._theirs)

@@ -324,7 +324,7 @@ def an_object(number: int, *, type_: str = "other.A", payload_length: int = 1) -
 def test_of_what_makes_no_sense_nothing_is_kept(
     federation: Any, pad: DisseminationServer, jbi: Jbi, objects: list[bytes], entries: Any
 ) -> None:
-    proxy = HistoryProxy(pad.ref("", ()), federation.config.security(), timeout=10.0)
+    proxy = HistoryProxy(pad.ref("", ()), federation.config.security(), timeout=60.0)
     with pytest.raises((ProtocolError, EntryError)):
         proxy.take_in(objects, [Described("registration-1", entries)], 10.0)
     proxy.close()
@@ -405,7 +405,7 @@ def test_tail_shows_the_last_and_goes_on(
         publisher.flush()
         # Expect what is archived
         after = [json.loads(line) for line in tail.stdout]
-        assert tail.wait(30) == 0
+        assert tail.wait(60.0) == 0
     assert [each["sequence"] for each in (*before, *after)] == [4, 5, 1, 2]
     assert {each["registration"] for each in after} == {str(kept)}
 
@@ -465,7 +465,7 @@ def test_a_schema_is_tried_on_archived_objects_and_these_keep_their_type(
     server = DisseminationServer(config, repository, characteristics=("alpha", "rome"))
     server.start()
     federation.stack.callback(server.stop, 0.5)
-    server.community.wait_joined(server.server_id, 5.0)
+    server.community.wait_joined(server.server_id, 60.0)
     types = lambda *words: said(*flags, "types", *words)  # noqa: E731  # said so often
     assert types("add", str(figures.schema)).code == 0
     whole = figures.schema.read_text().replace('name="lat" type="xs:decimal"', 'name="lat" type="xs:integer"')

@@ -88,7 +88,7 @@ def answering(answer: Callable[[socket.socket], None] | None) -> Iterator[str]:
             server.shutdown(socket.SHUT_RDWR)
             for sock in connections:
                 sock.close()
-            thread.join(10.0)
+            thread.join(60.0)
 
 
 def _another_protocol(sock: socket.socket) -> None:
@@ -142,7 +142,7 @@ def test_a_check_that_hangs_and_one_that_fails_hide_nothing(monkeypatch: pytest.
     over = threading.Event()
 
     def hangs(_: Checkup) -> Iterator[Finding]:
-        over.wait(30.0)
+        over.wait(60.0)
         yield Finding("hangs", "ok", "late")
 
     def fails(_: Checkup) -> Iterator[Finding]:
@@ -153,15 +153,15 @@ def test_a_check_that_hangs_and_one_that_fails_hide_nothing(monkeypatch: pytest.
         yield Finding("well", "ok", "")
 
     began = time.monotonic()
-    found = examine({"hangs": hangs, "fails": fails, "well": well}, Checkup(Config(), {}), 0.2)
+    found = examine({"hangs": hangs, "fails": fails, "well": well}, Checkup(Config(), {}), 2.0)
     took = time.monotonic() - began
     over.set()
     # Expect what each came to, within the bound
     assert [each.state for each in found] == ["failure", "failure", "ok"]
-    assert found[0] == Finding("hangs", "failure", "no result within 0.2 s", "Try it alone: jbi doctor hangs")
+    assert found[0] == Finding("hangs", "failure", "no result within 2 s", "Try it alone: jbi doctor hangs")
     assert "ZeroDivisionError: by a fault of ours" in found[1].found
     assert noted == ["check fails"]
-    assert took < 10.0
+    assert took < 40.0
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
@@ -545,14 +545,14 @@ def test_who_is_asked_beside_others_does_not_delay_them() -> None:
 
     began = time.monotonic()
     good, gone, late = together(
-        [("a", lambda: ("hello", 0.001)), ("b", refuses), ("c", lambda: ("late", float(over.wait(30.0))))], 0.1
+        [("a", lambda: ("hello", 0.001)), ("b", refuses), ("c", lambda: ("late", float(over.wait(60.0))))], 2.0
     )
-    assert time.monotonic() - began < 10.0
+    assert time.monotonic() - began < 40.0
     over.set()
     # Expect what each has said
     assert (good.value, good.error) == ("hello", None)
     assert str(gone.error) == "gone"
-    assert str(late.error) == "no answer within 0.1 s"
+    assert str(late.error) == "no answer within 2 s"
 
 
 def test_a_party_of_another_protocol_is_told_with_both_numbers(findings: Callable[..., Any]) -> None:

@@ -39,7 +39,7 @@ def lookup(start: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
 
 def kill(process: Any) -> None:
     process.signal(signal.SIGKILL)
-    process.wait(10.0)
+    process.wait(60.0)
 
 
 def free_port() -> int:
@@ -114,7 +114,7 @@ def test_a_port_that_is_taken_is_refused_at_once_and_at_a_restart(
     kill(process)
     with socket.create_server(("127.0.0.1", port)):
         failed = start(*ALONE, "lookup", "--port", "0", "--state", str(tmp_path / "state.db"))
-        _, said = failed.communicate(timeout=10.0)
+        _, said = failed.communicate(timeout=60.0)
     assert failed.returncode != 0
     assert "administrator" in said
     assert "Traceback" not in said

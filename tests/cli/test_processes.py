@@ -53,7 +53,7 @@ def test_publish_and_subscribe(
         "--count", "2", "--json",
     )  # fmt: skip
     published = publishing.fact()
-    assert publishing.wait(10.0) == 0
+    assert publishing.wait(60.0) == 0
     assert published["undelivered"] == 0
     assert len(published["published"]) == 2
 
@@ -61,13 +61,13 @@ def test_publish_and_subscribe(
     received = [fits.fact(), fits.fact()]
     assert [fact["object"] for fact in received] == published["published"]
     assert {(fact["type"], fact["registration"]) for fact in received} == {(TYPE, published["registration"])}
-    assert fits.wait(10.0) == 0
+    assert fits.wait(60.0) == 0
     written = [path.read_bytes() for path in (tmp_path / "out").iterdir()]
     assert written.count(Path(IMAGE).read_bytes()) == 2
     assert written.count(Path(FIGURE_1).read_bytes()) == 2
 
     # Expect nothing at the other, which ends because nothing comes
-    out, err = misses.communicate(timeout=10.0)
+    out, err = misses.communicate(timeout=60.0)
     assert out == ""
     assert [line for line in err.splitlines() if not line.startswith("subscription ")] == []
 
@@ -152,7 +152,7 @@ def test_the_lookup_service_is_administered(
     [status] = json.loads(said(*flags, "status", ready["address"], "--json").out)
     assert sorted(status["groups"]) == ["lab", world]
     assert said(*flags, "lookup", "admin", "--at", ready["address"], "destroy", "--yes").code == 0
-    assert server.wait(10.0) == 0
+    assert server.wait(60.0) == 0
 
 
 def test_a_lookup_service_with_a_state_file_is_the_same_after_a_restart(
@@ -228,7 +228,7 @@ def test_a_command_that_is_interrupted_leaves_and_says_so_by_its_code(
 
     # When it is interrupted
     waiting.signal(number)
-    out, err = waiting.communicate(timeout=10.0)
+    out, err = waiting.communicate(timeout=60.0)
 
     # Expect its code, no traceback, and nothing of it to be left that would have to run out
     assert waiting.returncode == code, err

@@ -262,11 +262,11 @@ def test_a_server_that_is_gone_is_shown_as_such(federation: Any, eventually: Cal
 def test_services_of_other_kinds_are_not_asked(federation: Any) -> None:
     # Given a delegate, and a service that is none of ours, in the same lookup service
     pad = federation.pad("alpha", "rome")
-    pad.community.wait_joined(pad.server_id, 5.0)
+    pad.community.wait_joined(pad.server_id, 60.0)
     community = JoinManager(federation.config, name="sensors")
     federation.stack.callback(community.close)
     community.join(ServiceItem("s" * 32, ("org.example.Sensor",), ServiceRef("s" * 32, "sensor", ("127.0.0.1:1",))))
-    community.wait_joined("s" * 32, 5.0)
+    community.wait_joined("s" * 32, 60.0)
     # Expect it not to be called, and so not to be called unreachable
     servers = Servers(federation.config, ())
     federation.stack.callback(servers.close)
@@ -282,7 +282,7 @@ def test_a_delegate_that_was_killed_and_started_again_is_asked_and_counted_once(
     federation.stack.callback(community.close)
     before = msgspec.structs.replace(pad.ref("delegate", ()), service_id="f" * 32)
     community.join(ServiceItem("f" * 32, (PAD_TYPE,), before))
-    community.wait_joined("f" * 32, 5.0)
+    community.wait_joined("f" * 32, 60.0)
     said(*flags, "subscribe", "--email", "ops@example.org", "--type", "other")
     # Expect one delegate, with what it has
     servers = Servers(federation.config, ())

@@ -76,14 +76,14 @@ def test_what_a_study_of_an_export_says_is_what_the_delegates_have_accounted_for
     first = export("--publications", "10")
     publish(5)
     assert first.fact()["publications"] == 10
-    assert first.wait(20.0) == 0
+    assert first.wait(60.0) == 0
     eventually(lambda: tapped(alpha) == tapped(bravo) == 0)
     second = export("--seconds", "600", "--resume")
     publish(3)
     eventually(lambda: delivered(alpha) + delivered(bravo) == 6)
     second.signal(signal.SIGINT)
     assert second.fact()["publications"] == 16
-    assert second.wait(20.0) == 130
+    assert second.wait(60.0) == 130
 
     # Expect a finished data set with all contracts but the tap's own, whose fan-out is the delegates' account
     contracts = data_in(tmp_path / "data").contracts
@@ -94,7 +94,7 @@ def test_what_a_study_of_an_export_says_is_what_the_delegates_have_accounted_for
     assert (named.predicate, named.filter, named.direct) == ("//lat > 33.2", "//secret-looking", True)
     assert len({each.subscriber for each in contracts.subscriptions}) == 1
     study = start("study", "fanout", str(tmp_path / "data"), "--out", str(tmp_path / "out"), "--json")
-    told = json.loads(study.communicate(timeout=30.0)[0])["numbers"]
+    told = json.loads(study.communicate(timeout=60.0)[0])["numbers"]
     accounts = [s["matched"] for pad in (alpha, bravo) for s in pad.status()["subscriptions"] if s["uid"] in mine]
     assert told["objects"] == 16
     assert told["deliveries"] == sum(accounts) > 16
@@ -119,8 +119,8 @@ def test_who_may_not_administer_is_not_told_who_wants_what(
 
     told = start(*flags, "study", "export", "--seconds", "0", "--out", str(tmp_path / "data"))
 
-    assert told.communicate(timeout=30.0)[1].count("administer") >= 1
-    assert told.wait(5.0) == 1
+    assert told.communicate(timeout=60.0)[1].count("administer") >= 1
+    assert told.wait(60.0) == 1
 
 
 @pytest.mark.processes
@@ -135,9 +135,9 @@ def test_an_export_that_was_killed_is_gone_on_with_and_its_tap_is_nobodys_wish(
     words = [*flags, "study", "export", "--out", str(out)]
     killed = start(*words, "--seconds", "600")
     eventually(lambda: len(pad.status()["subscriptions"]) == 1 and (out / "subscriptions").is_dir())
-    assert "another process writes to" in start(*words, "--seconds", "0").communicate(timeout=30.0)[1]
+    assert "another process writes to" in start(*words, "--seconds", "0").communicate(timeout=60.0)[1]
     killed.signal(signal.SIGKILL)
-    killed.wait(10.0)
+    killed.wait(60.0)
     with pytest.raises(StudyError, match="unfinished"):
         data_in(out)
 
@@ -212,7 +212,7 @@ def test_a_tap_that_another_has_started_for_itself_ends_when_that_is_killed(
         eventually(lambda: alpha.status()["subscriptions"][0]["delivered"] == 1, 30.0)
     finally:
         starter.kill()
-        starter.wait(10.0)
+        starter.wait(60.0)
 
     told = data / "manifest.json"  # not before the tap knows the contracts
     eventually(lambda: told.is_file() and json.loads(told.read_text())["state"] == "complete", 30.0)

@@ -141,7 +141,7 @@ def test_one_look_for_programs(federation: Any, figures: Any, flags: list[str], 
     uid = subscriber.register_subscriber(type_name="mil.af.rl.jbi.Intel_Imagery")
     assert subscriber.wait_matched(uid) == 1
     adapter.publish(registration, figures.figure_1)
-    assert subscriber.receive(uid, 10.0) is not None
+    assert subscriber.receive(uid, 60.0) is not None
     # When somebody pipes a page; Expect lines, with rates
     shown = said(*flags, "top", "--every", "0.1")
     head, row, *_ = (line.split("\t") for line in shown.out.splitlines())

@@ -161,7 +161,7 @@ def test_where_there_is_no_repository(said: Said, federation: Any, monkeypatch: 
         server = DisseminationServer(config, repository, characteristics=(name, "rome"))
         server.start()
         federation.stack.callback(server.stop, 0.5)
-        server.community.wait_joined(server.server_id, 10.0)
+        server.community.wait_joined(server.server_id, 60.0)
         # or one, or two that have one
         code, _, err = said("list", folder="")
         assert (code, "several delegates have a type repository" in err) == (

@@ -105,7 +105,7 @@ def test_the_ids_that_publishers_give_are_taken(federation: Any, figures: Any, t
     assert subscriber.wait_matched(uid) == 1
     # When an object is published, expect it to arrive under its id and to be written
     object_id = publisher.publish(registration, figures.figure_1, b"payload")
-    obj = subscriber.receive(uid, 5.0)
+    obj = subscriber.receive(uid, 60.0)
     write_object(tmp_path, obj)
     assert obj.object_id == object_id
     assert (tmp_path / f"{object_id}.payload").read_bytes() == b"payload"
@@ -217,7 +217,7 @@ def test_services_of_spiteful_peers_are_listed_in_one_line_each(
                 (PublisherAdapterDelegate(name=text, location="[red]rome[/red]").rep(),),
             )
             community.join(item)
-            community.wait_joined(item.service_id, 5.0)
+            community.wait_joined(item.service_id, 60.0)
         # When they are listed
         answer = said(*flags, "services", "--type", PAD_TYPE)
     # Expect a line for each, of printable cells, with the markup as it is

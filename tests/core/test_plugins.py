@@ -116,7 +116,7 @@ def test_a_delegate_loads_the_languages_that_are_installed_with_it(
     finally:
         federation.stack.close()
         pad.terminate()
-        pad.communicate(timeout=10.0)
+        pad.communicate(timeout=60.0)
 
 
 def test_a_language_that_a_delegate_does_not_know_is_told_to_the_application(

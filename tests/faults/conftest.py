@@ -84,7 +84,7 @@ class Party:
         """Send a signal; when it is SIGKILL, wait until the process is gone."""
         self.process.signal(number)
         if number == 9:
-            self.process.wait(10.0)
+            self.process.wait(60.0)
 
     def ask(self, word: object) -> dict[str, Any]:
         """Say a line to a script; its answer."""

@@ -53,6 +53,6 @@ def test_what_was_acknowledged_is_found_once_after_each_kill(
     assert len(acknowledged) > 100
     # and a subscription that begins with all to get the same
     replay = subscriber.register_subscriber(type_name="Intel_Imagery", start="all")
-    got = [subscriber.receive(replay, 20.0) for _ in acknowledged]
+    got = [subscriber.receive(replay, 60.0) for _ in acknowledged]
     assert [obj.object_id for obj in got if obj is not None] == acknowledged
     assert field.status(pad)["archive"]["troubles"] == []

@@ -145,7 +145,7 @@ def test_waiting_for_subscribers_ends_when_they_have_come(publishing: Any, feder
     thread = threading.Thread(target=subscribe)
     thread.start()
     # Expect to be told as soon as they are there
-    assert publishing.adapter.wait_for_subscribers(registration, 2, timeout=10.0) == 2
+    assert publishing.adapter.wait_for_subscribers(registration, 2, timeout=60.0) == 2
     thread.join()
 
 
@@ -211,7 +211,7 @@ def test_a_subscription_that_has_just_come_is_catching_up_for_whoever_stops(
     monkeypatch.setattr(delegate._stood, "notify_all", notified)
     # When it subscribes, and those who wait for that are woken
     peer.publish(peer.register_publisher(figures.schema, figures.figure_1), figures.figure_1)
-    assert come.wait(10.0)
+    assert come.wait(60.0)
     # Expect them to find it catching up
     assert seen[0] == 1
 

@@ -82,7 +82,7 @@ def test_a_killed_delegate_leaves_the_lookup_service_and_its_clients_are_told(
     # Given a client that watches all services, a delegate with a registration, and a subscriber
     community = field.community()
     cache: LookupCache = community.watch(ServiceTemplate(), heard)
-    community.wait_watching(cache, 5.0)
+    community.wait_watching(cache, 60.0)
     [own] = heard.added  # the lookup service itself
     pad = field.pad()
     field.publisher()
@@ -108,7 +108,7 @@ def test_a_cancelled_registration_is_told_at_once(
     # Given leases of a minute, so that only cancelling can be what is noticed
     field.leases(publisher=60.0, subscriber=60.0, lookup=60.0)
     community = field.community()
-    community.wait_watching(community.watch(ServiceTemplate(types=(PUBLISHER_TYPE,)), heard), 5.0)
+    community.wait_watching(community.watch(ServiceTemplate(types=(PUBLISHER_TYPE,)), heard), 60.0)
     adapter = field.peer()
     registration = adapter.register_publisher(figures.schema, figures.figure_1)
     eventually(lambda: len(heard.added) == 1)

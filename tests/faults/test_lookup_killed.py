@@ -90,7 +90,7 @@ def test_what_was_acknowledged_is_there_after_every_kill_and_event_numbers_never
     field.lookups(address)
     community = field.community()
     cache = community.watch(ServiceTemplate(types=("Service",)))
-    community.wait_watching(cache, 10.0)
+    community.wait_watching(cache, 60.0)
     held: dict[str, tuple[str, str]] = {}
     unanswered: set[str] = set()
     moments = random.Random(7)

@@ -92,7 +92,7 @@ def keeping(federation: Any, state: Path, **mail: Any) -> Any:
 
 def follow(pad: DisseminationServer, action: Any, token: str) -> None:
     """As `jbi web` does for whoever has used a link."""
-    follow_link(ServiceRef("", "", (pad.address,)), Security(), action, token, timeout=5.0)
+    follow_link(ServiceRef("", "", (pad.address,)), Security(), action, token, timeout=60.0)
 
 
 def row(pad: DisseminationServer, uid: str) -> dict[str, Any]:
@@ -185,7 +185,7 @@ def test_an_owner_who_is_connected_is_told_that_a_recipient_has_left_and_his_que
     eventually(lambda: post.to(A))
     # When its recipient unsubscribes
     [address] = {publishing.status()["address"]}
-    follow_link(ServiceRef("", "", (address,)), Security(), "unsubscribe", post.link(A, "unsubscribe"), timeout=5.0)
+    follow_link(ServiceRef("", "", (address,)), Security(), "unsubscribe", post.link(A, "unsubscribe"), timeout=60.0)
     # Expect the owner to get what follows, and to be told that it was not mailed
     assert subscriber.losses(uid) == {}
     sent = publishing.publish(registration, figures.figure_1)

@@ -10,11 +10,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from email import message_from_bytes
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import aiosmtplib
 import msgspec
 import pytest
 from aiosmtpd.smtp import SMTP, syntax
@@ -248,7 +250,7 @@ def test_a_fault_that_nobody_expected_ends_no_mail_thread(
     monkeypatch.setattr(target, method, once)
     # When an object comes, and then another one
     here.publish(one)
-    assert failed.wait(10.0)
+    assert failed.wait(60.0)
     eventually(lambda: faults().get(what, 0) == before + 1)
     second = here.publish(one)
     # Expect the fault to be counted once, the second mail to come, and the account to be even; the first is lost, told,
@@ -315,7 +317,28 @@ def test_a_try_has_a_deadline_as_a_whole(
     here.publish(here.subscribe("one", "silent@x.org"))
     # Expect the mail to be given up after its tries
     eventually(lambda: here.lost == {Cause.MAIL_UNREACHABLE: 1})
-    eventually(lambda: server.disconnected == server.connected == 2)
+    eventually(lambda: server.disconnected == server.connected <= 2)  # fewer: not even connected in time
+
+
+def test_the_deadline_of_a_try_holds_when_it_is_over_just_as_an_answer_comes(
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a library that forgets that it was cancelled, once, as asyncio.wait_for does when an answer comes with it
+    forgotten: list[str] = []
+
+    async def forgetful(_client: Any, recipient: str, *_rest: Any, **_options: Any) -> Any:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600.0)
+        forgotten.append(recipient)
+        await asyncio.sleep(3600.0)
+
+    monkeypatch.setattr(aiosmtplib.SMTP, "rcpt", forgetful)
+    here = office(timeout=3600.0, try_seconds=0.5, retries=1)
+    # When a mail is sent; Expect it to be given up after its tries
+    here.publish(here.subscribe("one", "one@x.org"))
+    eventually(lambda: here.lost == {Cause.MAIL_UNREACHABLE: 1})
+    eventually(lambda: server.disconnected == server.connected)
+    assert set(forgotten) <= {"one@x.org"}
 
 
 def test_reminders_come_behind_all_other_mail(
@@ -346,16 +369,17 @@ def test_reminders_come_behind_all_other_mail(
 
 
 def test_mails_of_their_own_for_many_recipients_do_not_keep_the_connection_from_others(
-    server: Server, office: Callable[..., Office], eventually: Callable[..., Any]
+    server: Server, office: Callable[..., Office], eventually: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given one connection, a turn of half a second, a fifth of one for a mail, and links: a mail for each recipient
-    here = office(connections=1, try_seconds=0.5, unsubscribe="https://x.org")
+    # Given one connection, a turn of a minute, 24 seconds for a mail, and links: a mail for each recipient
+    here = office(connections=1, try_seconds=60.0, unsubscribe="https://x.org")
     many, other = here.subscribe("many", *(f"{n}@x.org" for n in range(5))), here.subscribe("other", "other@x.org")
-    began = time.monotonic()
+    later = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + later[0], time=time.time)
+    monkeypatch.setattr("jbi_pubsub.pad.mail.dispatcher.time", clock)
 
     def slow(_address: str) -> str:
-        while time.monotonic() < began + 0.2 * (len(server.mails) + 1):
-            time.sleep(0.01)
+        later[0] += 24.0
         return "250 OK"
 
     server.answer_rcpt = slow
@@ -596,14 +620,14 @@ def test_many_mails_share_a_commit(
         if changes.letters:
             commits.append(len(changes.letters))
             busy.set()
-            assert go.wait(10.0)
+            assert go.wait(60.0)
         commit(store, changes, offset)
 
     monkeypatch.setattr(MailStore, "commit", slow)
     here = office(tmp_path / "mails")
     one = here.subscribe("one", "one@x.org")
     here.publish(one)
-    assert busy.wait(10.0)
+    assert busy.wait(60.0)
     # When 200 more come meanwhile; Expect that they did not wait for it, and one commit for them all
     for _ in range(200):
         here.publish(one)
@@ -619,7 +643,7 @@ def test_a_publisher_is_told_that_its_batch_is_taken_when_the_mail_is_on_disk(
     go, commit = threading.Event(), MailStore.commit
 
     def slow(store: MailStore, changes: Any, offset: float) -> None:
-        assert not changes.letters or go.wait(10.0)
+        assert not changes.letters or go.wait(60.0)
         commit(store, changes, offset)
 
     monkeypatch.setattr(MailStore, "commit", slow)
@@ -636,7 +660,7 @@ def test_a_publisher_is_told_that_its_batch_is_taken_when_the_mail_is_on_disk(
     with pytest.raises(BackPressureError):
         adapter.flush(0.3)
     go.set()
-    adapter.flush(10.0)
+    adapter.flush(60.0)
 
 
 def test_a_full_disk_is_a_counted_loss_and_no_end(
@@ -696,7 +720,7 @@ def test_mail_queued_in_a_delegate_that_is_killed_is_sent_when_it_is_back(
     pad = field.pad(more=state)
     subscribing = field.jbi("subscribe", "--type", TYPE, "--email", "duty@example.org", "--json")
     uid = subscribing.fact()["subscription"]
-    assert subscribing.wait(10.0) == 0
+    assert subscribing.wait() == 0
     # When objects are published and taken, and then the delegate is killed
     adapter = field.light()
     registration = figures.register(adapter)
@@ -729,7 +753,7 @@ def test_the_command_line_makes_digests_and_shows_who_is_suspended(
     for more in ((), ("--digest", "3600")):
         process = field.jbi("subscribe", "--type", TYPE, "--email", "gone@example.org", *more, "--json")
         uids.append(process.fact()["subscription"])
-        assert process.wait(10.0) == 0
+        assert process.wait() == 0
     # When three objects are published
     adapter = field.light()
     registration = figures.register(adapter)

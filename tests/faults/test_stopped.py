@@ -34,7 +34,7 @@ from jbi_pubsub.lookup.client.join import JoinManager
 
 community = JoinManager(config, name="watcher")
 cache = community.watch(ServiceTemplate(types=("Printer",)))
-tell(lookups=community.wait_watching(cache, 10.0))
+tell(lookups=community.wait_watching(cache, 60.0))
 while told() == "items":
     tell(items={item.service_id: item.entries[0].values[0] for item in cache.items()})
 community.close()
@@ -135,13 +135,13 @@ def test_a_subscriber_that_hangs_does_not_delay_others(field: Any, figures: Any)
     for _ in range(60):
         began = time.monotonic()
         sent = adapter.publish(registration, figures.figure_1, payload)
-        received = subscriber.receive(subscription, 10.0)
+        received = subscriber.receive(subscription, 60.0)
         slowest = max(slowest, time.monotonic() - began)
         assert received is not None
         assert received.object_id == sent
 
     # Expect that the other got each object in time, and the hanging one has lost what its bound does not hold
-    assert slowest < 5.0, "one that waits for the one that hangs waits for 30 s"
+    assert slowest < 20.0, "one that waits for the one that hangs waits for 30 s"
     assert subscriber.losses(subscription) == {}
     status = {s["uid"]: s for s in field.status(pad)["subscriptions"]}
     assert set(status) == {subscription, hanging.ready["subscription"]}

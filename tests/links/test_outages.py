@@ -20,7 +20,7 @@ def sessions(scene: Any) -> list[str]:
 @pytest.mark.parametrize(("kind", "silent"), [("delegate", False), ("peer", True)])
 def test_a_subscription_survives_an_outage_of_half_the_lease(kind: str, silent: bool, scene: Any) -> None:
     # Given a subscription under a lease that has just been renewed
-    scene.set("lease", subscriber=1.6)
+    scene.set("lease", subscriber=6.0)
     scene.open(kind)
     link = scene.subscribers_link
     before = sessions(scene)
@@ -31,7 +31,7 @@ def test_a_subscription_survives_an_outage_of_half_the_lease(kind: str, silent: 
     link.down(silent=silent)
     began = time.monotonic()
     scene.publish(*[b"meanwhile"] * 5)
-    scene.eventually(lambda: time.monotonic() - began >= 0.8)
+    scene.eventually(lambda: time.monotonic() - began >= 3.0)
     link.up()
     scene.publish(b"after")
 
@@ -44,17 +44,17 @@ def test_a_subscription_survives_an_outage_of_half_the_lease(kind: str, silent: 
 
 
 def test_a_subscription_survives_an_outage_of_half_the_lease_whenever_it_begins(scene: Any) -> None:
-    # Given a subscription, four fifths of a term after a renewal of its lease
-    scene.set("lease", subscriber=1.0)
+    # Given a subscription, two fifths of a term, when the next is due, after a renewal of its lease
+    scene.set("lease", subscriber=6.0)
     scene.open()
     link = scene.subscribers_link
     renewed = scene.just_renewed(link, scene.node.status()["address"])
-    scene.eventually(lambda: time.monotonic() >= renewed + 0.8)
+    scene.eventually(lambda: time.monotonic() >= renewed + 2.3)
 
     # When its link fails for half the lease, with objects published meanwhile
     link.down()
     scene.publish(*[b"meanwhile"] * 5)
-    scene.eventually(lambda: time.monotonic() >= renewed + 1.3)
+    scene.eventually(lambda: time.monotonic() >= renewed + 5.3)
     link.up()
     scene.publish(b"after")
 
@@ -66,8 +66,8 @@ def test_a_subscription_survives_an_outage_of_half_the_lease_whenever_it_begins(
 
 @pytest.mark.parametrize(("kind", "silent"), [("delegate", False), ("peer", True)])
 def test_a_subscription_comes_back_after_an_outage_of_three_leases(kind: str, silent: bool, scene: Any) -> None:
-    # Given a subscription under a lease of a second that has received something
-    scene.set("lease", subscriber=1.0)
+    # Given a subscription under a lease of two seconds that has received something
+    scene.set("lease", subscriber=2.0)
     scene.open(kind)
     link = scene.subscribers_link
     before = sessions(scene)
@@ -75,13 +75,13 @@ def test_a_subscription_comes_back_after_an_outage_of_three_leases(kind: str, si
     assert scene.sequences(1) == [1]
     scene.account()
 
-    # When its link fails for three seconds: with objects published while the lease lives, and when it has run out
+    # When its link fails for six seconds: with objects published while the lease lives, and when it has run out
     link.down(silent=silent)
     began = time.monotonic()
     scene.publish(*[b"while the lease lives"] * 3)
     scene.eventually(lambda: sessions(scene) == [], what="the lease runs out")
     scene.publish(*[b"when it has run out"] * 2)
-    scene.eventually(lambda: time.monotonic() - began >= 3.0)
+    scene.eventually(lambda: time.monotonic() - began >= 6.0)
     link.up()
 
     # Expect that it is registered again without the application's doing, and told that something may be lost
@@ -101,12 +101,12 @@ def test_a_subscription_comes_back_after_an_outage_of_three_leases(kind: str, si
     assert scene.node.status()["lost"] == {"subscriber_dead": 3}
 
 
-@pytest.mark.parametrize("outage", [0.5, 3.0])
+@pytest.mark.parametrize("outage", [1.0, 6.0])
 def test_what_is_published_during_an_outage_of_the_publishers_link_arrives_once_and_in_order(
     outage: float, scene: Any
 ) -> None:
-    # Given a publisher under a lease of a second
-    scene.set("lease", publisher=1.0)
+    # Given a publisher under a lease of two seconds
+    scene.set("lease", publisher=2.0)
     scene.open()
     scene.publish(b"before")
     scene.just_renewed(scene.publishers_link, scene.node.status()["address"])
@@ -115,7 +115,7 @@ def test_what_is_published_during_an_outage_of_the_publishers_link_arrives_once_
     scene.publishers_link.down()
     began = time.monotonic()
     scene.publish(*[b"meanwhile"] * 5)
-    if outage > 1.0:
+    if outage > 2.0:
         scene.eventually(lambda: scene.node.status()["publishers"] == [], what="the lease runs out")
     scene.eventually(lambda: time.monotonic() - began >= outage)
     scene.publishers_link.up()
@@ -131,12 +131,12 @@ def test_what_is_published_during_an_outage_of_the_publishers_link_arrives_once_
     assert delegate["unacknowledged"] == 0
 
 
-@pytest.mark.parametrize("outage", [0.5, 3.0])
+@pytest.mark.parametrize("outage", [2.0, 9.0])
 def test_a_delegate_cut_off_from_the_lookup_service_keeps_delivering_and_is_listed_again(
     outage: float, scene: Any, federation: Any, new_link: Callable[..., Any], heard: Any, eventually: Callable[..., Any]
 ) -> None:
     # Given a delegate whose link to the lookup service is its own, and somebody who watches the lookup service
-    scene.leases(1.0)
+    scene.leases(6.0)
     link = new_link("127.0.0.4")
     plain = federation.config
     federation.config = link.behind(plain)
@@ -149,12 +149,12 @@ def test_a_delegate_cut_off_from_the_lookup_service_keeps_delivering_and_is_list
     watching = JoinManager(plain, name="watching")
     federation.stack.callback(watching.close)
     cache = watching.watch(ServiceTemplate(), heard)
-    listed = {item.service_id for item in cache.wait(3, 5.0)}
+    listed = {item.service_id for item in cache.wait(3, 60.0)}
     assert len(listed) == 3
     lookup = federation.lookups[0].info().service_id  # lists itself
     scene.just_renewed(link, plain.lookup.locators[0])
 
-    # When the link fails for half a lease, or for three
+    # When the link fails for a third of a lease, or for one and a half
     link.down()
     began = time.monotonic()
     scene.publish(*[b"meanwhile"] * 3)
@@ -165,10 +165,10 @@ def test_a_delegate_cut_off_from_the_lookup_service_keeps_delivering_and_is_list
     link.up()
 
     # Expect that a short outage is noticed by nobody, and that after a long one all is listed again
-    if outage > 1.0:
-        assert set(heard.removed) == listed - {lookup}
+    if outage > 6.0:
+        eventually(lambda: set(heard.removed) == listed - {lookup})
     eventually(lambda: {item.service_id for item in cache.items()} == listed, what="listed again")
-    if outage < 1.0:
+    if outage < 6.0:
         scene.just_renewed(link, plain.lookup.locators[0])
         assert heard.removed == []
     scene.publish(b"after")
@@ -180,7 +180,7 @@ def test_a_subscriber_cut_off_from_the_lookup_service_keeps_receiving_and_then_f
     scene: Any, federation: Any, figures: Any, new_link: Callable[..., Any]
 ) -> None:
     # Given a subscriber with one link to the lookup service and another to the publishers
-    scene.leases(1.0)
+    scene.leases(2.0)
     scene.open_publisher()
     link = new_link("127.0.0.2")
     plain = federation.config
@@ -195,7 +195,7 @@ def test_a_subscriber_cut_off_from_the_lookup_service_keeps_receiving_and_then_f
     peer = federation.peer(plain)
     registration = peer.register_publisher(figures.schema, figures.figure_1)
     scene.subscribers_link.to(peer.status()["address"])
-    scene.eventually(lambda: time.monotonic() - began >= 3.0)
+    scene.eventually(lambda: time.monotonic() - began >= 6.0)
     scene.publish(b"meanwhile")
 
     # Expect that the subscriber is served on by whom it knows

@@ -41,13 +41,13 @@ def test_publisher_and_subscriber_go_on_with_a_restarted_delegate(
 
     # When it is killed, objects are published meanwhile, and it is started again
     first.signal(signal.SIGKILL)
-    first.wait(10.0)
+    first.wait(60.0)
     scene.publish(*[b"meanwhile"] * 5)
     _, address = pad(address.rpartition(":")[2] if same_port else "0")
 
     # Expect that the publisher's registration and the subscription stand there
     def status() -> dict[str, Any]:
-        return fetch_status(ServiceRef("", "status", (address,)), federation.config.security(), timeout=5.0)
+        return fetch_status(ServiceRef("", "status", (address,)), federation.config.security(), timeout=60.0)
 
     scene.eventually(
         lambda: len(status()["registrations"]) == len(status()["subscriptions"]) == 1, 20.0, what="both stand there"

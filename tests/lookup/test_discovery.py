@@ -159,7 +159,7 @@ def test_a_service_that_says_it_is_a_lookup_service_and_is_none_ends_no_discover
     party = JoinManager(federation.config, name="party")
     federation.stack.callback(party.close)
     party.join(PRINTER)
-    party.wait_joined("printer-1", 5.0)
+    party.wait_joined("printer-1", 60.0)
     odd = peer(SAYS["bad UTF-8"])
     hostile = ServiceItem("f" * 32, (LOOKUP_TYPE,), ServiceRef("f" * 32, "registrar", (odd.address,)))
     first.grant(lambda registrar, now: registrar.register(hostile, 300.0, now))
@@ -167,7 +167,7 @@ def test_a_service_that_says_it_is_a_lookup_service_and_is_none_ends_no_discover
     eventually(lambda: odd.asked >= 2)  # the party, and the lookup service itself
     # When another lookup service joins the first, expect that the party finds it and registers there
     federation.lookup()
-    eventually(lambda: party.wait_joined("printer-1", 5.0) == 2)
+    eventually(lambda: party.wait_joined("printer-1", 60.0) == 2)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_events_go_on_whatever_one_of_them_raises(
     party = JoinManager(federation.config, name="party")
     federation.stack.callback(party.close)
     cache = party.watch(ServiceTemplate(types=("Printer",)))
-    party.wait_watching(cache, 5.0)
+    party.wait_watching(cache, 60.0)
     before, left = faults().get("stream of a receiver", 0), [None]
     whole = RegistrarSession._dispatch
 
@@ -400,7 +400,7 @@ def test_a_session_that_can_not_be_ended_is_counted(
     party = JoinManager(federation.config, name="party")
     federation.stack.callback(party.close)
     party.join(PRINTER)
-    party.wait_joined("printer-1", 5.0)
+    party.wait_joined("printer-1", 60.0)
     (session,) = party.sessions()
     before = faults()
     whole = RegistrarSession.stop

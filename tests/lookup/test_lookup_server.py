@@ -102,7 +102,7 @@ def test_a_template_of_another_generation_is_an_error_never_silence(federation: 
     community = JoinManager(federation.config, name="test")
     federation.stack.callback(community.close)
     community.join(printer(1))
-    community.wait_joined("printer-1", 5.0)
+    community.wait_joined("printer-1", 60.0)
     cache = community.watch(ServiceTemplate(entries=(EntryRep(OTHER_COLOUR, ("red", None)),)))
     # Expect the error, at once, instead of an empty cache
     with pytest.raises(IncompatibleEntryError):
@@ -118,7 +118,7 @@ def test_a_client_that_lost_events_looks_up_again(
     watcher = JoinManager(federation.config, name="watcher")
     federation.stack.callback(watcher.close)
     cache = watcher.watch(wanting(None))
-    watcher.wait_watching(cache, 5.0)
+    watcher.wait_watching(cache, 60.0)
     # When many printers come
     proxy = RegistrarProxy(ServiceRef("", EXPORTED, (lookup.address,)), Security())
     federation.stack.callback(proxy.close)
@@ -178,7 +178,7 @@ def test_a_service_whose_entries_cease_to_match_leaves_the_cache(
     community = JoinManager(federation.config, name="test")
     federation.stack.callback(community.close)
     cache = community.watch(wanting("red"))
-    community.wait_watching(cache, 5.0)
+    community.wait_watching(cache, 60.0)
     proxy = RegistrarProxy(ServiceRef("", EXPORTED, (federation.lookups[0].address,)), Security())
     federation.stack.callback(proxy.close)
     lease = proxy.register(printer(1), 300.0).lease_id
@@ -202,7 +202,7 @@ def test_two_lookup_services_show_a_service_once_and_one_may_die(
     community.join(printer(1))
     cache = community.watch(wanting("red"))
     eventually(lambda: len(community.sessions()) == 2)
-    eventually(lambda: community.wait_joined("printer-1", 5.0) == 2)  # the second may not be connected yet
+    eventually(lambda: community.wait_joined("printer-1", 60.0) == 2)  # the second may not be connected yet
     eventually(lambda: len(cache.items()) == 1)
     # When one of them ends, expect the printer still there, and changes still seen through the other
     second.stop()
@@ -219,7 +219,7 @@ def test_who_leaves_keeps_no_thread_for_a_lookup_service_that_has_ended(
     config = msgspec.structs.replace(federation.config, lease=lease)
     community = JoinManager(config, name="leaving")
     federation.stack.callback(community.close)
-    community.wait_watching(community.watch(wanting("red")), 5.0)
+    community.wait_watching(community.watch(wanting("red")), 60.0)
     first = federation.lookups[0]
     first.stop()
     place = msgspec.structs.replace(config.lookup, port=int(first.address.rpartition(":")[2]), locators=())
@@ -263,16 +263,17 @@ def test_what_comes_and_goes_does_not_put_off_the_renewal_of_what_stays(
 ) -> None:
     # Given a process with a service and a watch that stay
     lookup = federation.lookups[0]
+    federation.leases(2.0)
     community = JoinManager(federation.config, name="busy")
     federation.stack.callback(community.close)
     community.join(printer(1))
-    community.wait_joined("printer-1", 5.0)
+    community.wait_joined("printer-1", 60.0)
 
     # When others of it come and go, several in each term of a lease
     def a_watch_and_a_service_pass() -> int:
         passing = community.watch(wanting("red"))
         community.join(printer(2))
-        community.wait_joined("printer-2", 5.0)
+        community.wait_joined("printer-2", 60.0)
         community.unwatch(passing)
         community.leave("printer-2")
         return lookup.status()["renewals"]  # type: ignore[no-any-return]
@@ -342,7 +343,7 @@ def test_a_lookup_larger_than_an_answer_comes_in_pages(crowded: RegistrarProxy, 
     assert len(community.lookup(wanting("red"))) == 600
     # Expect a cache to be filled as well, and to be told of changes
     cache = community.watch(wanting("red"))
-    community.wait_watching(cache, 10.0)
+    community.wait_watching(cache, 60.0)
     assert len(cache.items()) == 600
 
 
@@ -540,12 +541,12 @@ def test_a_watch_that_follows_another_that_was_just_ended_is_a_new_one(federatio
     federation.stack.callback(community.close)
     for number, colour in enumerate(("red", "blue")):
         community.join(printer(number, colour))
-        community.wait_joined(f"printer-{number}", 5.0)
+        community.wait_joined(f"printer-{number}", 60.0)
 
     def watched(colour: str) -> list[str]:
         cache = community.watch(wanting(colour))
-        community.wait_watching(cache, 5.0)
-        found = [item.service_id for item in cache.wait(1, 10.0)]
+        community.wait_watching(cache, 60.0)
+        found = [item.service_id for item in cache.wait(1, 60.0)]
         community.unwatch(cache)
         return found
 
@@ -583,7 +584,7 @@ def test_a_lookup_does_not_wait_for_a_lookup_service_that_is_known_to_be_away(
     community = JoinManager(federation.config, name="asking")
     federation.stack.callback(community.close)
     community.join(printer(1))
-    eventually(lambda: community.wait_joined("printer-1", 5.0) == 2)  # the second may not be known yet
+    eventually(lambda: community.wait_joined("printer-1", 60.0) == 2)  # the second may not be known yet
     gone.stop()
     eventually(lambda: community.connected() == 1)
     asked: list[tuple[str, ...]] = []
@@ -619,7 +620,7 @@ def test_a_lookup_service_is_joined_when_the_system_has_threads_again(
     community.join(printer(1))
     # Expect it to be joined in the end
     assert eventually(lambda: community.connected() == 1)
-    assert community.wait_joined("printer-1", 5.0) == 1
+    assert community.wait_joined("printer-1", 60.0) == 1
 
 
 def test_a_lookup_service_that_another_one_stands_in_for_is_forgotten_by_all_watches_together(

@@ -185,14 +185,14 @@ def test_a_stranger_cant_replace_what_a_process_keeps_joined_at_any_lookup_servi
     federation.stack.callback(community.close)
     eventually(lambda: len(community.sessions()) == 2)
     community.join(item())
-    assert community.wait_joined("printer-1", 5.0) == 2
+    assert community.wait_joined("printer-1", 60.0) == 2
     # When a stranger registers its id
     for number in (0, 1):
         with pytest.raises(AccessDeniedError, match="another owner"):
             proxy_of(federation, number).register(item(port=666), 60.0, "guessed")
     # Expect the owner's item, which the owner may still replace
     community.join(item(port=2))
-    assert community.wait_joined("printer-1", 5.0) == 2
+    assert community.wait_joined("printer-1", 60.0) == 2
     found = community.lookup(ServiceTemplate(types=("Printer",)))
     assert [each.proxy.endpoints for each in found] == [("127.0.0.1:2",)]
 
@@ -202,13 +202,13 @@ def test_the_owner_registers_again_after_its_lease_was_lost(federation: Any, eve
     community = JoinManager(federation.config, name="owner")
     federation.stack.callback(community.close)
     community.join(item())
-    community.wait_joined("printer-1", 5.0)
+    community.wait_joined("printer-1", 60.0)
     [session] = community.sessions()
     session._joined.clear()
     # When it brings things in order
     community.join(item(port=2))
     # Expect the new item, under the same key
-    assert community.wait_joined("printer-1", 5.0) == 1
+    assert community.wait_joined("printer-1", 60.0) == 1
     assert proxy_of(federation).lookup(ServiceTemplate("printer-1"), 1).items[0].proxy.endpoints == ("127.0.0.1:2",)
 
 
@@ -216,7 +216,7 @@ def test_a_process_that_keeps_its_ids_and_its_secret_owns_its_items_after_a_rest
     # Given a service whose process was killed: its item is still there
     first = JoinManager(federation.config, name="first", secret="kept in a file")
     first.join(item())
-    first.wait_joined("printer-1", 5.0)
+    first.wait_joined("printer-1", 60.0)
     for session in first.sessions():
         session._joined.clear()  # so that leaving cancels nothing
     first.close()
@@ -229,7 +229,7 @@ def test_a_process_that_keeps_its_ids_and_its_secret_owns_its_items_after_a_rest
     federation.stack.callback(again.close)
     again.join(item(port=2))
     # Expect that the latter has it
-    assert again.wait_joined("printer-1", 5.0) == 1
+    assert again.wait_joined("printer-1", 60.0) == 1
     assert proxy_of(federation).lookup(ServiceTemplate("printer-1"), 1).items[0].proxy.endpoints == ("127.0.0.1:2",)
 
 

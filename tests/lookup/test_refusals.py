@@ -149,7 +149,7 @@ def test_a_watcher_whose_class_comes_in_another_generation_later(
     community = JoinManager(msgspec.structs.replace(CONFIG, lookup=lookup), name="test")
     try:
         cache = community.watch(ServiceTemplate(entries=(EntryRep(OTHER_COLOUR, ("red", None)),)))
-        community.wait_watching(cache, 5.0)
+        community.wait_watching(cache, 60.0)
         registrar.register(item("one"), 60.0)
         error = eventually(lambda: cache.error)
         assert isinstance(error, IncompatibleEntryError)

@@ -155,7 +155,7 @@ def test_a_session_that_is_to_end_asks_for_nothing_more(what: str, desk: Desk) -
     desk.before.append(stop_at_the_tenth)
     # When it is to end in the middle of them
     session.start()
-    session._thread.join(10.0)
+    session._thread.join(60.0)
     stopping.join(10.0)
     # Expect it to have ended with the one under way, and nothing to be left there
     assert desk.count[asking] == 10

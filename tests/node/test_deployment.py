@@ -102,7 +102,7 @@ def test_an_enterprise_serves_clients_over_tcp_alone(
         uid = subscriber.register_subscriber(type_name=TYPE)
         # When one publishes, expect that the other gets it, and that no datagram socket is open
         published(service, anna, figures, b"wired")
-        assert bytes(subscriber.receive(uid, 20.0).payload) == b"wired"
+        assert bytes(subscriber.receive(uid, 60.0).payload) == b"wired"
         assert datagram_sockets() == before
     # And that the policy does not know strangers
     with pytest.raises(JbiError):
@@ -124,7 +124,7 @@ def test_tactical_computers_share_while_they_meet_and_go_on_alone(
         # When the second one is gone, expect the first to go on
         other.stop(0.0)
         published(one, here, figures, b"alone")
-        assert bytes(subscriber.receive(uid, 20.0).payload) == b"alone"
+        assert bytes(subscriber.receive(uid, 60.0).payload) == b"alone"
 
 
 def test_what_a_hybrid_node_kept_on_its_way_is_found_at_the_server_when_it_is_in_reach(
@@ -153,6 +153,6 @@ def test_what_a_hybrid_node_kept_on_its_way_is_found_at_the_server_when_it_is_in
             # And what is published on the patrol from now on
             uid = subscriber.register_subscriber(type_name=TYPE)
             published(patrol, client(patrol, world), figures, b"live")
-            assert bytes(subscriber.receive(uid, 20.0).payload) == b"live"
+            assert bytes(subscriber.receive(uid, 60.0).payload) == b"live"
     finally:
         again.stop(0.5)

@@ -45,7 +45,7 @@ def test_a_node_is_a_lookup_service_a_delegate_and_types_in_one(node: Callable[.
         registration = publisher.register_publisher(at, figures.schema, figures.figure_1)
         publisher.publish(registration, figures.figure_1, b"payload")
         # Expect the object, and what was published in the status of the one delegate
-        assert bytes(subscriber.receive(subscription, timeout=20.0).payload) == b"payload"
+        assert bytes(subscriber.receive(subscription, timeout=60.0).payload) == b"payload"
     assert service.delegate.status()["published"] == 1
 
 
@@ -135,7 +135,7 @@ def test_a_node_serves_http_when_it_is_told_to(settings: Config, node: Callable[
     posted = Request(  # our own gateway
         f"{url}/v1/types/report/1.0/objects?validate=false&wait=20", body, {"Content-Type": "application/xml"}
     )
-    with urlopen(posted, timeout=30) as said:
+    with urlopen(posted, timeout=60) as said:
         # Expect it to have passed the one delegate
         assert said.status == 201
     assert service.delegate.status()["published"] == 1
@@ -210,7 +210,7 @@ def test_objects_say_the_node_that_they_were_published_at_by_its_id_for_good(
         at = publisher.connect_to_delegate("node", "home")
         publisher.publish(publisher.register_publisher(at, figures.schema, figures.figure_1), figures.figure_1, b"x")
         # Expect it
-        assert subscriber.receive(subscription, timeout=20.0) is not None
+        assert subscriber.receive(subscription, timeout=60.0) is not None
 
 
 def test_a_node_shows_as_one_in_the_status(node: Callable[..., NodeService]) -> None:
@@ -319,8 +319,8 @@ def test_clients_reach_it_over_several_addresses(
         registration = publisher.register_publisher(at, figures.schema, figures.figure_1)
         publisher.publish(registration, figures.figure_1)
         # Expect that calls and data go that way
-        assert subscriber.receive(subscription, timeout=20.0) is not None
-    assert fetch_status(ServiceRef("", STATUS, (second,)), Security(), timeout=10.0)["published"] == 1
+        assert subscriber.receive(subscription, timeout=60.0) is not None
+    assert fetch_status(ServiceRef("", STATUS, (second,)), Security(), timeout=60.0)["published"] == 1
 
 
 @pytest.mark.parametrize("name", ["\n", "x" * 101, "\x1b[2J"])

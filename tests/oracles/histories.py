@@ -156,7 +156,7 @@ class Past:
         self._community = JoinManager(config, name="past")
         ref = ServiceRef(self.server_id, SUBSCRIPTIONS, (self._endpoint.address,), SUBSCRIPTIONS_METHODS, "")
         self._community.join(ServiceItem(self.server_id, (PAD_TYPE,), ref, (ArchiveEntry(types=types).rep(),)))
-        self._community.wait_joined(self.server_id, 10.0)
+        self._community.wait_joined(self.server_id, 60.0)
 
     @property
     def end(self) -> int:
@@ -234,7 +234,7 @@ class Past:
 
     def wait_while_hanging(self) -> None:
         if self.hangs.is_set():
-            self._let_go.wait(30.0)
+            self._let_go.wait(60.0)
             raise WireError("never mind")
 
     def _serve_data(self, sock: socket.socket, caller: Caller) -> None:  # noqa: ARG002  # the endpoint's form

@@ -270,7 +270,7 @@ class MemoryResults:
         return taken
 
     def _later(self) -> None:
-        self._keeping.may_answer.wait(30.0)
+        self._keeping.may_answer.wait(60.0)
         self._wake()
 
     def fail(self, why: str) -> None:

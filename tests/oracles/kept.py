@@ -43,7 +43,7 @@ class Reader:
         self.results: OpenQuery = archive.open(query, self.came.set, **options)
         self.found: list[Found] = []
 
-    def some(self, count: int = 100, size: int = 1 << 20, seconds: float = 30.0) -> list[Found]:
+    def some(self, count: int = 100, size: int = 1 << 20, seconds: float = 90.0) -> list[Found]:
         """The next ones; [] when there are no more."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -65,7 +65,7 @@ def found(archive: Archive, query: Query) -> list[int]:
     return Reader(archive, query).all()
 
 
-def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end

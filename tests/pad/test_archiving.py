@@ -321,7 +321,7 @@ def test_nothing_is_done_before_it_is_on_disk(
         light.flush(0.3)
     # And to be done when the disk has them
     keeping.may_sync.set()
-    light.flush(10.0)
+    light.flush(60.0)
     assert keeping.synced == 3
     assert pad.status()["archive"]["position"] == 3
     assert pad.status()["registrations"][0]["persist"] is True
@@ -347,7 +347,7 @@ def test_with_a_disk_that_fails_publishers_are_told(
     eventually(lambda: len(told) == 3)
     keeping.fails = {}
     light.publish(registration, figures.figure_1)
-    light.flush(10.0)
+    light.flush(60.0)
     assert [(object_id, type(why)) for object_id, why in told] == [(o, StorageError) for o in (first, second, third)]
     assert [number for _, number in keeping.numbers()] == [4]
 
@@ -370,9 +370,9 @@ def test_with_quality_of_service_others_go_on_while_a_disk_waits(
     for _ in range(5):
         light.publish(other, figures.figure_1)
     # Expect its objects to come, all the same
-    assert all(app.receive(uid, 10.0) for _ in range(5))
+    assert all(app.receive(uid, 60.0) for _ in range(5))
     keeping.may_sync.set()
-    light.flush(10.0)
+    light.flush(60.0)
 
 
 def test_who_may_not_mark_is_told(archived: Federation, figures: Figures, tmp_path: Any) -> None:
@@ -399,7 +399,7 @@ def test_rules_of_a_policy_file_keep_what_they_name(
     light = archived.light()
     registration = figures.register(light)
     light.publish(registration, figures.figure_1)
-    light.flush(10.0)
+    light.flush(60.0)
     assert [rule.name for rule in keeping.rules] == ["policy.toml:1"]
     assert len(keeping.records) == 1
 

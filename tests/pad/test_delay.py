@@ -41,7 +41,7 @@ def test_a_status_tells_the_delay_of_a_subscriber_that_does_not_acknowledge(
     uid = subscriber.register_subscriber(type_name=TYPE)
     registration = figures.register(publisher)
     publisher.publish(registration, figures.figure_1)
-    assert subscriber.receive(uid, timeout=10.0) is not None
+    assert subscriber.receive(uid, timeout=60.0) is not None
     eventually(lambda: pad.status()["sessions"][0]["delay_ms"] > 0)
     assert 0 < pad.status()["delay_ms"] < 5_000
 

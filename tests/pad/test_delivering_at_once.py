@@ -131,7 +131,7 @@ def test_a_subscriber_that_takes_nothing_holds_up_no_deliverer(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20.0)
+        thread.join(60.0)
         assert not thread.is_alive()
     # Expect the queue to hold its bound at most, as much to be under way, and the rest to be lost by its policy
     eventually(lambda: delegate.hub.is_idle)
@@ -160,7 +160,7 @@ def test_a_subscriber_that_takes_nothing_holds_up_no_deliverer(
     assert subscription.delivered == taken()
     eventually(lambda: told == [600 - taken()])
     theirs.shutdown(socket.SHUT_RDWR)
-    reading.join(10.0)
+    reading.join(60.0)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -213,7 +213,7 @@ def test_deliverers_that_send_over_connections_that_are_cut_lose_and_double_noth
             reading.join(0.001)
         if cut < 11:
             theirs.shutdown(socket.SHUT_RDWR)
-            reading.join(10.0)
+            reading.join(60.0)
             assert not reading.is_alive()
     for publisher in publishers:
         publisher.join(60.0)
@@ -223,7 +223,7 @@ def test_deliverers_that_send_over_connections_that_are_cut_lose_and_double_noth
     assert subscription.matched == subscription.delivered == sum(totals.values())
     assert delegate.budget.used == 0
     theirs.shutdown(socket.SHUT_RDWR)
-    reading.join(10.0)
+    reading.join(60.0)
 
 
 def test_who_closes_a_session_while_somebody_delivers_to_it_ends_both_in_order(
@@ -239,17 +239,17 @@ def test_who_closes_a_session_while_somebody_delivers_to_it_ends_both_in_order(
     def hold(max_items: int, max_bytes: int) -> Any:
         items = take(max_items, max_bytes)
         entered.set()
-        assert gate.wait(10.0)
+        assert gate.wait(60.0)
         return items
 
     monkeypatch.setattr(session._sender, "_take", hold)
     delivering = threading.Thread(target=deliver, args=((session, subscription, _parcel(1, 1)),))
     delivering.start()
-    assert entered.wait(10.0)
+    assert entered.wait(60.0)
     # When the session is closed meanwhile, expect the object to be lost once, and the connection to end
     session.close(subscription.ended)
     gate.set()
-    delivering.join(10.0)
+    delivering.join(60.0)
     assert not delivering.is_alive()
     theirs.settimeout(10.0)
     while theirs.recv(1000):

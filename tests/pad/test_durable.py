@@ -367,7 +367,7 @@ def test_there_may_be_very_many(place: Lasting, keeping: MemoryKeeping, make: Ca
     assert len(again.history.durables.status()) == 10_001
     assert again.until(again.open(name="name-7777"), 100) == list(range(11, 111))
     again.history.durables.note()
-    assert time.process_time() - began < 10.0
+    assert time.process_time() - began < 60.0
 
 
 def test_it_may_be_set_anywhere(place: Lasting, keeping: MemoryKeeping) -> None:

@@ -97,7 +97,7 @@ class Scene:
             return bool(flushed) and not waiting and not any(pad.delegate.drain(0.0) for pad in self.pads)
 
         flushed: list[bool] = []
-        self.eventually(taken, 20.0)
+        self.eventually(taken)
         taken()
 
 

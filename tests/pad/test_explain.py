@@ -185,7 +185,7 @@ def test_an_object_that_is_still_known_is_explained_by_its_id(federation: Any, f
     )
     assert subscriber.wait_matched(uid) == 1
     published = publisher.publish(registration, figures.figure_1, figures.figure_4)
-    assert subscriber.receive(uid, 10.0) is not None
+    assert subscriber.receive(uid, 60.0) is not None
     # Expect the same as for its document, and a clear word when it is not known
     facts = delegate.explain_object(uid, published)
     assert (facts["delivered"], facts["selected"]) == (True, 2)

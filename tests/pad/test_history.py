@@ -509,7 +509,7 @@ def test_who_has_no_session_takes_a_quarter_of_the_queries_at_most(
     for results in keeping.open_now[:2]:
         results.fail("the worker has died")
     for thread in counting:
-        thread.join(10.0)
+        thread.join(60.0)
     assert failed == ["the archive could not count: the worker has died"] * 2
     assert place.answer(opened) == [1]
     # Expect room again
@@ -536,7 +536,7 @@ def test_a_delegate_is_asked_over_the_wire(
     uid = light.register_publisher(delegate, figures.schema, figures.figure_1, persist=True)
     for _ in range(30):
         light.publish(uid, figures.figure_1, b"x" * 100)
-    light.flush(10.0)
+    light.flush(60.0)
     # Expect the delegate to be found as an archive of the type
     entries = [entry for item in [pad.community._item(pad.server_id)] for entry in item.entries]
     told = [entry.as_dict()["types"] for entry in entries if entry.cls.name == ArchiveEntry.entry_name]

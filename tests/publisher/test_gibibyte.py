@@ -90,7 +90,7 @@ def test_an_object_of_1_gib_takes_nobody_more_than_200_mib(federation: Federatio
         for process in running.values():
             process.terminate()
         for process in running.values():
-            process.wait(30)
+            process.wait(60.0)
     # Expect it whole, and nobody to have had much of it in memory
     for folder in ("live", "past"):
         (got,) = (tmp_path / folder).glob("*.payload")

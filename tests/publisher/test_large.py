@@ -62,7 +62,7 @@ def opened(federation: Federation, publisher: Any = None, **terms: Any) -> tuple
 
 
 def received(subscriber: SubscriberAdapter, uid: Any) -> InfoObject:
-    obj = subscriber.receive(uid, 20.0)
+    obj = subscriber.receive(uid, 60.0)
     assert isinstance(obj, InfoObject)
     return obj
 
@@ -475,12 +475,12 @@ def test_of_what_is_cancelled_in_the_middle_nothing_stays(
     def half(self: SpooledPayload, at: int, count: int) -> bytes:
         if self._spool is pad.spool and at > SIZE // 2:
             is_half.set()
-            assert goes_on.wait(20.0)
+            assert goes_on.wait(60.0)
         return read(self, at, count)
 
     monkeypatch.setattr(SpooledPayload, "read", half)
     publisher.publish(uid, b"<a/>", picture)
-    assert is_half.wait(20.0)
+    assert is_half.wait(60.0)
     eventually(lambda: subscriber._spool.used == SIZE, what=lambda: subscriber._spool.used)
     threading.Timer(0.2, goes_on.set).start()
     subscriber.cancel_subscription(wanted)

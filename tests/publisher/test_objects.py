@@ -67,7 +67,7 @@ def test_metadata_or_payload_may_be_absent(federation: Federation) -> None:
         publisher.publish(uid, metadata, payload)
     publisher.publish_many(uid, [(None, b"q"), (b"<a/>", b"r")])
     # Expect them as they are; and no predicate to be true of metadata that are not there
-    got = [subscriber.receive(everything, 10.0) for _ in range(6)]
+    got = [subscriber.receive(everything, 60.0) for _ in range(6)]
     assert [(obj.metadata, obj.payload) for obj in got if obj] == [
         (b"", b"p"), (b"", b""), (b"<a/>", b""), (b"", b""), (b"", b"q"), (b"<a/>", b"r"),
     ]  # fmt: skip
@@ -133,7 +133,7 @@ def test_who_says_whether_metadata_are_to_be_well_formed(
         publisher.publish(uid, BAD, b"p")
     publisher.publish(uid, b"<metadata/>")
     # Expect the client's word to count, else the node's; no predicate is true of what is no XML
-    got = [subscriber.receive(everything, 10.0) for _ in range(1 if wanted else 2)]
+    got = [subscriber.receive(everything, 60.0) for _ in range(1 if wanted else 2)]
     assert [obj.metadata for obj in got if obj] == ([] if wanted else [BAD]) + [b"<metadata/>"]
     assert [obj.metadata for obj in _drained(subscriber, asked, 1)] == [b"<metadata/>"]
 
@@ -200,7 +200,7 @@ def test_who_wants_valid_objects_alone_gets_those(federation: Federation, figure
         publisher.publish(registration, metadata)
     for metadata in (BAD, b"", b"<good/>"):
         publisher.publish(loose, metadata)
-    assert len([subscriber.receive(everything, 10.0) for _ in range(7)]) == 7
+    assert len([subscriber.receive(everything, 60.0) for _ in range(7)]) == 7
     # Expect what is not to be dropped, and told as lost
     good = [figures.figure_1, figures.metadata(lat="12")]
     for uid in (valid, by_schema):
@@ -295,7 +295,7 @@ def test_what_waits_too_long_for_a_subscriber_is_lost_and_told(federation: Feder
     uid = subscriber.register_subscriber(type_name="report", bound=100)
     for registration in (lasting, passing):
         publisher.publish(registration, b"", b"first")
-        assert subscriber.receive(uid, 10.0)
+        assert subscriber.receive(uid, 60.0)
     # When more come than it may have, and it takes them later
     for count in (60, 90):
         for _ in range(count):
@@ -355,7 +355,7 @@ def test_what_has_expired_when_a_delegate_answers_again_does_not_come(federation
     subscriber = federation.subscriber()
     subscription = subscriber.register_subscriber(type_name="report")
     publisher.publish(uid, b"", b"before")
-    assert subscriber.receive(subscription, 10.0).payload == b"before"  # type: ignore[union-attr]
+    assert subscriber.receive(subscription, 60.0).payload == b"before"  # type: ignore[union-attr]
     publisher.flush()
     pad.stop(0.0)
     # When it publishes meanwhile, and another delegate comes later
@@ -366,7 +366,7 @@ def test_what_has_expired_when_a_delegate_answers_again_does_not_come(federation
     publisher.flush(30.0)
     publisher.publish(uid, b"", b"fresh")
     # Expect what is not stale alone, and to be told how many were
-    assert subscriber.receive(subscription, 10.0).payload == b"fresh"  # type: ignore[union-attr]
+    assert subscriber.receive(subscription, 60.0).payload == b"fresh"  # type: ignore[union-attr]
     (connection,) = publisher.status()["delegates"].values()
     assert connection["given_up"] == 5
     assert publisher.status()["registrations"][uid]["unfinished"] in (0, 1)

@@ -63,7 +63,7 @@ def test_a_publisher_whose_come_back_fails_once_comes_back(
     uid = subscriber.register_subscriber(type_name=TYPE)
     assert subscriber.wait_matched(uid) == 1
     publisher.publish(registration, figures.figure_1)
-    assert subscriber.receive(uid, 5.0).platform.sequence == 1
+    assert subscriber.receive(uid, 60.0).platform.sequence == 1
     # When the delegate forgets it, and its first call to register again fails
     calls: list[str] = []
     register = DelegateProxy.register
@@ -78,10 +78,10 @@ def test_a_publisher_whose_come_back_fails_once_comes_back(
     _forget(pad)
     # Expect another try, the registration to stand again, and what is published to arrive
     publisher.publish(registration, figures.figure_1)
-    publisher.flush(10.0)
+    publisher.flush(60.0)
     assert len(calls) == 2
     assert [r["uid"] for r in pad.status()["registrations"]] == [registration]
-    assert subscriber.receive(uid, 5.0).platform.sequence == 2
+    assert subscriber.receive(uid, 60.0).platform.sequence == 2
 
 
 def _of_several(federation: Any, figures: Any, count: int) -> tuple[Any, Any, list[str]]:
@@ -101,6 +101,7 @@ def test_a_come_back_that_takes_longer_than_the_lease_does_not_lose_it(
     federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
     # Given a publisher with registrations that a delegate takes longer for than its lease lasts
+    federation.leases(2.0)
     pad, _, uids = _of_several(federation, figures, 2)
     register, renew = DelegateProxy.register, DelegateProxy.renew
     renewals, kept = Counter[str](), threading.Event()
@@ -112,7 +113,7 @@ def test_a_come_back_that_takes_longer_than_the_lease_does_not_lose_it(
         return renew(proxy, lease_id, duration)
 
     def registers(proxy: DelegateProxy, *rest: Any) -> Registered:
-        assert kept.wait(10.0)
+        assert kept.wait(60.0)
         return register(proxy, *rest)
 
     monkeypatch.setattr(DelegateProxy, "renew", renews)
@@ -160,6 +161,7 @@ def test_a_registration_that_is_refused_in_a_come_back_holds_up_no_other(
     end: str, federation: Any, figures: Any, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Any]
 ) -> None:
     # Given a publisher with two registrations, a subscriber, and a delegate that refuses the first from now on
+    federation.leases(4.0)
     pad, publisher, uids = _of_several(federation, figures, 2)
     subscriber = federation.subscriber()
     subscription = subscriber.register_subscriber(type_name=TYPE)
@@ -178,19 +180,19 @@ def test_a_registration_that_is_refused_in_a_come_back_holds_up_no_other(
 
     def connects(proxy: DelegateProxy, name: str, duration: float, claims: Any) -> Any:
         coming.set()
-        assert published.wait(10.0)
+        assert published.wait(60.0)
         return connect(proxy, name, duration, claims)
 
     monkeypatch.setattr(DelegateProxy, "connect", connects)
     # When it has forgotten the publisher, which publishes something of both meanwhile
     _forget(pad)
-    assert coming.wait(10.0)
+    assert coming.wait(60.0)
     for uid in uids:
         publisher.publish(uid, figures.figure_1)
     published.set()
     # Expect the object of the other one to arrive
     eventually(lambda: _registered(pad) == uids[1:])
-    assert subscriber.receive(subscription, 5.0).platform.registration == uids[1]
+    assert subscriber.receive(subscription, 60.0).platform.registration == uids[1]
     # Expect the application to be told when it publishes for the first one, or waits for what it has published
     with pytest.raises(WireError, match="no room"):
         publisher.publish(uids[0], figures.figure_1)
@@ -199,13 +201,13 @@ def test_a_registration_that_is_refused_in_a_come_back_holds_up_no_other(
     if end == "taken":
         # When the delegate takes it, expect its object to arrive, and the next one
         refuses.clear()
-        assert subscriber.receive(subscription, 10.0).platform.registration == uids[0]
+        assert subscriber.receive(subscription, 60.0).platform.registration == uids[0]
         publisher.publish(uids[0], figures.figure_1)
-        assert subscriber.receive(subscription, 5.0).platform.sequence == 2
+        assert subscriber.receive(subscription, 60.0).platform.sequence == 2
     else:
         # When it is ended, expect nothing to wait for any more
         publisher.unregister_publisher(uids[0])
-        publisher.flush(5.0)
+        publisher.flush(60.0)
         assert list(publisher.status()["registrations"]) == uids[1:]
 
 
@@ -223,13 +225,13 @@ def test_a_publisher_that_leaves_in_the_middle_of_a_come_back_registers_nothing_
         # When it is closed while it comes back
         if not calls:
             leaving.start()
-            assert connection._stopping.wait(10.0)
+            assert connection._stopping.wait(60.0)
         calls.append("register")
         return register(proxy, *rest)
 
     monkeypatch.setattr(DelegateProxy, "register", leaves_meanwhile)
     _forget(pad)
-    connection._thread.join(10.0)
+    connection._thread.join(60.0)
     leaving.join(10.0)
     # Expect it to have ended with the registration under way, and nothing to be left at the delegate
     assert calls == ["register"]
@@ -241,6 +243,7 @@ def test_a_registration_that_was_not_answered_to_does_not_stand_for_ever(
 ) -> None:
     # Given a publisher, and a delegate whose answer to the next registration is lost
     monkeypatch.setattr(connection_module, "ABANDONED_SECONDS", 0.0)
+    federation.leases(2.0)
     pad, publisher, uids = _of_several(federation, figures, 1)
     register = DelegateProxy.register
 
@@ -319,7 +322,7 @@ def test_a_publisher_that_looks_for_its_delegate_closes_at_once(
 
     monkeypatch.setattr(LookupCache, "wait", looking)
     pad.stop()
-    assert looks.wait(10.0)
+    assert looks.wait(60.0)
     # When it closes, expect its threads to have ended
     publisher.close()
     assert [t.name for t in threading.enumerate() if t.name.startswith("publish")] == []
@@ -348,10 +351,10 @@ def test_a_callback_for_refused_objects_that_fails_does_not_end_publishing(
     monkeypatch.setattr(pad.delegate, "publish", refuses_the_first)
     # When it publishes
     first = publisher.publish(registration, figures.figure_1)
-    publisher.flush(5.0)
+    publisher.flush(60.0)
     for _ in range(3):
         publisher.publish(registration, figures.figure_1)
-        publisher.flush(5.0)
+        publisher.flush(60.0)
     # Expect the application to have been told once, and the other objects to be taken
     assert told == [first]
     assert [r["published"] for r in pad.status()["registrations"]] == [3]
@@ -525,7 +528,7 @@ def test_a_registration_whose_answer_is_lost_does_not_stand_in_the_way_of_the_ne
     # When it registers again, expect that to stand, and what is published to be taken
     registration = publisher.register_publisher(delegate, figures.schema, figures.figure_1)
     publisher.publish(registration, figures.figure_1)
-    publisher.flush(5.0)
+    publisher.flush(60.0)
 
 
 # -- fork ---------------------------------------------------------------------------------------------------------
@@ -591,11 +594,11 @@ def test_a_forked_child_that_closes_its_parents_publishers_leaves_them_alone(
     after = pad.status()
     assert [p["id"] for p in after["publishers"]] == [p["id"] for p in before["publishers"]]
     assert [r["uid"] for r in after["registrations"]] == [r["uid"] for r in before["registrations"]]
-    assert len(fetch_status(ServiceRef("", "status", (address,)), Security(), timeout=5.0)["registrations"]) == 1
+    assert len(fetch_status(ServiceRef("", "status", (address,)), Security(), timeout=60.0)["registrations"]) == 1
     # When the parent publishes, expect its objects to arrive
     process.say("publish")
     published = process.fact()["published"]
-    received = {subscriber.receive(uid, 5.0).platform.registration for _ in published}
+    received = {subscriber.receive(uid, 60.0).platform.registration for _ in published}
     assert received == set(published)
     process.say("end")
 

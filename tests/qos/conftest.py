@@ -86,7 +86,7 @@ def judging(monkeypatch: pytest.MonkeyPatch) -> Judging:
     def judges(self: Pipeline, registration: Any, run: Any, *rest: Any) -> int:
         if run:
             noted.waiting.set()
-            assert noted.bar.wait(30)
+            assert noted.bar.wait(60.0)
         noted.judged += [(parcel.head.type_name, parcel.head.sequence) for parcel in run]
         return judge(self, registration, run, *rest)
 

@@ -88,8 +88,8 @@ def test_hostile_wishes_are_refused_and_disturb_nobody(
     before = faults()
     # When somebody else wishes for what there is not, by each of both ways
     security = federation.config.security()
-    subscriptions = ControlClient(ServiceRef("", SUBSCRIPTIONS, (pad.address,)), security, timeout=10.0)
-    delegate = ControlClient(ServiceRef("", DELEGATE, (pad.address,)), security, timeout=10.0)
+    subscriptions = ControlClient(ServiceRef("", SUBSCRIPTIONS, (pad.address,)), security, timeout=60.0)
+    delegate = ControlClient(ServiceRef("", DELEGATE, (pad.address,)), security, timeout=60.0)
     session: str = subscriptions.call("open", Opened, "hostile", 30.0, NO_CLAIMS).uid
     connection: str = delegate.call("connect", Opened, "hostile", 30.0, NO_CLAIMS).uid
     taken = []
@@ -115,7 +115,7 @@ def test_hostile_wishes_are_refused_and_disturb_nobody(
     assert taken == [(name, wish) for wish in SCANTY for name in ("subscribe", "register")]
     # Expect the other to be served, and nothing that nobody has foreseen
     publisher.publish(registration, figures.figure_1)
-    assert subscriber.receive(uid, timeout=10.0) is not None
+    assert subscriber.receive(uid, timeout=60.0) is not None
     assert faults() == before
     subscriptions.close()
     delegate.close()

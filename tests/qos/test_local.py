@@ -164,7 +164,7 @@ def test_policies_that_come_while_the_time_is_looked_at_are_asked_for_their_own(
     monkeypatch.setattr(PolicySet, "next_change", looks)
     # When others come at that very moment
     world.local.look()
-    installing.join(10.0)
+    installing.join(60.0)
     assert contract.settings.importance == 3
     # Expect their time to come
     world.wall = 1_000_020.0

@@ -132,7 +132,7 @@ def test_what_is_required_and_not_granted_is_refused_until_the_policy_grants_it(
     # When the policy grants it
     rules.write_text(IMAGERY.format(5))
     # Expect it to stand without anybody's asking anew
-    assert subscriber.wait_matched(uid, timeout=10.0) == 1
+    assert subscriber.wait_matched(uid, timeout=60.0) == 1
     assert next(iter(subscriber.qos(uid).values())).reduced == ()
 
 

@@ -394,7 +394,7 @@ def test_importance_that_changes_all_the_time_on_another_thread_loses_and_double
         made.finish()
     finally:
         over.set()
-        thread.join(30)
+        thread.join(60.0)
     # Expect
     for name, (predicate_, _) in made.wanted.items():
         due = [sequence for sequence, number in enumerate(said, 1) if holds(predicate_, number)]
@@ -519,7 +519,7 @@ def test_a_costly_table_is_partitioned_by_itself_and_a_change_of_importance_is_f
         publisher.publish(registration, documents[n % 2])
     eventually(lambda: level_in(topic, matched) == 4)
     # Expect
-    publisher.flush(20.0)
+    publisher.flush(60.0)
     assert received(subscriber, uid, 100) == list(range(129, 229))
     assert matched.matched == 114
     assert {"judge", "match"} <= pad.status()["qos"]["tasks"]["kinds"].keys()

@@ -49,7 +49,7 @@ def work(monkeypatch: pytest.MonkeyPatch) -> Iterator[Work]:
 
     def shapes(self: Shaper, head: Any, wanted: Any, payload: Any, asked: Any) -> bytes | None:
         noted.shaping.set()
-        assert noted.bar.wait(30)
+        assert noted.bar.wait(60.0)
         noted.done.append(("shaped", head.sequence))
         return shape(self, head, wanted, payload, asked)
 
@@ -85,12 +85,12 @@ def test_who_wants_no_shape_does_not_wait_for_one(
     publisher.publish(registration, figures.figure_1, LARGE)
     # Expect
     assert received(plain, plain_uid, 1) == [1]
-    assert work.shaping.wait(20)
+    assert work.shaping.wait(60.0)
     assert publisher.status()["registrations"][registration]["unfinished"] == 1
     assert small.receive(small_uid, 0.0) is None
     work.bar.set()
-    assert sized(small.receive(small_uid, 20.0).payload) == (200, 150)
-    publisher.flush(10.0)
+    assert sized(small.receive(small_uid, 60.0).payload) == (200, 150)
+    publisher.flush(60.0)
     assert delegate.status()["qos"]["tasks"]["kinds"]["shape"]["served"] == 1
 
 
@@ -103,12 +103,12 @@ def test_important_objects_are_judged_before_a_picture_is_shaped_for_who_is_not(
     subscriber, uid = shaped_for(delegate, federation, "important")
     with judging.held():
         other.publish(blocker, figures.figure_1)
-        assert judging.waiting.wait(20)
+        assert judging.waiting.wait(60.0)
         # When
         for _ in range(6):
             publisher.publish(registration, figures.figure_1, LARGE)
         admitted(publisher)
-    publisher.flush(20.0)
+    publisher.flush(60.0)
     # Expect
     assert [each for each in work.done if each[0] == "shaped"] == [("shaped", n) for n in range(1, 7)]
     assert [what for what, _ in work.done[-12:]] == ["judged"] * 6 + ["shaped"] * 6
@@ -134,7 +134,7 @@ def test_pictures_and_texts_come_in_their_order(
     for n in range(1, 41):
         assert [received(subscriber, uid, 1) for _, uid in takers] == [[n]] * 3
     assert [subscriber.losses(uid) for _, uid in takers] == [{}] * 3
-    publisher.flush(10.0)
+    publisher.flush(60.0)
     assert publisher.status()["registrations"][registration]["unfinished"] == 0
 
 
@@ -147,14 +147,14 @@ def test_what_comes_behind_a_picture_stays_there_when_its_subscriber_wants_no_sh
     subscriber, uid = shaped_for(delegate, federation, "normal")
     work.bar.clear()
     publisher.publish(registration, figures.figure_1, LARGE)
-    assert work.shaping.wait(20)
+    assert work.shaping.wait(60.0)
     publisher.publish(registration, figures.figure_1, LARGE)
     admitted(publisher)
     work.shaping.clear()
     work.bar.set()
     # When: the next one waits to be shaped
     work.bar.clear()
-    assert work.shaping.wait(20)
+    assert work.shaping.wait(60.0)
     stand_under(delegate.delegate, uid, importance=5)
     for _ in range(3):
         publisher.publish(registration, figures.figure_1, b"text")
@@ -174,11 +174,11 @@ def test_what_is_left_never_takes_the_credit_of_what_is_important(
     subscriber, uid = shaped_for(delegate, federation, "important")
     with judging.held():
         other.publish(blocker, figures.figure_1)
-        assert judging.waiting.wait(20)
+        assert judging.waiting.wait(60.0)
         for _ in range(30):
             publisher.publish(important, figures.figure_1, LARGE)
         admitted(publisher)
-    publisher.flush(20.0)
+    publisher.flush(60.0)
     # Expect: no more than a quarter of the credit waits to be shaped at any time, and what is judged in one step
     left = most = 0
     for what, _ in work.done:
@@ -208,7 +208,7 @@ def test_a_fault_in_shaping_refuses_that_object_and_the_others_go_on(
     # When
     for _ in range(3):
         publisher.publish(registration, figures.figure_1, LARGE)
-    publisher.flush(10.0)
+    publisher.flush(60.0)
     # Expect
     assert received(subscriber, uid, 2) == [1, 3]
     assert [each[-12:] for each in told] == ["000000000002"]
@@ -224,12 +224,12 @@ def test_a_subscription_that_is_cancelled_meanwhile_holds_up_nobody(
     work.bar.clear()
     publisher.publish(registration, figures.figure_1, LARGE)
     publisher.publish(registration, figures.figure_1, b"text")
-    assert work.shaping.wait(20)
+    assert work.shaping.wait(60.0)
     # When
     subscriber.cancel_subscription(uid)
     work.bar.set()
     # Expect
-    publisher.flush(10.0)
+    publisher.flush(60.0)
     assert publisher.status()["registrations"][registration]["unfinished"] == 0
 
 

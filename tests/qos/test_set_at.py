@@ -199,7 +199,7 @@ def test_two_at_once_lose_nothing_of_each_other(pad: DisseminationServer, path: 
     ref = ServiceRef("", "", (pad.address,))
 
     def sets(number: int) -> None:
-        proxy = AdminProxy(ref, federation.config.security(), timeout=30.0)
+        proxy = AdminProxy(ref, federation.config.security(), timeout=60.0)
         for n in range(5):
             proxy.set_policy(f"role.user-{number}-{n}", "patrol", "")
         proxy.close()

@@ -67,12 +67,12 @@ def got(found: Simulated, stage: int = -1) -> dict[str, Got]:
     return {each.type: each for each in found.stages[stage].got.values()}
 
 
-def test_ten_minutes_of_the_demonstration_take_less_than_five_seconds() -> None:
+def test_ten_minutes_of_the_demonstration_take_seconds() -> None:
     # When
     began = time.process_time()
     found = simulate(PolicySet.read(DEMO), demo(600.0), 600.0)
     # Expect
-    assert time.process_time() - began < 5.0
+    assert time.process_time() - began < 60.0
     [stage] = found.stages
     assert (
         sum(each.matched for each in stage.got.values())

@@ -43,7 +43,7 @@ class Pieces:
     def step(self, most: int) -> tuple[int, int, float]:
         assert most > 0
         if self.gate is not None:
-            assert self.gate.wait(30)
+            assert self.gate.wait(60.0)
         if self.failures:
             self.failures -= 1
             raise ValueError("a fault of ours")
@@ -105,7 +105,7 @@ def test_otherwise_it_waits_and_the_most_important_goes_first_in_its_own_order(m
     assert manager.status()["waiting"] == 3
     gate.set()
     assert manager.drain(30)
-    thread.join(30)
+    thread.join(60.0)
     # Expect
     assert log == ["holder", "high1", "high2", "mid1", "mid2", "low1", "low2"]
     assert {name for work in works for name in work.threads} == {"judge-test"}
@@ -124,7 +124,7 @@ def test_of_equals_what_is_likely_to_cost_less_goes_first(manager: TaskManager) 
         manager.submit(task)
     gate.set()
     assert manager.drain(30)
-    thread.join(30)
+    thread.join(60.0)
     # Expect
     assert log == ["holder", "cheap1", "cheap2", "costly1", "costly2"]
 
@@ -143,7 +143,7 @@ def test_levels_share_the_time_that_their_work_takes_and_not_its_pieces() -> Non
     gate.set()
     eventually(lambda: log.count("high.") == 80)
     manager.close()
-    thread.join(30)
+    thread.join(60.0)
     # Expect: 40 ms of the one, 10 ms of the other meanwhile
     until = len(log) - log[::-1].index("high.")
     assert log[:until].count("low.") == pytest.approx(40 / 4 / 1.5, abs=1.5)
@@ -168,7 +168,7 @@ def test_what_was_done_while_nobody_else_wanted_anything_is_held_against_nobody(
     gate.set()
     assert manager.drain(30)
     manager.close()
-    thread.join(30)
+    thread.join(60.0)
     # Expect: turns, from the first on
     first = [each for each in log if each in ("low.", "high.")][:20]
     assert first.count("high.") == pytest.approx(10, abs=3), first
@@ -188,7 +188,7 @@ def test_what_is_brought_by_the_way_is_seen_behind_the_step(manager: TaskManager
     pieces.waiting.append("2")
     manager.submit(task)
     pieces.gate.set()
-    thread.join(30)
+    thread.join(60.0)
     # Expect
     assert log == ["a1", "a2"]
 
@@ -210,7 +210,7 @@ def test_who_publishes_here_gets_the_baton_by_importance_and_works_on_his_own_th
     # When
     gate.set()
     for thread in (holder, *threads):
-        thread.join(30)
+        thread.join(60.0)
     # Expect
     assert log == ["holder", "importance 5", "importance 4", "importance 2", "importance 1"]
 
@@ -234,7 +234,7 @@ def test_whose_turn_does_not_come_is_told_and_leaves_nothing_behind(
     with pytest.raises(BackPressureError, match="more important"):
         manager.run(Contract(Settings(importance=1)), lambda: pytest.fail("his time is over"))
     gate.set()
-    thread.join(30)
+    thread.join(60.0)
     # Expect
     assert manager.drain(30)
     assert manager.run(Contract(), lambda: 1) == 1
@@ -285,7 +285,7 @@ def test_a_change_of_importance_moves_what_waits_already(manager: TaskManager) -
     manager.changed()
     gate.set()
     assert manager.drain(30)
-    thread.join(30)
+    thread.join(60.0)
     # Expect
     assert log == ["holder", "low1", "low2", "high1", "high2"]
 
@@ -303,7 +303,7 @@ def test_the_strategy_is_switched_while_tasks_wait() -> None:
     manager.changed(STRICT)
     gate.set()
     assert manager.drain(30)
-    thread.join(30)
+    thread.join(60.0)
     manager.close()
     # Expect
     assert log == ["holder", *["high1"] * 40, *["low1"] * 40]
@@ -350,7 +350,7 @@ def test_the_judging_thread_survives_what_nobody_foresaw(manager: TaskManager, m
         manager.submit(manager.task("judge", work))
     # When
     gate.set()
-    thread.join(30)
+    thread.join(60.0)
     # Expect: the baton is not lost with it
     eventually(lambda: log == ["holder", "good"], what=lambda: log)
     assert faults()["judge-test"] >= 1
@@ -378,10 +378,10 @@ def test_closing_ends_the_thread_and_lets_nobody_wait(manager: TaskManager) -> N
     gate.set()
     # Expect
     for each in (thread, publisher):
-        each.join(30)
+        each.join(60.0)
     assert ran == [1]
     assert log == ["holder"]
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50  # what is parked would be waited for a minute
     assert not [each for each in threading.enumerate() if each.name == "judge-test"]
 
 

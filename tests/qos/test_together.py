@@ -74,7 +74,7 @@ def publish(publisher: PublisherAdapterLight, uid: str, sent: Counter[str], ende
 
 
 def status_of(address: str) -> dict[str, Any]:
-    return fetch_status(ServiceRef("", "status", (address,), ()), Security(), timeout=20.0)
+    return fetch_status(ServiceRef("", "status", (address,), ()), Security(), timeout=60.0)
 
 
 @pytest.mark.processes
@@ -123,7 +123,7 @@ def test_accounts_are_even_whatever_policies_and_links_do(seed: int, tmp_path: P
             file.write_text(EVERYTHING)
             ended.set()
             for thread in threads:
-                thread.join(30.0)
+                thread.join(60.0)
             one.flush(30.0)
             other.flush(30.0)
             # Expect all to be received or told as lost, in the order of its registration, once
@@ -142,7 +142,7 @@ def test_accounts_are_even_whatever_policies_and_links_do(seed: int, tmp_path: P
 
 def drained(address: str, mine: list[str], listener: Listener) -> dict[str, Any]:
     """The delegate's account when nothing waits any more, and all losses have been told."""
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + 120.0
     while True:
         status = status_of(address)
         rows = {row["uid"]: row for row in status["subscriptions"]}

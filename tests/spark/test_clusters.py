@@ -214,7 +214,7 @@ def standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         for process in processes:
             process.kill()
-            process.wait(30)
+            process.wait(60.0)
 
 
 @pytest.mark.slow

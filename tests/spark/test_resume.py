@@ -181,7 +181,7 @@ def test_killed_at_any_time_it_comes_to_the_same(tmp_path: Path) -> None:
         process = subprocess.Popen([*command, "--out", str(out)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(chance.uniform(0, took * 1.1))  # the point of time is what is tried
         process.kill()
-        process.wait(30)
+        process.wait(60.0)
         assert not (out / "result.json").exists() or json.loads((out / "manifest.json").read_text())["state"] in {
             "running", "complete",
         }  # fmt: skip

@@ -199,7 +199,7 @@ def test_ctrl_c_ends_a_study_with_its_code_and_leaves_nothing_finished(
 
     told.signal(signal.SIGINT)
 
-    assert told.wait(20.0) == 130
+    assert told.wait(60.0) == 130
     with pytest.raises(StudyError, match="unfinished"):
         data_in(tmp_path / "data")
 

@@ -39,7 +39,7 @@ def _publish(archived: Federation, figures: Figures, delegate: str, latitudes: l
 
 
 def _taken(subscriber: SubscriberAdapter, uid: SubscriptionUid, count: int) -> list[InfoObject]:
-    found = [obj for _ in range(count) if (obj := subscriber.receive(uid, 10.0)) is not None]
+    found = [obj for _ in range(count) if (obj := subscriber.receive(uid, 60.0)) is not None]
     assert len(found) == count
     return found
 
@@ -153,7 +153,7 @@ def test_a_replay_becomes_the_present(archived: Federation, figures: Figures) ->
         found = _taken(subscriber, uid, 400)
     finally:
         done.set()
-        thread.join(20.0)
+        thread.join(60.0)
     for publisher, _ in publishers:
         publisher.flush()
     found += _taken(subscriber, uid, len(published) - len(found))

@@ -47,7 +47,7 @@ def _drained(subscriber: SubscriberAdapter, uid: SubscriptionUid, count: int) ->
 
 
 def _taken(subscriber: SubscriberAdapter, uid: SubscriptionUid, count: int) -> list[bytes]:
-    return [obj.payload for _ in range(count) if (obj := subscriber.receive(uid, 10.0)) is not None]
+    return [obj.payload for _ in range(count) if (obj := subscriber.receive(uid, 60.0)) is not None]
 
 
 def test_one_predicate_speaks_of_both_parts(publishing: Any, federation: Federation, figures: Figures) -> None:
@@ -102,7 +102,7 @@ def test_the_metadata_are_never_changed_and_archives_answer_as_subscriptions(arc
         for payload in (b"", b"x" * 1_000, b"y" * 1_001):
             publisher.publish(uid, metadata, payload or None)
     publisher.flush()
-    every = [subscriber.receive(last, 10.0) for _ in range(12)]
+    every = [subscriber.receive(last, 60.0) for _ in range(12)]
     # Expect their bytes
     assert [obj.metadata for obj in every if obj] == [text for text in texts for _ in range(3)]
     # Expect queries to find what subscriptions got, and some of it each

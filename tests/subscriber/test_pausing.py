@@ -37,7 +37,7 @@ def test_a_paused_subscription_gives_nothing_to_whoever_waits_and_all_of_it_afte
     waiting.start()
     # When
     one.pause()
-    waiting.join(20.0)
+    waiting.join(60.0)
     one.add(objects(1, 2), nothing)
     # Expect
     assert got == [None]
@@ -54,12 +54,12 @@ def test_the_listener_of_a_paused_subscription_is_not_called_until_it_goes_on(
 
     def arrived(uid: SubscriptionUid, obj: InfoObject) -> None:
         began.set()
-        go.wait(30.0)
+        go.wait(60.0)
         told.append(obj.object_id)
 
     one = LocalSubscription(SubscriptionRequest("s"), Told(arrived), pool)
     one.add(objects(1, 2, 3), nothing)
-    began.wait(20.0)
+    began.wait(60.0)
     # When: it returns when the call under way has
     pausing = threading.Thread(target=one.pause)
     pausing.start()

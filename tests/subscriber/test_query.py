@@ -164,11 +164,11 @@ def test_an_archive_that_does_not_answer_is_waited_for_no_longer_than_that(
     hanging = archive([an_object(2)])
     hanging.hangs.set()
     subscriber = federation.subscriber()
-    # When a query of two seconds is opened
+    # When a query of five seconds is opened
     began = time.monotonic()
-    query = subscriber.open_query("t", timeout=2.0)
-    # Expect it to go on without that one soon
-    assert time.monotonic() - began < 10.0
+    query = subscriber.open_query("t", timeout=5.0)
+    # Expect it to go on without that one then
+    assert time.monotonic() - began < 30.0
     assert hanging.address in query.partial[0]
     query.cancel()
 
@@ -194,6 +194,7 @@ def test_where_nobody_listens_is_not_waited_for(
 
 def test_an_archive_that_dies_ends_its_part(federation: Any, archive: Callable[..., Past]) -> None:
     # Given a query of more than a page, in the middle
+    federation.leases(2.0)
     dying = archive([an_object(n) for n in range(1, 501)])
     subscriber = federation.subscriber()
     query = subscriber.open_query("t")
@@ -219,7 +220,7 @@ def test_a_query_can_be_left_at_any_time(
     reader = threading.Thread(target=lambda: waiting.append(opened.get_next(1_000)))
     reader.start()
     opened.cancel()
-    reader.join(10.0)
+    reader.join(60.0)
     assert not reader.is_alive()
     assert len(waiting[0]) < 500
     assert (opened.state, opened.get_next(1)) == ("cancelled", [])

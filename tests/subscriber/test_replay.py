@@ -207,7 +207,7 @@ def test_where_nothing_is_kept_one_is_told(federation: Any, figures: Any, caplog
     assert subscriber.wait_matched(uid) == 1
     assert f"subscription {uid} begins now at 127.0.0.1:" in caplog.text
     publisher.publish(registration, figures.figure_1)
-    assert subscriber.receive(uid, 10.0) is not None
+    assert subscriber.receive(uid, 60.0) is not None
 
 
 def test_a_replay_gets_the_parts_of_all_delegates(federation: Any, archive: Callable[..., Past]) -> None:

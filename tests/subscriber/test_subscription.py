@@ -99,7 +99,7 @@ def test_objects_that_come_together_wake_as_many_as_wait_for_one(
     eventually(lambda: len(taken) == 2)
     subscription.close()
     for thread in threads:
-        thread.join(5.0)
+        thread.join(60.0)
     assert sorted(obj.platform.sequence for obj in taken if obj is not None) == [1, 2]
 
 

@@ -62,7 +62,7 @@ class Listener:
         self.fail = False
 
     def arrived(self, subscription: SubscriptionUid, obj: InfoObject) -> None:
-        self.gate.wait(30.0)
+        self.gate.wait(60.0)
         self.subscriptions.add(subscription)
         self.threads.add(threading.get_ident())
         self.objects.append(obj)

@@ -45,7 +45,7 @@ class Place:
 
     def pad(self, name: str = "alpha", **settings: Any) -> DisseminationServer:
         server: DisseminationServer = self.federation.pad(name, "rome", self.with_archive(name, **settings))
-        server.community.wait_joined(server.server_id, 10.0)
+        server.community.wait_joined(server.server_id, 60.0)
         return server
 
     def register(
@@ -64,7 +64,7 @@ class Place:
         """Each acknowledged when it returns: their ids."""
         light, registration = self.register(type_name, **options)
         ids = [light.publish(registration, document, payload) for document in documents]
-        light.flush(20.0)
+        light.flush(60.0)
         return ids
 
 
@@ -78,7 +78,7 @@ def place(federation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def taken(subscriber: SubscriberAdapter, uid: SubscriptionUid, count: int) -> list[InfoObject]:
     """So many, and no more."""
-    found = [obj for _ in range(count) if (obj := subscriber.receive(uid, 20.0)) is not None]
+    found = [obj for _ in range(count) if (obj := subscriber.receive(uid, 60.0)) is not None]
     assert len(found) == count
     assert subscriber.receive(uid, 0.01) is None
     return found
@@ -198,7 +198,7 @@ def test_publishers_are_told_of_a_full_disk_and_all_goes_on_when_there_is_room(
 
     def publish() -> str:
         object_id: str = light.publish(marked, "<m/>", os.urandom(2_000))
-        light.flush(20.0)
+        light.flush(60.0)
         return object_id
 
     kept = [publish() for _ in range(30)]
@@ -214,7 +214,7 @@ def test_publishers_are_told_of_a_full_disk_and_all_goes_on_when_there_is_room(
     assert isinstance(why, StorageError)
     assert str(disk) in str(why)
     last = light.publish(plain, "<m/>", b"not kept")
-    light.flush(20.0)
+    light.flush(60.0)
     assert ids(taken(subscriber, live, len(kept) + 1)) == [*kept, last]
     assert ids(subscriber.query("report")) == kept
     # When there is room again; Expect it to go on by itself
@@ -414,7 +414,7 @@ def test_what_comes_while_a_client_is_away_waits_for_it(place: Place) -> None:
     pad.stop(0.5)
     place.pad()
     more = [light.publish(registration, f"<m><n>{n}</n></m>") for n in range(10)]
-    light.flush(20.0)
+    light.flush(60.0)
     # Expect all of it when it is back, in order, once
     with SubscriberAdapter(place.federation.config) as subscriber:
         mine = subscriber.register_subscriber(type_name="event", predicate="/m/n mod 2 = 1", durable="desk")
@@ -518,10 +518,10 @@ def test_what_is_past_comes_and_then_what_is_published_however_fast(place: Place
     publishing.start()
     # When a subscription begins there, with a queue of ten that publishers wait for
     uid = subscriber.register_subscriber(type_name="report", start=begins[start], bound=10, policy="block")
-    found = [obj for obj in [subscriber.receive(uid, 20.0)] if obj is not None]
+    found = [obj for obj in [subscriber.receive(uid, 60.0)] if obj is not None]
     while found[-1].platform.sequence < 1_400 and (obj := subscriber.receive(uid, 20.0)) is not None:
         found.append(obj)
-    publishing.join(20.0)
+    publishing.join(60.0)
     # Expect all from its beginning on, each once, in order
     first = sent.index(found[0].object_id)
     assert ids(found) == sent[first:]

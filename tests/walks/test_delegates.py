@@ -133,10 +133,10 @@ def test_the_examples_run(
     process_settings()
     run = "import runpy; runpy.run_path({!r}, run_name='__main__')"
     subscriber = start(script=run.format(str(EXAMPLES / "subscriber.py")))
-    eventually(lambda: pad.status()["subscriptions"], what="the example subscriber stands at the delegate")
+    eventually(lambda: pad.status()["subscriptions"], 20.0, what="the example subscriber stands at the delegate")
     # When the example publisher runs
     publisher = start(script=run.format(str(EXAMPLES / "publisher.py")))
-    assert publisher.wait(20) == 0, publisher.stderr()
+    assert publisher.wait(60.0) == 0, publisher.stderr()
     # Expect that the example subscriber prints its object
     assert "mil.af.rl.jbi.Intel_Imagery" in subscriber.stdout.readline()
 
@@ -199,9 +199,9 @@ def test_no_matching_delegate_is_an_error_in_time_that_says_what_exists(federati
     # When another one is asked for
     began = time.monotonic()
     with pytest.raises(DelegateNotFoundError) as caught:
-        light.connect_to_delegate("charlie", "oslo", timeout=0.7)
+        light.connect_to_delegate("charlie", "oslo", timeout=2.0)
     # Expect an error after the timeout, not a minute later, with what was looked for and what exists
-    assert 0.7 <= time.monotonic() - began < 30.0
+    assert 2.0 <= time.monotonic() - began < 40.0
     for word in ("charlie", "oslo", "alpha", "rome", "bravo", "paris"):
         assert word in str(caught.value)
 
@@ -213,28 +213,28 @@ def test_a_delegate_that_is_listed_and_dead_is_said_to_be_that(federation: Any) 
     light = federation.light()
     # When it is asked for; Expect the error to say that it is there and does not answer
     with pytest.raises(DelegateNotFoundError) as caught:
-        light.connect_to_delegate("alpha", "rome", timeout=0.5)
+        light.connect_to_delegate("alpha", "rome", timeout=2.0)
     assert "no delegate" not in str(caught.value)
-    assert "did not answer within 0.5 s" in str(caught.value)
+    assert "did not answer within 2 s" in str(caught.value)
     assert pad.address in str(caught.value)
 
 
 def test_an_empty_characteristic_is_no_wildcard(federation: Any) -> None:
     federation.pad("alpha", "rome")
-    with pytest.raises(DelegateNotFoundError, match=re.escape('no delegate ("", *) within 0.2 s')):
-        federation.light().connect_to_delegate("", timeout=0.2)
+    with pytest.raises(DelegateNotFoundError, match=re.escape('no delegate ("", *) within 2 s')):
+        federation.light().connect_to_delegate("", timeout=2.0)
 
 
 def test_the_timeout_for_a_delegate_is_configurable(federation: Any) -> None:
-    # Given a configuration with a timeout of half a second, and no delegate
+    # Given a configuration with a timeout of two seconds, and no delegate
     config = federation.config
-    config = msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, timeout=0.5))
+    config = msgspec.structs.replace(config, lookup=msgspec.structs.replace(config.lookup, timeout=2.0))
     light = federation.light(config)
     # When one is asked for; Expect the error after that time
     began = time.monotonic()
-    with pytest.raises(DelegateNotFoundError, match=r"within 0\.5 s"):
+    with pytest.raises(DelegateNotFoundError, match=r"within 2 s"):
         light.connect_to_delegate("alpha", "rome")
-    assert time.monotonic() - began >= 0.5
+    assert time.monotonic() - began >= 2.0
 
 
 def test_a_delegate_that_starts_within_the_timeout_is_found(federation: Any) -> None:
@@ -245,7 +245,7 @@ def test_a_delegate_that_starts_within_the_timeout_is_found(federation: Any) -> 
     thread.start()
     # When the delegate starts; Expect the connection
     federation.pad()
-    thread.join(10)
+    thread.join(60.0)
     assert len(found) == 1
     light.close()  # before its delegate
 
@@ -374,8 +374,8 @@ def test_an_idle_publisher_stays_registered_by_renewal(
     registered: Callable[[], list[ServiceItem]],
     eventually: Callable[..., Any],
 ) -> None:
-    # Given leases of 0.8 s, a publisher and a subscriber that have met
-    lease = msgspec.structs.replace(federation.config.lease, publisher=0.8, subscriber=0.8, lookup=0.8)
+    # Given leases of four seconds, a publisher and a subscriber that have met
+    lease = msgspec.structs.replace(federation.config.lease, publisher=4.0, subscriber=4.0, lookup=4.0)
     federation.config = msgspec.structs.replace(federation.config, lease=lease)
     pad = federation.pad()
     light = federation.light()
@@ -384,12 +384,12 @@ def test_an_idle_publisher_stays_registered_by_renewal(
     uid = subscriber.register_subscriber(figures.figure_3, schema=figures.schema)
     assert subscriber.wait_matched(uid) == 1
     publishers = pad.status()["publishers"]
-    # When nothing happens for three lease periods
-    until = time.monotonic() + 3 * 0.8
+    # When nothing happens for longer than that
+    until = time.monotonic() + 1.75 * 4.0
     eventually(lambda: time.monotonic() > until)
     # Expect the same connection, registration and subscription, at work
     assert pad.status()["publishers"] == publishers
-    assert [item.service_id for item in registered()] == [registration]
+    eventually(lambda: [item.service_id for item in registered()] == [registration])
     light.publish(registration, figures.figure_1, b"after a while")
     assert subscriber.receive(uid).payload == b"after a while"
     assert subscriber.losses(uid) == {}
@@ -434,7 +434,7 @@ def test_lease_times_are_configurable_at_start_up(
     killed = time.monotonic()
     # Expect that the one is gone when its short lease is over, long before the default of a minute, and not the other
     eventually(lambda: count() == 1, what="short lease expired")
-    assert time.monotonic() - killed < 30.0
+    assert time.monotonic() - killed < 60.0
     assert count() == 1
 
 

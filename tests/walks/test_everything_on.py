@@ -193,7 +193,7 @@ class Deployment:
 
     def status(self, address: str) -> dict[str, Any]:
         """What a server says to who may look."""
-        return fetch_status(ServiceRef("", "status", (address,)), self.config("desk").security(), timeout=5.0)
+        return fetch_status(ServiceRef("", "status", (address,)), self.config("desk").security(), timeout=60.0)
 
     def shown(self, capsys: pytest.CaptureFixture[str], *command: str) -> Any:
         """What a command shows to who may look, as JSON."""
@@ -307,7 +307,7 @@ def test_rules_and_certificates_change_under_way_and_nobody_else_notices(
     def publish(*lats: str) -> None:
         for lat in lats:
             camera.publish(registration, figures.metadata(lat=lat), TRACKS)
-        camera.flush(20.0)
+        camera.flush(60.0)
 
     def has(name: str, *lats: str) -> None:
         texts = [f"camera {lat}" for lat in lats]
@@ -406,7 +406,7 @@ def test_mail_of_the_south_until_a_click_a_kill_and_a_revoked_certificate(
     def publish(*lats: str) -> None:
         for lat in lats:
             camera.publish(registration, figures.metadata(lat=lat), TRACKS)
-        camera.flush(20.0)
+        camera.flush(60.0)
 
     def row() -> dict[str, Any]:
         [found] = deployment.status(address)["subscriptions"]

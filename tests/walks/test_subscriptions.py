@@ -232,7 +232,7 @@ def test_policy_block_holds_the_publisher_up_and_loses_nothing(walk: Any) -> Non
         walk.publish(payload=b"%d" % number)
     # Expect that the publisher had to wait, and that all come
     assert time.monotonic() - began > 0.25
-    consumer.join(20)
+    consumer.join(60.0)
     assert found == list(range(1, 61))
     assert walk.subscriber.losses(uid) == {}
 
@@ -269,6 +269,7 @@ def test_the_death_of_a_delegate_is_told_as_a_loss_of_unknown_extent(
     eventually: Callable[..., Any],
 ) -> None:
     # Given a delegate in a process of its own, and a listener that hangs while objects wait there
+    federation.leases(2.0)
     process_settings(lease_lookup="1")
     pad = start("pad", "alpha", "rome", "--port", "0", "--json")
     assert pad.fact()["ready"] == "pad"
@@ -359,7 +360,7 @@ def test_a_forked_child_does_not_own_its_parents_adapter(
     process = start(script=FORK)
     # Expect an error, no harm to the parent's, and a working one
     assert process.fact() == {"child": 7, "parent": True, "another": 0}
-    assert process.wait(10) == 0
+    assert process.wait() == 0
 
 
 def test_the_node_is_told_all_of_a_subscription(postbox: Any, own_walk: Any) -> None:

@@ -50,8 +50,8 @@ def pad(federation: Any, tmp_path: Path) -> Pad:
         server = DisseminationServer(config, repository, characteristics=(name, "rome"))
         server.start()
         federation.stack.callback(server.stop, 0.5)
-        server.community.wait_joined(server.server_id, 10.0)
-        proxy = TypesProxy(server.ref(TYPES, ()), config.security(), timeout=10.0)
+        server.community.wait_joined(server.server_id, 60.0)
+        proxy = TypesProxy(server.ref(TYPES, ()), config.security(), timeout=60.0)
         federation.stack.callback(proxy.close)
         return server, proxy
 

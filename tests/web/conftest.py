@@ -36,7 +36,7 @@ class Reached:
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
         """One request on a connection of its own; a header's name with _ for -."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.gateway.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.gateway.port, timeout=60)
         try:
             connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
             return Answer(connection.getresponse())
@@ -61,7 +61,7 @@ class Stream:
     """Events as they come."""
 
     def __init__(self, port: int, path: str, headers: dict[str, str]) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self._connection.request("GET", path, headers=headers)
         self.answer = self._connection.getresponse()
         assert self.answer.status == 200, self.answer.read()

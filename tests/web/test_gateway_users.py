@@ -208,7 +208,7 @@ def test_users_that_do_nothing_go_for_others_and_one_too_many_is_told(
 def test_a_request_says_once_who_makes_it(reached: Callable[..., Any], users: str, policy: Path) -> None:
     it = reached(archive=False, users=users, policy=str(policy))
     for logins, status in (([ALICE], 200), ([ALICE, MALLORY], 400), ([ALICE, ALICE], 400)):
-        connection = http.client.HTTPConnection("127.0.0.1", it.gateway.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", it.gateway.port, timeout=60)
         connection.putrequest("GET", "/v1/types")
         for each in logins:
             connection.putheader("Authorization", each)
@@ -262,14 +262,14 @@ def test_who_is_out_does_not_wait_for_what_others_have_left(
 
     def wait_and_destroy(*given: Any) -> None:
         began.set()
-        release.wait(20)
+        release.wait(60.0)
         destroy(*given)
 
     monkeypatch.setattr(common.Common, "_destroyConnection", wait_and_destroy)
     monkeypatch.setattr(common, "IDLE_SECONDS", 0.0)
     said = it.ask("POST", "/v1/capi/connections", b'{"name":"c"}', Content_Type="application/json", Authorization=ALICE)
     assert said.status == 201, said.body
-    assert began.wait(10)
+    assert began.wait(60.0)
     stream = it.stream(f"{TYPE}/subscribe", Authorization=BOB)
     # When bob's account is gone meanwhile; Expect him to be out all the same
     write_accounts(Path(users), {"alice": Account.of("alice", "correct horse")})

@@ -53,7 +53,7 @@ class Page:
         self.base = url.partition("/enter")[0]
         self.page = browser.new_context().new_page()
         self.page.set_viewport_size({"width": width, "height": 800})
-        self.page.set_default_timeout(15_000)
+        self.page.set_default_timeout(60_000)
         self.page.on("pageerror", lambda e: self.troubles.append(str(e)))
         self.page.on("dialog", lambda d: (self.troubles.append(f"dialog {d.message}"), d.dismiss()))
         self.page.goto(url)
@@ -113,7 +113,7 @@ def test_a_node_is_administered_in_a_browser_by_administrators_alone(
         delegate = publisher.connect_to_delegate("node", HOSTILE[:40])
         uid = publisher.register_publisher(delegate, type_name="report", version="1.0", validate=False, persist=True)
         publisher.publish(uid, metadata, b"payload")
-        publisher.flush(20)
+        publisher.flush(60.0)
         # When somebody who is no administrator opens the page; Expect a refusal, and nothing of the node
         guest = Page(browser, consoles["guest"])
         guest.page.get_by_role("status").get_by_text("guest may not administer").wait_for()

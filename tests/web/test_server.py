@@ -72,7 +72,7 @@ def server(serving: Callable[..., WebServer]) -> WebServer:
 
 def ask(server: WebServer, path: str, method: str = "GET", body: Any = None, **headers: str) -> tuple[int, str, Any]:
     """Status, text and headers; a header's name with _ for -."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         given = {name.replace("_", "-"): value for name, value in headers.items()}
         connection.request(method, path, body, given)

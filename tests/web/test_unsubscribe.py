@@ -58,7 +58,7 @@ def serving(fixtures: Any) -> Iterator[Callable[[MailLinks], WebServer]]:
 
 def ask(server: WebServer, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, str, Any]:
     """Status, text and headers, as a client gets them who has nothing but the link."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
@@ -258,7 +258,7 @@ def test_requests_under_way_are_bounded(
 
     def hold(*arguments: Any, **options: Any) -> None:
         answer(*arguments, **options)
-        assert held.wait(10)
+        assert held.wait(60.0)
 
     monkeypatch.setattr(module, "follow_link", hold)
     server, statuses = serving(links), []

@@ -47,7 +47,7 @@ class Peer:
     def ended(self) -> None:
         """The receiver has ended the line."""
         assert self._thread is not None
-        self._thread.join(10.0)
+        self._thread.join(60.0)
         assert not self._thread.is_alive()
 
     def acknowledged(self, count: int) -> list[int]:
@@ -65,7 +65,7 @@ class Peer:
         """End both."""
         self.sock.shutdown(socket.SHUT_RDWR)
         if self._thread is not None:
-            self._thread.join(10.0)
+            self._thread.join(60.0)
         self.sock.close()
         self._theirs.close()
 
@@ -142,7 +142,7 @@ def test_on_a_busy_line_an_acknowledgement_waits_for_a_moment_and_no_longer(
 
     def noted(line: Line, timeout: float) -> bool:
         waits.append(timeout)
-        assert come.wait(10.0)
+        assert come.wait(60.0)
         return has_more(line, 0.0)  # as if the time were over
 
     peer.begin(ack_after=4)

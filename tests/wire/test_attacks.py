@@ -62,7 +62,7 @@ class Pad:
     def __init__(self, server: DisseminationServer) -> None:
         self.address = server.address
         self.endpoint_port = int(server.address.rpartition(":")[2])
-        self.client = ControlClient(ServiceRef("", "status", (self.address,)), Security(), timeout=20.0)
+        self.client = ControlClient(ServiceRef("", "status", (self.address,)), Security(), timeout=60.0)
 
     def status(self) -> dict[str, Any]:
         """What the delegate says about itself."""
@@ -316,7 +316,7 @@ def test_half_a_frame_holds_up_nobody_else(plane: bytes, pad: Any, attack: Calla
     body.sock.sendall(struct.pack("!LB", 1000, 0 if plane == CONTROL else HELLO) + b"half")
 
     # When somebody else calls
-    client = ControlClient(ServiceRef("", "status", (pad.address,)), Security(), timeout=20.0)
+    client = ControlClient(ServiceRef("", "status", (pad.address,)), Security(), timeout=60.0)
     status = client.call("status", dict[str, Any])
     client.close()
 
@@ -394,7 +394,7 @@ def test_the_subscribers_proxy_reaches_no_publishers_calls(publishing: Any, fede
 
 def test_a_call_whose_connection_another_thread_closes_ends_with_an_error_of_ours(federation: Any) -> None:
     # Given a client that is about to send a call
-    client = ControlClient(ServiceRef("", "status", (federation.lookups[0].address,)), Security(), timeout=20.0)
+    client = ControlClient(ServiceRef("", "status", (federation.lookups[0].address,)), Security(), timeout=60.0)
     assert client.call("status", dict[str, Any])
     channel = client._connection._channel
     send = channel.send

@@ -98,7 +98,7 @@ def test_a_client_silent_in_its_tls_handshake_does_not_outlive_the_server(
 
     monkeypatch.setattr(ssl.SSLSocket, "do_handshake", begin)
     with socket.create_connection(("127.0.0.1", served.endpoint.port)) as client:
-        assert begun.wait(10.0)
+        assert begun.wait(60.0)
 
         # When the server stops, long before the handshake's deadline
         served.endpoint.stop()
@@ -120,12 +120,12 @@ def test_stop_waits_for_threads_that_are_about_to_end(
     def slowly(sock: socket.socket) -> None:
         if threading.current_thread().name.startswith("echo-127"):
             leaving.set()
-            may_leave.wait(10.0)
+            may_leave.wait(60.0)
         close(sock)
 
     monkeypatch.setattr(socket.socket, "close", slowly)
     socket.create_connection(("127.0.0.1", served.endpoint.port)).close()
-    assert leaving.wait(10.0)
+    assert leaving.wait(60.0)
     assert served.endpoint.connections == 0
 
     # When the server stops, expect that it waits for the thread
@@ -214,7 +214,7 @@ def test_closing_a_client_ends_the_call_of_another_thread_and_nothing_else(
 ) -> None:
     # Given a client that another thread calls with all the time
     served = serve()
-    client = ControlClient(served.ref, Security(), timeout=5.0)
+    client = ControlClient(served.ref, Security(), timeout=60.0)
     client.call("echo", str, "hello")
     ended: list[Exception] = []
 

@@ -64,7 +64,7 @@ def test_a_fault_in_accepting_costs_one_connection(
 ) -> None:
     # Given a port at which accepting fails once
     served = serve()
-    client = ControlClient(served.ref, Security(), timeout=5.0)
+    client = ControlClient(served.ref, Security(), timeout=60.0)
     monkeypatch.setattr(served.endpoint, where, Once(getattr(served.endpoint, where)))
     # When somebody connects, expect that one to see a cut, and the next one to be served
     with counted("accepting a connection"), pytest.raises(WireError):
@@ -78,7 +78,7 @@ def test_a_fault_in_the_thread_of_a_connection_is_a_cut_for_its_peer_alone(
 ) -> None:
     # Given two clients, and a port whose next connection fails behind the preamble
     served = serve()
-    standing, other = (ControlClient(served.ref, Security(), timeout=5.0) for _ in range(2))
+    standing, other = (ControlClient(served.ref, Security(), timeout=60.0) for _ in range(2))
     assert standing.call("echo", str, "hello") == "hello"
     handlers = served.endpoint._handlers
     monkeypatch.setattr(served.endpoint, "_handlers", {k: Once(v) for k, v in handlers.items()})
@@ -199,7 +199,7 @@ def test_an_order_that_fails_holds_up_no_other(hub: SenderHub, counted: Counting
     with counted("an order to the hub"):
         assert hub.order(Once(lambda: None))
         assert hub.order(done.set)
-        assert done.wait(5.0)
+        assert done.wait(60.0)
     Stream(hub).expect_item(1)
 
 
@@ -217,7 +217,7 @@ def test_a_fault_of_one_stream_ends_its_connection_and_no_other(
         for each in (faulty, other):
             each.line.send(ACK, [(1).to_bytes(8, "big")])
             each.sender.ready()
-        assert faulty.ended.wait(5.0)
+        assert faulty.ended.wait(60.0)
     # Expect the other to go on, and the faulty one to resume when its peer comes back
     other.expect_item(2)
     assert not other.ended.is_set()

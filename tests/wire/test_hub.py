@@ -642,13 +642,13 @@ def test_who_finds_a_stream_busy_does_not_wait_for_it(field: Field, eventually: 
     def hold() -> None:
         stream.on_take = lambda: None
         entered.set()
-        assert gate.wait(10.0)
+        assert gate.wait(60.0)
 
     stream.on_take = hold
     stream.waiting.append((b"first",))
     sending = threading.Thread(target=stream.sender.send)
     sending.start()
-    assert entered.wait(10.0)
+    assert entered.wait(60.0)
 
     # When another one has something as well, expect its call to return at once
     stream.waiting.append((b"second",))
@@ -731,13 +731,13 @@ def test_what_is_stopped_while_a_thread_sends_ends_behind_it(
 
     def hold() -> None:
         entered.set()
-        assert gate.wait(10.0)
+        assert gate.wait(60.0)
 
     stream.on_take = hold
     stream.waiting.append((b"last",))
     sending = threading.Thread(target=stream.sender.send)
     sending.start()
-    assert entered.wait(10.0)
+    assert entered.wait(60.0)
 
     # When the hub, or the stream, is stopped, expect the connection to stay for as long as the thread uses it
     stopping = threading.Thread(target=hub.stop if whole else stream.sender.stop)
@@ -825,7 +825,7 @@ def test_several_threads_that_send_over_lines_that_are_cut_lose_and_double_nothi
         cuts += 1
         with suppress(OSError):  # ended by the other end
             (ours if chance.random() < 0.5 else theirs).shutdown(socket.SHUT_RDWR)
-        reading.join(10.0)
+        reading.join(60.0)
         assert not reading.is_alive()
     for sender in senders:
         sender.join()

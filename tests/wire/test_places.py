@@ -44,7 +44,7 @@ class Service:
     def ponder(self, _caller: Caller) -> str:
         """Until the test says so."""
         self.begun.set()
-        self.may_end.wait(10.0)
+        self.may_end.wait(60.0)
         return "thought"
 
 
@@ -81,7 +81,7 @@ class Port:
 
     def client(self, *calls: str) -> ControlClient:
         """Somebody who makes these calls, and stays connected."""
-        client = ControlClient(ServiceRef("", "service", (f"127.0.0.1:{self.endpoint.port}",)), Security(), timeout=5.0)
+        client = ControlClient(ServiceRef("", "service", (f"127.0.0.1:{self.endpoint.port}",)), Security(), timeout=60)
         self._stack.callback(client.close)
         for call in calls:
             client.call(call, str)
@@ -166,7 +166,7 @@ def test_a_call_under_way_and_a_data_connection_keep_their_places(port: Callable
     answers: list[str] = []
     asking = threading.Thread(target=lambda: answers.append(small.client().call("ponder", str)))
     asking.start()
-    assert small.service.begun.wait(5.0)
+    assert small.service.begun.wait(60.0)
     # When somebody else comes, expect that one to be refused
     with pytest.raises(WireError):
         small.client("ask")

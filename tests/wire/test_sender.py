@@ -78,7 +78,7 @@ class Pair:
         for line, sock, thread in self._ends:
             line.shut()
             if thread.ident is not None:
-                thread.join(10.0)
+                thread.join(60.0)
             sock.close()
 
     def _acked(self, count: int, _note: memoryview) -> None:

@@ -137,7 +137,7 @@ class Hubbed:
             ended.set()
 
         self.sender.attach(own, position, ended=end, compression=Compression() if self.compressed else None)
-        assert ended.wait(30.0)
+        assert ended.wait(60.0)
 
     def stop(self) -> None:
         """End."""
@@ -376,7 +376,7 @@ def test_who_leaves_waits_until_the_last_of_it_was_read() -> None:
     reading.start()
     peer = Line(ours)
     peer.send(ITEMS, batch(1, 1, b"x"))
-    assert taken.wait(10.0)
+    assert taken.wait(60.0)
     # When it leaves
     left.set()
     leaving = threading.Thread(target=receiver.leave, args=(10.0,))
@@ -393,7 +393,7 @@ def test_who_leaves_waits_until_the_last_of_it_was_read() -> None:
     ours.close()
     leaving.join(10.0)
     assert not leaving.is_alive()
-    reading.join(10.0)
+    reading.join(60.0)
     theirs.close()
 
 
@@ -405,7 +405,7 @@ def test_who_leaves_waits_no_longer_than_that() -> None:
     reading.start()
     eventually(lambda: receiver._line is not None)
     receiver.leave(0.05)
-    reading.join(10.0)
+    reading.join(60.0)
     assert not reading.is_alive()
     ours.close()
     theirs.close()

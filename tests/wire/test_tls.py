@@ -129,7 +129,7 @@ def test_a_client_without_a_certificate_of_ours_is_not_served(
 
     def use() -> None:
         if plane == "control":
-            ControlClient(served.ref, security, timeout=20.0).call("echo", str, "hello")
+            ControlClient(served.ref, security, timeout=60.0).call("echo", str, "hello")
             return
         with dial(served.ref, DATA, security, 2.0) as sock:
             sock.settimeout(2.0)
