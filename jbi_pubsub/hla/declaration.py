@@ -6,18 +6,16 @@ subscriptions, and for interaction classes. Subscribing makes what exists known:
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from immutables import Map
 
 from . import objects, ownership
-from .exceptions import AttributeNotDefined, InvalidInteractionClassHandle, InvalidObjectClassHandle
 from .execution import Step
+from .fom import checked_attributes, interaction_class, object_class
 
 if TYPE_CHECKING:
     from .execution import Execution, Model
-    from .fom import Class, Fom
 
 Attributes = Map[int, tuple[int, ...]]
 """Of object classes: sorted handles of attributes."""
@@ -35,7 +33,13 @@ class Declared(NamedTuple):
 
     def without(self, federate: int) -> Declared:
         """After it has left."""
-        return Declared(*(each.delete(federate) if federate in each else each for each in self))
+        published, subscribed, sends, hears = self
+        return Declared(
+            published.delete(federate) if federate in published else published,
+            subscribed.delete(federate) if federate in subscribed else subscribed,
+            sends.delete(federate) if federate in sends else sends,
+            hears.delete(federate) if federate in hears else hears,
+        )
 
     def publishes(self, federate: int, cls: int) -> tuple[int, ...]:
         """Attributes of a class that a federate publishes."""
@@ -44,42 +48,6 @@ class Declared(NamedTuple):
     def subscribes(self, federate: int, cls: int) -> tuple[int, ...]:
         """Attributes of a class that a federate subscribes to."""
         return self.subscribed.get(federate, Map()).get(cls, ())
-
-
-def object_class(fom: Fom, cls: int) -> Class:
-    """Raises InvalidObjectClassHandle."""
-    if not 0 < cls <= len(fom.objects):
-        raise InvalidObjectClassHandle(
-            f"no object class has the handle {cls}", hint="Take get_object_class_handle", handle=cls
-        )
-    return fom.objects[cls - 1]
-
-
-def interaction_class(fom: Fom, cls: int) -> Class:
-    """Raises InvalidInteractionClassHandle."""
-    if not 0 < cls <= len(fom.interactions):
-        raise InvalidInteractionClassHandle(
-            f"no interaction class has the handle {cls}", hint="Take get_interaction_class_handle", handle=cls
-        )
-    return fom.interactions[cls - 1]
-
-
-def checked_attributes(known: Class, attributes: tuple[int, ...]) -> tuple[int, ...]:
-    """Sorted, each once. Raises AttributeNotDefined."""
-    if len(attributes) == 1 and attributes[0] in known.members:
-        return attributes
-    wanted = set(attributes)
-    if not wanted <= _members(known.members):
-        wrong = min(wanted - _members(known.members))
-        raise AttributeNotDefined(
-            f"{known.name} has no attribute with the handle {wrong}", hint="Take get_attribute_handle", handle=wrong
-        )
-    return tuple(sorted(wanted))
-
-
-@lru_cache(maxsize=1024)
-def _members(members: tuple[int, ...]) -> frozenset[int]:
-    return frozenset(members)
 
 
 # -- object classes -------------------------------------------------------------------------------------------------
@@ -94,7 +62,7 @@ def publish_object_class_attributes(
     declared = execution.declared
     published = _with(declared.published, federate, cls, declared.publishes(federate, cls), wanted)
     execution = execution._replace(declared=declared._replace(published=published))
-    return Step(*ownership.offered(model, execution, federate, cls))
+    return ownership.offered(model, execution, federate, cls)
 
 
 def unpublish_object_class(model: Model, execution: Execution, federate: int, cls: int) -> Step:

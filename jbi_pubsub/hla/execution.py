@@ -15,12 +15,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from .clock import Clock
     from .declaration import Declared
     from .federation import Members, Points, Saving
     from .fom import Fom
     from .objects import Instances
     from .ownership import Owned
-    from .timing import Clock
 
 
 class Callback(NamedTuple):

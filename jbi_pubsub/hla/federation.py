@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from immutables import Map
 
-from . import objects, ownership, timing
+from . import clock, objects, ownership
 from .exceptions import (
     FederateHasNotBegunSave,
     FederateNameAlreadyInUse,
@@ -150,16 +150,18 @@ def resign_federation_execution(model: Model, execution: Execution, federate: in
             f"the federate owns attributes, and {action} says nothing of them",
             hint="Divest them, or resign with an action that does",
         )
-    if action == "delete_objects_then_divest":  # what the standard leaves a federate to do before; its death does not ask
+    if (
+        action == "delete_objects_then_divest"
+    ):  # what the standard leaves a federate to do before; its death does not ask
         execution = ownership.without_claims(execution, federate)
     if ownership.claims_any(execution, federate):
         raise OwnershipAcquisitionPending(
             "the federate waits for ownership", hint="Cancel the acquisition, or resign with an action that does"
         )
-    return _gone(model, execution, federate, tuple(told))
+    return _gone(execution, federate, tuple(told))
 
 
-def _gone(model: Model, execution: Execution, federate: int, told: tuple[Told, ...]) -> Step:
+def _gone(execution: Execution, federate: int, told: tuple[Told, ...]) -> Step:
     """The rest of a resignation, which can't be refused."""
     members = execution.members
     execution = execution._replace(
@@ -168,8 +170,8 @@ def _gone(model: Model, execution: Execution, federate: int, told: tuple[Told, .
         instances=execution.instances.forgotten_by(federate),
     )
     everything = list(told)
-    for act in (_left_points, _left_saving, timing.resigned):
-        execution, more = act(model, execution, federate)
+    for act in (_left_points, _left_saving, clock.resigned):
+        execution, more = act(execution, federate)
         everything.extend(more)
     return Step(execution, None, tuple(each for each in everything if each.federate != federate))
 
@@ -191,10 +193,8 @@ def register_federation_synchronization_point(
         else ""
     )  # fmt: skip
     if reason:
-        return Step(
-            execution, None, (tell(federate, "synchronization_point_registration_failed", label, reason),)
-        )
-    point = Point(tag, not federates, Map({each: False for each in members}))
+        return Step(execution, None, (tell(federate, "synchronization_point_registration_failed", label, reason),))
+    point = Point(tag, not federates, Map(dict.fromkeys(members, False)))
     told = [tell(federate, "synchronization_point_registration_succeeded", label)]
     told.extend(tell(each, "announce_synchronization_point", label, tag) for each in sorted(members))
     return Step(execution._replace(points=Points(pending.set(label, point))), None, tuple(told))
@@ -221,7 +221,7 @@ def _looked_at(execution: Execution, label: str, point: Point) -> Step:
     return Step(execution._replace(points=Points(pending.set(label, point))))
 
 
-def _left_points(_: Model, execution: Execution, federate: int) -> tuple[Execution, tuple[Told, ...]]:
+def _left_points(execution: Execution, federate: int) -> tuple[Execution, tuple[Told, ...]]:
     told: tuple[Told, ...] = ()
     for label in sorted(execution.points.pending):
         point = execution.points.pending[label]
@@ -242,28 +242,30 @@ def request_federation_save(
     if not label:
         raise InvalidArgument("a save has a label", hint="Give a text of one character or more")
     if time is not None:
-        if not timing.is_regulating(execution, federate):
+        if not clock.is_regulating(execution, federate):
             raise FederateUnableToUseTime(
                 "only a time-regulating federate can ask for a save at a time", hint="Leave the time out"
             )
-        if time < timing.bound(execution, federate):
+        if time < clock.bound(execution, federate):
             raise InvalidLogicalTime(
                 f"{time} is before the federate's time and lookahead", hint="Give a later time", time=time
             )
         execution = execution._replace(saving=execution.saving._replace(scheduled=(label, time)))
-        return Step(*timing.settled(model, execution, None))
-    return Step(*begin_save(execution._replace(saving=execution.saving._replace(scheduled=None)), label, None))
+        execution, told = clock.settled(execution)
+        return Step(execution, None, told)
+    execution, told = begin_save(execution, label, None)
+    return Step(execution, None, told)
 
 
-def begin_save(execution: Execution, label: str, time: float | None) -> tuple[Execution, None, tuple[Told, ...]]:
+def begin_save(execution: Execution, label: str, time: float | None) -> tuple[Execution, tuple[Told, ...]]:
     """Everybody is told to save."""
     joined = sorted(execution.members.joined)
     saving = execution.saving._replace(
         label=label, is_restore=False, resigned=False, scheduled=None,
-        states=Map({each: "instructed" for each in joined}),
+        states=Map(dict.fromkeys(joined, "instructed")),
     )  # fmt: skip
     told = tuple(tell(each, "initiate_federate_save", label, time) for each in joined)
-    return execution._replace(saving=saving), None, told
+    return execution._replace(saving=saving), told
 
 
 def federate_save_begun(model: Model, execution: Execution, federate: int) -> Step:
@@ -276,43 +278,43 @@ def federate_save_begun(model: Model, execution: Execution, federate: int) -> St
 
 def federate_save_complete(model: Model, execution: Execution, federate: int) -> Step:
     """The federate has saved. Raises FederateHasNotBegunSave."""
-    return _reported_save(model, execution, federate, "waiting")
+    return _reported_save(execution, federate, "waiting")
 
 
 def federate_save_not_complete(model: Model, execution: Execution, federate: int) -> Step:
     """The federate could not save. Raises FederateHasNotBegunSave."""
-    return _reported_save(model, execution, federate, "failed")
+    return _reported_save(execution, federate, "failed")
 
 
-def _reported_save(model: Model, execution: Execution, federate: int, state: str) -> Step:
+def _reported_save(execution: Execution, federate: int, state: str) -> Step:
     saving = execution.saving
     if not saving.label or saving.is_restore or saving.states.get(federate) != "saving":
         raise FederateHasNotBegunSave("the federate has not begun to save", hint="Call federate_save_begun first")
-    return _saved(model, execution._replace(saving=saving._replace(states=saving.states.set(federate, state))))
+    return _saved(execution._replace(saving=saving._replace(states=saving.states.set(federate, state))))
 
 
-def _saved(model: Model, execution: Execution) -> Step:
+def _saved(execution: Execution) -> Step:
     """Where all have reported, the save ends."""
     saving = execution.saving
     if not all(state in ("waiting", "failed") for state in saving.states.values()):
         return Step(execution)
     failed = "RESIGNED" if saving.resigned else "REPORTED_FAILURE" if "failed" in saving.states.values() else ""
     if failed or not saving.states:
-        return _save_ends(model, execution, "federation_not_saved", saving.label, failed or "RESIGNED")
+        return _save_ends(execution, "federation_not_saved", saving.label, failed or "RESIGNED")
     whole = execution._replace(saving=Saving())
     order = (*(each for each in saving.order if each != saving.label), saving.label)
     kept = saving.kept.set(saving.label, whole)
     for old in order[:-SAVES_MOST]:
         kept = kept.delete(old)
     execution = execution._replace(saving=saving._replace(kept=kept, order=order[-SAVES_MOST:]))
-    return _save_ends(model, execution, "federation_saved", saving.label)
+    return _save_ends(execution, "federation_saved", saving.label)
 
 
-def _save_ends(model: Model, execution: Execution, name: str, *arguments: Any) -> Step:
+def _save_ends(execution: Execution, name: str, *arguments: Any) -> Step:
     told = tuple(tell(each, name, *arguments) for each in sorted(execution.saving.states))
     saving = execution.saving
     idle = Saving(scheduled=saving.scheduled, kept=saving.kept, order=saving.order)
-    execution, _, more = timing.settled(model, execution._replace(saving=idle), None)
+    execution, more = clock.settled(execution._replace(saving=idle))
     return Step(execution, None, told + more)
 
 
@@ -320,12 +322,12 @@ def abort_federation_save(model: Model, execution: Execution, federate: int) -> 
     """The save that goes on, or waits for its time, is given up (clause 4.22). Raises SaveNotInProgress."""
     saving = execution.saving
     if saving.label and not saving.is_restore:
-        return _save_ends(model, execution, "federation_not_saved", saving.label, "ABORTED")
+        return _save_ends(execution, "federation_not_saved", saving.label, "ABORTED")
     if saving.scheduled is None:
         raise SaveNotInProgress("no save goes on, and none is asked for", hint="There is nothing to give up")
     label, execution = saving.scheduled[0], execution._replace(saving=saving._replace(scheduled=None))
     told = tuple(tell(each, "federation_not_saved", label, "ABORTED") for each in sorted(execution.members.joined))
-    execution, _, more = timing.settled(model, execution, None)
+    execution, more = clock.settled(execution)
     return Step(execution, None, told + more)
 
 
@@ -358,7 +360,7 @@ def request_federation_restore(model: Model, execution: Execution, federate: int
     joined = execution.members.joined
     saving = execution.saving._replace(
         label=label, is_restore=True, resigned=False, scheduled=None,
-        states=Map({each: "instructed" for each in joined}),
+        states=Map(dict.fromkeys(joined, "instructed")),
     )  # fmt: skip
     told = [tell(federate, "request_federation_restore_succeeded", label)]
     told.extend(tell(each, "federation_restore_begun") for each in sorted(joined))
@@ -420,12 +422,12 @@ def query_federation_restore_status(model: Model, execution: Execution, federate
     return _status(execution, federate, "federation_restore_status_response", is_restore=True)
 
 
-def _left_saving(model: Model, execution: Execution, federate: int) -> tuple[Execution, tuple[Told, ...]]:
+def _left_saving(execution: Execution, federate: int) -> tuple[Execution, tuple[Told, ...]]:
     """A save or restore does not wait for who has left; it fails when the others have reported."""
     saving = execution.saving
     if not saving.label or federate not in saving.states:
         return execution, ()
     saving = saving._replace(states=saving.states.delete(federate), resigned=True)
     execution = execution._replace(saving=saving)
-    step = _restored(execution) if saving.is_restore else _saved(model, execution)
+    step = _restored(execution) if saving.is_restore else _saved(execution)
     return step.execution, step.told

@@ -1,9 +1,9 @@
 """The federation object model: object classes with attributes, interaction classes with parameters.
 
-Read from modules in the OMT XML of IEEE 1516.2-2010, of any namespace. Of a module are read: object classes, attributes,
-interaction classes, parameters, their nesting, `order` and `dataType`. Sharing, transportation, dimensions, switches,
-notes and tables of data types are passed over: an RTI here carries values as opaque bytes, reliably, to all who
-subscribe. The roots HLAobjectRoot (with HLAprivilegeToDeleteObject) and HLAinteractionRoot are there in any case.
+Read from modules in the OMT XML of IEEE 1516.2-2010, of any namespace. Of a module are read: object classes,
+attributes, interaction classes, parameters, their nesting, `order` and `dataType`. Sharing, transportation, dimensions,
+switches, notes and tables of data types are passed over: an RTI here carries values as opaque bytes, reliably, to all
+who subscribe. The roots HLAobjectRoot (with HLAprivilegeToDeleteObject) and HLAinteractionRoot are there in any case.
 
 Modules are merged (clause 4.1.4 of IEEE 1516-2010): a class may stand in several, as itself or without members; where
 two say different things of it, they are refused. Handles are positions, counted from 1 in the order of names, so they
@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -23,7 +24,14 @@ from immutables import Map
 from jbi_pubsub.core.errors import JbiError
 from jbi_pubsub.core.xml import Element, parse_metadata
 
-from .exceptions import ErrorReadingFom, InconsistentFom, NameNotFound
+from .exceptions import (
+    AttributeNotDefined,
+    ErrorReadingFom,
+    InconsistentFom,
+    InvalidInteractionClassHandle,
+    InvalidObjectClassHandle,
+    NameNotFound,
+)
 
 Order = Literal["receive", "timestamp"]
 
@@ -118,6 +126,42 @@ def _meant(name: str, known: Sequence[str]) -> str:
     return f"Did you mean {near[0]}?" if near else f"There are {', '.join(known[:10])}" if known else "There is none"
 
 
+def object_class(fom: Fom, cls: int) -> Class:
+    """Raises InvalidObjectClassHandle."""
+    if not 0 < cls <= len(fom.objects):
+        raise InvalidObjectClassHandle(
+            f"no object class has the handle {cls}", hint="Take get_object_class_handle", handle=cls
+        )
+    return fom.objects[cls - 1]
+
+
+def interaction_class(fom: Fom, cls: int) -> Class:
+    """Raises InvalidInteractionClassHandle."""
+    if not 0 < cls <= len(fom.interactions):
+        raise InvalidInteractionClassHandle(
+            f"no interaction class has the handle {cls}", hint="Take get_interaction_class_handle", handle=cls
+        )
+    return fom.interactions[cls - 1]
+
+
+def checked_attributes(known: Class, attributes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sorted, each once. Raises AttributeNotDefined."""
+    if len(attributes) == 1 and attributes[0] in known.members:
+        return attributes
+    wanted = set(attributes)
+    if not wanted <= _members(known.members):
+        wrong = min(wanted - _members(known.members))
+        raise AttributeNotDefined(
+            f"{known.name} has no attribute with the handle {wrong}", hint="Take get_attribute_handle", handle=wrong
+        )
+    return tuple(sorted(wanted))
+
+
+@lru_cache(maxsize=1024)
+def _members(members: tuple[int, ...]) -> frozenset[int]:
+    return frozenset(members)
+
+
 class _Said(NamedTuple):
     """What a module says of a class."""
 
@@ -156,7 +200,9 @@ def _read_module(name: str, data: bytes, objects: dict[str, _Said], interactions
         raise ErrorReadingFom(exc.message, hint=exc.hint or "Give a file in OMT XML", file=name) from exc
     if _local(root) != "objectModel":
         raise ErrorReadingFom(
-            f"{name} is no module: its root is {_local(root)}, not objectModel", hint="Give a file in OMT XML", file=name
+            f"{name} is no module: its root is {_local(root)}, not objectModel",
+            hint="Give a file in OMT XML",
+            file=name,
         )
     for part, kind, member, said in (
         ("objects", "objectClass", "attribute", objects),
@@ -199,7 +245,9 @@ def _add(said: dict[str, _Said], name: str, new: _Said) -> None:
         new.members.update({each: member for each, member in known.members.items() if each not in new.members})
     elif known is not None and known.members and new.members and known.members != new.members:
         differs = sorted(
-            each for each in known.members.keys() | new.members.keys() if known.members.get(each) != new.members.get(each)
+            each
+            for each in known.members.keys() | new.members.keys()
+            if known.members.get(each) != new.members.get(each)
         )
         raise InconsistentFom(
             f"{new.where} and {known.where} say different things of {name}: {', '.join(differs[:5])}",

@@ -10,13 +10,13 @@ retracted.
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from immutables import Map
 
-from . import ownership, timing
-from .declaration import Attributes, checked_attributes, interaction_class, object_class
+from . import clock, ownership
 from .exceptions import (
     AttributeNotOwned,
     DeletePrivilegeNotHeld,
@@ -29,8 +29,10 @@ from .exceptions import (
     ObjectInstanceNotKnown,
 )
 from .execution import Callback, Step, Told, tell
+from .fom import checked_attributes, interaction_class, object_class
 
 if TYPE_CHECKING:
+    from .declaration import Attributes
     from .execution import Execution, Model
     from .fom import Class, Order
 
@@ -151,7 +153,7 @@ def delete_object_instance(
         raise DeletePrivilegeNotHeld(
             f"the federate does not own HLAprivilegeToDeleteObject of {found.name}", hint="Acquire it first"
         )
-    ordered = timing.is_ordered(execution, federate, time) and _order(model, execution, instance, model.fom.privilege)
+    ordered = clock.is_ordered(execution, federate, time) and _order(model, execution, instance, model.fom.privilege)
     receivers = tuple(
         (each, Callback("remove_object_instance", (instance, tag, time, 0)))
         for each in sorted(found.known)
@@ -159,9 +161,9 @@ def delete_object_instance(
     )
     execution = without(execution, instance)
     if ordered == "timestamp" and time is not None:
-        execution, told = timing.sent(execution, federate, time, 0, receivers)
+        execution, told = clock.sent(execution, federate, time, 0, receivers)
         return Step(execution, 0, told)
-    execution, told = timing.received(execution, receivers)
+    execution, told = clock.received(execution, receivers)
     return Step(execution, 0, told)
 
 
@@ -191,7 +193,7 @@ def deleted_by(model: Model, execution: Execution, federate: int) -> tuple[Execu
                 if each != federate
             )
             execution = without(execution, instance)
-            execution, more = timing.received(execution, receivers)
+            execution, more = clock.received(execution, receivers)
             told.extend(more)
     return execution, tuple(told)
 
@@ -241,10 +243,10 @@ def update_attribute_values(
     for each in attributes:
         if owners is None or owners.get(each) != federate:
             _refuse_update(model, found, each)
-    if len(attributes) > 1 and any(a >= b for a, b in zip(attributes, attributes[1:], strict=False)):
+    if len(attributes) > 1 and any(a >= b for a, b in itertools.pairwise(attributes)):
         raise InvalidArgument("attributes come sorted by handle, each once", hint="Sort them")
-    if not timing.is_ordered(execution, federate, time):
-        execution, told = timing.received(
+    if not clock.is_ordered(execution, federate, time):
+        execution, told = clock.received(
             execution, _reflections(execution, federate, found, instance, values, tag, time, 0)
         )
         return Step(execution, 0, told)
@@ -253,13 +255,13 @@ def update_attribute_values(
     everything: tuple[Told, ...] = ()
     handle = 0
     if rest:
-        execution, everything = timing.received(
+        execution, everything = clock.received(
             execution, _reflections(execution, federate, found, instance, rest, tag, time, 0)
         )
     if ordered and time is not None:
         handle = execution.handles + 1
         receivers = _reflections(execution, federate, found, instance, ordered, tag, time, handle)
-        execution, told = timing.sent(execution._replace(handles=handle), federate, time, handle, receivers)
+        execution, told = clock.sent(execution._replace(handles=handle), federate, time, handle, receivers)
         everything += told
     return Step(execution, handle, everything)
 
@@ -376,10 +378,12 @@ def send_interaction(
     for handle, _ in parameters:
         if handle not in kind.members:
             raise InteractionParameterNotDefined(
-                f"{kind.name} has no parameter with the handle {handle}", hint="Take get_parameter_handle", handle=handle
+                f"{kind.name} has no parameter with the handle {handle}",
+                hint="Take get_parameter_handle",
+                handle=handle,
             )
     order = execution.instances.sent.get((federate, cls)) or kind.order
-    is_ordered = timing.is_ordered(execution, federate, time) and order == "timestamp"
+    is_ordered = clock.is_ordered(execution, federate, time) and order == "timestamp"
     retraction = execution.handles + 1 if is_ordered else 0
     receivers = []
     for each, at in _hearing(execution.declared.hears, kind.above):
@@ -389,9 +393,9 @@ def send_interaction(
             receivers.append((each, Callback("receive_interaction", (at, some, tag, time, retraction))))
     if is_ordered and time is not None:
         execution = execution._replace(handles=retraction)
-        execution, told = timing.sent(execution, federate, time, retraction, tuple(receivers))
+        execution, told = clock.sent(execution, federate, time, retraction, tuple(receivers))
     else:
-        execution, told = timing.received(execution, tuple(receivers))
+        execution, told = clock.received(execution, tuple(receivers))
     return Step(execution, retraction, told)
 
 
@@ -406,9 +410,7 @@ def _hearing(hears: Map[int, tuple[int, ...]], above: tuple[int, ...]) -> tuple[
     return tuple(found)
 
 
-def change_interaction_order_type(
-    model: Model, execution: Execution, federate: int, cls: int, order: Order
-) -> Step:
+def change_interaction_order_type(model: Model, execution: Execution, federate: int, cls: int, order: Order) -> Step:
     """In which order the federate's interactions of a class are delivered (clause 8.24). Raises
     InvalidInteractionClassHandle, InteractionClassNotPublished."""
     kind = interaction_class(model.fom, cls)

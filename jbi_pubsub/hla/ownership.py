@@ -3,7 +3,7 @@
 Of an instance attribute, seen from its owner:
 
     owned -> unconditional divestiture                   -> unowned, or the first claimant's
-    owned -> negotiated divestiture -> divesting         -> somebody claims it: asked to confirm -> confirm: the claimant's
+    owned -> negotiated divestiture -> divesting         -> claimed: asked to confirm -> confirm: the claimant's
                                        divesting         -> cancel -> owned
     owned -> asked to release -> divest if wanted        -> the first claimant's
 
@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from immutables import Map
 
 from . import objects
-from .declaration import checked_attributes
 from .exceptions import (
     AttributeAcquisitionWasNotRequested,
     AttributeAlreadyBeingAcquired,
@@ -36,6 +35,7 @@ from .exceptions import (
     NoAcquisitionPending,
 )
 from .execution import Step, Told, tell
+from .fom import checked_attributes
 
 if TYPE_CHECKING:
     from .execution import Execution, Model
@@ -354,9 +354,7 @@ def _unclaimed(execution: Execution, federate: int, instance: int, attributes: I
 # -- asking ---------------------------------------------------------------------------------------------------------
 
 
-def query_attribute_ownership(
-    model: Model, execution: Execution, federate: int, instance: int, attribute: int
-) -> Step:
+def query_attribute_ownership(model: Model, execution: Execution, federate: int, instance: int, attribute: int) -> Step:
     """Whether anybody owns an attribute, by inform_attribute_ownership; not who (clause 7.17). Raises
     ObjectInstanceNotKnown, AttributeNotDefined."""
     checked_attributes(objects.known_class(model, execution, federate, instance), (attribute,))
@@ -376,9 +374,7 @@ def is_attribute_owned_by_federate(
 # -- what other services do to ownership ----------------------------------------------------------------------------
 
 
-def unowned_offered(
-    model: Model, execution: Execution, instance: int, kind: Class, owned: tuple[int, ...]
-) -> Step:
+def unowned_offered(model: Model, execution: Execution, instance: int, kind: Class, owned: tuple[int, ...]) -> Step:
     """An instance has been registered: what its registrant does not publish is offered to others."""
     telling = _Telling(instance)
     has = set(owned)

@@ -1,0 +1,370 @@
+"""The logical time of a federation: bounds, messages in the order of time stamps, grants (IEEE 1516.1-2010, clause 8).
+
+The bound of a regulating federate is the least time stamp that it may still send: its time, or the one that it asked
+for, and its lookahead. GALT of a federate is the least bound of the others that regulate; LITS is the less of GALT and
+of the least time stamp that waits for it. A constrained federate is granted t when nothing at or before t can still
+come: t < GALT (TAR, NMR), t <= GALT (TARA, NMRA); before that all that waits up to t is told, in the order of time
+stamps. Federates that are not constrained are granted what they ask for, and get messages at once.
+
+A bound is a pair (time, 1 when that time itself is excluded): with lookahead 0, who was granted t by TAR or NMR sends
+only later than t (clause 8.1.4). The bound of who asked for a message at most t depends on the others: it is the least
+time at which such a message can come, found as shortest ways are (Dijkstra).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
+
+from immutables import Map
+
+from . import federation
+from .exceptions import InvalidLogicalTime
+from .execution import Callback, Told, tell
+
+if TYPE_CHECKING:
+    from .execution import Execution
+
+Asked = Literal["TAR", "TARA", "NMR", "NMRA", "FQR", "constrained"]
+Bound = tuple[float, int]
+T = TypeVar("T")
+Receivers = tuple[tuple[int, Callback], ...]
+
+NEVER: Final[Bound] = (math.inf, 0)
+HELD_MOST: Final = 10_000
+"""Receive-ordered messages that wait for a constrained federate which asks for no time; at more it gets them."""
+
+
+class Pace(NamedTuple):
+    """The time of a federate."""
+
+    time: float = 0.0
+    is_exclusive: bool = False
+    """It was granted its time by TAR or NMR."""
+    lookahead: float | None = None
+    """None: it does not regulate."""
+    floor: float = 0.0
+    """What it has promised with a larger lookahead that it had."""
+    is_constrained: bool = False
+    asked: tuple[Asked, float] | None = None
+    is_asynchronous: bool = False
+    watched: float | None = None
+    """The GALT that it was told last, when it watches."""
+
+
+class Message(NamedTuple):
+    """What waits for a constrained federate."""
+
+    time: float
+    retraction: int
+    callback: Callback
+
+
+class Sent(NamedTuple):
+    """What may still be retracted."""
+
+    time: float
+    retraction: int
+    receivers: tuple[int, ...]
+
+
+class Clock(NamedTuple):
+    """The time of a federation. Who is not here is at 0.0, and neither regulates nor is constrained."""
+
+    paces: Map[int, Pace] = Map()
+    waiting: Map[int, tuple[Message, ...]] = Map()
+    """By time stamps, for constrained federates."""
+    held: Map[int, tuple[Callback, ...]] = Map()
+    """In receive order, for constrained federates that ask for no time."""
+    sent: Map[int, tuple[Sent, ...]] = Map()
+    """By sender and time stamps."""
+
+    def pace(self, federate: int) -> Pace:
+        """Of a federate."""
+        return self.paces.get(federate, _AT_ZERO)
+
+
+_AT_ZERO: Final = Pace()
+
+
+# -- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def _bound(pace: Pace, lookahead: float, time: float, *, is_exclusive: bool) -> Bound:
+    at = time + lookahead
+    if at < pace.floor:
+        return pace.floor, 0
+    return at, int(is_exclusive and lookahead == 0.0)
+
+
+def bounds_of(clock: Clock) -> list[tuple[Bound, int]]:
+    """The bounds of all who regulate, the least first."""
+    found: list[tuple[Bound, int]] = []
+    asking = []
+    for federate, pace in clock.paces.items():
+        lookahead, asked = pace.lookahead, pace.asked
+        if lookahead is None:
+            if pace.is_constrained and asked is not None and asked[0] in ("NMR", "NMRA"):
+                continue  # sends nothing in time-stamp order
+        elif asked is None or asked[0] == "constrained" or asked[0] == "FQR":
+            found.append((_bound(pace, lookahead, pace.time, is_exclusive=pace.is_exclusive), federate))
+        elif asked[0] in ("TAR", "TARA"):
+            found.append((_bound(pace, lookahead, asked[1], is_exclusive=asked[0] == "TAR"), federate))
+        else:
+            asking.append(federate)
+    if asking:
+        found.extend(_next_messages(clock, asking, found))
+    found.sort()
+    return found
+
+
+def _next_messages(clock: Clock, asking: list[int], others: list[tuple[Bound, int]]) -> list[tuple[Bound, int]]:
+    """Bounds of who asked for the next message: none of them is granted less than the least time at which it can have
+    one, from what waits for it, from those who are at a time of their own, or from another who asked."""
+    least = min((each for each, _ in others), default=NEVER)[0]
+    heap = []
+    for federate in asking:
+        pace, waits = clock.paces[federate], clock.waiting.get(federate)
+        at = min(pace.asked[1] if pace.asked else math.inf, waits[0].time if waits else math.inf, least)
+        heap.append((max(at, pace.time), federate))
+    heapq.heapify(heap)
+    found: list[tuple[Bound, int]] = []
+    soonest = math.inf
+    while heap:
+        at, federate = heapq.heappop(heap)
+        pace = clock.paces[federate]
+        at = max(min(at, soonest), pace.time)
+        is_exclusive = pace.asked is not None and pace.asked[0] == "NMR"
+        bound = _bound(pace, pace.lookahead or 0.0, at, is_exclusive=is_exclusive)
+        soonest = min(soonest, bound[0])
+        found.append((bound, federate))
+    return found
+
+
+def galt_of(bounds: list[tuple[Bound, int]], federate: int) -> Bound:
+    """The least bound of the others."""
+    for bound, other in bounds:
+        if other != federate:
+            return bound
+    return NEVER
+
+
+def is_regulating(execution: Execution, federate: int) -> bool:
+    """Whether a federate is time-regulating."""
+    return execution.clock.pace(federate).lookahead is not None
+
+
+def bound(execution: Execution, federate: int) -> float:
+    """The least time stamp that a federate may send."""
+    pace = execution.clock.pace(federate)
+    time, is_exclusive = (pace.time, pace.is_exclusive)
+    if pace.asked is not None and pace.asked[0] in ("TAR", "TARA"):
+        time, is_exclusive = pace.asked[1], pace.asked[0] == "TAR"
+    return _bound(pace, pace.lookahead or 0.0, time, is_exclusive=is_exclusive)[0]
+
+
+# -- messages -------------------------------------------------------------------------------------------------------
+
+
+def is_ordered(execution: Execution, federate: int, time: float | None) -> bool:
+    """Whether a message of a federate goes in time-stamp order, as far as its time is concerned: it has one, and the
+    federate regulates. Raises InvalidLogicalTime for a time before the federate's bound."""
+    pace = execution.clock.pace(federate)
+    if time is None or pace.lookahead is None:
+        return False
+    at, is_exclusive = pace.time, pace.is_exclusive
+    if pace.asked is not None and pace.asked[0] in ("TAR", "TARA"):
+        at, is_exclusive = pace.asked[1], pace.asked[0] == "TAR"
+    least, excluded = _bound(pace, pace.lookahead, at, is_exclusive=is_exclusive)
+    if time < least or (excluded and time == least):
+        raise InvalidLogicalTime(
+            f"time stamp {time} is before {least}, the federate's time and lookahead"
+            + (", or at it after an advance with lookahead 0" if excluded else ""),
+            hint="Send later, or with a smaller lookahead",
+            time=time,
+            least=least,
+        )
+    return True
+
+
+def received(execution: Execution, receivers: Receivers) -> tuple[Execution, tuple[Told, ...]]:
+    """Messages in receive order: told at once, but for constrained federates that ask for no time and have not enabled
+    asynchronous delivery (clause 8.1.5)."""
+    paces = execution.clock.paces
+    if not paces:
+        return execution, tuple(Told(*each) for each in receivers)
+    told = []
+    clock = execution.clock
+    for federate, callback in receivers:
+        pace = paces.get(federate, _AT_ZERO)
+        if not pace.is_constrained or pace.is_asynchronous or pace.asked is not None:
+            told.append(Told(federate, callback))
+            continue
+        held = (*clock.held.get(federate, ()), callback)
+        if len(held) > HELD_MOST:
+            told.extend(Told(federate, each) for each in held)
+            clock = clock._replace(held=clock.held.delete(federate))
+        else:
+            clock = clock._replace(held=clock.held.set(federate, held))
+    return execution._replace(clock=clock), tuple(told)
+
+
+def sent(
+    execution: Execution, sender: int, time: float, retraction: int, receivers: Receivers
+) -> tuple[Execution, tuple[Told, ...]]:
+    """A message in time-stamp order: it waits for who is constrained, others get it at once."""
+    clock = execution.clock
+    waiting = clock.waiting
+    told = []
+    for federate, callback in receivers:
+        if clock.pace(federate).is_constrained:
+            queue = waiting.get(federate, ())
+            at = bisect_right(queue, time, key=lambda each: each.time)
+            waiting = waiting.set(federate, (*queue[:at], Message(time, retraction, callback), *queue[at:]))
+        else:
+            told.append(Told(federate, callback))
+    clock = clock._replace(waiting=waiting)
+    if retraction:
+        mine = clock.sent.get(sender, ())
+        at = bisect_right(mine, time, key=lambda each: each.time)
+        made = Sent(time, retraction, tuple(federate for federate, _ in receivers))
+        clock = clock._replace(sent=clock.sent.set(sender, (*mine[:at], made, *mine[at:])))
+    execution, more = settled(execution._replace(clock=clock))
+    return execution, (*told, *more)
+
+
+def put(table: Map[int, tuple[T, ...]], key: int, value: tuple[T, ...]) -> Map[int, tuple[T, ...]]:
+    """The table with that value, without what is empty."""
+    if value:
+        return table.set(key, value)
+    return table.delete(key) if key in table else table
+
+
+# -- grants ---------------------------------------------------------------------------------------------------------
+
+
+def settled(execution: Execution) -> tuple[Execution, tuple[Told, ...]]:
+    """Everything that time allows now: grants, a save that waited for its time, what watchers are told."""
+    told: list[Told] = []
+    if not execution.clock.paces and execution.saving.scheduled is None:
+        return execution, ()
+    is_moving = not execution.saving.label
+    while is_moving:
+        bounds = bounds_of(execution.clock)
+        execution, more, is_moving = _granted(execution, bounds)
+        told.extend(more)
+        if not is_moving and _is_save_due(execution, bounds):
+            scheduled = execution.saving.scheduled
+            assert scheduled is not None
+            execution, begun = federation.begin_save(execution, *scheduled)
+            told.extend(begun)
+    execution, more = _watched(execution)
+    told.extend(more)
+    return execution, tuple(told)
+
+
+def _granted(execution: Execution, bounds: list[tuple[Bound, int]]) -> tuple[Execution, list[Told], bool]:
+    """All grants that these bounds allow; whether one of them may have changed bounds."""
+    told: list[Told] = []
+    changes = False
+    for federate, pace in execution.clock.paces.items():
+        asked = pace.asked
+        if asked is None:
+            continue
+        time = _grantable(execution, federate, pace, galt_of(bounds, federate))
+        if time is None or _waits_for_save(execution, time, asked[0]):
+            continue
+        execution, more = _grant(execution, federate, pace, time)
+        told.extend(more)
+        changes = changes or asked[0] not in ("TAR", "TARA")
+    return execution, told, changes
+
+
+def _grantable(execution: Execution, federate: int, pace: Pace, galt: Bound) -> float | None:
+    """What a federate can be granted now; None: nothing."""
+    assert pace.asked is not None
+    kind, wanted = pace.asked
+    if not pace.is_constrained:
+        return wanted
+    waits = execution.clock.waiting.get(federate)
+    if kind == "FQR":
+        return max(pace.time, min(wanted, galt[0], waits[0].time if waits else math.inf))
+    next_one = kind in ("NMR", "NMRA")
+    time = min(wanted, waits[0].time) if next_one and waits else wanted
+    if kind in ("TAR", "NMR"):
+        return time if (time, 0) < galt else None
+    return time if time <= galt[0] else None
+
+
+def _grant(execution: Execution, federate: int, pace: Pace, time: float) -> tuple[Execution, list[Told]]:
+    """All that waits up to that time is told, or all with FQR; then the time."""
+    assert pace.asked is not None
+    kind = pace.asked[0]
+    clock = execution.clock
+    if kind == "constrained":
+        made = pace._replace(asked=None)
+        told = [tell(federate, "time_constrained_enabled", pace.time)]
+        return execution._replace(clock=clock._replace(paces=clock.paces.set(federate, made))), told
+    queue = clock.waiting.get(federate, ())
+    count = len(queue) if kind == "FQR" else bisect_right(queue, time, key=lambda each: each.time)
+    told = [Told(federate, each.callback) for each in queue[:count]]
+    told.append(tell(federate, "time_advance_grant", time))
+    made = pace._replace(
+        time=time, asked=None, is_exclusive=kind in ("TAR", "NMR") or (pace.is_exclusive and time == pace.time)
+    )
+    mine = clock.sent.get(federate)
+    if mine and made.lookahead is not None:
+        least = _bound(made, made.lookahead, time, is_exclusive=False)[0]
+        mine = mine[bisect_right(mine, math.nextafter(least, -math.inf), key=lambda each: each.time) :]
+        clock = clock._replace(sent=put(clock.sent, federate, mine))
+    if count:
+        clock = clock._replace(waiting=put(clock.waiting, federate, queue[count:]))
+    return execution._replace(clock=clock._replace(paces=clock.paces.set(federate, made))), told
+
+
+def _waits_for_save(execution: Execution, time: float, kind: Asked) -> bool:
+    scheduled = execution.saving.scheduled
+    return scheduled is not None and kind != "constrained" and time > scheduled[1]
+
+
+def _is_save_due(execution: Execution, bounds: list[tuple[Bound, int]]) -> bool:
+    """Whether nothing before the time of a save can come to anybody any more (clause 4.16)."""
+    scheduled = execution.saving.scheduled
+    if scheduled is None:
+        return False
+    for federate, pace in execution.clock.paces.items():
+        if not pace.is_constrained or pace.time >= scheduled[1]:
+            continue
+        time = _grantable(execution, federate, pace, galt_of(bounds, federate)) if pace.asked else None
+        if time is None or time <= scheduled[1]:
+            return False
+    return not bounds or bounds[0][0][0] > scheduled[1]
+
+
+def _watched(execution: Execution) -> tuple[Execution, list[Told]]:
+    """Watchers whose GALT is another one are told, behind the messages below it."""
+    clock = execution.clock
+    watchers = sorted(federate for federate, pace in clock.paces.items() if pace.watched is not None)
+    told = []
+    bounds = bounds_of(clock) if watchers else []
+    for federate in watchers:
+        galt, pace = galt_of(bounds, federate)[0], clock.paces[federate]
+        if galt != pace.watched:
+            clock = clock._replace(paces=clock.paces.set(federate, pace._replace(watched=galt)))
+            told.append(tell(federate, "lower_bound", galt))
+    return execution._replace(clock=clock), told
+
+
+def resigned(execution: Execution, federate: int) -> tuple[Execution, tuple[Told, ...]]:
+    """Nobody waits for the time of who has left."""
+    old = execution.clock
+    clock = Clock(
+        old.paces.delete(federate) if federate in old.paces else old.paces,
+        put(old.waiting, federate, ()),
+        put(old.held, federate, ()),
+        put(old.sent, federate, ()),
+    )
+    execution, told = settled(execution._replace(clock=clock))
+    return execution, told
