@@ -151,6 +151,28 @@ def galt_of(bounds: list[tuple[Bound, int]], federate: int) -> Bound:
     return NEVER
 
 
+def is_held_by_another(clock: Clock, federate: int, time: float) -> bool:
+    """Whether a constrained federate that asks for a time (TAR) is granted nothing, and nobody else anything by that:
+    another federate's bound is neither after that time nor after the asker's own bound until now. Of many federates in
+    lockstep all but the last one find another soon."""
+    pace = clock.paces.get(federate, _AT_ZERO)
+    if not pace.is_constrained:
+        return False
+    least = time if pace.lookahead is None else min(time, max(pace.time + pace.lookahead, pace.floor))
+    for other, each in clock.paces.items():
+        if each.lookahead and other != federate and each.watched is None:
+            asked = each.asked
+            if asked is None:
+                at = each.time
+            elif asked[0] == "TAR":
+                at = asked[1]
+            else:
+                continue
+            if at + each.lookahead <= least and each.floor <= least:
+                return True
+    return False
+
+
 def is_regulating(execution: Execution, federate: int) -> bool:
     """Whether a federate is time-regulating."""
     return execution.clock.pace(federate).lookahead is not None

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from .clock import Asked, Clock, Pace, bound, bounds_of, galt_of, put, settled
+from .clock import Asked, Clock, Pace, bound, bounds_of, galt_of, is_held_by_another, put, settled
 from .exceptions import (
     AsynchronousDeliveryAlreadyDisabled,
     AsynchronousDeliveryAlreadyEnabled,
@@ -146,7 +146,11 @@ def _asked(model: Model, execution: Execution, federate: int, kind: Asked, time:
             f"the federate is at {pace.time}, and asks for {time}", hint="Ask for a later time", time=time
         )
     execution, told = _released(execution, federate)
-    step = _with(model, execution, federate, pace._replace(asked=(kind, time)))
+    made = pace._replace(asked=(kind, time))
+    if kind == "TAR" and execution.saving.scheduled is None and is_held_by_another(execution.clock, federate, time):
+        clock = execution.clock._replace(paces=execution.clock.paces.set(federate, made))
+        return Step(execution._replace(clock=clock), None, told)
+    step = _with(model, execution, federate, made)
     return step._replace(told=(*told, *step.told))
 
 
