@@ -16,7 +16,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from immutables import Map
@@ -168,19 +167,6 @@ class _Said(NamedTuple):
     members: dict[str, Member]
     order: Order | None
     where: str
-
-
-def read(*modules: str | Path) -> Fom:
-    """The model that modules in files make together. Raises ErrorReadingFom, InconsistentFom."""
-    found = []
-    for module in modules:
-        try:
-            found.append((str(module), Path(module).read_bytes()))
-        except OSError as exc:
-            raise ErrorReadingFom(
-                f"the module {module} can't be read: {exc.strerror}", hint="Give a file in OMT XML", file=str(module)
-            ) from exc
-    return parsed(*found)
 
 
 def parsed(*modules: tuple[str, bytes]) -> Fom:

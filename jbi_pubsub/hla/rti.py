@@ -225,7 +225,9 @@ SERVICES: Final[dict[str, Service]] = {
 
 
 def created(name: str) -> Execution:
-    """A federation execution that nobody has joined."""
+    """A federation execution that nobody has joined. Raises InvalidArgument."""
+    if not _text("a federation execution", name):
+        raise InvalidArgument("a federation execution has a name", hint="Give a text of one character or more")
     return Execution(
         name,
         federation.Members(),

@@ -255,7 +255,8 @@ class Sessions:
             end = at + LENGTH.size + length
             if len(got) < end:
                 break
-            calls.extend(decoded(_CALLS, memoryview(got)[at + LENGTH.size : end].tobytes(), "frame of a federate"))
+            more: list[Call] = decoded(_CALLS, memoryview(got)[at + LENGTH.size : end].tobytes(), "frame of a federate")
+            calls.extend(more)
             at = end
         if at:
             del got[:at]
