@@ -352,7 +352,7 @@ def request_federation_restore(model: Model, execution: Execution, federate: int
     kept = execution.saving.kept.get(label)
     reason = (
         "UNKNOWN_LABEL" if kept is None
-        else "FEDERATES_DIFFER" if kept.members.names.keys() != execution.members.names.keys()
+        else "FEDERATES_DIFFER" if set(kept.members.names) != set(execution.members.names)
         else ""
     )  # fmt: skip
     if kept is None or reason:
