@@ -92,7 +92,12 @@ def _values(name: str, value: Any) -> objects.Values:
     size = 0
     made = []
     for pair in value:
-        if len(pair) != 2 or type(pair[0]) is not int or not isinstance(pair[1], bytes):
+        if (
+            not isinstance(pair, list | tuple)
+            or len(pair) != 2
+            or type(pair[0]) is not int
+            or not isinstance(pair[1], bytes)
+        ):
             raise InvalidArgument(f"{name} takes pairs of handles and bytes, not {_shown(pair)}", hint=_HINT)
         size += len(pair[1])
         made.append((pair[0], pair[1]))

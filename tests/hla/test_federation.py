@@ -38,7 +38,7 @@ def test_who_has_not_joined_calls_nothing(rig: Any) -> None:
         ("cancel_then_delete_then_divest", False, False),
     ],
 )
-def test_what_a_federate_owns_goes_as_it_says_when_it_resigns(rig: Any, action: str, exists: bool, owned: bool) -> None:  # noqa: FBT001
+def test_what_a_federate_owns_goes_as_it_says_when_it_resigns(rig: Any, action: str, exists: bool, owned: bool) -> None:
     # Given an aircraft of a, which b knows
     it = rig("a", "b")
     aircraft = it.aircraft_of("a", "b")
