@@ -437,6 +437,7 @@ def test_who_comes_late_gets_what_is_kept_in_his_shape(managed: Any, figures: An
     assert server.status()["lost"] == {"oversize": 1}
 
 
+@pytest.mark.slow  # of real time: what is measured is shown by the counters' test
 def test_what_comes_later_by_its_shape_comes_later_by_the_time_that_is_measured(managed: Any, figures: Any) -> None:
     # Given a contract with a shape that takes some time
     subscriber, server, publisher = managed.subscriber(), managed.pad(), managed.light()
