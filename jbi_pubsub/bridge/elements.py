@@ -17,7 +17,7 @@ import difflib
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from immutables import Map
 
@@ -137,6 +137,8 @@ class Codec(NamedTuple):
 
     name: str
     kind: Kind
+    form: tuple[Any, ...]
+    """The same for encodings that are the same, whatever they are called."""
     decode: Callable[[bytes], Value]
     encode: Callable[[Value], bytes]
     is_whole: bool = False
@@ -145,7 +147,8 @@ class Codec(NamedTuple):
 
 def _number(name: str, form: str) -> Codec:
     packed = struct.Struct(form)
-    return Codec(name, "number", lambda data: packed.unpack(data)[0], packed.pack, is_whole=form[1] not in "fd")
+    whole = form[1] not in "fd"
+    return Codec(name, "number", (form,), lambda data: packed.unpack(data)[0], packed.pack, is_whole=whole)
 
 
 def _numbers() -> dict[str, Codec]:
@@ -155,9 +158,7 @@ def _numbers() -> dict[str, Codec]:
     for name, letter in forms.items():
         for end, order in (("BE", ">"), ("LE", "<")):
             found[name + end] = _number(name + end, order + letter)
-    found["HLAoctet"] = _number("HLAoctet", ">B")
-    found["HLAbyte"] = _number("HLAbyte", ">B")
-    return found
+    return found | {name: _number(name, ">B") for name in ("HLAoctet", "HLAbyte")}
 
 
 def _counted(data: bytes, size: int) -> bytes:
@@ -173,7 +174,7 @@ def _text(name: str, coding: str, size: int) -> Codec:
         encoded = str(value).encode(coding)
         return struct.pack(">i", len(encoded) // size) + encoded
 
-    return Codec(name, "text", lambda data: _counted(data, size).decode(coding), encode)
+    return Codec(name, "text", (coding,), lambda data: _counted(data, size).decode(coding), encode)
 
 
 def _character(name: str, coding: str, size: int) -> Codec:
@@ -182,14 +183,15 @@ def _character(name: str, coding: str, size: int) -> Codec:
             raise ValueError(f"{len(data)} bytes for one character")
         return data
 
+    form = ("one", coding)
     return Codec(
-        name, "text", lambda data: one(data).decode(coding), lambda value: one(str(value).encode(coding))
-    )  # fmt: skip
+        name, "text", form, lambda data: one(data).decode(coding), lambda value: one(str(value).encode(coding))
+    )
 
 
-def opaque(name: str) -> Codec:
-    """Of values that are not looked into; equal to another one of that name."""
-    return Codec(name, "octets", bytes, _as_it_is)
+def opaque(name: str, form: tuple[Any, ...] = ()) -> Codec:
+    """Of values that are not looked into. `form`: what makes it equal to another one; (): its name."""
+    return Codec(name, "octets", form or (name,), bytes, _as_it_is)
 
 
 def _as_it_is(value: Value) -> bytes:
@@ -202,23 +204,26 @@ def enumeration(name: str, base: Codec, names: Mapping[str, int]) -> Codec:
     """Of enumerators, whose values are their names. Raises ConfigurationError for a base that has no whole numbers."""
     if not base.is_whole:
         raise ConfigurationError(f"enumeration {name}: {base.name} has no whole numbers")
-    numbers, known = {number: each for each, number in names.items()}, dict(names)
+    numbers: dict[Value, Value] = {number: each for each, number in names.items()}
+    known: dict[Value, Value] = dict(names.items())
+    return Codec(
+        name,
+        "enumeration",
+        ("enumeration", *base.form, *sorted(names.items())),
+        lambda data: _enumerator(numbers, base.decode(data)),
+        lambda value: base.encode(_enumerator(known, value)),
+    )
 
-    def decode(data: bytes) -> Value:
-        return _found(numbers, base.decode(data))
 
-    return Codec(name, "enumeration", decode, lambda value: base.encode(_found(known, value)))
-
-
-def _found(table: Mapping[Value, Value] | Mapping[str, int] | Mapping[int, str], key: Value) -> Value:
-    found = table.get(key)  # type: ignore[arg-type]  # a key of another type is not there
+def _enumerator(table: Mapping[Value, Value], key: Value) -> Value:
+    found = table.get(key)
     if found is None:
         raise ValueError(f"no enumerator {key!r}")
     return found
 
 
 def codecs() -> dict[str, Codec]:
-    """Those of the standard, by name."""
+    """Those of the standard, by name; `bytes` are values of which nobody has said what they are."""
     numbers = _numbers()
     boolean = enumeration("HLAboolean", numbers["HLAinteger32BE"], {"HLAfalse": 0, "HLAtrue": 1})
     texts = (_text("HLAASCIIstring", "ascii", 1), _text("HLAunicodeString", "utf-16-be", 2))
@@ -311,8 +316,6 @@ def _called(value: Value) -> str:
 class ElementRule(NamedTuple):
     """What the file says of an element; () and None: nothing."""
 
-    type: tuple[str, ...] = ()
-    """Data types here and there; one: the same."""
     unit: tuple[str, ...] = ()
     """Units here and there."""
     step: float | None = None
@@ -329,13 +332,13 @@ def change_of(rule: ElementRule, source: Codec | None, target: Codec | None) -> 
     grid = _grid(rule)
     acts = line is not None or grid is not None or rule.length is not None or rule.table is not None
     if source is None or target is None:
-        if acts or source is not target:
+        if acts:
             raise ConfigurationError(
                 "its data type is needed for that, and not known",
                 hint='Say it in the rule: type = ["HLAfloat64BE", "HLAfloat32BE"]; known are ' + ", ".join(CODECS),
             )
         return None
-    if not acts and source == target:
+    if not acts and source.form == target.form:
         return None
     _check_kinds(rule, source, target)
     table = Map({key: str(value) for key, value in rule.table.items()}) if rule.table is not None else None
