@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 from immutables import Map
 
-from . import federation
-from .exceptions import InvalidLogicalTime
+from . import backlog, federation
+from .exceptions import InvalidLogicalTime, RtiInternalError
 from .execution import Callback, Told, tell
 
 if TYPE_CHECKING:
+    from .backlog import Backlog
     from .execution import Execution
 
 Asked = Literal["TAR", "TARA", "NMR", "NMRA", "FQR", "constrained"]
@@ -35,6 +35,10 @@ Receivers = tuple[tuple[int, Callback], ...]
 NEVER: Final[Bound] = (math.inf, 0)
 HELD_MOST: Final = 10_000
 """Receive-ordered messages that wait for a constrained federate which asks for no time; at more it gets them."""
+WAITING_MOST: Final = 1_000_000
+"""Messages in time-stamp order that wait for a federate; at more they are refused to who sends them."""
+SENT_MOST: Final = 200_000
+"""Messages of a federate that may still be retracted; at more the earliest may not any more."""
 
 
 class Pace(NamedTuple):
@@ -49,6 +53,7 @@ class Pace(NamedTuple):
     """What it has promised with a larger lookahead that it had."""
     is_constrained: bool = False
     asked: tuple[Asked, float] | None = None
+    """It waits for this to be granted; "constrained": for its time to be safe, from when on it is constrained."""
     is_asynchronous: bool = False
     watched: float | None = None
     """The GALT that it was told last, when it watches."""
@@ -74,16 +79,21 @@ class Clock(NamedTuple):
     """The time of a federation. Who is not here is at 0.0, and neither regulates nor is constrained."""
 
     paces: Map[int, Pace] = Map()
-    waiting: Map[int, tuple[Message, ...]] = Map()
-    """By time stamps, for constrained federates."""
+    waiting: Map[int, Backlog[Message]] = Map()
+    """For constrained federates."""
     held: Map[int, tuple[Callback, ...]] = Map()
     """In receive order, for constrained federates that ask for no time."""
-    sent: Map[int, tuple[Sent, ...]] = Map()
-    """By sender and time stamps."""
+    sent: Map[int, Backlog[Sent]] = Map()
+    """By sender."""
 
     def pace(self, federate: int) -> Pace:
         """Of a federate."""
         return self.paces.get(federate, _AT_ZERO)
+
+    def least(self, federate: int) -> float:
+        """The least time stamp that waits for a federate; infinity: none does."""
+        waits = self.waiting.get(federate)
+        return waits[0][0].time if waits else math.inf
 
 
 _AT_ZERO: Final = Pace()
@@ -92,11 +102,21 @@ _AT_ZERO: Final = Pace()
 # -- bounds ---------------------------------------------------------------------------------------------------------
 
 
-def _bound(pace: Pace, lookahead: float, time: float, *, is_exclusive: bool) -> Bound:
+def _bound(pace: Pace, time: float, *, is_exclusive: bool) -> Bound:
+    """At a time that it has, or will have."""
+    lookahead = pace.lookahead or 0.0
     at = time + lookahead
     if at < pace.floor:
         return pace.floor, 0
-    return at, int(is_exclusive and lookahead == 0.0)
+    return at, int(lookahead == 0.0 and (is_exclusive or (pace.is_exclusive and time == pace.time)))
+
+
+def promised(pace: Pace) -> Bound:
+    """The least time stamp that a federate may send now. Who asks for a time sends nothing below that and its
+    lookahead, also when it asks for the next message up to that time (clauses 8.8 to 8.11)."""
+    if pace.asked is None or pace.asked[0] == "FQR":
+        return _bound(pace, pace.time, is_exclusive=False)
+    return _bound(pace, pace.asked[1], is_exclusive=pace.asked[0] in ("TAR", "NMR"))
 
 
 def bounds_of(clock: Clock) -> list[tuple[Bound, int]]:
@@ -104,16 +124,12 @@ def bounds_of(clock: Clock) -> list[tuple[Bound, int]]:
     found: list[tuple[Bound, int]] = []
     asking = []
     for federate, pace in clock.paces.items():
-        lookahead, asked = pace.lookahead, pace.asked
-        if lookahead is None:
-            if pace.is_constrained and asked is not None and asked[0] in ("NMR", "NMRA"):
-                continue  # sends nothing in time-stamp order
-        elif asked is None or asked[0] == "constrained" or asked[0] == "FQR":
-            found.append((_bound(pace, lookahead, pace.time, is_exclusive=pace.is_exclusive), federate))
-        elif asked[0] in ("TAR", "TARA"):
-            found.append((_bound(pace, lookahead, asked[1], is_exclusive=asked[0] == "TAR"), federate))
-        else:
+        if pace.lookahead is None:
+            continue
+        if pace.asked is not None and pace.asked[0] in ("NMR", "NMRA"):
             asking.append(federate)
+        else:
+            found.append((promised(pace), federate))
     if asking:
         found.extend(_next_messages(clock, asking, found))
     found.sort()
@@ -126,8 +142,8 @@ def _next_messages(clock: Clock, asking: list[int], others: list[tuple[Bound, in
     least = min((each for each, _ in others), default=NEVER)[0]
     heap = []
     for federate in asking:
-        pace, waits = clock.paces[federate], clock.waiting.get(federate)
-        at = min(pace.asked[1] if pace.asked else math.inf, waits[0].time if waits else math.inf, least)
+        pace = clock.paces[federate]
+        at = min(pace.asked[1] if pace.asked else math.inf, clock.least(federate), least)
         heap.append((max(at, pace.time), federate))
     heapq.heapify(heap)
     found: list[tuple[Bound, int]] = []
@@ -137,7 +153,7 @@ def _next_messages(clock: Clock, asking: list[int], others: list[tuple[Bound, in
         pace = clock.paces[federate]
         at = max(min(at, soonest), pace.time)
         is_exclusive = pace.asked is not None and pace.asked[0] == "NMR"
-        bound = _bound(pace, pace.lookahead or 0.0, at, is_exclusive=is_exclusive)
+        bound = _bound(pace, at, is_exclusive=is_exclusive)
         soonest = min(soonest, bound[0])
         found.append((bound, federate))
     return found
@@ -180,11 +196,7 @@ def is_regulating(execution: Execution, federate: int) -> bool:
 
 def bound(execution: Execution, federate: int) -> float:
     """The least time stamp that a federate may send."""
-    pace = execution.clock.pace(federate)
-    time, is_exclusive = (pace.time, pace.is_exclusive)
-    if pace.asked is not None and pace.asked[0] in ("TAR", "TARA"):
-        time, is_exclusive = pace.asked[1], pace.asked[0] == "TAR"
-    return _bound(pace, pace.lookahead or 0.0, time, is_exclusive=is_exclusive)[0]
+    return promised(execution.clock.pace(federate))[0]
 
 
 # -- messages -------------------------------------------------------------------------------------------------------
@@ -196,10 +208,7 @@ def is_ordered(execution: Execution, federate: int, time: float | None) -> bool:
     pace = execution.clock.pace(federate)
     if time is None or pace.lookahead is None:
         return False
-    at, is_exclusive = pace.time, pace.is_exclusive
-    if pace.asked is not None and pace.asked[0] in ("TAR", "TARA"):
-        at, is_exclusive = pace.asked[1], pace.asked[0] == "TAR"
-    least, excluded = _bound(pace, pace.lookahead, at, is_exclusive=is_exclusive)
+    least, excluded = promised(pace)
     if time < least or (excluded and time == least):
         raise InvalidLogicalTime(
             f"time stamp {time} is before {least}, the federate's time and lookahead"
@@ -236,24 +245,34 @@ def received(execution: Execution, receivers: Receivers) -> tuple[Execution, tup
 def sent(
     execution: Execution, sender: int, time: float, retraction: int, receivers: Receivers
 ) -> tuple[Execution, tuple[Told, ...]]:
-    """A message in time-stamp order: it waits for who is constrained, others get it at once."""
+    """A message in time-stamp order: it waits for who is constrained, others get it at once. Raises RtiInternalError
+    when too much waits."""
     clock = execution.clock
     waiting = clock.waiting
     told = []
+    moves = False
     for federate, callback in receivers:
-        if clock.pace(federate).is_constrained:
-            queue = waiting.get(federate, ())
-            at = bisect_right(queue, time, key=lambda each: each.time)
-            waiting = waiting.set(federate, (*queue[:at], Message(time, retraction, callback), *queue[at:]))
-        else:
+        pace = clock.pace(federate)
+        if not pace.is_constrained:
             told.append(Told(federate, callback))
+            continue
+        queue = backlog.put(waiting.get(federate, ()), Message(time, retraction, callback))
+        if len(queue) > WAITING_MOST // backlog.CHUNK:
+            raise RtiInternalError(
+                "a federate that is to get the message has too many waiting for it",
+                hint="Send later, when time has advanced",
+            )
+        waiting = waiting.set(federate, queue)
+        moves = moves or (pace.asked is not None and pace.asked[0] in ("NMR", "NMRA"))
     clock = clock._replace(waiting=waiting)
     if retraction:
-        mine = clock.sent.get(sender, ())
-        at = bisect_right(mine, time, key=lambda each: each.time)
         made = Sent(time, retraction, tuple(federate for federate, _ in receivers))
-        clock = clock._replace(sent=clock.sent.set(sender, (*mine[:at], made, *mine[at:])))
-    execution, more = settled(execution._replace(clock=clock))
+        mine = backlog.put(clock.sent.get(sender, ()), made)
+        clock = clock._replace(sent=clock.sent.set(sender, mine[len(mine) > SENT_MOST // backlog.CHUNK :]))
+    execution = execution._replace(clock=clock)
+    if not moves:  # nobody's bound depends on what waits for others
+        return execution, tuple(told)
+    execution, more = settled(execution)
     return execution, (*told, *more)
 
 
@@ -308,13 +327,11 @@ def _grantable(execution: Execution, federate: int, pace: Pace, galt: Bound) -> 
     """What a federate can be granted now; None: nothing."""
     assert pace.asked is not None
     kind, wanted = pace.asked
-    if not pace.is_constrained:
+    if not pace.is_constrained and kind != "constrained":
         return wanted
-    waits = execution.clock.waiting.get(federate)
     if kind == "FQR":
-        return max(pace.time, min(wanted, galt[0], waits[0].time if waits else math.inf))
-    next_one = kind in ("NMR", "NMRA")
-    time = min(wanted, waits[0].time) if next_one and waits else wanted
+        return max(pace.time, min(wanted, galt[0], execution.clock.least(federate)))
+    time = min(wanted, execution.clock.least(federate)) if kind in ("NMR", "NMRA") else wanted
     if kind in ("TAR", "NMR"):
         return time if (time, 0) < galt else None
     return time if time <= galt[0] else None
@@ -326,23 +343,21 @@ def _grant(execution: Execution, federate: int, pace: Pace, time: float) -> tupl
     kind = pace.asked[0]
     clock = execution.clock
     if kind == "constrained":
-        made = pace._replace(asked=None)
+        made = pace._replace(asked=None, is_constrained=True)
         told = [tell(federate, "time_constrained_enabled", pace.time)]
         return execution._replace(clock=clock._replace(paces=clock.paces.set(federate, made))), told
-    queue = clock.waiting.get(federate, ())
-    count = len(queue) if kind == "FQR" else bisect_right(queue, time, key=lambda each: each.time)
-    told = [Told(federate, each.callback) for each in queue[:count]]
+    arrived, queue = backlog.split(clock.waiting.get(federate, ()), math.inf if kind == "FQR" else time)
+    told = [Told(federate, each.callback) for each in arrived]
     told.append(tell(federate, "time_advance_grant", time))
     made = pace._replace(
         time=time, asked=None, is_exclusive=kind in ("TAR", "NMR") or (pace.is_exclusive and time == pace.time)
     )
     mine = clock.sent.get(federate)
-    if mine and made.lookahead is not None:
-        least = _bound(made, made.lookahead, time, is_exclusive=False)[0]
-        mine = mine[bisect_right(mine, math.nextafter(least, -math.inf), key=lambda each: each.time) :]
+    if mine:
+        _, mine = backlog.split(mine, math.nextafter(promised(made)[0], -math.inf))
         clock = clock._replace(sent=put(clock.sent, federate, mine))
-    if count:
-        clock = clock._replace(waiting=put(clock.waiting, federate, queue[count:]))
+    if arrived:
+        clock = clock._replace(waiting=put(clock.waiting, federate, queue))
     return execution._replace(clock=clock._replace(paces=clock.paces.set(federate, made))), told
 
 

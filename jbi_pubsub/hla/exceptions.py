@@ -199,6 +199,10 @@ class InTimeAdvancingState(RtiError):
     """The federate has asked for a time, and has not been granted it."""
 
 
+class RequestForTimeConstrainedPending(RtiError):
+    """The federate has asked to be time-constrained, and is not yet."""
+
+
 class TimeRegulationAlreadyEnabled(RtiError):
     """The federate is time-regulating."""
 

@@ -8,10 +8,10 @@ A federate, when it regulates:  enable (lookahead) -> regulating -> disable
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from .clock import Asked, Clock, Pace, bound, bounds_of, galt_of, is_held_by_another, put, settled
+from . import backlog
+from .clock import Asked, Clock, Pace, bounds_of, galt_of, is_held_by_another, promised, put, settled
 from .exceptions import (
     AsynchronousDeliveryAlreadyDisabled,
     AsynchronousDeliveryAlreadyEnabled,
@@ -19,6 +19,7 @@ from .exceptions import (
     InvalidMessageRetractionHandle,
     LogicalTimeAlreadyPassed,
     MessageCanNoLongerBeRetracted,
+    RequestForTimeConstrainedPending,
     TimeConstrainedAlreadyEnabled,
     TimeConstrainedIsNotEnabled,
     TimeRegulationAlreadyEnabled,
@@ -35,38 +36,42 @@ if TYPE_CHECKING:
 def enable_time_regulation(model: Model, execution: Execution, federate: int, lookahead: float) -> Step:
     """The federate sends in time-stamp order, nothing below its time and lookahead. Its time becomes one at which that
     is nobody's past, which time_regulation_enabled tells (clause 8.2). Raises TimeRegulationAlreadyEnabled,
-    InTimeAdvancingState."""
+    InTimeAdvancingState, RequestForTimeConstrainedPending."""
     pace = execution.clock.pace(federate)
     if pace.lookahead is not None:
         raise TimeRegulationAlreadyEnabled("the federate is time-regulating", hint="Call modify_lookahead")
     _at_rest(pace)
-    others = [each.time for other, each in execution.clock.paces.items() if each.is_constrained and other != federate]
-    time = max([pace.time, *others])
+    paces = execution.clock.paces
+    others = [each for other, each in paces.items() if each.is_constrained and other != federate]
+    time = max([pace.time, *(each.time for each in others)])
+    is_exclusive = any(each.is_exclusive for each in (pace, *others) if each.time == time)
     clock = execution.clock
-    queue = clock.waiting.get(federate, ())
-    count = bisect_right(queue, time, key=lambda each: each.time)
-    told = [Told(federate, each.callback) for each in queue[:count]]
-    pace = pace._replace(time=time, lookahead=lookahead, floor=0.0, is_exclusive=time > 0.0 or pace.is_exclusive)
-    clock = clock._replace(waiting=put(clock.waiting, federate, queue[count:]), paces=clock.paces.set(federate, pace))
+    arrived, queue = backlog.split(clock.waiting.get(federate, ()), time)
+    told = [Told(federate, each.callback) for each in arrived]
+    pace = pace._replace(time=time, lookahead=lookahead, floor=0.0, is_exclusive=is_exclusive)
+    clock = clock._replace(waiting=put(clock.waiting, federate, queue), paces=clock.paces.set(federate, pace))
     told.append(tell(federate, "time_regulation_enabled", time))
     return _after(model, execution._replace(clock=clock), told)
 
 
 def disable_time_regulation(model: Model, execution: Execution, federate: int) -> Step:
-    """The federate sends in receive order alone (clause 8.4). Raises TimeRegulationIsNotEnabled."""
+    """The federate sends in receive order alone, and retracts no more what it has sent (clause 8.4). Raises
+    TimeRegulationIsNotEnabled."""
     pace = _regulating(execution, federate)
+    clock = execution.clock
+    execution = execution._replace(clock=clock._replace(sent=put(clock.sent, federate, ())))
     return _with(model, execution, federate, pace._replace(lookahead=None, floor=0.0))
 
 
 def enable_time_constrained(model: Model, execution: Execution, federate: int) -> Step:
     """The federate gets messages in time-stamp order; time_constrained_enabled tells from when on: when nothing can
-    come that is before its time (clause 8.5). Raises TimeConstrainedAlreadyEnabled, InTimeAdvancingState."""
+    come that is before its time (clause 8.5). Raises TimeConstrainedAlreadyEnabled, InTimeAdvancingState,
+    RequestForTimeConstrainedPending."""
     pace = execution.clock.pace(federate)
     if pace.is_constrained:
         raise TimeConstrainedAlreadyEnabled("the federate is time-constrained", hint="There is nothing to enable")
     _at_rest(pace)
-    made = pace._replace(is_constrained=True, asked=("constrained", pace.time))
-    return _with(model, execution, federate, made)
+    return _with(model, execution, federate, pace._replace(asked=("constrained", pace.time)))
 
 
 def disable_time_constrained(model: Model, execution: Execution, federate: int) -> Step:
@@ -77,10 +82,9 @@ def disable_time_constrained(model: Model, execution: Execution, federate: int) 
         raise TimeConstrainedIsNotEnabled("the federate is not time-constrained", hint="There is nothing to disable")
     clock = execution.clock
     told = [Told(federate, each) for each in clock.held.get(federate, ())]
-    told.extend(Told(federate, each.callback) for each in clock.waiting.get(federate, ()))
-    asked = None if pace.asked is not None and pace.asked[0] == "constrained" else pace.asked
+    told.extend(Told(federate, each.callback) for each in backlog.items(clock.waiting.get(federate, ())))
     clock = Clock(
-        clock.paces.set(federate, pace._replace(is_constrained=False, asked=asked)),
+        clock.paces.set(federate, pace._replace(is_constrained=False)),
         put(clock.waiting, federate, ()),
         put(clock.held, federate, ()),
         clock.sent,
@@ -112,7 +116,7 @@ def disable_asynchronous_delivery(model: Model, execution: Execution, federate: 
 
 def time_advance_request(model: Model, execution: Execution, federate: int, time: float) -> Step:
     """The federate would be at a time; it is granted when all before and at it has come (clause 8.8). Raises
-    LogicalTimeAlreadyPassed, InTimeAdvancingState."""
+    LogicalTimeAlreadyPassed, InTimeAdvancingState, RequestForTimeConstrainedPending."""
     return _asked(model, execution, federate, "TAR", time)
 
 
@@ -166,7 +170,7 @@ def _released(execution: Execution, federate: int) -> tuple[Execution, tuple[Tol
 
 def modify_lookahead(model: Model, execution: Execution, federate: int, lookahead: float) -> Step:
     """Another lookahead; a smaller one as far as time advances: what has been promised holds (clause 8.19). Raises
-    TimeRegulationIsNotEnabled, InTimeAdvancingState."""
+    TimeRegulationIsNotEnabled, InTimeAdvancingState, RequestForTimeConstrainedPending."""
     pace = _regulating(execution, federate)
     _at_rest(pace)
     floor = max(pace.floor, pace.time + (pace.lookahead or 0.0)) if lookahead < (pace.lookahead or 0.0) else pace.floor
@@ -202,8 +206,8 @@ def query_galt(model: Model, execution: Execution, federate: int) -> Step:
 
 def query_lits(model: Model, execution: Execution, federate: int) -> Step:
     """The answer is the least time stamp that may still come to the federate (clause 8.18)."""
-    waits = execution.clock.waiting.get(federate)
-    return Step(execution, min(galt_of(bounds_of(execution.clock), federate)[0], waits[0].time if waits else math.inf))
+    clock = execution.clock
+    return Step(execution, min(galt_of(bounds_of(clock), federate)[0], clock.least(federate)))
 
 
 # -- retraction -----------------------------------------------------------------------------------------------------
@@ -215,13 +219,12 @@ def retract(model: Model, execution: Execution, federate: int, retraction: int) 
     TimeRegulationIsNotEnabled."""
     pace = _regulating(execution, federate)
     mine = execution.clock.sent.get(federate, ())
-    found = next((each for each in mine if each.retraction == retraction), None)
+    found = next((each for each in backlog.items(mine) if each.retraction == retraction), None)
     if found is None and not 0 < retraction <= execution.handles:
         raise InvalidMessageRetractionHandle(
             f"no message has the retraction handle {retraction}", hint="Take what the send returned", handle=retraction
         )
-    least = bound(execution, federate)
-    if found is None or found.time < least or (found.time == least and pace.is_exclusive and not pace.lookahead):
+    if found is None or (found.time, 0) < promised(pace):
         raise MessageCanNoLongerBeRetracted(
             "the federate has sent no such message, or others may have acted on it: it is before the federate's time "
             "and lookahead",
@@ -232,12 +235,12 @@ def retract(model: Model, execution: Execution, federate: int, retraction: int) 
     told = []
     for each in found.receivers:
         queue = clock.waiting.get(each, ())
-        left = tuple(message for message in queue if message.retraction != retraction)
-        if len(left) < len(queue):
+        left = backlog.without(queue, lambda message: message.retraction == retraction)
+        if left is not queue:
             clock = clock._replace(waiting=put(clock.waiting, each, left))
         elif each in execution.members.joined:
             told.append(tell(each, "request_retraction", retraction))
-    rest = tuple(each for each in mine if each.retraction != retraction)
+    rest = backlog.without(mine, lambda sent: sent.retraction == retraction)
     clock = clock._replace(sent=put(clock.sent, federate, rest))
     execution, more = settled(execution._replace(clock=clock))
     return Step(execution, None, (*told, *more))
@@ -254,6 +257,10 @@ def _regulating(execution: Execution, federate: int) -> Pace:
 
 
 def _at_rest(pace: Pace) -> None:
+    if pace.asked is not None and pace.asked[0] == "constrained":
+        raise RequestForTimeConstrainedPending(
+            "the federate has asked to be constrained and is not yet", hint="Wait for time_constrained_enabled"
+        )
     if pace.asked is not None:
         raise InTimeAdvancingState(
             f"the federate has asked for {pace.asked[1]} ({pace.asked[0]}) and was not granted it",
