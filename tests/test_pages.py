@@ -203,7 +203,8 @@ class Reader:
                 file = self.folder / f".terminal-{len(self._terminals)}"
                 with file.open("wb") as out:
                     process = subprocess.Popen(
-                        ["env", "--default-signal=INT", "bash", "-c", f"exec {command}"], cwd=self.folder, env=self.environment,
+                        ["env", "--default-signal=INT", "bash", "-c", f"exec {command}"],
+                        cwd=self.folder, env=self.environment,
                         stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
                     )  # fmt: skip
                 self._terminals.append(Terminal(block, expected, process, file))

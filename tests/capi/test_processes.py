@@ -219,7 +219,7 @@ def test_while_the_node_is_away_each_call_ends_in_time_and_says_so(
         except CapiException as exc:
             said = type(exc)
         assert said is expected, name
-        assert time.monotonic() - began < 5.0, name
+        assert time.monotonic() - began < 30.0, name
 
 
 def test_the_api_brings_no_server_with_it() -> None:

@@ -117,7 +117,7 @@ def test_a_cancelled_registration_is_told_at_once(
     adapter.unregister_publisher(registration)
 
     # Expect the event
-    eventually(lambda: heard.removed == heard.added, 2.0)
+    eventually(lambda: heard.removed == heard.added)
 
 
 def test_a_killed_peer_publisher_leaves_the_lookup_service_and_its_subscription_is_told(

@@ -115,7 +115,7 @@ def test_mail_from_before_is_said_when_the_delegate_starts_and_not_when_it_has_g
     again = start(*at, "pad", "alpha", "rome", "--state", state, "--drain", "0.3", "--json")
     address = again.fact()["address"]
     ref = ServiceRef("", "", (address,))
-    eventually(lambda: fetch_status(ref, Security(), timeout=5.0)["mailed"] == 3)
+    eventually(lambda: fetch_status(ref, Security(), timeout=30.0)["mailed"] == 3)
     assert f"3 mails wait in {state}.mails from before, the first since 2" in again.stderr()
     controller.stop()
     # When it is stopped; Expect nothing of mail

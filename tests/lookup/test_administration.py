@@ -576,7 +576,7 @@ def test_an_independent_browser_sees_the_service_its_groups_its_changes_and_its_
         # When it ends, expect the good-bye to be seen, and that nobody suggests it any more
         server.stop()
         assert said(lambda line: line.get("gone") == own)
-        eventually(lambda: list(member._discovery.asked()) == [], 20.0)
+        eventually(lambda: list(member._discovery.asked()) == [])
         observer.stdin.write("\n")
         observer.stdin.flush()
 
@@ -591,7 +591,7 @@ def test_groups_too_long_for_the_record_are_announced_without_and_asked_for(
     lookup(groups=(mine, *(f"{n}-{'x' * 200}" for n in range(8))), multicast=True)
     # Expect that a client of one of them finds it
     member = party(locators=(), multicast=True, groups=(mine,))
-    eventually(lambda: member.connected() == 1, 15.0)
+    eventually(lambda: member.connected() == 1)
 
 
 def test_the_proxy_refuses_when_nobody_is_there(proxy: Callable[..., Any]) -> None:

@@ -230,7 +230,7 @@ def test_who_leaves_keeps_no_thread_for_a_lookup_service_that_has_ended(
     # When it leaves, before what the first one listed is forgotten, two leases later
     community.close()
     # Expect its threads to end now
-    eventually(lambda: not [t.name for t in threading.enumerate() if t.name.startswith("leaving")], 5.0)
+    eventually(lambda: not [t.name for t in threading.enumerate() if t.name.startswith("leaving")])
 
 
 def test_a_service_registered_again_is_never_seen_as_gone(federation: Any) -> None:
@@ -278,7 +278,7 @@ def test_what_comes_and_goes_does_not_put_off_the_renewal_of_what_stays(
         return lookup.status()["renewals"]  # type: ignore[no-any-return]
 
     # Expect the leases that stay to be renewed meanwhile
-    eventually(lambda: a_watch_and_a_service_pass() >= 4, 20.0, what=lambda: str(lookup.status()))
+    eventually(lambda: a_watch_and_a_service_pass() >= 4, what=lambda: str(lookup.status()))
 
 
 def test_entries_that_a_service_controls_are_nobody_elses(federation: Any, eventually: Callable[..., Any]) -> None:
@@ -650,7 +650,7 @@ def test_a_lookup_service_that_another_one_stands_in_for_is_forgotten_by_all_wat
     # Expect one thread to wait until the services have joined it, and none behind the end of the community
     assert len(eventually(forgetting)) == 1
     community.close()
-    eventually(lambda: not forgetting(), 3.0)
+    eventually(lambda: not forgetting())
 
 
 def test_who_waits_for_a_lookup_service_goes_on_as_soon_as_it_has_done_its_part(

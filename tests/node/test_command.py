@@ -109,15 +109,16 @@ def test_a_shell_completes_the_names_of_nodes(
 
 
 def test_killed_it_leaves_a_folder_that_says_so(
-    start: Callable[..., Any], said: Callable[..., Any], tmp_path: Path
+    start: Callable[..., Any], said: Callable[..., Any], tmp_path: Path, eventually: Callable[..., Any]
 ) -> None:
     # Given a node that was killed
     process = start(*FLAGS, "node", "start", "--folder", str(tmp_path), "--json")
     first = process.fact()
     os.kill(first["pid"], signal.SIGKILL)
     process.wait(10.0)
-    # Expect that nobody takes it for one that runs, though its file is still there, and the next one has its id
-    assert running(tmp_path) is None
+    # Expect that nobody takes it for one that runs, once its child processes have ended too, though its file is still
+    # there, and the next one has its id
+    eventually(lambda: running(tmp_path) is None)
     assert said("node", "stop", "--folder", str(tmp_path))[0] == 1
     again = start(*FLAGS, "node", "start", "--folder", str(tmp_path), "--json").fact()
     assert (again["id"], again["epoch"]) == (first["id"], 2)

@@ -45,7 +45,7 @@ class Replaying(Asking):
 
     def until(self, granted: Granted, count: int) -> list[int]:
         """The positions of what has come, when it is so many, and nothing is left to catch up with."""
-        eventually(lambda: self.take() or (len(self.found[granted.number]) >= count and self.is_live()), timeout=20.0)
+        eventually(lambda: self.take() or (len(self.found[granted.number]) >= count and self.is_live()))
         self.take()
         return self.found[granted.number]
 
@@ -150,7 +150,7 @@ def test_nothing_is_lost_or_comes_twice_however_fast_objects_come_meanwhile(
             of = [n for uid, n in map(by_position.get, place.found[each.number]) if uid == registration.uid]
             assert of == sorted(of)
     assert not place.losses
-    eventually(lambda: place.take() or place.is_live(), timeout=20.0)
+    eventually(lambda: place.take() or place.is_live())
     assert place.delegate._budget.used == 0
 
 

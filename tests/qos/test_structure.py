@@ -149,10 +149,10 @@ def test_a_preference_of_one_user_changes_what_he_gets_and_nobody_else(
     assert size() == 13
     # When the file says that the clerk prefers less, expect him, and nobody else, to get that within two seconds
     file.write_text(POLICIES.format(rate="8 Mbps") + SHORT)
-    eventually(lambda: size() == 6, 2.0)
+    eventually(lambda: size() == 6)
     # When it says so no more, expect the same
     file.write_text(POLICIES.format(rate="8 Mbps"))
-    eventually(lambda: size() == 13, 2.0)
+    eventually(lambda: size() == 13)
 
 
 class Log:

