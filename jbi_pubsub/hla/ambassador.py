@@ -61,6 +61,8 @@ ANSWER_SECONDS: Final = 30.0
 """For an RTI to answer a call."""
 INBOX_MOST: Final = 200_000
 """Callbacks that wait to be evoked; at more the RTI is not read, which slows down those who send."""
+REFUSED_MOST: Final = 100
+"""Refusals of calls that did not wait, which the next calls raise: of many the first say enough."""
 BATCH_BYTES: Final = 256 << 10
 """Of calls that are sent together."""
 
@@ -142,7 +144,7 @@ class RTIAmbassador(Services):
         self._drop()
         item = self._federation(federation, timeout)
         self._fom = parsed(*self._call(item, "modules", tuple[Module, ...], federation))
-        token = self._call(item, "join", str, federation, name, resign_action)
+        token = self._call(item, "join", str, federation)
         sock = dial(item.proxy, DATA, self._config.security(), ANSWER_SECONDS)
         try:
             greet(Line(sock), Hello.of(token))
@@ -151,7 +153,7 @@ class RTIAmbassador(Services):
             sock.close()
             raise
         try:
-            self._handle, self._name = self._link.joined()
+            self._handle, self._name = self._link.join(name, resign_action)
         except BaseException:
             self._drop()
             raise
@@ -315,7 +317,6 @@ class _Link:
         self._asked: set[int] = set()
         self._inbox: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._refused: deque[JbiError] = deque()
-        self._hello: tuple[int, str] | JbiError | None = None
         self._lease = 10.0
         self._alive_at = time.monotonic()
         self.lost = ""
@@ -324,16 +325,11 @@ class _Link:
         self._thread = threading.Thread(target=self._run, name="federate-link", daemon=True)
         self._thread.start()
 
-    def joined(self) -> tuple[int, str]:
+    def join(self, name: str, action: str) -> tuple[int, str]:
         """Handle and name. Raises what the RTI refused with."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._hello is not None or self.lost, ANSWER_SECONDS)
-            hello = self._hello
-        if isinstance(hello, JbiError):
-            raise hello
-        if hello is None:
-            raise NotConnected(f"the RTI let nobody join: {self.lost or 'it does not answer'}", hint="Try again")
-        return hello
+        handle, name, lease = self.ask("join_federation_execution", (name, action))
+        self._lease = float(lease)
+        return int(handle), str(name)
 
     def ask(self, service: str, arguments: Sequence[Any]) -> Any:
         """The answer. Raises what the RTI refused this call with, or one before it that did not wait."""
@@ -516,8 +512,8 @@ class _Link:
         for ticket, word, value in said:
             if ticket:
                 answers.append((ticket, word, value))
-            elif word in ("!", "joined"):
-                self._hear(word, value)
+            elif word == "!":
+                self._refuse(rebuild(converted(value, ErrorReport)))
             else:
                 callbacks.append((word, tuple(map(_fixed, value))))
         with self._changed:
@@ -527,16 +523,10 @@ class _Link:
                     self._answers[ticket] = word, _fixed(value) if word == "" else value
             self._changed.notify_all()
 
-    def _hear(self, word: str, value: Any) -> None:
+    def _refuse(self, error: JbiError) -> None:
         with self._changed:
-            if word == "joined":
-                handle, name, self._lease = value
-                self._hello = int(handle), str(name)
-            elif self._hello is None:
-                self._hello = rebuild(converted(value, ErrorReport))
-            elif len(self._refused) < 100:  # of many refusals the first say enough
-                self._refused.append(rebuild(converted(value, ErrorReport)))
-            self._changed.notify_all()
+            if len(self._refused) < REFUSED_MOST:
+                self._refused.append(error)
 
 
 def _fixed(value: Any) -> Any:

@@ -112,14 +112,6 @@ class Federation:
         """Federates that were resigned, by why."""
 
 
-class Joining(NamedTuple):
-    """What a token stands for."""
-
-    federation: str
-    name: str
-    action: str
-
-
 class RtiServer:
     """See the module."""
 
@@ -133,7 +125,6 @@ class RtiServer:
         self._id = uuid4().hex
         self._federations: dict[str, Federation] = {}
         self._of: dict[Session, Federation] = {}
-        self._opening: dict[Session, Joining] = {}
         self._tokens = Tokens(lambda: uuid4().hex)
         self._saves = Saves(saves) if saves is not None else None
         with ExitStack() as undo:
@@ -238,10 +229,10 @@ class RtiServer:
 
         self._community.leave(self._done(act))
 
-    def open(self, name: str, federate: str, action: str) -> str:
-        """A token for the session of a federate. Raises FederationExecutionDoesNotExist."""
+    def open(self, name: str) -> str:
+        """A token for a session in which a federate joins. Raises FederationExecutionDoesNotExist."""
         self._done(lambda: self._federation(name))
-        return self._tokens.issue(Joining(name, federate, action))
+        return self._tokens.issue(name)
 
     def modules(self, name: str) -> tuple[Module, ...]:
         """Raises FederationExecutionDoesNotExist."""
@@ -299,39 +290,21 @@ class RtiServer:
     def _serve_data(self, sock: socket.socket, caller: Caller) -> None:
         line = Line(sock)
         hello = listen(line)
-        joining: Joining | None = self._tokens.redeem(hello.token)
-        found = self._federations.get(joining.federation) if joining is not None else None
-        if joining is None or found is None:
+        name: str | None = self._tokens.redeem(hello.token)
+        found = self._federations.get(name) if name is not None else None
+        if found is None:
             refuse(line, "unknown or used token")
             return
         caller.place.kept = True
         welcome(line, 0)
         session = Session(sock, self._endpoint.hand_over(sock), found.group, self._lease)
-        joined: Joining = joining
-        served: Federation = found
+        federation: Federation = found
 
         def add() -> None:
-            self._of[session] = served
-            self._opening[session] = joined
+            self._of[session] = federation
             self._sessions.add(session)
 
         self._sessions.order(add)
-
-    def opened(self, session: Session) -> None:
-        """The federate joins; it is told its handle and its lease, or why not."""
-        federation, joining = self._of[session], self._opening.pop(session)
-        try:
-            step = rti.call(federation.model, federation.execution, 0, rti.JOIN, joining.name, joining.action)
-        except RtiError as exc:
-            self._sessions.say(session, 0, "!", report(exc))
-            session.leaving = True
-            return
-        session.federate = step.answer
-        federation.execution = step.execution
-        federation.joined[session.federate] = session
-        federation.names[session] = step.execution.members.joined[session.federate].name
-        self._sessions.say(session, 0, "joined", [session.federate, federation.names[session], self._lease])
-        self._tell(federation, step)
 
     def called(self, session: Session, calls: list[Call]) -> None:
         """What a federate called, in its order."""
@@ -342,9 +315,13 @@ class RtiServer:
                 step = self._call(federation, session, service, arguments)
             except RtiError as exc:
                 self._sessions.say(session, ticket, "!", report(exc))
+                session.leaving = session.leaving or session.federate == 0
                 continue
+            answer = step.answer
+            if service == rti.JOIN:
+                answer = self._joined(federation, session, answer)
             if ticket:
-                self._sessions.say(session, ticket, "", step.answer)
+                self._sessions.say(session, ticket, "", answer)
             self._tell(federation, step)
             if service == rti.LEAVE:
                 self._gone(federation, session)
@@ -363,6 +340,14 @@ class RtiServer:
             step = self._kept(federation, before, step)
         federation.execution = step.execution
         return step
+
+    def _joined(self, federation: Federation, session: Session, handle: int) -> tuple[int, str, float]:
+        """The handle, the name and the lease of who has joined."""
+        session.federate = handle
+        name = federation.execution.members.joined[handle].name
+        federation.joined[handle] = session
+        federation.names[session] = name
+        return handle, name, self._lease
 
     def _kept(self, federation: Federation, before: Execution, step: Step) -> Step:
         """What a save has kept goes to disk, or it has failed; what a restore has brought back has sessions."""
@@ -406,7 +391,6 @@ class RtiServer:
     def ended(self, session: Session) -> None:
         """A session is over: its federate is resigned if it has not done so."""
         federation = self._of.pop(session)
-        self._opening.pop(session, None)
         if not session.federate:
             return
         federate, action = session.federate, federation.execution.members.joined[session.federate].action
@@ -479,9 +463,9 @@ class _Calls:
         self._server.destroy(name)
 
     @exported
-    def join(self, caller: Caller, name: str, federate: str, action: str) -> str:
+    def join(self, caller: Caller, name: str) -> str:
         self._server.allow(caller, "connect", name)
-        return self._server.open(name, federate, action)
+        return self._server.open(name)
 
     @exported
     def modules(self, caller: Caller, name: str) -> tuple[Module, ...]:

@@ -1,9 +1,10 @@
 """The sessions of federates at an RTI: sockets, frames, one thread.
 
 A frame is its length (4 bytes, network order) and a msgpack array. What a federate calls comes as entries (ticket,
-service, arguments); ticket 0 wants no answer. What an RTI says goes as entries (ticket, word, value): the answer of the
-call with that ticket ("" and the answer, "!" and an error), or with ticket 0 a callback by its name and arguments; "!"
-is then the error of a call that wanted no answer. An empty frame says that its sender lives.
+service, arguments), the first of them its joining; ticket 0 wants no answer. What an RTI says goes as entries (ticket,
+word, value): the answer of the call with that ticket ("" and the answer, "!" and an error), or with ticket 0 a callback
+by its name and arguments; "!" is then the error of a call that wanted no answer. An empty frame says that its sender
+lives.
 
 One thread reads all sockets, has what it reads done, and writes all that was said in a round with one send a session:
 between a request and the grants of a hundred others no thread is switched. Who does not read slows down those who send
@@ -84,10 +85,6 @@ class Session:
 class Serving(Protocol):
     """Who has the federations. All is called on the thread of the sessions."""
 
-    def opened(self, session: Session) -> None:
-        """It is there."""
-        ...
-
     def called(self, session: Session, calls: list[Call]) -> None:
         """What a federate called."""
         ...
@@ -148,7 +145,6 @@ class Sessions:
         self._all.add(session)
         session.group.sessions.add(session)
         self._listen(session)
-        self._serving.opened(session)
         if self._coming(session):
             self._read(session)
 

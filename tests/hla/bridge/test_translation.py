@@ -262,7 +262,7 @@ def test_one_model_on_both_sides_changes_nothing() -> None:
         ),
         (
             {"class": [{"name": "Aircraft", "to": "Plane", "attribute": {"callsign": {"name": "height"}}}]},
-            'number. Give a table: table = { "1" = "one" }, or hide = true. Or leave it out: attribute.callsign = { hide',
+            'Give a table: table = { "1" = "one" }, or hide = true. Or leave it out: attribute.callsign = { hide',
         ),
         (
             {"class": [{"name": "Aircraft", "attribute": {"callsign": {"name": "force", "table": {"A": "FRIEND"}}}}]},
