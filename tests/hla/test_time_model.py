@@ -100,7 +100,7 @@ class Both:
             assert self.rig.call(name, "query_logical_time") == self.model.federates[name].time
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_time_is_as_the_standard_has_it(seed: int) -> None:
     for each in range(seed * 40, seed * 40 + 40):
         walk(random.Random(each))
@@ -111,9 +111,11 @@ def walk(chance: random.Random) -> None:
     names = "abcd"[: chance.randint(2, 4)]
     both = Both(names)
     lookaheads = chance.choice((LOOKAHEADS, (0.0,), (0.5, 1.0)))
-    for each in names if chance.random() < 0.8 else "":
-        both.act(each, "enable_time_regulation", chance.choice(lookaheads))
-        both.act(each, "enable_time_constrained")
+    for each in names:
+        if chance.random() < 0.85:
+            both.act(each, "enable_time_regulation", chance.choice(lookaheads))
+        if chance.random() < 0.75:
+            both.act(each, "enable_time_constrained")
     for number in range(80):
         # When one of them, rather one that is free, calls something; Expect what the model says
         free = sorted(name for name, each in both.model.federates.items() if each.asked is None)
@@ -129,7 +131,7 @@ def walk(chance: random.Random) -> None:
         for name, one in clocked.items():
             if one.constrained:
                 assert one.time <= both.model.galt(name)[0]
-                assert all(stamp > one.time or (stamp == one.time and not one.told_all) for stamp, *_ in one.ordered)
+                assert all(stamp >= one.time and stamp > one.sealed for stamp, *_ in one.ordered)
 
 
 def act(both: Both, name: str, number: int, chance: random.Random, lookaheads: tuple[float, ...]) -> None:

@@ -36,6 +36,8 @@ class Clocked:
     """Waiting: time, number, text, retraction."""
     unordered: list[bytes] = field(default_factory=list)
     watched: float | None = None
+    sealed: float = -1.0
+    """Constrained, it was granted this by TAR or NMR: no message at or before it may follow."""
 
 
 class Times:
@@ -139,6 +141,8 @@ class Times:
         self.deliver(name, math.inf if kind == "FQR" else time)
         self.tell(name, "time_advance_grant", time)
         one.told_all = kind in ("TAR", "NMR") or (one.told_all and time == one.time)
+        if one.constrained and kind in ("TAR", "NMR"):
+            one.sealed = time
         one.time, one.asked = time, None
         if one.lookahead is not None:
             one.given.append(self.now(name))
@@ -183,7 +187,7 @@ class Times:
             raise Refused("TimeConstrainedIsNotEnabled")
         self.release(name)
         self.deliver(name, math.inf)
-        one.constrained = False
+        one.constrained, one.sealed = False, -1.0
 
     def enable_asynchronous_delivery(self, name: str) -> None:
         if self.federates[name].asynchronous:
