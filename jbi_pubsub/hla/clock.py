@@ -367,17 +367,20 @@ def _waits_for_save(execution: Execution, time: float, kind: Asked) -> bool:
 
 
 def _is_save_due(execution: Execution, bounds: list[tuple[Bound, int]]) -> bool:
-    """Whether nothing before the time of a save can come to anybody any more (clause 4.16)."""
+    """Whether no message up to the time of a save can be sent any more, and no constrained federate be granted a time
+    up to it (clause 4.16): those that are before it ask for more, and have no message that ends their way sooner. This
+    asks nobody to be grantable: the save holds them back from each other."""
     scheduled = execution.saving.scheduled
-    if scheduled is None:
+    if scheduled is None or (bounds and bounds[0][0] <= (scheduled[1], 0)):
         return False
     for federate, pace in execution.clock.paces.items():
         if not pace.is_constrained or pace.time >= scheduled[1]:
             continue
-        time = _grantable(execution, federate, pace, galt_of(bounds, federate)) if pace.asked else None
-        if time is None or time <= scheduled[1]:
+        if pace.asked is None or pace.asked[1] <= scheduled[1]:
             return False
-    return not bounds or bounds[0][0][0] > scheduled[1]
+        if pace.asked[0] in ("NMR", "NMRA") and execution.clock.least(federate) <= scheduled[1]:
+            return False
+    return True
 
 
 def _watched(execution: Execution) -> tuple[Execution, list[Told]]:

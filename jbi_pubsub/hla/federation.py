@@ -401,13 +401,17 @@ def _restored(execution: Execution) -> Step:
     whole = saving.kept[saving.label]
     told = tuple(tell(each, "federation_restored", saving.label) for each in sorted(whole.members.joined))
     idle = Saving(kept=saving.kept, order=saving.order)
-    return Step(whole._replace(saving=idle, handles=max(whole.handles, execution.handles)), None, told)
+    whole = whole._replace(saving=idle, handles=max(whole.handles, execution.handles))
+    whole, more = clock.settled(whole)  # a save at a time held back who asked for more
+    return Step(whole, None, told + more)
 
 
 def _restore_ends(execution: Execution, reason: str) -> Step:
     saving = execution.saving
     told = tuple(tell(each, "federation_not_restored", saving.label, reason) for each in sorted(saving.states))
-    return Step(execution._replace(saving=Saving(kept=saving.kept, order=saving.order)), None, told)
+    idle = Saving(kept=saving.kept, order=saving.order)
+    execution, more = clock.settled(execution._replace(saving=idle))  # who resigned meanwhile may have held others back
+    return Step(execution, None, told + more)
 
 
 def abort_federation_restore(model: Model, execution: Execution, federate: int) -> Step:
