@@ -55,7 +55,8 @@ def serve(
     """
     from jbi_pubsub.hla.execution import Options  # here: the other commands start faster without
     from jbi_pubsub.hla.fom import parsed
-    from jbi_pubsub.hla.server import RtiServer, modules_of
+    from jbi_pubsub.hla.proxy import modules_of
+    from jbi_pubsub.hla.server import RtiServer
 
     from .servers import access_of, raise_file_limit, stop_on_signal, wait_for
 

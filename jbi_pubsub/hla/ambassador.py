@@ -51,7 +51,7 @@ from .exceptions import (
 )
 from .federate import FederateAmbassador
 from .fom import Fom, parsed
-from .server import RTI_TYPE, Module, Rti, modules_of
+from .proxy import RTI_TYPE, Module, Rti, modules_of
 from .services import Services
 from .sessions import FRAME_MOST, LENGTH, Said
 

@@ -11,32 +11,33 @@ saves, and federates that join under the names that were saved can restore one.
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 from uuid import uuid4
 
 from jbi_pubsub.core.access import ADMIN, AccessAdmin, AccessPolicy, Action, AllowAll, LoginCalls, Subject, demand
 from jbi_pubsub.core.config import Config
 from jbi_pubsub.core.errors import LookupNotFoundError, StorageError, WireTimeoutError, report
 from jbi_pubsub.core.guard import faults, note
+from jbi_pubsub.core.process import version
 from jbi_pubsub.core.wire import ServiceRef
 from jbi_pubsub.core.wire.control import LOGIN, ControlServer, exported
 from jbi_pubsub.core.wire.endpoint import Caller, Endpoint
 from jbi_pubsub.core.wire.stream import Line, Tokens, listen, refuse, welcome
 from jbi_pubsub.lookup.client.join import JoinManager
-from jbi_pubsub.lookup.entry import Entry
 from jbi_pubsub.lookup.item import ServiceItem, ServiceTemplate
 from jbi_pubsub.pad.proxy import STATUS
 
 from . import rti
 from .exceptions import (
-    ErrorReadingFom,
     FederatesCurrentlyJoined,
     FederationExecutionAlreadyExists,
     FederationExecutionDoesNotExist,
@@ -46,6 +47,7 @@ from .exceptions import (
 from .execution import Execution, Model, Options, Step
 from .federation import Saving
 from .fom import Fom, parsed
+from .proxy import RTI, RTI_TYPE, Module, Rti
 from .saves import Saves
 from .sessions import Call, Group, Session, Sessions
 
@@ -53,10 +55,6 @@ log = logging.getLogger("jbi_pubsub.hla")
 
 T = TypeVar("T")
 
-RTI: Final = "rti"
-"""Name of the exported object."""
-RTI_TYPE: Final = "jbi.Rti"
-"""Service type of a federation execution."""
 FEDERATIONS_MOST: Final = 1_000
 MODULES_BYTES: Final = 24 << 20
 """Of all modules of a federation."""
@@ -64,35 +62,6 @@ CALL_SECONDS: Final = 10.0
 """For something that is done on the sessions' thread."""
 ASK_SECONDS: Final = 1.0
 """For looking whether a federation execution of that name exists elsewhere."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rti(Entry):
-    """A federation execution: its name, and the digest of its object model."""
-
-    entry_name = "jbi.Rti"
-    federation: str | None = None
-    model: str | None = None
-
-
-class Module(NamedTuple):
-    """A module of an object model: its name, for messages, and what it says."""
-
-    name: str
-    data: bytes
-
-
-def modules_of(paths: Sequence[str | Path]) -> list[Module]:
-    """Modules in files. Raises ErrorReadingFom."""
-    found = []
-    for path in map(Path, paths):
-        try:
-            found.append(Module(path.name, path.read_bytes()))
-        except OSError as exc:
-            raise ErrorReadingFom(
-                f"the module {path} can't be read: {exc.strerror}", hint="Give a file in OMT XML", file=str(path)
-            ) from exc
-    return found
 
 
 class Federation:
@@ -123,6 +92,7 @@ class RtiServer:
         self._config = config
         self._lease = lease
         self._id = uuid4().hex
+        self._started = time.monotonic()
         self._federations: dict[str, Federation] = {}
         self._of: dict[Session, Federation] = {}
         self._tokens = Tokens(lambda: uuid4().hex)
@@ -161,6 +131,7 @@ class RtiServer:
         """Serve."""
         self._sessions.start()
         self._endpoint.start()
+        self._community.join(self._item(self._id, "", ""))
 
     def stop(self) -> None:
         """Leave, and end all threads. Federates are told by the end of their connections."""
@@ -182,7 +153,7 @@ class RtiServer:
             )
         kept = self._saves.of(name, fom.digest) if self._saves is not None else []
         self._done(lambda: self._created(made, kept))
-        self._community.join(self._item(made))
+        self._community.join(self._item(made.item, name, fom.digest))
         return fom.digest
 
     def _created(self, made: Federation, kept: list[tuple[str, Execution]]) -> None:
@@ -197,10 +168,10 @@ class RtiServer:
         made.execution = made.execution._replace(saving=saving)
         self._federations[name] = made
 
-    def _item(self, made: Federation) -> ServiceItem:
-        entry = Rti(federation=made.execution.name, model=made.model.fom.digest).rep()
-        ref = ServiceRef(made.item, RTI, (self.address,), (), self._endpoint.certificate)
-        return ServiceItem(made.item, (RTI_TYPE,), ref, (entry,))
+    def _item(self, item: str, name: str, model: str) -> ServiceItem:
+        """A federation execution as it is registered; the RTI itself, whom it may be asked for one, has no name."""
+        ref = ServiceRef(item, RTI, (self.address,), (), self._endpoint.certificate)
+        return ServiceItem(item, (RTI_TYPE,), ref, (Rti(federation=name, model=model).rep(),))
 
     def _elsewhere(self, name: str) -> bool:
         template = ServiceTemplate(types=(RTI_TYPE,), entries=(Rti(federation=name).rep(),))
@@ -252,10 +223,17 @@ class RtiServer:
 
     def _status(self) -> dict[str, Any]:
         return {
-            "role": "rti",
+            "kind": "rti",
             "id": self._id,
+            "pid": os.getpid(),
+            "version": version(),
+            "time": round(time.time(), 3),
             "address": self.address,
+            "uptime": round(time.monotonic() - self._started, 1),
             "connections": self._endpoint.connections,
+            "tls": self._endpoint.tls(),
+            "threads": threading.active_count(),
+            "access": self._access.status(),
             "faults": faults(),
             "federations": [_facts(each) for _, each in sorted(self._federations.items())],
         }

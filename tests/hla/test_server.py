@@ -24,8 +24,9 @@ from jbi_pubsub.core.wire.stream import Hello, Line, greet
 from jbi_pubsub.hla import exceptions as exc
 from jbi_pubsub.hla.ambassador import RTIAmbassador
 from jbi_pubsub.hla.federate import FederateAmbassador
+from jbi_pubsub.hla.proxy import Module
 from jbi_pubsub.hla.saves import Saves
-from jbi_pubsub.hla.server import Module, RtiServer
+from jbi_pubsub.hla.server import RtiServer
 from jbi_pubsub.hla.sessions import FRAME_MOST, HIGH_BYTES, LENGTH
 
 CALLBACKS = [name for name in vars(FederateAmbassador) if name[0] != "_"]
@@ -508,3 +509,29 @@ def test_policies_say_who_may_join(federation: Any, air: bytes, tmp_path: Path) 
         rti.connect(FederateAmbassador())
         with pytest.raises(AccessDeniedError):
             rti.join_federation_execution("Air", timeout=20.0)
+
+
+def test_an_rti_without_a_federation_is_found_and_shown(
+    federation: Any, air: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given an RTI that serves nothing yet
+    from jbi_pubsub.cli.app import run
+
+    server = RtiServer(federation.config)
+    federation.stack.callback(server.stop)
+    server.start()
+    (tmp_path / "air.xml").write_bytes(air)
+    # When a federate has it serve a federation, and joins
+    with RTIAmbassador(federation.config) as rti:
+        rti.connect(FederateAmbassador())
+        rti.create_federation_execution("Air", [tmp_path / "air.xml"], timeout=20.0)
+        rti.join_federation_execution("Air", timeout=20.0)
+        rti.register_federation_synchronization_point("start")
+        # Expect people to see it
+        group, locator = federation.config.lookup.groups[0], federation.lookups[0].address
+        assert run(["--no-multicast", "--group", group, "--locator", locator, "status"]) == 0
+        said = capsys.readouterr().out
+    row = next(line.split("\t") for line in said.splitlines() if line.startswith("Air\t"))
+    assert row[:3] == ["Air", server.address, "1"]
+    assert row[-1] == "point start"
+    assert any(line.startswith("rti\t") for line in said.splitlines())
