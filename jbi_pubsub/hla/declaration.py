@@ -66,7 +66,8 @@ def publish_object_class_attributes(
 
 
 def unpublish_object_class(model: Model, execution: Execution, federate: int, cls: int) -> Step:
-    """The federate publishes nothing of the class; what it owned of its instances is unowned (clause 5.3)."""
+    """The federate publishes nothing of the class; what it owned of its instances is unowned (clause 5.3). Raises as
+    unpublish_object_class_attributes."""
     known = object_class(model.fom, cls)
     return unpublish_object_class_attributes(model, execution, federate, cls, known.members)
 
@@ -74,8 +75,8 @@ def unpublish_object_class(model: Model, execution: Execution, federate: int, cl
 def unpublish_object_class_attributes(
     model: Model, execution: Execution, federate: int, cls: int, attributes: tuple[int, ...]
 ) -> Step:
-    """The federate publishes these no more; what it owned of them is unowned, what it waited for it does not any more.
-    Raises as publish_object_class_attributes."""
+    """The federate publishes these no more; what it owned of them is unowned. Raises as
+    publish_object_class_attributes, and OwnershipAcquisitionPending while it waits for one of them."""
     unwanted = checked_attributes(object_class(model.fom, cls), attributes)
     declared = execution.declared
     published = _less(declared.published, federate, cls, declared.publishes(federate, cls), unwanted)

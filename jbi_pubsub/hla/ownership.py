@@ -13,13 +13,13 @@ and from another federate:
     not owned -> acquisition if available -> owned (unowned before), waiting (being divested), or unavailable
 
 What is unowned is offered to those who publish it and know the instance. A federate that resigns, dies or publishes an
-attribute no more neither owns nor claims it.
+attribute no more does not own it any more; while it waits for one it can't stop to publish it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from immutables import Map
 
@@ -33,34 +33,24 @@ from .exceptions import (
     AttributeNotOwned,
     AttributeNotPublished,
     NoAcquisitionPending,
+    OwnershipAcquisitionPending,
 )
 from .execution import Step, Told, tell
 from .fom import checked_attributes
+from .transfers import Claim, Transfer, may_own, put
 
 if TYPE_CHECKING:
     from .execution import Execution, Model
     from .fom import Class
 
-Place = tuple[int, int]
-"""An instance and an attribute of it."""
-
-
-class Claim(NamedTuple):
-    """Who waits for an attribute."""
-
-    federate: int
-    tag: bytes
-    if_available: bool = False
-
 
 class Owned(NamedTuple):
-    """Who owns what. An attribute of which nothing is said here is unowned."""
+    """Who owns what, by instance and attribute. An attribute of which nothing is said here is unowned."""
 
     owners: Map[int, Map[int, int]] = Map()
-    """By instance and attribute."""
-    divesting: Map[Place, bytes] = Map()
+    divesting: Map[int, Map[int, bytes]] = Map()
     """Tags of negotiated divestitures."""
-    claims: Map[Place, tuple[Claim, ...]] = Map()
+    claims: Map[int, Map[int, tuple[Claim, ...]]] = Map()
     """In the order in which they came."""
 
     def owner(self, instance: int, attribute: int) -> int:
@@ -68,48 +58,17 @@ class Owned(NamedTuple):
         return self.owners.get(instance, Map()).get(attribute, 0)
 
     def given(self, instance: int, attributes: Iterable[int], federate: int) -> Owned:
-        """A federate owns attributes, and divests none of them; 0: nobody does."""
-        attributes = tuple(attributes)
-        of_instance = self.owners.get(instance, Map())
-        with of_instance.mutate() as changed:
-            for each in attributes:
-                if federate:
-                    changed[each] = federate
-                elif each in changed:
-                    del changed[each]
-            of_instance = changed.finish()
-        divesting = self.divesting
-        for each in attributes if divesting else ():
-            if (instance, each) in divesting:
-                divesting = divesting.delete((instance, each))
-        return self._replace(owners=self.owners.set(instance, of_instance), divesting=divesting)
+        """A federate owns attributes of an instance that it has registered."""
+        return self._replace(owners=self.owners.set(instance, Map(dict.fromkeys(attributes, federate))))
 
     def without(self, instance: int) -> Owned:
         """After an instance has been deleted."""
-        divesting, claims = self.divesting, self.claims
-        for place in self.divesting:
-            if place[0] == instance:
-                divesting = divesting.delete(place)
-        for place in self.claims:
-            if place[0] == instance:
-                claims = claims.delete(place)
-        return Owned(self.owners.delete(instance) if instance in self.owners else self.owners, divesting, claims)
-
-
-class _Telling:
-    """Callbacks about attributes of an instance; those that say the same of several are one."""
-
-    def __init__(self, instance: int) -> None:
-        self._instance = instance
-        self._said: dict[tuple[int, str, bytes | None], list[int]] = {}
-
-    def say(self, federate: int, name: str, attribute: int, tag: bytes | None = None) -> None:
-        self._said.setdefault((federate, name, tag), []).append(attribute)
-
-    def told(self) -> Iterator[Told]:
-        for (federate, name, tag), attributes in self._said.items():
-            more = () if tag is None else (tag,)
-            yield tell(federate, name, self._instance, tuple(attributes), *more)
+        nothing: Map[int, Any] = Map()
+        return Owned(
+            put(self.owners, instance, nothing),
+            put(self.divesting, instance, nothing),
+            put(self.claims, instance, nothing),
+        )
 
 
 # -- divesting ------------------------------------------------------------------------------------------------------
@@ -121,59 +80,9 @@ def unconditional_attribute_ownership_divestiture(
     """The federate owns these no more, whoever does (clause 7.2). Raises ObjectInstanceNotKnown, AttributeNotDefined,
     AttributeNotOwned."""
     wanted = _owned(model, execution, federate, instance, attributes)
-    telling = _Telling(instance)
-    execution = _let_go(model, execution, instance, wanted, telling)
-    return Step(execution, None, tuple(telling.told()))
-
-
-def _let_go(
-    model: Model, execution: Execution, instance: int, attributes: Iterable[int], telling: _Telling
-) -> Execution:
-    """Attributes lose their owner: the first claimant's, or unowned and offered."""
-    free = []
-    for each in attributes:
-        claims = execution.owned.claims.get((instance, each), ())
-        if claims:
-            execution = _handed(execution, instance, each, claims[0].federate, claims[0].tag, telling)
-        else:
-            free.append(each)
-    execution = execution._replace(owned=execution.owned.given(instance, free, 0))
-    _offer(execution, instance, free, b"", telling)
-    return execution
-
-
-def _handed(
-    execution: Execution, instance: int, attribute: int, federate: int, tag: bytes, telling: _Telling
-) -> Execution:
-    """An attribute becomes a federate's; who else claims it asks the new owner."""
-    owned = execution.owned.given(instance, (attribute,), federate)
-    telling.say(federate, "attribute_ownership_acquisition_notification", attribute, tag)
-    rest = tuple(each for each in owned.claims.get((instance, attribute), ()) if each.federate != federate)
-    for each in rest:
-        if each.if_available:
-            telling.say(each.federate, "attribute_ownership_unavailable", attribute)
-        else:
-            telling.say(federate, "request_attribute_ownership_release", attribute, each.tag)
-    left = tuple(each for each in rest if not each.if_available)
-    return execution._replace(owned=_claimed(owned, (instance, attribute), left))
-
-
-def _claimed(owned: Owned, place: Place, claims: tuple[Claim, ...]) -> Owned:
-    if claims:
-        return owned._replace(claims=owned.claims.set(place, claims))
-    return owned._replace(claims=owned.claims.delete(place)) if place in owned.claims else owned
-
-
-def _offer(execution: Execution, instance: int, attributes: Iterable[int], tag: bytes, telling: _Telling) -> None:
-    """Who publishes an attribute and knows the instance may assume it."""
-    found = execution.instances.by_handle[instance]
-    owners = execution.owned.owners.get(instance, Map())
-    attributes = tuple(attributes)
-    for federate in sorted(found.known) if attributes else ():
-        published = set(execution.declared.publishes(federate, found.known[federate]))
-        for each in attributes:
-            if each in published and owners.get(each) != federate:
-                telling.say(federate, "request_attribute_ownership_assumption", each, tag)
+    transfer = Transfer(model, execution, instance)
+    transfer.let_go(wanted)
+    return transfer.step()
 
 
 def negotiated_attribute_ownership_divestiture(
@@ -182,22 +91,19 @@ def negotiated_attribute_ownership_divestiture(
     """The federate would own these no more, and does until somebody else can and it has confirmed (clause 7.3). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned, AttributeAlreadyBeingDivested."""
     wanted = _owned(model, execution, federate, instance, attributes)
-    owned = execution.owned
+    transfer, free = Transfer(model, execution, instance), []
     for each in wanted:
-        if (instance, each) in owned.divesting:
+        if each in transfer.divesting:
             raise AttributeAlreadyBeingDivested(
                 f"the federate is divesting {_named(model, each)}", hint="Wait, or cancel", handle=each
             )
-    telling, free = _Telling(instance), []
-    for each in wanted:
-        owned = owned._replace(divesting=owned.divesting.set((instance, each), tag))
-        if (instance, each) in owned.claims:
-            telling.say(federate, "request_divestiture_confirmation", each)
+        transfer.divesting[each] = tag
+        if each in transfer.claims:
+            transfer.say(federate, "request_divestiture_confirmation", each)
         else:
             free.append(each)
-    execution = execution._replace(owned=owned)
-    _offer(execution, instance, free, tag, telling)
-    return Step(execution, None, tuple(telling.told()))
+    transfer.offer(free, tag)
+    return transfer.step()
 
 
 def confirm_divestiture(
@@ -206,19 +112,18 @@ def confirm_divestiture(
     """The federate, asked to confirm, gives these to the first who claims them (clause 7.6). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned, AttributeDivestitureWasNotRequested,
     NoAcquisitionPending."""
-    wanted = _divesting(model, execution, federate, instance, attributes)
+    wanted = _owned(model, execution, federate, instance, attributes)
+    transfer = Transfer(model, execution, instance)
+    _check_divesting(model, transfer, wanted)
     for each in wanted:
-        if (instance, each) not in execution.owned.claims:
+        if each not in transfer.claims:
             raise NoAcquisitionPending(
                 f"nobody waits for {_named(model, each)}",
                 hint="Who did may have cancelled; wait for request_divestiture_confirmation",
                 handle=each,
             )
-    telling = _Telling(instance)
-    for each in wanted:
-        first = execution.owned.claims[instance, each][0]
-        execution = _handed(execution, instance, each, first.federate, tag, telling)
-    return Step(execution, None, tuple(telling.told()))
+        transfer.hand(each, transfer.claims[each][0].federate, tag)
+    return transfer.step()
 
 
 def cancel_negotiated_attribute_ownership_divestiture(
@@ -226,18 +131,13 @@ def cancel_negotiated_attribute_ownership_divestiture(
 ) -> Step:
     """The federate keeps these (clause 7.14). Raises ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned,
     AttributeDivestitureWasNotRequested."""
-    telling, owned = _Telling(instance), execution.owned
-    for each in _divesting(model, execution, federate, instance, attributes):
-        place = instance, each
-        owned = owned._replace(divesting=owned.divesting.delete(place))
-        claims = owned.claims.get(place, ())
-        for claim in claims:
-            if claim.if_available:
-                telling.say(claim.federate, "attribute_ownership_unavailable", each)
-            else:
-                telling.say(federate, "request_attribute_ownership_release", each, claim.tag)
-        owned = _claimed(owned, place, tuple(claim for claim in claims if not claim.if_available))
-    return Step(execution._replace(owned=owned), None, tuple(telling.told()))
+    wanted = _owned(model, execution, federate, instance, attributes)
+    transfer = Transfer(model, execution, instance)
+    _check_divesting(model, transfer, wanted)
+    for each in wanted:
+        del transfer.divesting[each]
+        transfer.stay(each, federate, transfer.claims.get(each, ()))
+    return transfer.step()
 
 
 def attribute_ownership_divestiture_if_wanted(
@@ -245,13 +145,11 @@ def attribute_ownership_divestiture_if_wanted(
 ) -> Step:
     """The federate gives up those of the attributes that somebody waits for; the answer is which (clause 7.13). Raises
     ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotOwned."""
-    telling, gone = _Telling(instance), []
-    for each in _owned(model, execution, federate, instance, attributes):
-        claims = execution.owned.claims.get((instance, each), ())
-        if claims:
-            execution = _handed(execution, instance, each, claims[0].federate, claims[0].tag, telling)
-            gone.append(each)
-    return Step(execution, tuple(gone), tuple(telling.told()))
+    wanted = _owned(model, execution, federate, instance, attributes)
+    transfer = Transfer(model, execution, instance)
+    gone = tuple(each for each in wanted if each in transfer.claims)
+    transfer.let_go(gone)
+    return transfer.step(gone)
 
 
 def attribute_ownership_release_denied(
@@ -269,30 +167,22 @@ def attribute_ownership_release_denied(
 def attribute_ownership_acquisition(
     model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...], tag: bytes = b""
 ) -> Step:
-    """The federate wants to own these: at once what is unowned, else its owner is asked (clause 7.8). Raises
-    ObjectInstanceNotKnown, AttributeNotDefined, AttributeNotPublished, AttributeAlreadyOwned."""
+    """The federate wants to own these: at once what is unowned, else its owner is asked (clause 7.8). Who waits already
+    waits on in its place, and from now on also when its owner does not divest. Raises ObjectInstanceNotKnown,
+    AttributeNotDefined, AttributeNotPublished, AttributeAlreadyOwned."""
     wanted = _unowned_by(model, execution, federate, instance, attributes)
-    telling = _Telling(instance)
+    transfer = Transfer(model, execution, instance)
     for each in wanted:
-        claims = execution.owned.claims.get((instance, each), ())
-        owner = execution.owned.owner(instance, each)
-        if not owner:
-            execution = _handed(execution, instance, each, federate, tag, telling)
-            continue
-        if not any(claim.federate == federate and not claim.if_available for claim in claims):
-            others = tuple(claim for claim in claims if claim.federate != federate)
-            owned = _claimed(execution.owned, (instance, each), (*others, Claim(federate, tag)))
-            execution = execution._replace(owned=owned)
-            _ask(execution, owner, (instance, each), tag, telling)
-    return Step(execution, None, tuple(telling.told()))
-
-
-def _ask(execution: Execution, owner: int, place: Place, tag: bytes, telling: _Telling) -> None:
-    """An owner of whom somebody wants an attribute: to confirm that it divests it, or to release it."""
-    if place not in execution.owned.divesting:
-        telling.say(owner, "request_attribute_ownership_release", place[1], tag)
-    elif len(execution.owned.claims[place]) == 1:
-        telling.say(owner, "request_divestiture_confirmation", place[1])
+        if each not in transfer.owners:
+            transfer.hand(each, federate, tag)
+        elif not transfer.waits(federate, each):
+            transfer.claim(each, Claim(federate, tag))
+        else:
+            claims = transfer.claims[each]
+            mine = Claim(federate, tag)
+            weak = mine._replace(tag=b"", if_available=True)
+            transfer.claims[each] = tuple(mine if claim == weak else claim for claim in claims)
+    return transfer.step()
 
 
 def attribute_ownership_acquisition_if_available(
@@ -301,54 +191,39 @@ def attribute_ownership_acquisition_if_available(
     """The federate wants what is unowned of these, or being divested to nobody yet; of the rest it is told that it is
     unavailable (clause 7.9). Raises as attribute_ownership_acquisition, and AttributeAlreadyBeingAcquired."""
     wanted = _unowned_by(model, execution, federate, instance, attributes)
+    transfer = Transfer(model, execution, instance)
     for each in wanted:
-        if any(claim.federate == federate for claim in execution.owned.claims.get((instance, each), ())):
+        if transfer.waits(federate, each):
             raise AttributeAlreadyBeingAcquired(
                 f"the federate has asked for {_named(model, each)}", hint="Wait, or cancel", handle=each
             )
-    telling = _Telling(instance)
-    for each in wanted:
-        place = instance, each
-        owner = execution.owned.owner(instance, each)
-        if not owner:
-            execution = _handed(execution, instance, each, federate, b"", telling)
-        elif place in execution.owned.divesting and place not in execution.owned.claims:
-            owned = _claimed(execution.owned, place, (Claim(federate, b"", if_available=True),))
-            execution = execution._replace(owned=owned)
-            _ask(execution, owner, place, b"", telling)
+        if each not in transfer.owners:
+            transfer.hand(each, federate, b"")
+        elif each in transfer.divesting and each not in transfer.claims:
+            transfer.claim(each, Claim(federate, b"", if_available=True))
         else:
-            telling.say(federate, "attribute_ownership_unavailable", each)
-    return Step(execution, None, tuple(telling.told()))
+            transfer.say(federate, "attribute_ownership_unavailable", each)
+    return transfer.step()
 
 
 def cancel_attribute_ownership_acquisition(
     model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
 ) -> Step:
-    """The federate does not want these any more, which is confirmed by a callback (clause 7.15). Raises
-    ObjectInstanceNotKnown, AttributeNotDefined, AttributeAlreadyOwned, AttributeAcquisitionWasNotRequested."""
-    kind = objects.known_class(model, execution, federate, instance)
-    wanted = checked_attributes(kind, attributes)
+    """The federate does not want these any more, which is confirmed by a callback (clause 7.15). Own: also what it
+    wanted if available and waits for until a divestiture is confirmed. Raises ObjectInstanceNotKnown,
+    AttributeNotDefined, AttributeAlreadyOwned, AttributeAcquisitionWasNotRequested."""
+    wanted = checked_attributes(objects.known_class(model, execution, federate, instance), attributes)
+    transfer = Transfer(model, execution, instance)
     for each in wanted:
-        if execution.owned.owner(instance, each) == federate:
+        if transfer.owners.get(each) == federate:
             raise AttributeAlreadyOwned(f"the federate owns {_named(model, each)}", hint="Divest it", handle=each)
-        if not any(claim.federate == federate for claim in execution.owned.claims.get((instance, each), ())):
+        if not transfer.waits(federate, each):
             raise AttributeAcquisitionWasNotRequested(
                 f"the federate does not wait for {_named(model, each)}", hint="There is nothing to cancel", handle=each
             )
-    telling = _Telling(instance)
-    for each in wanted:
-        telling.say(federate, "confirm_attribute_ownership_acquisition_cancellation", each)
-    return Step(_unclaimed(execution, federate, instance, wanted), None, tuple(telling.told()))
-
-
-def _unclaimed(execution: Execution, federate: int, instance: int, attributes: Iterable[int]) -> Execution:
-    owned = execution.owned
-    for each in attributes:
-        claims = owned.claims.get((instance, each), ())
-        left = tuple(claim for claim in claims if claim.federate != federate)
-        if len(left) < len(claims):
-            owned = _claimed(owned, (instance, each), left)
-    return execution._replace(owned=owned)
+        transfer.say(federate, "confirm_attribute_ownership_acquisition_cancellation", each)
+    transfer.unclaim(federate, wanted)
+    return transfer.step()
 
 
 # -- asking ---------------------------------------------------------------------------------------------------------
@@ -376,20 +251,20 @@ def is_attribute_owned_by_federate(
 
 def unowned_offered(model: Model, execution: Execution, instance: int, kind: Class, owned: tuple[int, ...]) -> Step:
     """An instance has been registered: what its registrant does not publish is offered to others."""
-    telling = _Telling(instance)
+    transfer = Transfer(model, execution, instance)
     has = set(owned)
-    _offer(execution, instance, (each for each in kind.members if each not in has), b"", telling)
-    return Step(execution, None, tuple(telling.told()))
+    transfer.offer((each for each in kind.members if each not in has), b"")
+    return transfer.step()
 
 
 def offered(model: Model, execution: Execution, federate: int, cls: int) -> Step:
     """A federate publishes a class: what is unowned of its instances that it knows is offered to it."""
     told: list[Told] = []
-    published = execution.declared.publishes(federate, cls)
+    may = sorted(may_own(model, execution, federate, cls))
     for handle in sorted(execution.instances.by_handle):
         if execution.instances.by_handle[handle].known.get(federate) == cls:
             owners = execution.owned.owners.get(handle, Map())
-            free = tuple(each for each in published if each not in owners)
+            free = tuple(each for each in may if each not in owners)
             if free:
                 told.append(tell(federate, "request_attribute_ownership_assumption", handle, free, b""))
     return Step(execution, None, tuple(told))
@@ -398,17 +273,23 @@ def offered(model: Model, execution: Execution, federate: int, cls: int) -> Step
 def unpublished(
     model: Model, execution: Execution, federate: int, cls: int, attributes: tuple[int, ...]
 ) -> tuple[Execution, tuple[Told, ...]]:
-    """A federate publishes attributes of a class no more."""
+    """A federate publishes attributes of a class no more, and loses those that it owned of its instances; with the last
+    one HLAprivilegeToDeleteObject. Raises OwnershipAcquisitionPending while it waits for one (clause 5.3)."""
     told: list[Told] = []
+    may = may_own(model, execution, federate, cls)
+    lost = sorted({*attributes, model.fom.privilege} - may)
     for handle in sorted(execution.instances.by_handle):
         if execution.instances.by_handle[handle].known.get(federate) != cls:
             continue
-        execution = _unclaimed(execution, federate, handle, attributes)
-        owners = execution.owned.owners.get(handle, Map())
-        telling = _Telling(handle)
-        lost = [each for each in attributes if owners.get(each) == federate and each != model.fom.privilege]
-        execution = _let_go(model, execution, handle, lost, telling)
-        told.extend(telling.told())
+        transfer = Transfer(model, execution, handle)
+        for each in lost:
+            if transfer.waits(federate, each):
+                raise OwnershipAcquisitionPending(
+                    f"the federate waits for {_named(model, each)}", hint="Cancel the acquisition first", handle=each
+                )
+        transfer.let_go([each for each in lost if transfer.owners.get(each) == federate])
+        execution, _, more = transfer.step()
+        told.extend(more)
     return execution, tuple(told)
 
 
@@ -418,38 +299,44 @@ def divested(model: Model, execution: Execution, federate: int) -> tuple[Executi
     for handle in sorted(execution.owned.owners):
         lost = sorted(each for each, owner in execution.owned.owners[handle].items() if owner == federate)
         if lost:
-            telling = _Telling(handle)
-            execution = _let_go(model, execution, handle, lost, telling)
-            told.extend(telling.told())
+            transfer = Transfer(model, execution, handle)
+            transfer.let_go(lost)
+            execution, _, more = transfer.step()
+            told.extend(more)
     return execution, tuple(told)
 
 
 def without_claims(execution: Execution, federate: int) -> Execution:
     """A federate waits for nothing any more."""
-    for instance, attribute in tuple(execution.owned.claims):
-        execution = _unclaimed(execution, federate, instance, (attribute,))
-    return execution
+    owned = execution.owned
+    for instance, claimed in owned.claims.items():
+        left = {
+            each: tuple(claim for claim in claims if claim.federate != federate) for each, claims in claimed.items()
+        }
+        kept = Map({each: claims for each, claims in left.items() if claims})
+        owned = owned._replace(claims=put(owned.claims, instance, kept))
+    return execution._replace(owned=owned)
 
 
 def owns_any(execution: Execution, federate: int) -> bool:
     """Whether a federate owns an attribute of any instance."""
-    return any(federate in set(owners.values()) for owners in execution.owned.owners.values())
+    return any(federate in owners.values() for owners in execution.owned.owners.values())
 
 
 def claims_any(execution: Execution, federate: int) -> bool:
     """Whether a federate waits for an attribute of any instance."""
-    return any(claim.federate == federate for claims in execution.owned.claims.values() for claim in claims)
+    return any(_claims_of(execution, federate, instance) for instance in execution.owned.claims)
+
+
+def _claims_of(execution: Execution, federate: int, instance: int) -> bool:
+    claimed = execution.owned.claims.get(instance, Map())
+    return any(claim.federate == federate for claims in claimed.values() for claim in claims)
 
 
 def has_any(execution: Execution, federate: int, instance: int) -> bool:
     """Whether a federate owns an attribute of an instance, or waits for one."""
     owners = execution.owned.owners.get(instance, Map())
-    return federate in set(owners.values()) or any(
-        claim.federate == federate
-        for place, claims in execution.owned.claims.items()
-        if place[0] == instance
-        for claim in claims
-    )
+    return federate in owners.values() or _claims_of(execution, federate, instance)
 
 
 # -- checks ---------------------------------------------------------------------------------------------------------
@@ -470,18 +357,14 @@ def _owned(
     return wanted
 
 
-def _divesting(
-    model: Model, execution: Execution, federate: int, instance: int, attributes: tuple[int, ...]
-) -> tuple[int, ...]:
-    wanted = _owned(model, execution, federate, instance, attributes)
-    for each in wanted:
-        if (instance, each) not in execution.owned.divesting:
+def _check_divesting(model: Model, transfer: Transfer, attributes: tuple[int, ...]) -> None:
+    for each in attributes:
+        if each not in transfer.divesting:
             raise AttributeDivestitureWasNotRequested(
                 f"the federate is not divesting {_named(model, each)}",
                 hint="Call negotiated_attribute_ownership_divestiture first",
                 handle=each,
             )
-    return wanted
 
 
 def _unowned_by(
@@ -490,13 +373,14 @@ def _unowned_by(
     """Attributes that the federate may own and does not."""
     kind = objects.known_class(model, execution, federate, instance)
     wanted = checked_attributes(kind, attributes)
-    published = set(execution.declared.publishes(federate, kind.handle))
+    may = may_own(model, execution, federate, kind.handle)
+    owners = execution.owned.owners.get(instance, Map())
     for each in wanted:
-        if execution.owned.owner(instance, each) == federate:
+        if owners.get(each) == federate:
             raise AttributeAlreadyOwned(
                 f"the federate owns {_named(model, each)}", hint="There is nothing to acquire", handle=each
             )
-        if each not in published and each != model.fom.privilege:
+        if each not in may:
             raise AttributeNotPublished(
                 f"the federate does not publish {_named(model, each)} of {kind.name}",
                 hint="Call publish_object_class_attributes first",

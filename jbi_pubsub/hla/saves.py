@@ -24,7 +24,8 @@ from .declaration import Declared
 from .execution import Callback, Execution
 from .federation import Member, Members, Point, Points, Saving
 from .objects import Instance, Instances
-from .ownership import Claim, Owned
+from .ownership import Owned
+from .transfers import Claim
 
 log = logging.getLogger("jbi_pubsub.hla")
 
