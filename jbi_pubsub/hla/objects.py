@@ -129,7 +129,8 @@ def _seen_as(subscribed: Attributes, above: tuple[int, ...]) -> int | None:
 
 
 def discovered(model: Model, execution: Execution, federate: int, cls: int) -> Step:
-    """A federate subscribes to a class: it discovers the instances that it does not know."""
+    """A federate subscribes to a class: it discovers the instances that it does not know, and may assume what is
+    unowned of them."""
     told = []
     by_handle = execution.instances.by_handle
     for handle in sorted(by_handle):
@@ -140,6 +141,7 @@ def discovered(model: Model, execution: Execution, federate: int, cls: int) -> S
         at = _seen_as(execution.declared.subscribed[federate], kind.above) or cls
         by_handle = by_handle.set(handle, instance._replace(known=instance.known.set(federate, at)))
         told.append(tell(federate, "discover_object_instance", handle, at, instance.name))
+        told.extend(ownership.offer_of(model, execution, federate, handle, at))
     return Step(execution._replace(instances=execution.instances._replace(by_handle=by_handle)), None, tuple(told))
 
 

@@ -260,14 +260,17 @@ def unowned_offered(model: Model, execution: Execution, instance: int, kind: Cla
 def offered(model: Model, execution: Execution, federate: int, cls: int) -> Step:
     """A federate publishes a class: what is unowned of its instances that it knows is offered to it."""
     told: list[Told] = []
-    may = sorted(may_own(model, execution, federate, cls))
     for handle in sorted(execution.instances.by_handle):
         if execution.instances.by_handle[handle].known.get(federate) == cls:
-            owners = execution.owned.owners.get(handle, Map())
-            free = tuple(each for each in may if each not in owners)
-            if free:
-                told.append(tell(federate, "request_attribute_ownership_assumption", handle, free, b""))
+            told.extend(offer_of(model, execution, federate, handle, cls))
     return Step(execution, None, tuple(told))
+
+
+def offer_of(model: Model, execution: Execution, federate: int, instance: int, cls: int) -> tuple[Told, ...]:
+    """What is unowned of an instance, for a federate that knows it at a class and may own it."""
+    owners = execution.owned.owners.get(instance, Map())
+    free = tuple(each for each in sorted(may_own(model, execution, federate, cls)) if each not in owners)
+    return (tell(federate, "request_attribute_ownership_assumption", instance, free, b""),) if free else ()
 
 
 def unpublished(

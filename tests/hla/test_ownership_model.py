@@ -170,3 +170,19 @@ def test_an_instance_is_deleted_with_what_was_going_on() -> None:
     assert not owned.claims
     with pytest.raises(exc.ObjectInstanceNotKnown):
         both.rig.call("a", "confirm_divestiture", both.object, (both.rig.position,))
+
+
+def test_who_comes_late_is_offered_what_nobody_owns() -> None:
+    # Given an instance of which the callsign is nobody's; When a federate publishes it and discovers the instance then
+    both = Both("ab", {"a": {0, 1}, "b": {0}})
+    both.call("a", "unconditional", [1])
+    it = both.rig
+    it.join("late")
+    it.call("late", "publish_object_class_attributes", it.aircraft, (it.callsign,))
+    assert it.heard("late") == []
+    it.call("late", "subscribe_object_class_attributes", it.aircraft, (it.position,))
+    # Expect it to be told of both, in this order
+    assert it.heard("late") == [
+        ("discover_object_instance", both.object, it.aircraft, it.execution.instances.by_handle[both.object].name),
+        ("request_attribute_ownership_assumption", both.object, (it.callsign,), b""),
+    ]
